@@ -1,0 +1,90 @@
+"""``KVConnectorBase_V1``: what an engine creates, once as its scheduler's half and once in each worker.
+
+One class lives two lives: the object of role ``SCHEDULER`` is asked what ``SchedulerSide`` lists, the objects of
+role ``WORKER`` what ``WorkerSide`` lists. A connector may override both here, or be written as two classes and
+joined with ``kv_api.two_sided``. What is asked of the class itself, before any object exists, stands below.
+"""
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Any
+
+from kv_api.engine import BlockIds, KVCacheConfig, Request, TransferConfig, VllmConfig
+from kv_api.scheduler_side import SchedulerSide
+from kv_api.stats import KVConnectorPromMetrics, KVConnectorStats, PromMetric
+from kv_api.worker_side import WorkerSide
+
+
+class KVConnectorRole(Enum):
+    """Which of its two lives a connector object lives."""
+
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class KVConnectorBase_V1(SchedulerSide, WorkerSide):
+    """Base class of every connector. Abstract are the seven methods that no connector can do without."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig | None = None,
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._role = role
+
+    @property
+    def role(self) -> KVConnectorRole:
+        """Which life this object lives."""
+        return self._role
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """The layout that the KV caches must have, by vLLM's name for it. None: any."""
+        if cls is KVConnectorBase_V1:
+            raise TypeError("get_required_kvcache_layout is for connector classes, not for their base")
+        return None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Whether the layer hooks do work that a whole captured graph would skip."""
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
+        """Whether the connector survives that the KV caches are unmapped and mapped again."""
+        return True
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Make this connector's stats object, empty or from a payload of its ``to_dict``."""
+        return None
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """Register this connector's Prometheus metrics and return what observes stats into them."""
+        return None
+
+
+class SupportsHMA(ABC):
+    """A connector that works with several KV cache groups (vLLM's hybrid memory allocator)."""
+
+    @abstractmethod
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As ``request_finished``, with the blocks of every group. Called in its place."""
+
+
+def supports_hma(connector: object) -> bool:
+    """Whether a connector, or a connector class, works with several KV cache groups."""
+    if isinstance(connector, type):
+        return issubclass(connector, SupportsHMA)
+    return isinstance(connector, SupportsHMA)

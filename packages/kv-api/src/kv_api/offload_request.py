@@ -1,0 +1,121 @@
+"""What an offloading medium knows of a request: the keys of its chunks, its tiers, how it is offloaded."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple, NewType, TypeVar
+
+OffloadKey = NewType("OffloadKey", bytes)
+"""What a chunk holds: the last block hash of the chunk, then its group in four bytes."""
+
+_StateT = TypeVar("_StateT")
+
+
+def make_offload_key(block_hash: bytes, group_idx: int) -> OffloadKey:
+    """The key of the chunk of ``group_idx`` that ends with ``block_hash``."""
+    return OffloadKey(block_hash + group_idx.to_bytes(4, "big"))
+
+
+def get_offload_block_hash(key: OffloadKey) -> bytes:
+    """The block hash in a key."""
+    return key[:-4]
+
+
+def get_offload_group_idx(key: OffloadKey) -> int:
+    """The group in a key."""
+    return int.from_bytes(key[-4:], "big")
+
+
+class Medium(Enum):
+    """What kind of memory a tier is."""
+
+    CPU = "CPU"
+    STORAGE = "STORAGE"
+
+
+class Locality(Enum):
+    """Whether a tier is on the machine of the engine."""
+
+    LOCAL = "LOCAL"
+    REMOTE = "REMOTE"
+
+
+class TierMatcher(NamedTuple):
+    """Describes tiers; what is None, here or there, matches anything."""
+
+    medium: Medium | None = None
+    locality: Locality | None = None
+
+    def matches(self, medium: Medium | None, locality: Locality | None) -> bool:
+        """Whether a tier of this kind is described."""
+        return (self.medium is None or medium is None or self.medium is medium) and (
+            self.locality is None or locality is None or self.locality is locality
+        )
+
+
+@dataclass(frozen=True)
+class TierFilter:
+    """Which tiers a request may load from: those that any matcher describes."""
+
+    matchers: tuple[TierMatcher, ...] = ()
+
+    ALL: ClassVar["TierFilter"]
+
+    def allows(self, medium: Medium | None, locality: Locality | None) -> bool:
+        """Whether the request may load from such a tier."""
+        return any(matcher.matches(medium, locality) for matcher in self.matchers)
+
+
+TierFilter.ALL = TierFilter((TierMatcher(),))
+
+
+@dataclass
+class ReqContext:
+    """What a manager knows of the request it works for; one object for the whole life of the request."""
+
+    req_id: str
+    kv_transfer_params: dict[str, Any] | None = None
+    kv_hints: Any = None
+    load_tier_filter: TierFilter = TierFilter.ALL
+    _state: dict[type, Any] = field(default_factory=dict, repr=False, init=False)
+    _key_positions: dict[OffloadKey, int] = field(default_factory=dict, repr=False, init=False)
+
+    def set_state(self, val: Any) -> None:
+        """Keep ``val`` for this request, under its type."""
+        self._state[type(val)] = val
+
+    def get_state(self, cls: type[_StateT]) -> _StateT | None:
+        """What was kept under ``cls``."""
+        value: _StateT | None = self._state.get(cls)
+        return value
+
+    def set_offload_key_position(self, key: OffloadKey, end_token: int) -> None:
+        """Note that the chunk of ``key`` ends at token ``end_token`` of this request."""
+        self._key_positions[key] = end_token
+
+    def get_offload_key_position(self, key: OffloadKey) -> int | None:
+        """Where the chunk of ``key`` ends in this request, if that was noted."""
+        return self._key_positions.get(key)
+
+
+class OffloadPolicy(Enum):
+    """What a request offers for storing."""
+
+    CHUNK_LEVEL = "chunk_level"
+    """Chunks as they are computed; those it loaded are in some tier already."""
+    REQUEST_LEVEL = "request_level"
+    """All of its chunks, also those it loaded."""
+
+
+@dataclass
+class RequestOffloadingContext:
+    """How a request is offloaded; a manager's answer to ``on_new_request``."""
+
+    policy: OffloadPolicy = OffloadPolicy.CHUNK_LEVEL
+
+
+class ScheduleEndContext(NamedTuple):
+    """What a step scheduled, for ``on_schedule_end``."""
+
+    new_req_ids: Collection[str]
+    preempted_req_ids: Collection[str]
