@@ -22,7 +22,7 @@ class KVConnectorRole(Enum):
     WORKER = 1
 
 
-class KVConnectorBase_V1(SchedulerSide, WorkerSide):
+class KVConnectorBase_V1(SchedulerSide, WorkerSide):  # noqa: N801 - vLLM's name
     """Base class of every connector. Abstract are the seven methods that no connector can do without."""
 
     def __init__(

@@ -1,0 +1,207 @@
+"""``KVOutputAggregator`` against an obvious model, with ranks that report in any order and at any distance."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_api import (
+    KVCacheEvent,
+    KVConnectorKVEvents,
+    KVConnectorOutput,
+    KVConnectorStats,
+    KVConnectorWorkerMetadata,
+    KVOutputAggregator,
+)
+
+
+@dataclass
+class RunnerOutput:
+    kv_connector_output: KVConnectorOutput | None = None
+
+
+@dataclass
+class Count(KVConnectorStats):
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        self.data["n"] += other.data["n"]
+        return self
+
+
+@dataclass
+class WorkerMeta(KVConnectorWorkerMetadata):
+    ranks: list[int]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, WorkerMeta)
+        return WorkerMeta(self.ranks + other.ranks)
+
+
+class Events(KVConnectorKVEvents):
+    def __init__(self, events: list[KVCacheEvent]) -> None:
+        self.events, self.workers = events, 1
+
+    def add_events(self, events: list[KVCacheEvent]) -> None:
+        self.events = self.events + events
+
+    def aggregate(self) -> KVConnectorKVEvents:
+        return self
+
+    def increment_workers(self, count: int = 1) -> None:
+        self.workers += count
+
+    def get_all_events(self) -> list[KVCacheEvent]:
+        return self.events
+
+    def get_number_of_workers(self) -> int:
+        return self.workers
+
+    def clear_events(self) -> None:
+        self.events = []
+
+
+@st.composite
+def skewed_reports(draw: st.DrawFn) -> tuple[int, list[list[KVConnectorOutput | None]]]:
+    """For 1 to 4 ranks: each reports each of its ids once, in steps of its own choosing."""
+    ranks = draw(st.integers(1, 4))
+    steps = draw(st.integers(1, 6))
+    table: list[list[KVConnectorOutput | None]] = [
+        [KVConnectorOutput() for _ in range(ranks)] for _ in range(steps)
+    ]
+    for kind in ("finished_sending", "finished_recving"):
+        for request in draw(st.lists(st.sampled_from("abcd"), unique=True)):
+            for rank in range(ranks):
+                step = draw(st.integers(0, steps))  # `steps`: this rank never reports it
+                if step == steps:
+                    continue
+                report = table[step][rank]
+                assert report is not None
+                setattr(report, kind, (getattr(report, kind) or set()) | {request})
+                if kind == "finished_recving" and draw(st.booleans()):
+                    report.failed_recving = report.failed_recving | {request}
+    for row in table:
+        for rank in range(ranks):
+            if draw(st.integers(0, 5)) == 0 and row[rank] == KVConnectorOutput():
+                row[rank] = None
+    return ranks, table
+
+
+@given(skewed_reports())
+def test_an_id_is_reported_exactly_when_its_last_rank_reports_it(
+    script: tuple[int, list[list[KVConnectorOutput | None]]],
+) -> None:
+    ranks, table = script
+    aggregator = KVOutputAggregator(ranks)
+    seen: dict[str, Counter[str]] = {"finished_sending": Counter(), "finished_recving": Counter()}
+    failed: set[str] = set()
+    for row in table:
+        expected: dict[str, set[str]] = {}
+        for kind, counts in seen.items():
+            before = {request for request, count in counts.items() if count == ranks}
+            for report in row:
+                counts.update(getattr(report, kind, None) or ())
+            expected[kind] = {request for request, count in counts.items() if count == ranks} - before
+        for report in row:
+            failed |= report.failed_recving if report else set()
+        joined = aggregator.aggregate_reports(row)
+        assert (joined.finished_sending or set()) == expected["finished_sending"]
+        assert (joined.finished_recving or set()) == expected["finished_recving"]
+        assert joined.failed_recving == failed & expected["finished_recving"]
+        assert joined.expected_finished_count == ranks
+        aggregator.check()
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=3, max_size=3), max_size=4))
+def test_payloads_of_all_ranks_are_joined(table: list[list[int | None]]) -> None:
+    aggregator = KVOutputAggregator(3)
+    event = KVCacheEvent()
+    for row in table:
+        reports = [
+            None
+            if n is None
+            else KVConnectorOutput(
+                kv_connector_stats=Count({"n": n}),
+                kv_connector_worker_meta=WorkerMeta([rank]),
+                kv_cache_events=Events([event] * n),
+                invalid_block_ids={n},
+            )
+            for rank, n in enumerate(row)
+        ]
+        present = [(rank, n) for rank, n in enumerate(row) if n is not None]
+        joined = aggregator.aggregate_reports(reports)
+        assert joined.invalid_block_ids == {n for _, n in present}
+        if not present:
+            assert joined.is_empty()
+            continue
+        assert joined.kv_connector_stats == Count({"n": sum(n for _, n in present)})
+        assert joined.kv_connector_worker_meta == WorkerMeta([rank for rank, _ in present])
+        assert joined.kv_cache_events is not None
+        assert len(joined.kv_cache_events.get_all_events()) == sum(n for _, n in present)
+        assert joined.kv_cache_events.get_number_of_workers() == len(present)
+
+
+def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
+    aggregator = KVOutputAggregator(2)
+    outputs = [RunnerOutput(KVConnectorOutput(finished_sending={"a"})) for _ in range(2)]
+    assert aggregator.aggregate(outputs, output_rank=1) is outputs[1]
+    assert outputs[1].kv_connector_output == KVConnectorOutput(finished_sending={"a"}, expected_finished_count=2)
+    nothing: list[RunnerOutput | None] = [None, RunnerOutput()]
+    assert aggregator.aggregate(nothing, output_rank=0) is None
+    with pytest.raises(AssertionError, match=r"rank 1 has an output, ranks \[0\] have none"):
+        aggregator.aggregate(nothing, output_rank=1)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, 4), (2, 2)])
+def test_the_connector_may_say_how_many_reports_complete_an_id(count: int | None, expected: int) -> None:
+    class Connector:
+        def get_finished_count(self) -> int | None:
+            return count
+
+    aggregator = KVOutputAggregator.from_connector(Connector(), world_size=4)
+    for report in range(1, expected + 1):
+        joined = aggregator.aggregate_reports([KVConnectorOutput(finished_recving={"a"})])
+        assert joined.finished_recving == ({"a"} if report == expected else None)
+
+
+def test_a_worker_may_change_the_count_for_ids_that_come_later() -> None:
+    aggregator = KVOutputAggregator(3)
+    aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"old"})])
+    joined = aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"new"}, expected_finished_count=1)])
+    assert joined.finished_sending == {"new"}
+    assert joined.expected_finished_count == 1
+    assert aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"old"})]).finished_sending is None
+    assert aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"old"})]).finished_sending == {"old"}
+
+
+def test_reports_of_a_failed_step_join_the_next_one_without_their_events() -> None:
+    aggregator = KVOutputAggregator(2)
+    deferred = KVConnectorOutput(finished_recving={"a"}, kv_cache_events=Events([KVCacheEvent()]))
+    aggregator.ft_defer_kv_connector_outputs([deferred, None])
+    joined = aggregator.aggregate_reports([KVConnectorOutput(finished_recving={"a"})])
+    assert joined.finished_recving == {"a"}
+    assert joined.kv_cache_events is None
+    assert aggregator.aggregate_reports([]).is_empty()
+
+
+def test_a_count_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected_finished_count: at least 1, got 0"):
+        KVOutputAggregator(0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"finished_sending": {"a"}},
+        {"finished_recving": {"a"}},
+        {"invalid_block_ids": {0}},
+        {"failed_recving": {"a"}},
+        {"kv_connector_stats": Count({"n": 0})},
+        {"kv_cache_events": Events([])},
+        {"kv_connector_worker_meta": WorkerMeta([])},
+    ],
+)
+def test_an_output_is_empty_only_without_anything(values: dict[str, Any]) -> None:
+    assert KVConnectorOutput(finished_sending=set(), expected_finished_count=4).is_empty()
+    assert not KVConnectorOutput(**values).is_empty()

@@ -1,0 +1,125 @@
+"""``KVTransferConfig``: every wrong value is an error that names the field and the choices."""
+
+from typing import Any
+
+import pytest
+
+from kv_api import ConfigError, KVTransferConfig, RemovedKeyWarning
+
+ROLES = "kv_producer, kv_consumer, kv_both"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"kv_connector": "C"},
+            f"kv_role: required because kv_connector is 'C'; choices: {ROLES}",
+        ),
+        (
+            {"kv_connector": "C", "kv_role": "kv_bth"},
+            f"kv_role: got 'kv_bth'; choices: {ROLES}; did you mean 'kv_both'?",
+        ),
+        ({"kv_role": 3}, f"kv_role: got 3; choices: {ROLES}"),
+        ({"kv_role": ["kv_both"]}, f"kv_role: got ['kv_both']; choices: {ROLES}"),
+        ({"kv_connector": 7, "kv_role": "kv_both"}, "kv_connector: expected str or None, got 7 (int)"),
+        (
+            {"kv_connector": "", "kv_role": "kv_both"},
+            "kv_connector: expected a name or nothing, got an empty string",
+        ),
+        (
+            {"kv_connector_module_path": ""},
+            "kv_connector_module_path: expected a name or nothing, got an empty string",
+        ),
+        ({"kv_connector_module_path": b"m"}, "kv_connector_module_path: expected str or None, got b'm' (bytes)"),
+        ({"engine_id": 1}, "engine_id: expected str or None, got 1 (int)"),
+        ({"kv_buffer_device": None}, "kv_buffer_device: expected str, got None (NoneType)"),
+        ({"kv_port": "80"}, "kv_port: expected int, got '80' (str)"),
+        ({"kv_port": True}, "kv_port: expected int, got True (bool)"),
+        ({"kv_port": 70000}, "kv_port: expected 0 to 65535, got 70000"),
+        ({"kv_port": -1}, "kv_port: expected 0 to 65535, got -1"),
+        (
+            {"kv_connector_extra_config": [("a", 1)]},
+            "kv_connector_extra_config: expected dict, got [('a', 1)] (list)",
+        ),
+        ({"kv_connector_extra_config": {1: 2}}, "kv_connector_extra_config: keys are strings, got 1 (int)"),
+        ({"enable_permute_local_kv": 1}, "enable_permute_local_kv: expected bool, got 1 (int)"),
+        (
+            {"kv_load_failure_policy": "recompile"},
+            "kv_load_failure_policy: got 'recompile'; choices: recompute, fail; did you mean 'recompute'?",
+        ),
+    ],
+)
+def test_a_wrong_value_names_the_field(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        KVTransferConfig(**values)
+    assert str(caught.value) == message
+    with pytest.raises(ValueError, match="here"):
+        KVTransferConfig.from_mapping(values, where="here")
+
+
+def test_from_mapping_says_where_and_finds_typos() -> None:
+    with pytest.raises(ConfigError) as caught:
+        KVTransferConfig.from_mapping({"kv_conector": "C"}, where="connectors[1]")
+    text = str(caught.value)
+    assert text.startswith("connectors[1]: unknown key 'kv_conector'; known: kv_connector, engine_id, ")
+    assert text.endswith("; did you mean 'kv_connector'?")
+    with pytest.raises(ConfigError) as caught:
+        KVTransferConfig.from_mapping({"kv_connector": "C"}, where="connectors[1]")
+    assert str(caught.value).startswith("connectors[1].kv_role: required because")
+    wrong: Any = "C"
+    with pytest.raises(ConfigError, match=r"^kv_transfer_config: expected a mapping, got 'C' \(str\)$"):
+        KVTransferConfig.from_mapping(wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("kv_rank", 0, "parallel configuration"),
+        ("kv_parallel_size", 1, "router"),
+        ("kv_buffer_size", 1e9, "kv_connector_extra_config"),
+        ("kv_ip", "127.0.0.1", "handshake"),
+    ],
+)
+def test_a_removed_key_is_accepted_and_explained(key: str, value: Any, reason: str) -> None:
+    values = {"kv_connector": "C", "kv_role": "kv_both", key: value}
+    with pytest.warns(RemovedKeyWarning, match=f"{key}={value!r} has no effect since vLLM 0.32: .*{reason}"):
+        config = KVTransferConfig(**values)
+    with pytest.warns(RemovedKeyWarning):
+        assert KVTransferConfig.from_mapping(values).kv_connector == "C"
+    assert key not in vars(config)
+
+
+@pytest.mark.parametrize(
+    ("role", "producer", "consumer"),
+    [("kv_producer", True, False), ("kv_consumer", False, True), ("kv_both", True, True)],
+)
+def test_roles(role: Any, producer: bool, consumer: bool) -> None:
+    config = KVTransferConfig(kv_connector="C", kv_role=role)
+    assert config.is_kv_transfer_instance
+    assert (config.is_kv_producer, config.is_kv_consumer) == (producer, consumer)
+    nothing = KVTransferConfig(kv_role=role)
+    assert not any([nothing.is_kv_transfer_instance, nothing.is_kv_producer, nothing.is_kv_consumer])
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    config = KVTransferConfig()
+    assert (config.kv_connector, config.kv_role, config.kv_port) == (None, None, 14579)
+    assert config.kv_load_failure_policy == "fail"
+    assert config.kv_connector_extra_config == {}
+    assert config.engine_id
+    assert config.engine_id != KVTransferConfig().engine_id
+    assert KVTransferConfig(engine_id="e").engine_id == "e"
+
+
+def test_extra_config_and_children() -> None:
+    children = [{"kv_connector": "A"}, {"kv_connector": "B"}]
+    extra = {"connectors": children, "x": 1}
+    config = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra)
+    assert config.get_from_extra_config("x", 0) == 1
+    assert config.get_from_extra_config("y", 0) == 0
+    assert config.has_connector("B")
+    assert config.has_connector("MultiConnector")
+    assert not config.has_connector("C")
+    other = KVTransferConfig(kv_connector="Other", kv_role="kv_both", kv_connector_extra_config=extra)
+    assert not other.has_connector("B")

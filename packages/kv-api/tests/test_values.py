@@ -1,0 +1,305 @@
+"""Events, stats, keys, specs, tiers, layouts and errors: small values with exact rules."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kv_api
+from kv_api import CacheHitSource, Locality, Medium, TierFilter, TierMatcher
+from kv_api.errors import nearest_name, unknown_name
+
+
+def stored(**changes: Any) -> kv_api.BlockStored:
+    values: dict[str, Any] = {
+        "block_hashes": [b"h"],
+        "parent_block_hash": None,
+        "token_ids": [1],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    return kv_api.BlockStored(**{**values, **changes})
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"block_hashes": [b"i"]},
+    {"parent_block_hash": b"p"},
+    {"token_ids": [2]},
+    {"block_size": 2},
+    {"lora_name": "l"},
+    {"medium": "CPU"},
+    {"extra_keys": [("salt",)]},
+    {"group_idx": 1},
+    {"locality": "LOCAL"},
+    {"ownership": "fs"},
+    {"session_id": "s"},
+    {"lookahead_token_ids": [[3]]},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
+def test_events_are_equal_only_in_every_field(change: dict[str, Any]) -> None:
+    assert stored() == stored()
+    assert hash(stored()) == hash(stored())
+    assert stored(**change) != stored()
+    assert len({stored(), stored(), stored(**change)}) == 2
+
+
+def test_only_events_of_every_worker_are_common() -> None:
+    gone = kv_api.BlockRemoved([b"h"], "GPU")
+    aggregator = kv_api.KVEventAggregator(2)
+    aggregator.add_events([stored(), gone])
+    aggregator.add_events([stored(), kv_api.AllBlocksCleared()])
+    assert aggregator.get_common_events() == [stored()]
+    assert len(aggregator.get_all_events()) == 4
+    aggregator.increment_workers()
+    assert (aggregator.get_number_of_workers(), aggregator.get_common_events()) == (3, [])
+    assert repr(aggregator) == "<KVEventAggregator workers=3 events=3>"
+    aggregator.reset_workers()
+    assert aggregator.get_common_events() == [gone, kv_api.AllBlocksCleared()]
+    aggregator.clear_events()
+    assert aggregator.get_all_events() == []
+
+
+def test_the_event_aggregator_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"):
+        kv_api.KVEventAggregator(0)
+    aggregator = kv_api.KVEventAggregator(1)
+    with pytest.raises(ValueError, match="count: expected at least 1, got -1"):
+        aggregator.increment_workers(-1)
+    wrong: Any = stored()
+    with pytest.raises(TypeError, match="events: expected a list"):
+        aggregator.add_events(wrong)
+
+
+def test_containers_of_events_merge() -> None:
+    class Container(kv_api.KVConnectorKVEvents):
+        def __init__(self, events: list[kv_api.KVCacheEvent]) -> None:
+            self.aggregator = kv_api.KVEventAggregator(1)
+            self.add_events(events)
+
+        def add_events(self, events: list[kv_api.KVCacheEvent]) -> None:
+            self.aggregator.add_events(events)
+
+        def aggregate(self) -> kv_api.KVConnectorKVEvents:
+            return self
+
+        def increment_workers(self, count: int = 1) -> None:
+            self.aggregator.increment_workers(count)
+
+        def get_all_events(self) -> list[kv_api.KVCacheEvent]:
+            return self.aggregator.get_all_events()
+
+        def get_number_of_workers(self) -> int:
+            return self.aggregator.get_number_of_workers()
+
+        def clear_events(self) -> None:
+            self.aggregator.clear_events()
+
+    merged = Container([stored()]).merge(Container([stored(), kv_api.AllBlocksCleared()]))
+    assert merged.get_all_events() == [stored(), stored(), kv_api.AllBlocksCleared()]
+
+
+def test_stats_must_say_what_they_do() -> None:
+    stats = kv_api.KVConnectorStats()
+    assert stats.to_dict() == {}
+    for call in (stats.reset, stats.reduce, stats.is_empty, lambda: stats.aggregate(stats)):
+        with pytest.raises(NotImplementedError, match="KVConnectorStats must say"):
+            call()
+
+
+def test_prom_metrics_take_the_classes_of_the_engine() -> None:
+    class Gauge: ...
+
+    class Counter: ...
+
+    class Histogram: ...
+
+    class EngineGauge: ...
+
+    class Metrics(kv_api.KVConnectorPromMetrics):
+        def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None: ...
+
+    config: Any = SimpleNamespace(kv_transfer_config="transfer")
+    types = {Gauge: EngineGauge, Counter: Counter, Histogram: Histogram}
+    metrics = Metrics(config, types, ["engine"], {0: ["0"]})
+    assert (metrics._gauge_cls, metrics._counter_cls, metrics._histogram_cls) == (EngineGauge, Counter, Histogram)
+    assert (metrics._labelnames, metrics.per_engine_labelvalues) == (["engine"], {0: ["0"]})
+
+
+def test_hit_sources_are_ordered_from_the_accelerator_outwards() -> None:
+    assert CacheHitSource.outermost([CacheHitSource.DISK, CacheHitSource.HOST]) is CacheHitSource.DISK
+    assert CacheHitSource.outermost(CacheHitSource) is CacheHitSource.EXTERNAL_UNSPECIFIED
+    assert CacheHitSource("host") is CacheHitSource.HOST
+
+
+@given(st.binary(max_size=40), st.integers(0, 2**32 - 1))
+def test_keys_take_hash_and_group_apart_again(block_hash: bytes, group: int) -> None:
+    key = kv_api.make_offload_key(block_hash, group)
+    assert kv_api.get_offload_block_hash(key) == block_hash
+    assert kv_api.get_offload_group_idx(key) == group
+
+
+@given(st.lists(st.tuples(st.binary(min_size=4, max_size=4), st.integers(0, 3))))
+def test_keys_are_different_when_hash_or_group_is(pairs: list[tuple[bytes, int]]) -> None:
+    assert len({kv_api.make_offload_key(*pair) for pair in pairs}) == len(set(pairs))
+
+
+def test_specs_hold_their_blocks_as_integers_of_32_bits_and_compare_by_value() -> None:
+    spec = kv_api.GPULoadStoreSpec([5, 6, 9], group_sizes=[2, 1], block_indices=[3, 0])
+    assert memoryview(spec.block_ids).format == "i"
+    assert memoryview(spec.block_ids).itemsize == 4
+    assert spec == pickle.loads(pickle.dumps(spec))
+    assert spec != kv_api.GPULoadStoreSpec([5, 6, 9], [2, 1], [3, 1])
+    assert spec != kv_api.BlockIDsLoadStoreSpec([5, 6, 9])
+    assert repr(spec) == "GPULoadStoreSpec(block_ids=[5, 6, 9], group_sizes=(2, 1), block_indices=(3, 0))"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(spec)
+
+
+@pytest.mark.parametrize(("sizes", "indices"), [([1], [0]), ([2], [0, 0]), ([1, 1], [0])])
+def test_a_gpu_spec_whose_numbers_do_not_fit_is_refused(sizes: list[int], indices: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"^2 blocks don't fit group_sizes .* with block_indices "):
+        kv_api.GPULoadStoreSpec([1, 2], sizes, indices)
+
+
+@pytest.mark.parametrize(
+    ("matcher", "medium", "locality", "allowed"),
+    [
+        (TierMatcher(), Medium.CPU, Locality.LOCAL, True),
+        (TierMatcher(Medium.CPU), Medium.CPU, None, True),
+        (TierMatcher(Medium.CPU), Medium.STORAGE, None, False),
+        (TierMatcher(Medium.CPU), None, Locality.REMOTE, True),
+        (TierMatcher(Medium.STORAGE, Locality.LOCAL), Medium.STORAGE, Locality.REMOTE, False),
+        (TierMatcher(None, Locality.LOCAL), Medium.STORAGE, Locality.LOCAL, True),
+    ],
+)
+def test_tier_filters(matcher: TierMatcher, medium: Any, locality: Any, allowed: bool) -> None:
+    assert matcher.matches(medium, locality) is allowed
+    assert TierFilter((matcher,)).allows(medium, locality) is allowed
+    assert TierFilter().allows(medium, locality) is False
+    assert TierFilter.ALL.allows(medium, locality) is True
+
+
+def test_a_request_context_keeps_state_by_type_and_positions_by_key() -> None:
+    context = kv_api.ReqContext("r")
+    key = kv_api.make_offload_key(b"h", 0)
+    assert context.get_state(int) is None
+    assert context.get_offload_key_position(key) is None
+    context.set_state(7)
+    context.set_state("text")
+    context.set_offload_key_position(key, 64)
+    assert (context.get_state(int), context.get_state(str)) == (7, "text")
+    assert context.get_offload_key_position(key) == 64
+    assert kv_api.ReqContext("r").get_state(int) is None
+
+
+def offloading_config(**extra: Any) -> kv_api.OffloadingConfig:
+    return kv_api.OffloadingConfig(
+        groups=(kv_api.OffloadingGroupConfig(16, ("l0",), 0), kv_api.OffloadingGroupConfig(32, ("l1",), 1)),
+        worker_kv_bytes_per_block=1024,
+        enable_kv_cache_events=True,
+        extra_config=extra,
+        engine_id="e",
+        model=kv_api.OffloadingModelConfig("m", "float16"),
+        cache=kv_api.OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=2),
+        parallel=kv_api.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+    )
+
+
+class Manager(kv_api.OffloadingManager):
+    def on_new_request(self, req_context: Any) -> kv_api.RequestOffloadingContext:
+        return kv_api.RequestOffloadingContext()
+
+    def lookup(self, key: Any, req_context: Any) -> kv_api.LookupResult:
+        return kv_api.LookupResult.MISS
+
+    def prepare_load(self, keys: Any, req_context: Any) -> kv_api.LoadStoreSpec:
+        return kv_api.LoadStoreSpec()
+
+    def prepare_store(self, keys: Any, req_context: Any) -> kv_api.PrepareStoreOutput | None:
+        return None
+
+
+class Spec(kv_api.OffloadingSpec):
+    def get_manager(self) -> kv_api.OffloadingManager:
+        return Manager()
+
+    def get_worker(self, kv_caches: Any) -> kv_api.OffloadingWorker:
+        raise NotImplementedError
+
+
+def test_a_spec_reads_what_every_medium_needs() -> None:
+    spec = Spec(offloading_config())
+    assert spec.tokens_per_block == (16, 32)
+    assert (spec.tokens_per_hash, spec.blocks_per_chunk) == (16, 2)
+    assert spec.offload_prompt_only is True
+    assert spec.replicated_layout is False
+    assert spec.kv_events_config == kv_api.OffloadingKVEventsConfig(True, False)
+    assert Spec.build_metric_definitions({}) == {}
+    assert Spec.config_info_keys({}) == ()
+    told = Spec(offloading_config(offload_prompt_only=False, self_describing_kv_events=True))
+    assert told.offload_prompt_only is False
+    assert told.kv_events_config.self_describing_kv_events is True
+
+
+def test_a_manager_answers_by_default() -> None:
+    manager, context = Manager(), kv_api.ReqContext("r")
+    key = kv_api.make_offload_key(b"h", 0)
+    with manager.lock:
+        assert manager.get_load_source(key, context) is CacheHitSource.EXTERNAL_UNSPECIFIED
+    assert manager.on_new_request(context).policy is kv_api.OffloadPolicy.CHUNK_LEVEL
+    manager.touch([key], context)
+    manager.complete_load([key], context)
+    manager.complete_store([key], context)
+    manager.on_request_finished(context)
+    manager.on_schedule_end(kv_api.ScheduleEndContext((), ()))
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    manager.shutdown()
+    assert (manager.has_pending_work(), manager.take_events(), manager.get_stats()) == (False, (), None)
+    assert manager.config_info() == [{}]
+
+
+def test_config_info_makes_labels_of_fields() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Info(kv_api.ConfigInfo):
+        policy: str
+        limit: int | None = None
+
+    assert Info.config_info_keys() == ("policy", "limit")
+    assert Info("lru").as_config_info() == {"policy": "lru", "limit": "None"}
+    assert Info("lru", 3).as_config_info() == {"policy": "lru", "limit": 3}
+
+
+def test_writers_of_a_page_take_turns() -> None:
+    run = kv_api.CopyRun(0, 0, 8, 2, 8, 16)
+    mappings = [kv_api.CanonicalPageMapping(32, 16, (run,), 3, index, True) for index in range(3)]
+    for block in range(7):
+        assert [mapping.is_writer(block) for mapping in mappings].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "text"),
+    [
+        ("lruu", ["lru", "arc"], "unknown policy 'lruu'; known: arc, lru; did you mean 'lru'?"),
+        ("LRU", ["lru", "arc"], "unknown policy 'LRU'; known: arc, lru; did you mean 'lru'?"),
+        ("zzz", ["lru"], "unknown policy 'zzz'; known: lru"),
+        ("x", [], "unknown policy 'x'; known: none"),
+        (3, ["lru"], "unknown policy 3; known: lru"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest(value: object, known: list[str], text: str) -> None:
+    assert unknown_name("policy", value, known) == text
+    assert unknown_name("policy", value, known, hint="see there") == f"{text}; see there"
+
+
+def test_no_name_is_near_to_something_that_is_no_name() -> None:
+    assert nearest_name(None, ["None"]) is None
