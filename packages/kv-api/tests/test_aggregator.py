@@ -175,6 +175,13 @@ def test_a_worker_may_change_the_count_for_ids_that_come_later() -> None:
     assert aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"old"})]).finished_sending == {"old"}
 
 
+def test_an_id_that_comes_back_is_counted_from_the_start() -> None:
+    aggregator = KVOutputAggregator(2)
+    for _ in range(3):
+        assert aggregator.aggregate_reports([KVConnectorOutput(finished_recving={"a"})]).finished_recving is None
+        assert aggregator.aggregate_reports([KVConnectorOutput(finished_recving={"a"})]).finished_recving == {"a"}
+
+
 def test_reports_of_a_failed_step_join_the_next_one_without_their_events() -> None:
     aggregator = KVOutputAggregator(2)
     deferred = KVConnectorOutput(finished_recving={"a"}, kv_cache_events=Events([KVCacheEvent()]))

@@ -282,7 +282,7 @@ def test_config_info_makes_labels_of_fields() -> None:
 def test_writers_of_a_page_take_turns() -> None:
     run = kv_api.CopyRun(0, 0, 8, 2, 8, 16)
     mappings = [kv_api.CanonicalPageMapping(32, 16, (run,), 3, index, True) for index in range(3)]
-    for block in range(7):
+    for block in range(20):
         assert [mapping.is_writer(block) for mapping in mappings].count(True) == 1
 
 

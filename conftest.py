@@ -1,0 +1,17 @@
+"""Hypothesis profiles of every package's tests: how hard to look, and when.
+
+pytest reads this file for each package because it lies beside the configuration in pyproject.toml,
+also when what is tested is an installed wheel.
+
+* `dev` (the default): enough to notice a mistake while typing.
+* `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
+  runs vary and yet replay.
+* `nightly`: for a machine that has nothing else to do.
+"""
+
+from hypothesis import settings
+
+settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
+settings.register_profile("ci", max_examples=200, deadline=None, derandomize=False, database=None, print_blob=True)
+settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("dev")

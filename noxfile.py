@@ -1,0 +1,218 @@
+"""The sessions that check this repository; `nox -l` lists them.
+
+Packages are found in the tree, so a new one needs no line here. All wheels are built once for a
+run, each from its own sdist, and every session but `lint` uses the wheels. A run keeps its wheels
+and environments in a directory of its own and removes it when it ends, so that two runs at once
+never meet; `--envdir` and `-r` keep the environments.
+
+No session is ever skipped: one that would have nothing to do is not there, and a missing
+interpreter is a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import shutil
+import subprocess
+import tarfile
+import uuid
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nox
+
+PYTHONS = ["3.11", "3.12", "3.13"]
+ROOT = Path(__file__).parent
+RUN = ROOT / ".nox" / f"run-{uuid.uuid4().hex[:8]}"
+WHEELS = RUN / "wheels"
+SIBLINGS = RUN / "siblings.txt"
+
+PROJECTS = {
+    file.parent.relative_to(ROOT).as_posix(): nox.project.load_toml(file)["project"]["name"]
+    for file in [*sorted(ROOT.glob("packages/*/pyproject.toml")), *ROOT.glob("sim/pyproject.toml")]
+}
+"""The folder of each package, and the name under which it is installed."""
+
+PLAIN = "-m=not torch"
+"""What a session without torch runs."""
+
+TORCH = "torch==2.13.0"
+"""Pinned: a range takes the newest build, which may be one with gigabytes of CUDA."""
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "uv"
+nox.options.envdir = str(RUN)
+nox.options.error_on_missing_interpreters = True
+# uv doesn't see interpreters behind pyenv's shims and would fetch them again.
+nox.options.download_python = "never" if "PYENV_ROOT" in os.environ else "auto"
+atexit.register(shutil.rmtree, RUN, ignore_errors=True)
+
+
+def each(folders: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a session by package: `tests-3.11(kv-api)`."""
+    return nox.parametrize("folder", [nox.param(name, id=Path(name).name) for name in folders])
+
+
+def marked(mark: str) -> list[str]:
+    """The packages that have tests with this mark."""
+
+    def uses_it(folder: str) -> bool:
+        files = ROOT.glob(f"{folder}/tests/**/*.py")
+        return any(f"pytest.mark.{mark}" in file.read_text() for file in files)
+
+    return [folder for folder in PROJECTS if uses_it(folder)]
+
+
+def built(folder: str, suffix: str) -> Path:
+    """The wheel or the sdist of a package."""
+    [file] = WHEELS.glob(f"{PROJECTS[folder].replace('-', '_')}-[0-9]*{suffix}")
+    return file
+
+
+def build_wheels(session: nox.Session) -> None:
+    """Build every package, its sdist and from that its wheel; the first call in a run does it."""
+    if not WHEELS.exists():
+        unfinished = RUN / "unfinished"
+        session.run("uv", "build", "--quiet", "--all-packages", f"--out-dir={unfinished}")
+        unfinished.rename(WHEELS)
+        here = {name: built(folder, ".whl").as_uri() for folder, name in PROJECTS.items()}
+        SIBLINGS.write_text("".join(f"{name} @ {uri}\n" for name, uri in here.items()))
+
+
+def install(session: nox.Session, *arguments: str, **options: Any) -> None:
+    """Install with siblings from this run's wheels, whatever uv's cache or an index may offer."""
+    session.install("--no-sources", f"--constraints={SIBLINGS}", *arguments, **options)
+
+
+def install_all(session: nox.Session, *arguments: str) -> None:
+    """Install every package."""
+    build_wheels(session)
+    install(session, *[str(built(folder, ".whl")) for folder in PROJECTS], *arguments)
+
+
+def install_one(session: nox.Session, folder: str, *arguments: str, extra: str = "", **options: Any) -> None:
+    """Install one package alone: its wheel, what it declares, and its dependency group `test`."""
+    build_wheels(session)
+    wheel, group = f"{built(folder, '.whl')}{extra}", f"{folder}/pyproject.toml:test"
+    install(session, wheel, "--group", group, *arguments, **options)
+
+
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest where only what is installed can be imported, with the commit as the seed."""
+    git = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    session.chdir(session.create_tmp())
+    session.run(
+        "pytest",
+        f"--config-file={ROOT / 'pyproject.toml'}",
+        f"--rootdir={ROOT}",
+        "-pno:cacheprovider",
+        "--hypothesis-profile=ci",
+        f"--hypothesis-seed={int(commit or '0', 16)}",
+        *arguments,
+        *session.posargs,
+        env={"PYTHONPATH": None, "PYTHONSAFEPATH": "1"},
+    )
+
+
+def test_alone(session: nox.Session, folder: str) -> None:
+    """Run the tests of a package that need no more than it declares."""
+    directory = ROOT / folder / "tests"
+    run_pytest(session, str(directory), f"--ignore={directory / 'integration'}", PLAIN)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules, imports that are not allowed, format."""
+    session.install("--group", "lint")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session(python=PYTHONS[0])
+def types(session: nox.Session) -> None:
+    """Check sources with mypy, and tests/typing, a user's code, with mypy and pyright."""
+    install_all(session, "--group", "types")
+    session.run("mypy", *[f"{folder}/src" for folder in PROJECTS])
+    typing = [path for folder in PROJECTS if Path(path := f"{folder}/tests/typing").is_dir()]
+    for path in typing:
+        session.run("mypy", path)
+    if typing:
+        session.run("pyright", *typing, env={"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"})
+
+
+@nox.session(python=PYTHONS[0])
+def build(session: nox.Session) -> None:
+    """Check what a release would upload, and leave it in dist/."""
+    build_wheels(session)
+    direct = RUN / "direct"
+    session.run("uv", "build", "--quiet", "--all-packages", "--wheel", f"--out-dir={direct}")
+    for folder in PROJECTS:
+        wheel, sdist = built(folder, ".whl"), built(folder, ".tar.gz")
+        inside = set(zipfile.ZipFile(wheel).namelist())
+        if not any(name.endswith("/py.typed") for name in inside):
+            session.error(f"{wheel.name} has no py.typed")
+        if inside != set(zipfile.ZipFile(direct / wheel.name).namelist()):
+            session.error(f"{sdist.name} builds another wheel than the tree does")
+        with tarfile.open(sdist) as archive:
+            if not any("/tests/" in name for name in archive.getnames()):
+                session.error(f"{sdist.name} has no tests")
+    shutil.copytree(WHEELS, ROOT / "dist", dirs_exist_ok=True)
+
+
+@nox.session(python=PYTHONS)
+@each(list(PROJECTS))
+def tests(session: nox.Session, folder: str) -> None:
+    """Test one package alone, from its wheel."""
+    install_one(session, folder)
+    test_alone(session, folder)
+
+
+@nox.session(python=PYTHONS[0])
+@each(list(PROJECTS))
+def lowest(session: nox.Session, folder: str) -> None:
+    """Test one package with the oldest versions it declares."""
+    install_one(session, folder, "--resolution=lowest-direct")
+    test_alone(session, folder)
+
+
+if marked("torch"):
+
+    @nox.session(python=PYTHONS[0])
+    @each(marked("torch"))
+    def torch(session: nox.Session, folder: str) -> None:
+        """Run the tests marked `torch`, on a CPU build."""
+        session.install("pip")
+        listed = session.run("python", "-m", "pip", "config", "list", silent=True)
+        values = [line.partition("=") for line in str(listed).splitlines()]
+        links = [ast.literal_eval(value) for key, _, value in values if key.endswith(".find-links")]
+        places = ",".join(" ".join(links).split())
+        # Never both: the flag overrides the links.
+        source = [] if places else ["--torch-backend=cpu"]
+        env = {"UV_FIND_LINKS": places} if places else {}
+        install_one(session, folder, TORCH, *source, extra="[torch]", env=env)
+        run_pytest(session, str(ROOT / folder / "tests"), "-m=torch")
+
+
+if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():
+
+    @nox.session(python=PYTHONS[0])
+    def sim(session: nox.Session) -> None:
+        """Test all packages together, in the simulator."""
+        install_all(session, "--group", "sim/pyproject.toml:test")
+        run_pytest(session, str(INTEGRATION), PLAIN)
+
+
+if BENCHMARKS := sorted(ROOT.glob("benchmarks/*.py")):
+
+    @nox.session(python=PYTHONS[0], default=False)
+    def bench(session: nox.Session) -> None:
+        """Run the measurements: all, or those named after `--`."""
+        install_all(session)
+        for file in BENCHMARKS:
+            if not session.posargs or file.stem in session.posargs:
+                session.run("python", str(file))
