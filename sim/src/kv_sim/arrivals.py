@@ -1,0 +1,64 @@
+"""Arrivals: requests that share prefixes and end next to every boundary.
+
+Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
+to multiples of a block and of several; some ids come back.
+"""
+
+from collections.abc import Container
+from random import Random
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+
+CONVERSATIONS = 5
+MOST_BLOCKS = 12
+"""Blocks of the longest request: enough for every boundary, and few steps."""
+
+
+class Arrivals:
+    """Draws requests for one world."""
+
+    def __init__(self, config: WorldConfig) -> None:
+        self._config = config
+        self._count = 0
+        self._turns: list[int] = [0] * CONVERSATIONS
+
+    def draw(self, random: Random, taken: Container[str]) -> RequestSpec:
+        """One more request; its id is not in ``taken``."""
+        config = self._config
+        room = min(config.num_blocks // len(config.groups) - 2, MOST_BLOCKS) * config.block_size
+        conversation = random.choices(range(CONVERSATIONS), [60, 30, 20, 15, 12])[0]
+        shared = self._length(random, room, self._turns[conversation])
+        self._turns[conversation] = shared
+        own = random.choice([0, 0, 1, config.block_size - 1, config.block_size])
+        output = random.choice([1, 1, 2, 3, config.block_size, config.block_size + 1, 2 * config.block_size])
+        slack = random.choice([0, 0, 1, 3])
+        while shared + own + output + slack + 2 * config.spec_tokens + 1 > room and shared > 1:
+            shared -= 1
+        output = max(1, min(output, room - shared - own - slack - 2 * config.spec_tokens - 1))
+        return RequestSpec(
+            self._name(random, taken),
+            conversation,
+            max(shared, 1),
+            own,
+            output,
+            output + slack,
+            salt=random.choices([None, "s", "t"], [8, 1, 1])[0],
+            adapter=random.choices([None, "s"], [8, 1])[0],
+            skip_reading_prefix_cache=random.random() < 0.04,
+        )
+
+    def _length(self, random: Random, room: int, last: int) -> int:
+        size = self._config.block_size
+        if last and random.random() < 0.4:
+            return min(last + random.choice([1, size, size + 1]), room)
+        blocks = random.randint(1, max(1, room // size - 1))
+        return max(1, min(room, blocks * size + random.choice([-1, 0, 0, 1])))
+
+    def _name(self, random: Random, taken: Container[str]) -> str:
+        if self._count and "same_id" not in self._config.silent and random.random() < 0.2:
+            old = f"r{random.randint(1, self._count)}"
+            if old not in taken:
+                return old
+        self._count += 1
+        return f"r{self._count}"

@@ -1,0 +1,1 @@
+"""The ten checkers, a file each. ``violation.Invariant`` names them."""

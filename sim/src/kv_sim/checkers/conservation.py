@@ -1,0 +1,65 @@
+"""CONSERVATION: when everything has ended, nothing is left: no block held, no right, no trace of a request."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kv_sim.violation import Invariant
+
+if TYPE_CHECKING:
+    from kv_sim.engine.engine import Engine
+
+
+def check_engine(engine: "Engine") -> None:
+    """The engine's own books are empty, or a connector kept something from being freed."""
+    scheduler, referee = engine.scheduler, engine.referee
+    pool = scheduler.blocks.block_pool
+    held = [block for block, count in enumerate(pool.ref_counts) if count]
+    if held:
+        owners = sorted({engine.shadow.owner(block) for block in held})
+        referee.fail(Invariant.CONSERVATION, f"GPU blocks {held} (of {', '.join(owners)}) are never freed")
+    if engine.shadow.load_rights:
+        requests = sorted(set(engine.shadow.load_rights.values()))
+        referee.fail(Invariant.CONSERVATION, f"loads of requests {requests} never ended")
+
+
+def check_connectors(engine: "Engine") -> None:
+    """No connector object remembers a request that has ended."""
+    ended = {request.request_id for request in engine.outcome.ended}
+    for connector in engine.connectors:
+        for path, value in _strings(connector, type(connector).__name__, set(), 0):
+            if value in ended:
+                engine.referee.fail(
+                    Invariant.CONSERVATION,
+                    f"request {value} has ended, everything is at rest, and {path} still remembers it",
+                )
+
+
+MOST_DEPTH = 6
+
+
+def _strings(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
+    """Every string that a connector's own objects hold, with the way to it."""
+    if isinstance(value, str):
+        yield path, value
+        return
+    if depth > MOST_DEPTH or id(value) in seen or isinstance(value, (int, float, bytes, type, type(None))):
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _strings(key, f"{path} (a key)", seen, depth + 1)
+            yield from _strings(item, f"{path}[{key!r}]", seen, depth + 1)
+    elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
+        for item in value:
+            yield from _strings(item, f"{path}[…]", seen, depth + 1)
+    elif _is_foreign(value):
+        return
+    elif hasattr(value, "__dict__"):
+        for name, item in vars(value).items():
+            yield from _strings(item, f"{path}.{name}", seen, depth + 1)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Engine objects that a connector was handed are not its memory."""
+    module = type(value).__module__
+    return module.startswith(("kv_sim.engine", "kv_sim.memory", "types", "numpy", "builtins", "enum"))

@@ -1,0 +1,68 @@
+"""PROTOCOL: what a connector answers and reports is what the contract allows.
+
+An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
+reported once, for a request whose load was announced; the end of a store once, for a request that is held for it.
+A real engine asserts some of these and silently frees the wrong blocks on others.
+"""
+
+from typing import TYPE_CHECKING
+
+from kv_api import KVConnectorTransferResults
+from kv_sim.violation import Invariant, Referee
+
+if TYPE_CHECKING:
+    from kv_sim.engine.request import SimRequest
+    from kv_sim.engine.scheduler import Scheduler
+
+
+def check_match(request: "SimRequest", local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
+    """Check an answer of ``get_num_new_matched_tokens``; returns a legal one."""
+
+    def refuse(why: str) -> tuple[int, bool]:
+        referee.fail(
+            Invariant.PROTOCOL,
+            f"request {request.request_id}: get_num_new_matched_tokens(…, {local}) answered {answer!r}, {why}",
+        )
+        return 0, False
+
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        return refuse("which is no pair")
+    count, is_async = answer
+    if not isinstance(is_async, bool):
+        return refuse("whose second part is no bool")
+    if count is None:
+        return (None, False) if not is_async else refuse("'ask again' and asynchronous at once")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        return refuse("whose count is no count")
+    if count == 0 and is_async:
+        return refuse("an asynchronous load of nothing")
+    most = request.num_tokens - local - (0 if is_async else 1)
+    if count > most:
+        return refuse(f"but at most {most} of its {request.num_tokens} tokens can be loaded so")
+    return count, is_async
+
+
+def check_reports(scheduler: "Scheduler", results: KVConnectorTransferResults, referee: Referee) -> None:
+    """Check the joined report of ended transfers, and leave only what is legal in it."""
+    for request_id in sorted(results.finished_recving):
+        request = scheduler.requests.get(request_id)
+        if request is None or not request.awaits_load:
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"request {request_id}: the end of a load is reported, "
+                + ("but there is no such request" if request is None else "but none is under way"),
+            )
+            results.finished_recving.discard(request_id)
+        else:
+            request.awaits_load = False
+    for request_id in sorted(results.finished_sending):
+        request = scheduler.requests.get(request_id)
+        if request is None or not request.is_held:
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"request {request_id}: the end of a store is reported, "
+                + ("but there is no such request" if request is None else "but its blocks are not held for one"),
+            )
+            results.finished_sending.discard(request_id)
+        else:
+            request.is_held = False

@@ -1,0 +1,33 @@
+"""What must hold when everything has come to rest: LIVENESS, CONSERVATION and GEOMETRY are judged here."""
+
+from typing import TYPE_CHECKING
+
+from kv_sim.checkers import conservation, geometry
+from kv_sim.violation import Invariant
+
+if TYPE_CHECKING:
+    from kv_sim.world import World
+
+MOST_STEPS = 400
+"""Steps within which a world's few requests must have ended. They need far fewer."""
+
+
+def come_to_rest(world: "World") -> None:
+    """Let copies and requests end, then check."""
+    engine = world.engine
+    for _ in range(MOST_STEPS):
+        world._settle({}, None)
+        while engine.steps:
+            engine.finish_step()
+            world._settle({}, None)
+        if not engine.has_work:
+            break
+        world._step({}, None)
+    else:
+        stuck = ", ".join(repr(r) for r in engine.scheduler.requests.values()) or "none, but it wants to go on"
+        world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps there are still requests: {stuck}")
+        return
+    engine.check()
+    conservation.check_engine(engine)
+    conservation.check_connectors(engine)
+    geometry.check_ranks(engine)

@@ -1,0 +1,26 @@
+"""WORK: retries are bounded. Who answers "ask again" for ever starves a request without any error."""
+
+from kv_sim.violation import Invariant, Referee
+
+MOST_RETRIES = 60
+"""Answers "ask again" in a row for one request. Worlds finish their copies much sooner."""
+
+
+class Retries:
+    """Counts how often each request was put off."""
+
+    def __init__(self, referee: Referee) -> None:
+        self._referee = referee
+        self._in_a_row: dict[str, int] = {}
+
+    def matched(self, request_id: str, answer: tuple[int | None, bool]) -> None:
+        """Note one answer of ``get_num_new_matched_tokens``."""
+        if answer[0] is not None:
+            self._in_a_row.pop(request_id, None)
+            return
+        count = self._in_a_row.get(request_id, 0) + 1
+        self._in_a_row[request_id] = count
+        if count > MOST_RETRIES:
+            self._referee.fail(
+                Invariant.WORK, f"request {request_id}: the connector answered 'ask again' {count} times in a row"
+            )

@@ -1,0 +1,96 @@
+"""``WorldConfig``: how large and how hostile one world is. Drawn from a seed, or read from a schedule file."""
+
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any, Literal
+
+FULL = "full"
+SLIDING = "sliding"
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """One KV cache group. ``window`` is in tokens and only for sliding windows."""
+
+    kind: Literal["full", "sliding"] = "full"
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """All sizes of a world. Small ones on purpose: every boundary is near."""
+
+    num_blocks: int = 24
+    """GPU blocks, the null block among them."""
+    block_size: int = 4
+    groups: tuple[GroupConfig, ...] = (GroupConfig(),)
+    layers: int = 1
+    tp_size: int = 1
+    pp_size: int = 1
+    max_running: int = 4
+    max_step_tokens: int = 16
+    run_ahead: int = 0
+    """Steps that may be scheduled before the oldest one's output is processed."""
+    async_scheduling: bool = False
+    """Schedule the next token of a request before the last one is known. Needs run-ahead."""
+    runner: Literal[1, 2] = 1
+    zero_new_blocks: bool = False
+    spec_tokens: int = 0
+    role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    failure_policy: Literal["recompute", "fail"] = "recompute"
+    host_slots: int = 64
+    """Room of a connector's host memory, in blocks; a connector learns it from its extra config."""
+    silent: frozenset[str] = field(default_factory=frozenset)
+    """Kinds of actions that this world never takes (swarm testing)."""
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def max_concurrent_steps(self) -> int:
+        """How many steps may be under way at once."""
+        return self.run_ahead + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a schedule file."""
+        return {**asdict(self), "groups": [asdict(g) for g in self.groups], "silent": sorted(self.silent)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "WorldConfig":
+        """The inverse of ``to_json``."""
+        groups = tuple(GroupConfig(**group) for group in values["groups"])
+        return cls(**{**values, "groups": groups, "silent": frozenset(values["silent"])})
+
+
+SWARM = ("abort", "fail", "tear", "lose", "repeat", "reset", "reset_all", "same_id", "spec", "advance")
+"""Kinds of trouble that a world may leave out altogether."""
+
+
+def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
+    """Draw a world. Each feature is absent from many worlds, so that the others get room."""
+    num_groups = groups or random.choices([1, 2], [3, 1])[0]
+    sliding = tuple(GroupConfig("sliding", random.choice([4, 5, 8, 11])) for _ in range(num_groups - 1))
+    run_ahead = random.choices([0, 1, 2, 3], [4, 3, 1, 1])[0]
+    silent = frozenset(kind for kind in SWARM if random.random() < 0.5)
+    return WorldConfig(
+        num_blocks=random.choice([9, 12, 16, 24, 40]) * num_groups,
+        block_size=random.choice([2, 4, 4, 8]),
+        groups=(GroupConfig(), *sliding),
+        layers=random.choice([1, 1, 2]),
+        tp_size=random.choices([1, 2], [3, 1])[0],
+        pp_size=random.choices([1, 2], [5, 1])[0],
+        max_running=random.choice([1, 2, 4, 6]),
+        max_step_tokens=random.choice([4, 8, 16, 32]),
+        run_ahead=run_ahead,
+        async_scheduling=run_ahead > 0 and random.random() < 0.7,
+        runner=random.choice([1, 2]),
+        zero_new_blocks=random.random() < 0.25,
+        spec_tokens=0 if "spec" in silent else random.choice([0, 1, 2]),
+        # A producer's blocks are freed at once, also under run-ahead, so it may not load then.
+        role=random.choices(["kv_both", "kv_producer", "kv_consumer"], [8, 0 if run_ahead else 1, 1])[0],  # type: ignore[arg-type]
+        failure_policy=random.choice(["recompute", "fail"]),
+        host_slots=random.choice([4, 8, 16, 64]),
+        silent=silent,
+    )

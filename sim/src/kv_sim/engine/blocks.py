@@ -1,0 +1,229 @@
+"""GPU blocks: the pool, the prefix cache and the block tables, with vLLM's rules of order.
+
+A block is free, or held by one or more requests. Free blocks stand in a queue: allocation takes from its front,
+freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
+hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kv_sim.config import WorldConfig
+
+NULL = 0
+
+
+class BlockPool:
+    """Reference counts, the free queue, and hash -> block for each group."""
+
+    def __init__(self, num_gpu_blocks: int) -> None:
+        self.num_gpu_blocks = num_gpu_blocks
+        self.ref_counts = [0] * num_gpu_blocks
+        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
+        self.key_of: dict[int, tuple[int, bytes]] = {}
+        self.cached: dict[tuple[int, bytes], list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """How many blocks could be allocated."""
+        return len(self.free_queue)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take the first ``count`` free blocks; what they cached is gone."""
+        assert count <= self.num_free, f"asked for {count} of {self.num_free} free blocks"
+        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self.uncache(block)
+            self.ref_counts[block] = 1
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a reference to cached blocks."""
+        for block in blocks:
+            if block != NULL:
+                if self.ref_counts[block] == 0:
+                    del self.free_queue[block]
+                self.ref_counts[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> list[int]:
+        """Drop a reference to each; returns those that became free."""
+        freed = []
+        for block in blocks:
+            if block == NULL:
+                continue
+            assert self.ref_counts[block] > 0, f"block {block} is freed and nobody holds it"
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                freed.append(block)
+        front = [block for block in freed if block not in self.key_of]
+        for block in freed:
+            self.free_queue[block] = None
+        for block in reversed(front):
+            self.free_queue.move_to_end(block, last=False)
+        return freed
+
+    def cache(self, group: int, block_hash: bytes, block: int) -> None:
+        """Let others find ``block`` under its hash."""
+        if block != NULL and block not in self.key_of:
+            key = (group, block_hash)
+            self.key_of[block] = key
+            self.cached.setdefault(key, []).append(block)
+
+    def uncache(self, block: int) -> None:
+        """Let nobody find ``block`` any more."""
+        key = self.key_of.pop(block, None)
+        if key is not None:
+            blocks = self.cached[key]
+            blocks.remove(block)
+            if not blocks:
+                del self.cached[key]
+
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        """A cached block with this hash."""
+        blocks = self.cached.get((group, block_hash))
+        return blocks[0] if blocks else None
+
+    def reset(self) -> bool:
+        """Forget all hashes; refused while any block is held."""
+        if any(self.ref_counts):
+            return False
+        self.cached.clear()
+        self.key_of.clear()
+        return True
+
+    def check(self) -> None:
+        """Recount."""
+        held = sum(1 for count in self.ref_counts[1:] if count)
+        total = self.num_gpu_blocks - 1
+        assert held + self.num_free == total, f"held {held} + free {self.num_free} != {total}"
+        assert all(self.ref_counts[block] == 0 for block in self.free_queue), "a free block is held"
+        listed = sum(len(blocks) for blocks in self.cached.values())
+        assert listed == len(self.key_of), f"{listed} cached blocks, {len(self.key_of)} keys"
+
+
+@dataclass
+class Tables:
+    """The block tables of one request, one for each group; fits ``kv_api.KVCacheBlocks``."""
+
+    groups: tuple[list[int], ...]
+    num_cached: list[int] = field(default_factory=list)
+    """Of each group, how many leading blocks were offered to the prefix cache."""
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        """A copy of the tables."""
+        return tuple(list(table) for table in self.groups)
+
+
+class KVCacheManager:
+    """Allocates, caches and frees the blocks of requests."""
+
+    def __init__(self, config: WorldConfig) -> None:
+        self.config = config
+        self.block_pool = BlockPool(config.num_blocks)
+        self.tables: dict[str, Tables] = {}
+        self.fresh: list[int] = []
+        """Blocks that were allocated since the last step took them."""
+
+    def tables_of(self, request_id: str) -> Tables:
+        """The tables of a request; empty ones if it has none."""
+        return self.tables.get(request_id) or Tables(tuple([] for _ in self.config.groups))
+
+    def first_needed(self, group: int, tokens: int) -> int:
+        """The first block that group ``group`` still needs to compute position ``tokens``."""
+        window = self.config.groups[group].window
+        return max(0, tokens - window + 1) // self.config.block_size if window else 0
+
+    def find_hit(self, block_hashes: Sequence[bytes], max_tokens: int) -> tuple[tuple[list[int], ...], int]:
+        """The longest prefix that every group has: its blocks by group, and its tokens."""
+        length = min(len(block_hashes), max_tokens // self.config.block_size)
+        pool, groups = self.block_pool, self.config.groups
+        for group in (g for g, spec in enumerate(groups) if not spec.window):
+            run = 0
+            while run < length and pool.find(group, block_hashes[run]) is not None:
+                run += 1
+            length = run
+        while length and not all(
+            self._window_is_cached(group, block_hashes, length) for group, s in enumerate(groups) if s.window
+        ):
+            length -= 1
+        tokens = length * self.config.block_size
+        tables = []
+        for group in range(len(groups)):
+            first = self.first_needed(group, tokens)
+            found = [pool.find(group, block_hashes[index]) for index in range(first, length)]
+            tables.append([NULL] * min(first, length) + [block for block in found if block is not None])
+        return tuple(tables), tokens
+
+    def _window_is_cached(self, group: int, block_hashes: Sequence[bytes], length: int) -> bool:
+        first = self.first_needed(group, length * self.config.block_size)
+        return all(self.block_pool.find(group, block_hashes[index]) is not None for index in range(first, length))
+
+    def allocate(
+        self,
+        request_id: str,
+        total_tokens: int,
+        *,
+        computed_tokens: int,
+        hit: tuple[list[int], ...] | None = None,
+        reserved: int = 0,
+    ) -> bool:
+        """Give a request room for ``total_tokens``, beginning with the ``hit`` blocks. False: no room."""
+        tables = self.tables.get(request_id)
+        old = hit if tables is None and hit is not None else self.tables_of(request_id).groups
+        wanted = -(-total_tokens // self.config.block_size)
+        skips = [
+            min(max(self.first_needed(group, computed_tokens) - len(table), 0), max(wanted - len(table), 0))
+            for group, table in enumerate(old)
+        ]
+        new = [max(wanted - len(table) - skip, 0) for table, skip in zip(old, skips, strict=True)]
+        from_queue = {b for table in (hit or ()) for b in table if b != NULL and not self.block_pool.ref_counts[b]}
+        if sum(new) + len(from_queue) + reserved > self.block_pool.num_free:
+            return False
+        if tables is None:
+            tables = Tables(tuple(list(table) for table in old), [len(table) for table in old])
+            for table in tables.groups:
+                self.block_pool.hold(table)
+            self.tables[request_id] = tables
+        for group, (count, skip) in enumerate(zip(new, skips, strict=True)):
+            blocks = self.block_pool.allocate(count)
+            self.fresh += blocks
+            tables.groups[group].extend([NULL] * skip + blocks)
+        return True
+
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], tokens: int) -> None:
+        """Offer the blocks of the first ``tokens`` tokens to the prefix cache."""
+        tables = self.tables[request_id]
+        full = min(tokens // self.config.block_size, len(block_hashes))
+        for group, table in enumerate(tables.groups):
+            for index in range(tables.num_cached[group], min(full, len(table))):
+                self.block_pool.cache(group, block_hashes[index], table[index])
+            tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
+
+    def drop_passed(self, request_id: str, tokens: int) -> list[int]:
+        """Free what slid out of a window after ``tokens`` processed tokens."""
+        tables, freed = self.tables.get(request_id), []
+        for group, table in enumerate(tables.groups if tables else ()):
+            for index in range(min(self.first_needed(group, tokens), len(table)) - 1, -1, -1):
+                if table[index] == NULL:
+                    break
+                freed.append(table[index])
+                table[index] = NULL
+        self.block_pool.free(freed)
+        return freed
+
+    def take(self, request_id: str) -> list[int]:
+        """Take a request's blocks away, in the order in which they are freed: tails first."""
+        tables = self.tables.pop(request_id, None)
+        if tables is None:
+            return []
+        return [block for table in tables.groups for block in reversed(table) if block != NULL]
+
+    def take_fresh(self) -> list[int]:
+        """The blocks that were allocated since the last call and are still held."""
+        fresh, self.fresh = self.fresh, []
+        return list(dict.fromkeys(block for block in fresh if self.block_pool.ref_counts[block]))
+
+    def check(self) -> None:
+        """Recount: every reference stands in a table (deferred ones excepted, which the scheduler counts)."""
+        self.block_pool.check()

@@ -1,0 +1,205 @@
+"""``Engine``: scheduler, workers and devices of one model, and the steps under way between them.
+
+A step is scheduled, executed by each rank (hooks run, kernels are launched), retired by each rank (kernels have
+run), and processed when all ranks have: its output goes back to the scheduler. Up to ``run_ahead`` further steps
+are scheduled meanwhile. Nothing happens by itself: the world calls.
+"""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_sim.checkers.accounting import Mirror
+from kv_sim.config import WorldConfig
+from kv_sim.engine.outcome import Outcome
+from kv_sim.engine.output import Step
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.scheduler import RejectDrafts, Scheduler
+from kv_sim.engine.worker import Worker
+from kv_sim.guard import Guard, LogCall
+from kv_sim.memory.device import Device
+from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Subject, create
+from kv_sim.violation import Invariant, Referee
+
+
+class Engine:
+    """One engine with one connector."""
+
+    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+        self.config = config
+        self.referee = referee
+        self.shadow = Shadow(config.world_size, referee)
+        self.mirror = Mirror(referee)
+        self.steps: deque[Step] = deque()
+        self.forgiven: dict[int, int] = {}
+        """GPU block -> the last step that may have read what a failed load left there."""
+        vllm_config, cache_config = _vllm_config(config, subject), _cache_config(config)
+        self.devices = [Device(rank, config, self.shadow) for rank in range(config.world_size)]
+        self.connectors: list[KVConnectorBase_V1] = []
+        self.workers = []
+        for device in self.devices:
+            connector = create(vllm_config, KVConnectorRole.WORKER, cache_config)
+            self.connectors.append(connector)
+            guard = Guard(connector, f"worker {device.rank}", referee, log)
+            self.workers.append(Worker(config, device, guard))
+        connector = create(vllm_config, KVConnectorRole.SCHEDULER, cache_config)
+        self.connectors.append(connector)
+        if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
+            raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
+        guarded = cast(KVConnectorBase_V1, Guard(connector, "scheduler", referee, log))
+        self.scheduler = Scheduler(config, guarded, self.shadow, all_groups=isinstance(connector, SupportsHMA))
+        guarded.bind_kv_cache_manager(self.scheduler.blocks)
+        self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
+        guarded.set_xfer_handshake_metadata_pp_aware({})
+        self.outcome = Outcome(self.scheduler, referee)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, spec: RequestSpec) -> None:
+        """A request arrives."""
+        self.scheduler.add_request(SimRequest(spec, self.config.block_size, self.config.spec_tokens))
+
+    def abort(self, request_id: str) -> None:
+        """A request's client went away."""
+        self.outcome.finish([request_id], Status.FINISHED_ABORTED)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        """``reset_prefix_cache``. None: the engine raised, as vLLM's does when a load holds blocks."""
+        scheduler = self.scheduler
+        while running and scheduler.running:
+            scheduler.preempt(scheduler.running.pop(), drop_stale_output=True)
+        done = scheduler.blocks.block_pool.reset()
+        if running and not done:
+            return None
+        if connector and scheduler.connector.reset_cache() is False:
+            return False
+        return done
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine's loop goes on."""
+        return self.scheduler.has_work or self.scheduler.connector.has_pending_push_work()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were scheduled."""
+        return self.scheduler.num_steps
+
+    # -- a step's way --------------------------------------------------------------------------
+
+    @property
+    def can_schedule(self) -> bool:
+        """Whether there is room for one more step under way."""
+        return len(self.steps) < self.config.max_concurrent_steps
+
+    def schedule(self, reject_drafts: RejectDrafts) -> Step:
+        """Schedule one more step."""
+        output, plan = self.scheduler.schedule(reject_drafts)
+        sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
+        fresh = set(plan.fresh)
+        step = Step(
+            self.scheduler.num_steps,
+            output,
+            plan.attentions,
+            plan.poison,
+            [block for block in (*plan.async_targets, *sync_targets) if block in fresh],
+            plan.sync_targets,
+            plan.rejected,
+            plan.sampling,
+            {name: id(self.scheduler.requests[name]) for name in plan.counts},
+        )
+        self.steps.append(step)
+        return step
+
+    def executable(self, rank: int) -> Step | None:
+        """The step that a rank executes next."""
+        return next((step for step in self.steps if rank not in step.reports), None)
+
+    def execute(self, rank: int) -> None:
+        """Let a rank execute its next step."""
+        step = self.executable(rank)
+        assert step is not None, f"rank {rank} has nothing to execute"
+        step.reports[rank] = self.workers[rank].execute(step)
+
+    def processable(self) -> Step | None:
+        """The oldest step, if every rank has executed and retired it."""
+        if not self.steps or len(self.steps[0].reports) < self.config.world_size:
+            return None
+        step = self.steps[0]
+        waiting = any(launched.number == step.number for d in self.devices for launched in d.queue)
+        return None if waiting else step
+
+    def process(self) -> None:
+        """Take in the output of the oldest step."""
+        step = self.processable()
+        assert step is not None, "no step has come back"
+        self.steps.popleft()
+        reports = [step.reports[rank] for rank in range(self.config.world_size)]
+        for report in reports:
+            self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.scheduler.num_steps))
+        self._judge_content(step)
+        self.outcome.process(step, self.aggregator.aggregate_reports(reports))
+        self.mirror.take(self.scheduler.connector.take_events())
+
+    def finish_step(self) -> None:
+        """Let every rank execute and retire the oldest step, and process it."""
+        step = self.steps[0]
+        for rank, device in enumerate(self.devices):
+            while rank not in step.reports:
+                self.execute(rank)
+            while any(launched.number == step.number for launched in device.queue):
+                device.retire()
+        self.process()
+
+    def _judge_content(self, step: Step) -> None:
+        for problem in step.problems:
+            if self.forgiven.get(problem.block, -1) < step.number:
+                self.referee.fail(Invariant.CONTENT, problem.message)
+
+    def retire(self, rank: int) -> None:
+        """Let a rank's device run the kernels of the oldest launched step."""
+        self.devices[rank].retire()
+
+    def check(self) -> None:
+        """Recount everything that the engine keeps; a failure is a bug of the testbed."""
+        self.scheduler.blocks.check()
+        self.aggregator.check()
+        for device in self.devices:
+            device.copies.check()
+
+
+def _vllm_config(config: WorldConfig, subject: Subject) -> Any:
+    return SimpleNamespace(
+        kv_transfer_config=subject.transfer_config(config.role, config.failure_policy, config.host_slots),
+        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=config.tp_size,
+            pipeline_parallel_size=config.pp_size,
+            world_size=config.world_size,
+            rank=0,
+        ),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=len(config.groups) == 1,
+            max_num_batched_tokens=config.max_step_tokens,
+            max_num_seqs=config.max_running,
+        ),
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
+    )
+
+
+def _cache_config(config: WorldConfig) -> Any:
+    groups = [
+        SimpleNamespace(
+            layer_names=[f"group{group}.layer{layer}" for layer in range(config.layers)],
+            kv_cache_spec=SimpleNamespace(block_size=config.block_size, sliding_window=spec.window or None),
+        )
+        for group, spec in enumerate(config.groups)
+    ]
+    return SimpleNamespace(
+        num_blocks=config.num_blocks,
+        kv_cache_groups=groups,
+        prefix_cacheable_group_ids=tuple(range(len(groups))),
+        hash_block_size=config.block_size,
+    )

@@ -1,0 +1,235 @@
+"""What a step's output changes: tokens, ends, failed loads, finished transfers; vLLM's ``update_from_output``.
+
+The order matters to connectors: deferred frees, failed loads, tokens (with ``request_finished`` for those that
+stop), requests that failed, then ``update_connector_output``, then reports of loads and stores, stats, events.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+from kv_api import KVConnectorOutput, KVConnectorTransferResults, SupportsHMA
+from kv_sim.checkers.protocol import check_reports
+from kv_sim.engine.output import Step
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.scheduler import Scheduler
+from kv_sim.violation import Invariant, Referee
+
+
+class Outcome:
+    """Applies outputs of steps, aborts and resets to a scheduler."""
+
+    def __init__(self, scheduler: Scheduler, referee: Referee) -> None:
+        self.scheduler = scheduler
+        self.referee = referee
+        self.ended: list[SimRequest] = []
+        """Requests that ended, for the books."""
+
+    def process(self, step: Step, report: KVConnectorOutput) -> None:
+        """Take in the output of the oldest step."""
+        scheduler, output = self.scheduler, step.output
+        if scheduler.defers_frees and output.total_num_scheduled_tokens:
+            scheduler.processed_step_seq += 1
+            self._drain_deferred_frees()
+        errors, skip = self._failed_loads(report, output.num_scheduled_tokens)
+        stopped = []
+        for request_id, count in output.num_scheduled_tokens.items():
+            request = scheduler.requests.get(request_id)
+            if request is None or step.lives[request_id] != id(request):
+                continue
+            if self._take_tokens(step, request, count, skip=request_id in skip):
+                stopped.append(request)
+        for request in stopped:
+            if request in scheduler.running:
+                scheduler.running.remove(request)
+            else:
+                scheduler.waiting.remove(request)
+        self.finish(errors, Status.FINISHED_ERROR)
+        scheduler.shadow.end_step(step.number)
+        scheduler.connector.update_connector_output(report)
+        self._transfers_ended(report)
+        scheduler.connector.get_kv_connector_stats()
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _take_tokens(self, step: Step, request: SimRequest, count: int, *, skip: bool) -> bool:
+        """Process what a request computed. True: it stopped, and its blocks are freed."""
+        request.num_in_flight_tokens -= count
+        is_stale = request.num_stale_output_tokens > 0
+        if is_stale:
+            request.num_stale_output_tokens -= count
+        rejected = step.rejected.get(request.request_id, 0)
+        if not is_stale:
+            request.num_unseen_rejects -= rejected
+        if skip or request.status.is_finished or (is_stale and request.drop_stale_output):
+            return False
+        if rejected and not is_stale:
+            if request.num_computed_tokens > 0:
+                request.num_computed_tokens -= rejected
+            if request.num_output_placeholders > 0:
+                request.num_output_placeholders -= rejected
+        if request.request_id not in step.sampling:
+            return False
+        drafts = len(step.output.scheduled_spec_decode_tokens.get(request.request_id, ()))
+        return self._append_tokens(request, 1 + drafts - rejected, is_stale=is_stale)
+
+    def _append_tokens(self, request: SimRequest, new: int, *, is_stale: bool) -> bool:
+        """Append ``new`` sampled tokens. True: the request stopped."""
+        left = request.spec.output_tokens - request.num_output_tokens
+        request.num_output_tokens += min(new, left)
+        if new > left and not is_stale:
+            request.num_computed_tokens -= new - left
+        had_placeholders = request.num_output_placeholders > 0
+        if had_placeholders and not is_stale:
+            request.num_output_placeholders -= new
+        status = request.status
+        if request.num_output_tokens >= request.spec.output_tokens:
+            self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
+            return True
+        if not is_stale and status is Status.RUNNING:
+            known = request.num_computed_tokens - request.num_in_flight_tokens
+            if had_placeholders or self.scheduler.config.spec_tokens:
+                self.scheduler.blocks.cache_blocks(request.request_id, request.block_hashes, known)
+            if not self.scheduler.config.async_scheduling:
+                request.num_draft_tokens = self.scheduler.config.spec_tokens
+        return False
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def finish(self, request_ids: Iterable[str], status: Status) -> None:
+        """End requests from outside: an abort, or an error."""
+        scheduler = self.scheduler
+        for request_id in sorted(request_ids):
+            request = scheduler.requests.get(request_id)
+            if request is None or request.status.is_finished:
+                continue
+            if request.status is Status.RUNNING:
+                scheduler.running.remove(request)
+            elif request in scheduler.holding:
+                scheduler.holding.remove(request)
+            else:
+                scheduler.waiting.remove(request)
+            delay_free = False
+            if request.status is Status.WAITING_FOR_REMOTE_KVS:
+                delay_free = request_id not in scheduler.loaded
+                scheduler.loaded.discard(request_id)
+                scheduler.failed_loads.discard(request_id)
+            self._finish(request, status, delay_free=delay_free)
+
+    def _finish(self, request: SimRequest, status: Status, *, delay_free: bool) -> None:
+        scheduler = self.scheduler
+        request.status = status
+        scheduler.forget_prefill(request)
+        known = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        scheduler.blocks.drop_passed(request.request_id, known)
+        size = scheduler.config.block_size
+        needed = -(-request.num_computed_tokens // size)
+        block_ids = tuple(t[:needed] for t in scheduler.blocks.tables_of(request.request_id).get_block_ids())
+        connector = scheduler.connector
+        if scheduler.all_groups:
+            hold, _ = cast(SupportsHMA, connector).request_finished_all_groups(request, block_ids)
+        else:
+            hold, _ = connector.request_finished(request, block_ids[0])
+        if hold and delay_free:
+            self.referee.fail(
+                Invariant.PROTOCOL,
+                f"request {request.request_id}: request_finished holds its blocks for a store "
+                "while its load is under way; whichever is reported first frees them",
+            )
+        scheduler.finished_req_ids.add(request.request_id)
+        self.ended.append(request)
+        request.is_held = hold
+        if not (hold or delay_free):
+            self._free(request)
+
+    def _free(self, request: SimRequest) -> None:
+        self.scheduler.free_request_blocks(request)
+        del self.scheduler.requests[request.request_id]
+
+    def _drain_deferred_frees(self) -> None:
+        scheduler = self.scheduler
+        while scheduler.deferred_frees and scheduler.deferred_frees[0][0] <= scheduler.processed_step_seq:
+            scheduler.blocks.block_pool.free(scheduler.deferred_frees.popleft()[1])
+
+    # -- loads and stores ----------------------------------------------------------------------
+
+    def _failed_loads(self, report: KVConnectorOutput, counts: dict[str, int]) -> tuple[set[str], set[str]]:
+        """Rewind requests whose load failed. Returns those that fail for it, and those to skip in this step."""
+        scheduler = self.scheduler
+        recompute = scheduler.config.failure_policy == "recompute"
+        affected = set()
+        for request_id in sorted(report.failed_recving):
+            request = scheduler.requests.get(request_id)
+            if request is not None and request.status is Status.WAITING_FOR_REMOTE_KVS:
+                affected.add(request_id)
+                if recompute:
+                    request.num_computed_tokens = 0
+                    scheduler.failed_loads.add(request_id)
+        if not report.invalid_block_ids:
+            return (set(), set()) if recompute else (affected, affected)
+        if len(scheduler.config.groups) > 1:
+            self.referee.fail(Invariant.PROTOCOL, "failed block ids are reported, but there are several groups")
+            return set(), set()
+        loading = [r for r in scheduler.holding if r.status is Status.WAITING_FOR_REMOTE_KVS]
+        async_failed, _ = self._rewind(loading, report.invalid_block_ids, counts)
+        sync_failed, evict = self._rewind(scheduler.running, report.invalid_block_ids, counts)
+        if recompute:
+            scheduler.failed_loads |= async_failed
+            return set(), sync_failed
+        for block in sorted(evict):
+            scheduler.blocks.block_pool.uncache(block)
+        failed = affected | async_failed | sync_failed
+        return failed, failed
+
+    def _rewind(
+        self, requests: Iterable[SimRequest], invalid: set[int], counts: dict[str, int]
+    ) -> tuple[set[str], set[int]]:
+        """Set each request back to before its first failed block. Returns who, and the blocks from there on."""
+        size = self.scheduler.config.block_size
+        affected: set[str] = set()
+        evict: set[int] = set()
+        marked: set[int] = set()
+        for request in requests:
+            (table,) = self.scheduler.blocks.tables[request.request_id].groups
+            computed = request.num_computed_tokens - counts.get(request.request_id, 0)
+            bad = [i for i in range(-(-computed // size)) if i < len(table) and table[i] in invalid]
+            if not bad:
+                continue
+            affected.add(request.request_id)
+            own = [index for index in bad if table[index] not in marked]
+            marked.update(table[index] for index in bad)
+            request.num_computed_tokens = own[0] * size if own else computed
+            self._forget_steps_under_way(request)
+            if own:
+                evict.update(table[own[0] :])
+        return affected, evict
+
+    def _forget_steps_under_way(self, request: SimRequest) -> None:
+        """What later steps compute for the request rests on what was not loaded: drop it."""
+        request.drop_stale_output = True
+        request.num_stale_output_tokens = request.num_in_flight_tokens
+        request.num_output_placeholders = request.num_unseen_rejects = request.num_draft_tokens = 0
+
+    def _end_rights(self, request_id: str) -> None:
+        """The request's load is over: nobody may write its blocks any more."""
+        rights = self.scheduler.shadow.load_rights
+        for block in [block for block, owner in rights.items() if owner == request_id]:
+            del rights[block]
+
+    def _transfers_ended(self, report: KVConnectorOutput) -> None:
+        scheduler = self.scheduler
+        results = KVConnectorTransferResults(
+            set(report.finished_sending or ()), set(report.finished_recving or ()), report.failed_recving
+        )
+        check_reports(scheduler, results, self.referee)
+        for request_id in sorted(results.finished_recving):
+            request = scheduler.requests.get(request_id)
+            if request is None:
+                continue
+            if request.status is Status.WAITING_FOR_REMOTE_KVS:
+                scheduler.loaded.add(request_id)
+                self._end_rights(request_id)
+            elif request.status.is_finished:
+                self._free(request)
+        for request_id in sorted(results.finished_sending):
+            if request_id in scheduler.requests:
+                self._free(scheduler.requests[request_id])

@@ -1,0 +1,68 @@
+"""What a step does, as the connector sees it and as the workers execute it."""
+
+from dataclasses import dataclass, field
+
+from kv_api import KVConnectorMetadata, KVConnectorOutput
+from kv_sim.memory.device import Attention, ContentProblem
+
+
+@dataclass
+class NewRequestData:
+    """A request that runs for the first time (with runner V2 also one that resumes)."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+@dataclass
+class CachedRequestData:
+    """Requests that ran before, as parallel lists."""
+
+    req_ids: list[str] = field(default_factory=list)
+    resumed_req_ids: set[str] = field(default_factory=set)
+    new_block_ids: list[tuple[list[int], ...] | None] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+    num_output_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SchedulerOutput:
+    """One step; fits ``kv_api.SchedulerOutput``."""
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str]
+    has_sync_kv_loads: bool = False
+    new_block_ids_to_zero: list[int] | None = None
+    kv_cache_block_copies: None = None
+    kv_connector_metadata: KVConnectorMetadata | None = None
+
+
+@dataclass
+class Step:
+    """A step under way: what was scheduled, what the devices do, what the workers reported."""
+
+    number: int
+    output: SchedulerOutput
+    attentions: list[Attention]
+    poison: list[int]
+    """New blocks whose bytes nobody promised to load."""
+    load_targets: list[int]
+    """New blocks that a load of this step, in it or asynchronous, will fill."""
+    sync_targets: dict[str, list[int]]
+    rejected: dict[str, int]
+    """Drafts of each request that the model rejects."""
+    sampling: set[str]
+    """Requests that sample a token in this step."""
+    lives: dict[str, int]
+    """Which life of each id was scheduled."""
+    reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
+    """What each rank's worker reported."""
+    problems: list[ContentProblem] = field(default_factory=list)
+    """Wrong bytes that kernels of this step read; forgiven if the load that left them is reported as failed."""

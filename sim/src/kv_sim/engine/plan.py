@@ -1,0 +1,96 @@
+"""``StepPlan``: what ``schedule`` collects, until it becomes a ``SchedulerOutput`` and work for devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kv_sim.engine.blocks import KVCacheManager, Tables
+from kv_sim.engine.request import SimRequest
+from kv_sim.memory.device import Attention
+
+
+@dataclass
+class Admission:
+    """A request that enters the running ones."""
+
+    request: SimRequest
+    computed: int
+    tables: Tables
+
+
+@dataclass
+class StepPlan:
+    """One step in the making."""
+
+    budget: int
+    counts: dict[str, int] = field(default_factory=dict)
+    """Tokens that each request computes, in order of scheduling."""
+    drafts: dict[str, int] = field(default_factory=dict)
+    continued: list[SimRequest] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    preempted: list[SimRequest] = field(default_factory=list)
+    new_blocks: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+    fresh: list[int] = field(default_factory=list)
+    """Blocks that were allocated in this step."""
+    async_targets: list[int] = field(default_factory=list)
+    sync_targets: dict[str, list[int]] = field(default_factory=dict)
+    has_sync_loads: bool = False
+    attentions: list[Attention] = field(default_factory=list)
+    rejected: dict[str, int] = field(default_factory=dict)
+    sampling: set[str] = field(default_factory=set)
+
+    def run(self, request: SimRequest, count: int) -> None:
+        """A running request computes ``count`` tokens."""
+        self.continued.append(request)
+        self._count(request, count)
+        drafts = request.num_computed_tokens + count - request.num_tokens - request.num_output_placeholders
+        if request.num_draft_tokens and drafts > 0:
+            self.drafts[request.request_id] = min(drafts, request.num_draft_tokens)
+
+    def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
+        """A waiting request begins to run."""
+        self.admitted.append(Admission(request, computed, Tables(tables.get_block_ids())))
+        self._count(request, count)
+
+    def preempt(self, request: SimRequest) -> None:
+        """A running request lost its blocks; it was not scheduled in this step, being the last one."""
+        self.preempted.append(request)
+
+    def load(self, request: SimRequest, targets: list[int], is_async: bool) -> None:
+        """A load into ``targets`` was announced."""
+        if is_async:
+            self.async_targets += targets
+        else:
+            self.sync_targets[request.request_id] = targets
+
+    @property
+    def poison(self) -> list[int]:
+        """New blocks whose bytes nobody promised to load."""
+        targets = {block for blocks in (self.async_targets, *self.sync_targets.values()) for block in blocks}
+        return [block for block in self.fresh if block not in targets]
+
+    def attend(
+        self,
+        requests: dict[str, SimRequest],
+        blocks: KVCacheManager,
+        reject_drafts: Callable[[str, int], int],
+    ) -> None:
+        """Write down what the devices will compute and read. Drafts are accepted or rejected here."""
+        for request_id, count in self.counts.items():
+            request = requests[request_id]
+            computed = request.num_computed_tokens
+            start = computed - request.num_unseen_rejects
+            end = start + count
+            hashes = request.hashes
+            drafts = self.drafts.get(request_id, 0)
+            rejected = reject_drafts(request_id, drafts) if drafts else 0
+            if rejected:
+                hashes = hashes.copy()
+                hashes[end - rejected : end] = request.wrong_draft_hashes(end - rejected, end)
+                self.rejected[request_id] = rejected
+                request.num_unseen_rejects += rejected
+            tables = tuple(tuple(table) for table in blocks.tables[request_id].groups)
+            self.attentions.append(Attention(request_id, start, end, tables, hashes))
+
+    def _count(self, request: SimRequest, count: int) -> None:
+        self.counts[request.request_id] = count
+        self.budget -= count

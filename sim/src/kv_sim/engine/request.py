@@ -1,0 +1,136 @@
+"""``SimRequest``: a request as the engine holds it and as a connector sees it.
+
+The model is a function, so all that a request will ever hold is known when it is made: the tokens of its prompt,
+the tokens that it will sample, and the hash after each. What the scheduler *knows* of it grows as outputs are
+processed, like in a real engine. Draft tokens that will be rejected leave other bytes behind until they are
+overwritten.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from kv_sim.memory.content import Words, hash_text, mix, prefix_hashes, root_hash, sampled_token
+
+
+class Status(Enum):
+    """Where a request is in its life; vLLM's names."""
+
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting for a load"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stopped"
+    FINISHED_ABORTED = "aborted"
+    FINISHED_ERROR = "failed"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended."""
+        return self in (Status.FINISHED_STOPPED, Status.FINISHED_ABORTED, Status.FINISHED_ERROR)
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """An adapter."""
+
+    lora_name: str
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """All that makes a request, small enough for a bug report."""
+
+    request_id: str
+    conversation: int
+    """Requests of one conversation share its tokens, as far as both go."""
+    shared_tokens: int
+    own_tokens: int
+    """Tokens of the prompt after those of the conversation; nobody else has them."""
+    output_tokens: int
+    """How many tokens it samples before it stops."""
+    max_tokens: int
+    """How many the engine thinks it may sample."""
+    salt: str | None = None
+    adapter: str | None = None
+    skip_reading_prefix_cache: bool = False
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
+        own = [1000 + mix(hash_text(self.request_id) ^ position) % 997 for position in range(self.own_tokens)]
+        return tuple(shared + own)
+
+
+class SimRequest:
+    """Fits ``kv_api.Request``; the rest is the engine's own."""
+
+    def __init__(self, spec: RequestSpec, block_size: int, lookahead: int) -> None:
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.cache_salt = spec.salt
+        self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
+        self.kv_transfer_params: dict[str, Any] | None = None
+        self._tokens = list(spec.prompt)
+        self.num_prompt_tokens = len(self._tokens)
+        self.status = Status.WAITING
+        self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_stale_output_tokens = 0
+        self.drop_stale_output = False
+        self.num_output_placeholders = 0
+        self.num_draft_tokens = 0
+        self.num_preemptions = 0
+        self.num_unseen_rejects = 0
+        """Drafts of steps under way that the device has rejected and the scheduler doesn't know of."""
+        self.is_prefill_chunk = True
+        self.last_sched_seq = 0
+        self.awaits_load = False
+        """An asynchronous load was announced and has not been reported."""
+        self.is_held = False
+        """It ended, and its blocks wait for a store to be reported."""
+        self._block_size = block_size
+        hashes = prefix_hashes(root_hash(spec.salt, spec.adapter), self._tokens)
+        future = hashes[-1]
+        while len(hashes) < self.num_prompt_tokens + spec.max_tokens + 2 * lookahead + 2:
+            token = sampled_token(future)
+            self._tokens.append(token)
+            future = prefix_hashes(future, [token])[0]
+            hashes.append(future)
+        padded = hashes + [0] * (-len(hashes) % block_size)
+        self.hashes: Words = np.array(padded, dtype=np.uint64)
+        self._block_hashes = [
+            hashes[end - 1].to_bytes(8, "big") for end in range(block_size, len(hashes) + 1, block_size)
+        ]
+        self.num_output_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the scheduler knows."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """The tokens that the scheduler knows."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """One hash for each full block of known tokens."""
+        return self._block_hashes[: self.num_tokens // self._block_size]
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Known tokens and drafts."""
+        return self.num_tokens + self.num_draft_tokens
+
+    def wrong_draft_hashes(self, start: int, end: int) -> Words:
+        """What rejected drafts leave in ``[start, end)``: bytes that belong to no prefix."""
+        return np.array([mix(int(h) ^ 0xD12AF7) for h in self.hashes[start:end]], dtype=np.uint64)
+
+    def __repr__(self) -> str:
+        return f"<request {self.request_id} {self.status.value} {self.num_computed_tokens}/{self.num_tokens}>"

@@ -1,0 +1,82 @@
+"""A rank's worker: calls the connector's hooks for a step in vLLM's order, and gives the device its work.
+
+Runner V1 and V2 differ in when new blocks are zeroed: V2 does it before ``handle_preemptions``, so there a fence
+doesn't protect a freed block whose new owner gets it zeroed. With speculative decoding the end of a step waits for
+the draft model, so ``wait_for_save`` comes after the transfer results.
+"""
+
+from kv_api import KVConnectorOutput
+from kv_sim.config import WorldConfig
+from kv_sim.engine.output import Step
+from kv_sim.guard import Guard
+from kv_sim.memory.device import Device, KVCache, LaunchedStep
+
+
+class Forward:
+    """Fits ``kv_api.ForwardContext``."""
+
+    def __init__(self, layers: dict[str, KVCache]) -> None:
+        self.no_compile_layers = layers
+
+
+class Worker:
+    """One rank."""
+
+    def __init__(self, config: WorldConfig, device: Device, connector: Guard) -> None:
+        self.config = config
+        self.device = device
+        self.connector = connector
+        self.layers = {
+            f"group{group}.layer{layer}": KVCache(device, layer)
+            for group in range(len(config.groups))
+            for layer in range(config.layers)
+        }
+        connector.get_mem_pool_context()
+        connector.register_kv_caches(self.layers)
+        connector.get_handshake_metadata()
+
+    def execute(self, step: Step) -> KVConnectorOutput:
+        """Run the hooks of a step and launch its kernels; returns what the connector reports."""
+        output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
+        zero = output.new_block_ids_to_zero or []
+        if self.config.runner == 2:
+            self.device.zero(zero, step.number)
+        connector.handle_preemptions(meta)
+        if self.config.runner == 1:
+            self.device.zero(zero, step.number)
+        self.device.poison(step.load_targets)
+        connector.bind_connector_metadata(meta)
+        forward = Forward(self.layers)
+        if output.has_sync_kv_loads:
+            connector.start_load_kv(forward)
+        if output.total_num_scheduled_tokens:
+            self._forward(step)
+        if not output.has_sync_kv_loads:
+            connector.start_load_kv(forward)
+        if not self.config.spec_tokens:
+            connector.wait_for_save()
+        results = connector.get_transfer_results(set(output.finished_req_ids))
+        report = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=set(results.failed_recving),
+            invalid_block_ids=set(connector.get_block_ids_with_load_errors()),
+            kv_connector_stats=connector.get_kv_connector_stats(),
+            kv_cache_events=connector.get_kv_connector_kv_cache_events(),
+            kv_connector_worker_meta=connector.build_connector_worker_meta(),
+        )
+        if self.config.spec_tokens:
+            connector.wait_for_save()
+        connector.clear_connector_metadata()
+        return report
+
+    def _forward(self, step: Step) -> None:
+        for name in self.layers:
+            self.connector.wait_for_layer_load(name)
+        windows = tuple(group.window for group in self.config.groups)
+        launched = LaunchedStep(
+            step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows
+        )
+        self.device.launch(launched)
+        for name, layer in self.layers.items():
+            self.connector.save_kv_layer(name, layer, None)

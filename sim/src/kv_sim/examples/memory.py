@@ -1,0 +1,146 @@
+"""``MemoryConnector``: host memory, everything within the step and synchronous. The simplest connector that works.
+
+The scheduler's half keeps an index from block hash to host slot, oldest first, and evicts the oldest for a new
+one. A step's loads run before its forward pass and its stores after it, and steps run in order on every rank: so
+what is planned later never overtakes, and a block counts as stored as soon as its store is planned.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_api import (
+    BlockIds,
+    CacheHitSource,
+    ForwardContext,
+    KVCacheBlocks,
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorMetadata,
+    Request,
+    SchedulerOutput,
+    SchedulerSide,
+    SupportsHMA,
+    TwoSidedHMAConnector,
+    VllmConfig,
+    WorkerSide,
+)
+from kv_sim.examples.progress import ProgressBook
+
+Page = tuple[int, tuple[int, ...]]
+"""A host slot, and the block of each group that belongs there (0: none)."""
+
+
+@dataclass
+class Plan(KVConnectorMetadata):
+    """What the workers do in one step."""
+
+    loads: list[Page] = field(default_factory=list)
+    stores: list[Page] = field(default_factory=list)
+
+
+class MemoryScheduler(SchedulerSide, SupportsHMA):
+    """Decides what is loaded and stored."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._block_size = vllm_config.cache_config.block_size
+        self._free_slots = list(range(int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])))
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()
+        self._local_tokens: dict[str, int] = {}
+        self._progress = ProgressBook()
+        self._loads: list[Page] = []
+
+    def on_new_request(self, request: Request) -> None:
+        self._progress.arrive(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        first = num_computed_tokens // self._block_size
+        last = (request.num_tokens - 1) // self._block_size
+        hit = first
+        while hit < last and request.block_hashes[hit] in self._slot_of:
+            hit += 1
+        self._local_tokens[request.request_id] = num_computed_tokens
+        return (hit - first) * self._block_size, False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        local = self._local_tokens.pop(request.request_id, 0)
+        tables = blocks.get_block_ids()
+        for index in range(local // self._block_size, (local + num_external_tokens) // self._block_size):
+            slot = self._slot_of[request.block_hashes[index]]
+            self._loads.append((slot, tuple(table[index] for table in tables)))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
+        plan = Plan(loads=self._loads)
+        self._loads = []
+        for progress, computed in self._progress.step(scheduler_output):
+            hashes = progress.request.block_hashes
+            full = min(computed // self._block_size, len(hashes))
+            for index in range(progress.stored_blocks, full):
+                page = tuple(table[index] for table in progress.tables)
+                if hashes[index] not in self._slot_of and 0 not in page:
+                    plan.stores.append((self._slot_for(hashes[index]), page))
+            progress.stored_blocks = full
+        return plan
+
+    def _slot_for(self, block_hash: bytes) -> int:
+        slot = self._free_slots.pop() if self._free_slots else self._slot_of.popitem(last=False)[1]
+        self._slot_of[block_hash] = slot
+        return slot
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._local_tokens.pop(request.request_id, None)
+        self._progress.forget(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool:
+        self._free_slots += self._slot_of.values()
+        self._slot_of.clear()
+        return True
+
+
+class MemoryWorker(WorkerSide):
+    """Copies pages between the KV caches and a dictionary."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._layers: list[list[Any]] = []
+        self._pages: dict[tuple[int, int], list[Any]] = {}
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        assert self._kv_cache_config is not None
+        groups = self._kv_cache_config.kv_cache_groups
+        self._layers = [[kv_caches[name] for name in group.layer_names] for group in groups]
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, Plan)
+        for slot, blocks in plan.loads:
+            for group, block in enumerate(blocks):
+                if block:
+                    for layer, page in zip(self._layers[group], self._pages[slot, group], strict=True):
+                        layer.write(block, page)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, Plan)
+        for slot, blocks in plan.stores:
+            for group, block in enumerate(blocks):
+                self._pages[slot, group] = [layer.read(block) for layer in self._layers[group]]
+
+
+class MemoryConnector(TwoSidedHMAConnector):
+    """Stores every full block in host memory, and loads it within the step that needs it."""
+
+    scheduler_class = MemoryScheduler
+    worker_class = MemoryWorker

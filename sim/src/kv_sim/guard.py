@@ -1,0 +1,83 @@
+"""``Guard``: stands between the engine and a connector, and turns what goes wrong in a call into a violation.
+
+It forwards every call, writes it into the history's log, catches what the connector raises (NO-CRASH) and checks
+the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kv_api import KVConnectorBase_V1
+from kv_sim.checkers import accounting, protocol, work
+from kv_sim.violation import Invariant, Referee, TestbedError, Violation
+
+LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
+"""(side, method, arguments, answer)"""
+
+
+class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further
+    """A connector raised and NO-CRASH is switched off: there is no going on."""
+
+
+class Guard:
+    """One connector object, guarded. Unknown attributes are methods of the connector."""
+
+    def __init__(self, connector: KVConnectorBase_V1, side: str, referee: Referee, log: LogCall) -> None:
+        self.connector = connector
+        self._side = side
+        self._referee = referee
+        self._log = log
+        self._work = work.Retries(referee)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """As the connector says."""
+        return self.connector.requires_kv_delivery
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Ask, and check the answer."""
+        answer = self.call("get_num_new_matched_tokens", request, num_computed_tokens)
+        checked = protocol.check_match(request, num_computed_tokens, answer, self._referee)
+        self._work.matched(request.request_id, checked)
+        return checked
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
+        """Ask, and check the sum."""
+        answer = self.call("get_external_cache_hit_sources", request, num_external_tokens)
+        accounting.check_sources(request.request_id, num_external_tokens, answer, self._referee)
+        return answer
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the connector."""
+        try:
+            answer = getattr(self.connector, name)(*args, **kwargs)
+        except (Violation, HistoryEnds, TestbedError):
+            raise
+        except Exception as error:
+            where = _innermost(error)
+            message = f"{self._side} side, {name}: {type(error).__name__}: {error} ({where})"
+            if Invariant.NO_CRASH in self._referee.silent:
+                raise HistoryEnds(message) from error
+            raise Violation(Invariant.NO_CRASH, message) from error
+        self._log(self._side, name, args, answer)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        known = hasattr(KVConnectorBase_V1, name) or name == "request_finished_all_groups"
+        if name.startswith("_") or not known:
+            raise AttributeError(name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self.call(name, *args, **kwargs)
+
+        setattr(self, name, method)
+        return method
+
+
+def _innermost(error: BaseException) -> str:
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"

@@ -1,0 +1,65 @@
+"""What a slot must hold: a number that is a function of the whole token prefix, salt, adapter, layer, group, rank.
+
+``prefix_hashes`` chains 64-bit hashes over tokens, so two slots are equal only if everything before them is. A
+slot's value is that hash xor a constant of its layer, group and rank: bytes of another layer or rank never pass
+for the right ones. Nothing here depends on Python's own hashing, so the same seed gives the same bytes everywhere.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+MASK: Final = (1 << 64) - 1
+POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
+"""What a newly allocated block holds until somebody writes it."""
+ZERO: Final = np.uint64(0)
+
+
+def mix(value: int) -> int:
+    """Scramble 64 bits (splitmix64's finisher): equal only for equal values."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def hash_text(text: str) -> int:
+    """64 bits of a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def root_hash(salt: str | None, adapter: str | None) -> int:
+    """The hash before the first token."""
+    return hash_text(repr((salt, adapter)))
+
+
+def next_hash(previous: int, token: int) -> int:
+    """The hash after one more token."""
+    return mix((previous * 0x9E3779B97F4A7C15 + token + 1) & MASK)
+
+
+def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
+    """The hash after each token."""
+    hashes = []
+    for token in tokens:
+        root = next_hash(root, token)
+        hashes.append(root)
+    return hashes
+
+
+def sampled_token(prefix_hash: int) -> int:
+    """The token that the model samples after a prefix: a function of all of it, as in a real model."""
+    return prefix_hash % 50021
+
+
+def layer_keys(rank: int, groups: int, layers: int) -> Words:
+    """The constants that tell groups and layers of one rank apart, as ``[group, layer]``."""
+    keys = [
+        [mix((rank << 40) ^ (group << 20) ^ (layer + 1) ^ (0x5EED << 48)) for layer in range(layers)]
+        for group in range(groups)
+    ]
+    return np.array(keys, dtype=np.uint64)

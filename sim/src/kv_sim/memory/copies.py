@@ -1,0 +1,185 @@
+"""The copy engine of one rank: asynchronous copies of whole blocks that run when the world says.
+
+A copy is submitted by a connector's worker, then advances page by page, and ends: complete, failed (maybe after
+some pages: torn) or never (lost). It samples or writes memory at the moment a page is copied, so everything that
+a real stream could do to a careless connector happens here. Reports may come twice; nobody above may notice.
+
+A copy with ``after_compute`` starts only when every step that was launched before it has retired, like a CUDA
+stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class Direction(Enum):
+    """Which way the bytes go."""
+
+    STORE = "store"
+    """GPU to host."""
+    LOAD = "load"
+    """Host to GPU."""
+
+
+class State(Enum):
+    """Where a copy is in its life."""
+
+    RUNNING = "running"
+    LOST = "lost"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass
+class Copy:
+    """One copy: ``pairs`` of (GPU block, host slot), of which the first ``copied`` are done."""
+
+    copy_id: int
+    direction: Direction
+    pairs: tuple[tuple[int, int], ...]
+    stream: str
+    after_step: int
+    """It may not start before this launched step has retired."""
+    copied: int = 0
+    state: State = State.RUNNING
+    owners: tuple[str, ...] = ()
+    """Who held the blocks when the copy was submitted, for messages."""
+
+    @property
+    def blocks_left(self) -> list[int]:
+        """GPU blocks that are yet to be read or written."""
+        return [block for block, _ in self.pairs[self.copied :]]
+
+    def __str__(self) -> str:
+        return f"{self.direction.value} copy {self.copy_id}"
+
+
+class Pages(Protocol):
+    """What moves one page, and says whether it may."""
+
+    @property
+    def retired_steps(self) -> int:
+        """How many launched steps of this rank have retired."""
+        ...
+
+    def retire_until(self, step: int) -> None:
+        """Let the rank's device finish everything up to ``step``."""
+        ...
+
+    def move_page(self, copy: Copy, block: int, slot: int) -> None:
+        """Move the bytes of one page now."""
+        ...
+
+
+@dataclass
+class Result:
+    """The end of a copy, as ``poll`` reports it."""
+
+    copy_id: int
+    success: bool
+
+
+@dataclass
+class CopyEngine:
+    """Copies of one rank. ``submit``, ``poll`` and ``wait`` are the worker's; the rest is the world's."""
+
+    pages: Pages
+    launched_steps: int = 0
+    """Kept up to date by the device."""
+    running: dict[int, Copy] = field(default_factory=dict)
+    ended: list[Copy] = field(default_factory=list)
+    """Every copy that ended, for repeats and for the books."""
+    _reports: list[Result] = field(default_factory=list)
+    _next_id: int = 0
+
+    # -- what a worker may call ----------------------------------------------------------------
+
+    def submit(
+        self,
+        direction: Direction,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        after_compute: bool = True,
+        stream: str = "",
+    ) -> int:
+        """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
+        copy_id, self._next_id = self._next_id, self._next_id + 1
+        after_step = self.launched_steps if after_compute else 0
+        copy = Copy(copy_id, direction, tuple(pairs), stream or f"own {copy_id}", after_step)
+        self.running[copy_id] = copy
+        if not pairs:
+            self._end(copy, State.DONE)
+        return copy_id
+
+    def poll(self) -> list[Result]:
+        """The copies that ended since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def wait(self, copy_ids: Sequence[int]) -> set[int]:
+        """Let these copies end now; returns the ids that never will. The results come through ``poll``."""
+        stuck = set()
+        for copy_id in copy_ids:
+            copy = self.running.get(copy_id)
+            if copy is None:
+                continue
+            if any(other.state is State.LOST for other in self._before(copy)) or copy.state is State.LOST:
+                stuck.add(copy_id)
+                continue
+            for other in (*self._before(copy), copy):
+                self.pages.retire_until(other.after_step)
+                self.advance(other, len(other.pairs))
+        return stuck
+
+    # -- what the world decides ----------------------------------------------------------------
+
+    def startable(self) -> list[Copy]:
+        """Copies whose next page may be moved now."""
+        retired = self.pages.retired_steps
+        return [
+            copy
+            for copy in self.running.values()
+            if copy.state is State.RUNNING and copy.after_step <= retired and not self._before(copy)
+        ]
+
+    def advance(self, copy: Copy, pages: int) -> None:
+        """Move the next ``pages`` pages; a copy that has none left is done."""
+        for block, slot in copy.pairs[copy.copied : copy.copied + pages]:
+            self.pages.move_page(copy, block, slot)
+            copy.copied += 1
+        if copy.copied == len(copy.pairs):
+            self._end(copy, State.DONE)
+
+    def fail(self, copy: Copy) -> None:
+        """The copy ends here; what it moved stays moved."""
+        self._end(copy, State.FAILED)
+
+    def lose(self, copy: Copy) -> None:
+        """The copy never ends, and moves nothing more."""
+        copy.state = State.LOST
+
+    def repeat(self, copy: Copy) -> None:
+        """Report the end of a copy once more."""
+        self._reports.append(Result(copy.copy_id, copy.state is State.DONE))
+
+    def _before(self, copy: Copy) -> list[Copy]:
+        return [
+            other
+            for other in self.running.values()
+            if other.stream == copy.stream and other.copy_id < copy.copy_id
+        ]
+
+    def _end(self, copy: Copy, state: State) -> None:
+        copy.state = state
+        del self.running[copy.copy_id]
+        self.ended.append(copy)
+        self._reports.append(Result(copy.copy_id, state is State.DONE))
+
+    def check(self) -> None:
+        """Recount: running copies are running, ended ones ended, ids never repeat."""
+        ids = [*self.running, *(copy.copy_id for copy in self.ended)]
+        assert len(set(ids)) == len(ids) == self._next_id, f"{len(ids)} copies, {self._next_id} submitted"
+        for copy in self.running.values():
+            assert copy.state in (State.RUNNING, State.LOST), f"{copy} is {copy.state} and running"

@@ -1,0 +1,224 @@
+"""The device of one rank: real GPU memory, a queue of launched steps, host memory, a copy engine.
+
+A step is *launched* when the worker's hooks have run and *retires* when its kernels have: in between the host runs
+ahead. Retiring a step poisons the blocks it got, writes the slots it computes, then reads every slot it attends to
+and compares it with what it must hold. Who may touch a block is written down in ``shadow``.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from kv_sim.config import WorldConfig
+from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
+from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.shadow import Shadow
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one request does in one step: computes ``[start, end)`` and reads everything before, by group."""
+
+    request_id: str
+    start: int
+    end: int
+    tables: tuple[tuple[int, ...], ...]
+    hashes: Words
+    """What each position must hold, drafts included; at least ``end`` long."""
+
+
+@dataclass(frozen=True)
+class ContentProblem:
+    """A kernel read something else than its request's prefix."""
+
+    request_id: str
+    block: int
+    message: str
+
+
+@dataclass
+class LaunchedStep:
+    """One step's work on this device."""
+
+    number: int
+    attentions: list[Attention]
+    poison: list[int]
+    problems: list[ContentProblem]
+    block_size: int
+    windows: tuple[int, ...]
+    """Window of each group in tokens; 0: all of it."""
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for attention in self.attentions:
+            for table, window in zip(attention.tables, self.windows, strict=True):
+                first = self.first_read(attention, window)
+                last = (attention.end - 1) // self.block_size
+                self.reads.update(table[first : last + 1])
+                self.writes.update(table[attention.start // self.block_size : last + 1])
+
+    def first_read(self, attention: Attention, window: int) -> int:
+        """Index of the first block that the attention of a group reaches back to."""
+        return max(0, attention.start - window + 1) // self.block_size if window else 0
+
+
+class Device:
+    """Memory and time of one rank."""
+
+    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow) -> None:
+        self.rank = rank
+        self.config = config
+        self.shadow = shadow
+        self.memory: Words = np.full(
+            (config.num_blocks, config.layers, config.block_size), POISON, dtype=np.uint64
+        )
+        self.keys = layer_keys(rank, len(config.groups), config.layers)
+        self.host: dict[str, Words] = {}
+        self.queue: deque[LaunchedStep] = deque()
+        self.copies = CopyEngine(self)
+        self._slots: list[tuple[str, int]] = []
+
+    # -- host memory, for connectors -----------------------------------------------------------
+
+    def allocate_host(self, name: str, slots: int) -> list[int]:
+        """Get ``slots`` pages of host memory; returns the numbers under which copies know them."""
+        if name in self.host:
+            raise ValueError(f"host memory {name!r} exists already on rank {self.rank}")
+        self.host[name] = np.full((slots, *self.memory.shape[1:]), POISON, dtype=np.uint64)
+        first = len(self._slots)
+        self._slots += [(name, index) for index in range(slots)]
+        return list(range(first, first + slots))
+
+    # -- compute -------------------------------------------------------------------------------
+
+    @property
+    def retired_steps(self) -> int:
+        """How many of the launched steps have retired."""
+        return self.copies.launched_steps - len(self.queue)
+
+    def launch(self, step: LaunchedStep) -> None:
+        """Queue a step behind those launched before."""
+        self.queue.append(step)
+        self.copies.launched_steps += 1
+
+    def retire(self) -> LaunchedStep:
+        """Run the oldest launched step."""
+        step = self.queue[0]
+        self.poison(step.poison)
+        # Copies that wait for this step come after it by construction.
+        others = [copy for copy in self.copies.running.values() if copy.after_step <= self.retired_steps]
+        self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others)
+        self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
+        for attention in step.attentions:
+            for group in range(len(self.config.groups)):
+                self._write(step, attention, group)
+        for attention in step.attentions:
+            for group, window in enumerate(step.windows):
+                self._read(step, attention, group, step.first_read(attention, window))
+        self.queue.popleft()
+        return step
+
+    def retire_until(self, step: int) -> None:
+        """Let the device finish the first ``step`` launched steps."""
+        while self.retired_steps < step:
+            self.retire()
+
+    def synchronize(self) -> None:
+        """Let the device finish everything that was launched."""
+        self.retire_until(self.copies.launched_steps)
+
+    def zero(self, blocks: list[int], step: int) -> None:
+        """Zero newly allocated blocks, as a kernel that is launched now would."""
+        self.shadow.about_to_write(self.rank, blocks, f"step {step} zeroes it", self.copies.running.values())
+        for block in blocks:
+            self.memory[block] = ZERO
+            self.shadow.last_writer[self.rank][block] = f"step {step}, which zeroed it"
+
+    def poison(self, blocks: list[int]) -> None:
+        """Make the bytes of newly allocated blocks recognizable."""
+        for block in blocks:
+            self.memory[block] = POISON
+            self.shadow.last_writer[self.rank][block] = "nobody since it was allocated"
+
+    def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        size, table = self.config.block_size, attention.tables[group]
+        keys = self.keys[group]
+        position = attention.start
+        while position < attention.end:
+            index, offset = divmod(position, size)
+            count = min(size - offset, attention.end - position)
+            hashes = attention.hashes[position : position + count]
+            block = table[index]
+            self.memory[block, :, offset : offset + count] = hashes ^ keys[:, None]
+            self.shadow.last_writer[self.rank][block] = f"step {step.number} for request {attention.request_id}"
+            position += count
+
+    def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
+        size = self.config.block_size
+        full = attention.end // size
+        table = attention.tables[group][first:full]
+        if not table:
+            return
+        expected = attention.hashes[first * size : full * size].reshape(-1, 1, size)
+        got = self.memory[list(table)] ^ self.keys[group][None, :, None]
+        if not np.array_equal(got, np.broadcast_to(expected, got.shape)):
+            wrong = np.argwhere(got != expected)[0]
+            index, layer, offset = (int(x) for x in wrong)
+            token, block = (first + index) * size + offset, table[index]
+            held = int(self.memory[block, layer, offset])
+            step.problems.append(
+                ContentProblem(
+                    attention.request_id,
+                    block,
+                    self.shadow.explain_content(self.rank, attention.request_id, token, block, held)
+                    + f" (group {group}, layer {layer}, step {step.number})",
+                )
+            )
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def move_page(self, copy: Copy, block: int, slot: int) -> None:
+        """Move one page now, if the ledger allows it."""
+        self.shadow.about_to_move(self.rank, copy, block, slot, len(self._slots), self.queue, self.copies)
+        name, index = self._slots[slot]
+        if copy.direction is Direction.STORE:
+            self.host[name][index] = self.memory[block]
+        else:
+            self.memory[block] = self.host[name][index]
+            self.shadow.last_writer[self.rank][block] = str(copy)
+
+
+class KVCache:
+    """What a connector gets for a layer: pages of one device, to read, write and copy.
+
+    ``read`` and ``write`` wait for the device first, as an access from the host does; ``device.copies`` doesn't.
+    """
+
+    def __init__(self, device: Device, layer: int) -> None:
+        self.device = device
+        self.layer = layer
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks, and words in a page of this layer."""
+        return (self.device.config.num_blocks, self.device.config.block_size)
+
+    def read(self, block: int) -> Words:
+        """A copy of a page, after the device has finished what it was given."""
+        self.device.synchronize()
+        self.device.shadow.about_to_read(
+            self.device.rank, [block], "the connector reads it", self.device.copies.running.values()
+        )
+        return cast(Words, self.device.memory[block, self.layer].copy())
+
+    def write(self, block: int, page: Any) -> None:
+        """Overwrite a page, after the device has finished what it was given."""
+        self.device.synchronize()
+        self.device.shadow.about_to_load(
+            self.device.rank, block, "the connector writes it", self.device.copies.running.values()
+        )
+        self.device.memory[block, self.layer] = page
+        self.device.shadow.last_writer[self.device.rank][block] = "the connector"

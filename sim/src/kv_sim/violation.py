@@ -1,0 +1,43 @@
+"""``Violation``: one of the ten invariants was broken, and what is known about it."""
+
+from enum import StrEnum
+
+
+class Invariant(StrEnum):
+    """What a connector must never break. Each has a checker of its own in ``kv_sim.checkers``."""
+
+    CONTENT = "CONTENT"
+    OWNERSHIP = "OWNERSHIP"
+    CONSERVATION = "CONSERVATION"
+    LIVENESS = "LIVENESS"
+    NO_CRASH = "NO-CRASH"
+    PROTOCOL = "PROTOCOL"
+    HITS = "HITS"
+    ACCOUNTING = "ACCOUNTING"
+    GEOMETRY = "GEOMETRY"
+    WORK = "WORK"
+
+
+class Violation(Exception):  # noqa: N818 - the word of the documentation
+    """A checker found that an invariant is broken."""
+
+    def __init__(self, invariant: Invariant, message: str) -> None:
+        super().__init__(f"{invariant}  {message}")
+        self.invariant = invariant
+        self.message = message
+
+
+class TestbedError(Exception):
+    """The testbed itself did something that a real engine never does: a bug here, not in the connector."""
+
+
+class Referee:
+    """Raises violations, except those of checkers that are switched off."""
+
+    def __init__(self) -> None:
+        self.silent: set[Invariant] = set()
+
+    def fail(self, invariant: Invariant, message: str) -> None:
+        """Report that ``invariant`` is broken."""
+        if invariant not in self.silent:
+            raise Violation(invariant, message)

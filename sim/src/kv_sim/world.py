@@ -1,0 +1,311 @@
+"""``World``: one engine, one connector, and everything that can happen to them, one action at a time.
+
+A world picks a legal action from a ``Random``, applies it and records it. The same class replays a recorded
+history: ``apply`` skips what is not legal. Same seed, same history, same digest, in any process.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from kv_sim.actions import Action, Kind
+from kv_sim.arrivals import Arrivals
+from kv_sim.checkers import quiescence
+from kv_sim.config import WorldConfig
+from kv_sim.coverage import Coverage
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.request import RequestSpec
+from kv_sim.memory.copies import Copy, State
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Referee
+
+WEIGHTS: dict[Kind, int] = {
+    Kind.ADD: 12,
+    Kind.STEP: 30,
+    Kind.SCHEDULE: 12,
+    Kind.EXECUTE: 14,
+    Kind.RETIRE: 14,
+    Kind.PROCESS: 14,
+    Kind.SETTLE: 4,
+    Kind.FINISH: 14,
+    Kind.ADVANCE: 6,
+    Kind.FAIL: 2,
+    Kind.LOSE: 1,
+    Kind.REPEAT: 2,
+    Kind.ABORT: 3,
+    Kind.RESET: 1,
+}
+
+
+class World:
+    """One history in the making."""
+
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        *,
+        referee: Referee | None = None,
+        observe: Callable[[str, str, tuple[Any, ...], Any], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.subject = subject
+        self.referee = referee or Referee()
+        self.coverage = Coverage()
+        self.history: list[Action] = []
+        self._digest = blake2b(digest_size=16)
+        self._observe = observe
+        self.engine = Engine(config, subject, self.referee, self._called)
+        self.arrivals = Arrivals(config)
+
+    # -- picking -------------------------------------------------------------------------------
+
+    def run(self, random: Random, actions: int) -> None:
+        """Take ``actions`` actions of ``random``'s choice, then let everything come to rest."""
+        for _ in range(actions):
+            self.act(random)
+        self.rest()
+
+    def act(self, random: Random) -> None:
+        """Pick one legal action and take it."""
+        choices = self._choices()
+        kinds = list(choices)
+        kind = random.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
+        args = choices[kind]
+        self.apply(Action(kind, args(random) if callable(args) else args), random)
+
+    def _choices(self) -> dict[Kind, Any]:
+        """Every kind of action that is legal now, with its arguments or what draws them."""
+        engine, config = self.engine, self.config
+        choices: dict[Kind, Any] = {}
+        unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
+        if len(unfinished) < 2 * config.max_running + 2:
+            choices[Kind.ADD] = lambda random: {
+                "spec": asdict(self.arrivals.draw(random, engine.scheduler.requests))
+            }
+        if engine.has_work:
+            choices[Kind.STEP] = {}
+            if engine.can_schedule and config.run_ahead:
+                choices[Kind.SCHEDULE] = {}
+        ranks = range(config.world_size)
+        executable = [rank for rank in ranks if engine.executable(rank)]
+        if executable:
+            choices[Kind.EXECUTE] = lambda random: {"rank": random.choice(executable)}
+        retirable = [rank for rank in ranks if engine.devices[rank].queue]
+        if retirable:
+            choices[Kind.RETIRE] = lambda random: {"rank": random.choice(retirable)}
+        if engine.processable():
+            choices[Kind.PROCESS] = {}
+        self._copy_choices(choices)
+        if unfinished:
+            choices[Kind.ABORT] = lambda random: {"request": random.choice(unfinished).request_id}
+        choices[Kind.RESET] = lambda random: {
+            "running": random.random() < 0.5,
+            "connector": self._may("reset_all", Trait.RESET) and random.random() < 0.5,
+        }
+        for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
+            if kind.value in config.silent:
+                choices.pop(kind, None)
+        return choices
+
+    def _copy_choices(self, choices: dict[Kind, Any]) -> None:
+        startable = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.startable()]
+        if not startable:
+            return
+
+        def one(random: Random) -> dict[str, Any]:
+            rank, copy = random.choice(startable)
+            return {"rank": rank, "copy": copy.copy_id}
+
+        choices[Kind.SETTLE] = {}
+        choices[Kind.FINISH] = one
+        choices[Kind.ADVANCE] = lambda random: {**one(random), "pages": random.randint(1, 2)}
+        if self._may("fail", Trait.FAILURES):
+            choices[Kind.FAIL] = one
+        if self._may("lose", Trait.LOSSES):
+            choices[Kind.LOSE] = one
+        ended = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.ended[-3:]]
+        if ended and self._may("repeat", Trait.REPEATS):
+
+            def again(random: Random) -> dict[str, Any]:
+                rank, copy = random.choice(ended)
+                return {"rank": rank, "copy": copy.copy_id}
+
+            choices[Kind.REPEAT] = again
+
+    def _may(self, kind: str, trait: Trait) -> bool:
+        return kind not in self.config.silent and trait in self.subject.traits
+
+    # -- applying ------------------------------------------------------------------------------
+
+    def apply(self, action: Action, random: Random | None = None) -> bool:
+        """Take an action, if it is legal now. It is recorded with everything that was drawn for it."""
+        args = dict(action.args)
+        states = self.coverage.states(self.engine, action)
+        self.history.append(action)
+        legal = bool(getattr(self, f"_{action.kind.value}")(args, random))
+        if not legal:
+            self.history.pop()
+            return False
+        self.history[-1] = Action(action.kind, args)
+        self.coverage.count(action.kind, states)
+        self._digest.update(json.dumps(self.history[-1].to_json(), sort_keys=True).encode())
+        return True
+
+    def _add(self, args: dict[str, Any], random: Random | None) -> bool:
+        spec = RequestSpec(**args["spec"])
+        if spec.request_id in self.engine.scheduler.requests:
+            return False
+        self.engine.add(spec)
+        return True
+
+    def _abort(self, args: dict[str, Any], random: Random | None) -> bool:
+        request = self.engine.scheduler.requests.get(args["request"])
+        if request is None or request.status.is_finished:
+            return False
+        self.engine.abort(args["request"])
+        return True
+
+    def _step(self, args: dict[str, Any], random: Random | None) -> bool:
+        if not self.engine.has_work:
+            return False
+        while not self.engine.can_schedule:
+            self.engine.finish_step()
+        self._schedule_with(args, random)
+        for rank in range(self.config.world_size):
+            while self.engine.executable(rank):
+                self.engine.execute(rank)
+        while not self.engine.can_schedule:
+            self.engine.finish_step()
+        return True
+
+    def _schedule(self, args: dict[str, Any], random: Random | None) -> bool:
+        if not (self.engine.can_schedule and self.engine.has_work):
+            return False
+        self._schedule_with(args, random)
+        return True
+
+    def _schedule_with(self, args: dict[str, Any], random: Random | None) -> None:
+        """Schedule; which drafts are rejected is drawn now and recorded, or taken from the record."""
+        recorded: dict[str, int] = args.get("rejects", {})
+        used: dict[str, int] = {}
+
+        def reject(request_id: str, drafts: int) -> int:
+            rejected = min(recorded.get(request_id, 0), drafts) if random is None else random.randint(0, drafts)
+            if rejected:
+                used[request_id] = rejected
+            return rejected
+
+        step = self.engine.schedule(reject)
+        self.coverage.scheduled(self.engine, step)
+        if used:
+            args["rejects"] = used
+        else:
+            args.pop("rejects", None)
+
+    def _execute(self, args: dict[str, Any], random: Random | None) -> bool:
+        rank: int = args["rank"]
+        if rank >= self.config.world_size or not self.engine.executable(rank):
+            return False
+        self.engine.execute(rank)
+        return True
+
+    def _retire(self, args: dict[str, Any], random: Random | None) -> bool:
+        rank: int = args["rank"]
+        if rank >= self.config.world_size or not self.engine.devices[rank].queue:
+            return False
+        self.engine.retire(rank)
+        return True
+
+    def _process(self, args: dict[str, Any], random: Random | None) -> bool:
+        if not self.engine.processable():
+            return False
+        self.engine.process()
+        return True
+
+    def _reset(self, args: dict[str, Any], random: Random | None) -> bool:
+        done = self.engine.reset(running=args["running"], connector=args["connector"])
+        self.coverage.situation(f"reset answered {done}")
+        return True
+
+    # -- copies --------------------------------------------------------------------------------
+
+    def _settle(self, args: dict[str, Any], random: Random | None) -> bool:
+        settled = False
+        for device in self.engine.devices:
+            while copies := device.copies.startable():
+                settled = True
+                for copy in copies:
+                    device.copies.advance(copy, len(copy.pairs))
+        return settled
+
+    def _copy(self, args: dict[str, Any]) -> Copy | None:
+        if args["rank"] >= self.config.world_size:
+            return None
+        engine = self.engine.devices[args["rank"]].copies
+        return next((copy for copy in engine.startable() if copy.copy_id == args["copy"]), None)
+
+    def _advance(self, args: dict[str, Any], random: Random | None) -> bool:
+        copy = self._copy(args)
+        if copy is None:
+            return False
+        self.engine.devices[args["rank"]].copies.advance(copy, args.get("pages", len(copy.pairs)))
+        return True
+
+    _finish = _advance
+
+    def _fail(self, args: dict[str, Any], random: Random | None) -> bool:
+        copy = self._copy(args)
+        if copy is None:
+            return False
+        self.coverage.situation("a copy is torn" if copy.copied else "a copy fails")
+        self.engine.devices[args["rank"]].copies.fail(copy)
+        return True
+
+    def _lose(self, args: dict[str, Any], random: Random | None) -> bool:
+        copy = self._copy(args)
+        if copy is None:
+            return False
+        self.coverage.situation("a copy is lost")
+        self.engine.devices[args["rank"]].copies.lose(copy)
+        return True
+
+    def _repeat(self, args: dict[str, Any], random: Random | None) -> bool:
+        if args["rank"] >= self.config.world_size:
+            return False
+        engine = self.engine.devices[args["rank"]].copies
+        copy = next((c for c in engine.ended if c.copy_id == args["copy"]), None)
+        if copy is None or copy.state is State.LOST:
+            return False
+        engine.repeat(copy)
+        return True
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """Add nothing more, let every copy and request end, and check what must hold then."""
+        quiescence.come_to_rest(self)
+
+    def replay(self, actions: Iterable[Action]) -> None:
+        """Apply recorded actions, skipping those that are not legal, then let everything come to rest."""
+        for action in actions:
+            self.apply(action)
+        self.rest()
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of everything that happened, memory included."""
+        digest = self._digest.copy()
+        for device in self.engine.devices:
+            digest.update(device.memory.tobytes())
+        return digest.hexdigest()
+
+    def _called(self, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        if name == "get_num_new_matched_tokens":
+            self.coverage.matched(args[0], answer)
+            self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
+        if self._observe is not None:
+            self._observe(side, name, args, answer)
