@@ -178,7 +178,7 @@ class World:
         for rank in range(self.config.world_size):
             while self.engine.executable(rank):
                 self.engine.execute(rank)
-        while not self.engine.can_schedule:
+        while len(self.engine.steps) > self.config.run_ahead:
             self.engine.finish_step()
         return True
 
