@@ -1,0 +1,36 @@
+"""From names in a configuration to connectors and offloading specs, and the process's one connector.
+
+Start at ``KVConnectorFactory`` and ``OffloadingSpecFactory``; ``python -m kv_factory`` shows what they know.
+"""
+
+from kv_api import KVConnectorBaseType
+from kv_factory.connectors import KVConnectorFactory
+from kv_factory.isolation import isolated
+from kv_factory.loading import Offer, Target
+from kv_factory.module_paths import forbid_module_paths, module_paths_allowed
+from kv_factory.specs import OffloadingSpecFactory
+from kv_factory.transfer_state import (
+    KVTransferStateError,
+    ensure_kv_transfer_initialized,
+    ensure_kv_transfer_shutdown,
+    get_kv_transfer_group,
+    has_kv_transfer_group,
+    is_v1_kv_transfer_group,
+)
+
+__all__ = [
+    "KVConnectorBaseType",
+    "KVConnectorFactory",
+    "KVTransferStateError",
+    "Offer",
+    "OffloadingSpecFactory",
+    "Target",
+    "ensure_kv_transfer_initialized",
+    "ensure_kv_transfer_shutdown",
+    "forbid_module_paths",
+    "get_kv_transfer_group",
+    "has_kv_transfer_group",
+    "is_v1_kv_transfer_group",
+    "isolated",
+    "module_paths_allowed",
+]

@@ -1,0 +1,67 @@
+"""``python -m kv_factory``: the table as it is printed."""
+
+import json
+
+import pytest
+
+import kv_factory
+from kv_factory import KVConnectorFactory, Offer, OffloadingSpecFactory, Target
+from kv_factory.__main__ import main
+
+NOTHING = """\
+Nothing is installed that offers a connector or an offloading spec.
+Install a package that does; in the same environment it is found by itself. Or write one: a package offers its
+classes as entry points in the groups kv_connectors and kv_offload_specs.
+
+kind             name                 target  origin         importable?
+connector        MultiConnector       -       not installed  no: install the package kv-multi
+connector        OffloadingConnector  -       not installed  no: install the package kv-offload
+offloading spec  CPUOffloadingSpec    -       not installed  no: install the package kv-offload-cpu
+"""
+TABLE = """\
+kind             name                 target         origin         importable?
+connector        Mine                 kvf_zoo:Two    registered     yes
+connector        MultiConnector       kvf_zoo:Hma    kvf-multi 3.1  yes
+connector        Wrong                kvf_zoo:Spec   registered     \
+no: Spec is no connector: it doesn't derive from KVConnectorBase or KVConnectorBase_V1
+connector        OffloadingConnector  -              not installed  no: install the package kv-offload
+offloading spec  Away                 kvf_nowhere:A  registered     no: there is no module 'kvf_nowhere'
+offloading spec  CPUOffloadingSpec    -              not installed  no: install the package kv-offload-cpu
+"""
+
+
+def test_with_nothing_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr().out == NOTHING
+
+
+def test_with_some(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv_factory.isolated(
+        connectors=[Offer("MultiConnector", Target(zoo, "Hma"), "from kvf-multi 3.1")], specs=()
+    ):
+        KVConnectorFactory.register_connector("Mine", zoo, "Two")
+        KVConnectorFactory.register_connector("Wrong", zoo, "Spec")
+        OffloadingSpecFactory.register_spec("Away", "kvf_nowhere", "A")
+        assert main([]) == 0
+    assert capsys.readouterr().out == TABLE
+
+
+def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    KVConnectorFactory.register_connector("Mine", zoo, "Two")
+    assert main(["--json"]) == 0
+    mine, *_, spec = json.loads(capsys.readouterr().out)
+    assert mine == {
+        "kind": "connector", "name": "Mine", "target": "kvf_zoo:Two", "origin": "registered",
+        "importable": True, "error": None,
+    }  # fmt: skip
+    assert spec == {
+        "kind": "offloading spec", "name": "CPUOffloadingSpec", "target": None, "origin": "not installed",
+        "importable": False, "error": "install the package kv-offload-cpu",
+    }  # fmt: skip
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--yaml"])
+    assert ended.value.code == 2
+    assert "--yaml" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Forbidding modules that a configuration names: each way, for each kind, and for what is created within."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kv_factory
+from kv_api import ConfigError, KVConnectorRole
+from kv_factory import KVConnectorFactory, OffloadingSpecFactory, forbid_module_paths, module_paths_allowed
+
+WORKER = KVConnectorRole.WORKER
+Engine = Callable[..., Any]
+Use = Callable[..., object]
+
+# Each call that may follow a module path: of an engine's configuration, with keywords.
+USES: dict[str, Use] = {
+    "create_connector": lambda config, **kw: KVConnectorFactory.create_connector(config, WORKER, None, **kw),
+    "create_connector_v1": lambda config, **kw: KVConnectorFactory.create_connector_v1(config, WORKER, **kw),
+    "get_connector_class": lambda config, **kw: KVConnectorFactory.get_connector_class(
+        config.kv_transfer_config, **kw
+    ),
+    "supports_hma_config": lambda config, **kw: KVConnectorFactory.supports_hma_config(
+        config.kv_transfer_config, **kw
+    ),
+    "ensure_kv_transfer_initialized": lambda config, **kw: kv_factory.ensure_kv_transfer_initialized(config, **kw),
+    "create_connector_v0": lambda config, **kw: KVConnectorFactory.create_connector_v0(0, 0, config, **kw),
+    "get_spec_cls": lambda config, **kw: OffloadingSpecFactory.get_spec_cls(config, **kw),
+    "create_spec": lambda config, **kw: OffloadingSpecFactory.create_spec(config, None, **kw),
+}
+REASONS = {
+    "call": "the call said allow_module_paths=False",
+    "process": "forbid_module_paths() was called",
+    "environment": "KV_FACTORY_ALLOW_MODULE_PATHS is '0'",
+}
+
+
+@pytest.mark.parametrize("way", [None, *REASONS])
+@pytest.mark.parametrize("name", USES)
+def test_every_call(monkeypatch: pytest.MonkeyPatch, zoo: str, engine: Engine, name: str, way: str | None) -> None:
+    keywords: dict[str, Any] = {}
+    if name == "create_connector_v0":
+        monkeypatch.setenv("VLLM_USE_V1", "0")
+    if way == "call":
+        keywords["allow_module_paths"] = False
+    elif way == "process":
+        forbid_module_paths()
+    elif way == "environment":
+        monkeypatch.setenv("KV_FACTORY_ALLOW_MODULE_PATHS", "0")
+    config = engine(
+        "V0" if name.endswith("v0") else "Two",
+        kv_connector_module_path=zoo,
+        kv_connector_extra_config={"spec_name": "OldSpec", "spec_module_path": zoo},
+    )
+    if way is None:
+        USES[name](config)
+        return
+    kind, key = ("connector", "kv_connector_module_path")
+    if "spec" in name:
+        kind, key = ("offloading spec", "spec_module_path")
+    subject = "OldSpec" if "spec" in name else config.kv_transfer_config.kv_connector
+    with pytest.raises(ConfigError) as refused:
+        USES[name](config, **keywords)
+    assert str(refused.value) == (
+        f"{kind} {subject!r}: {key} 'kvf_zoo' is refused, because {REASONS[way]}; "
+        "use a name that is registered or that an installed package offers"
+    )
+
+
+@pytest.mark.parametrize("child_path", [None, "kvf_zoo"])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_children_created_within_a_call(zoo: str, engine: Engine, child_path: str | None, allowed: bool) -> None:
+    KVConnectorFactory.register_connector("Parent", zoo, "Parent")
+    KVConnectorFactory.register_connector("Two", zoo, "Two")
+    child = {"kv_connector": "Two", "kv_role": "kv_both", "kv_connector_module_path": child_path}
+    config = engine("Parent", kv_connector_extra_config={"connectors": [child]})
+    if child_path and not allowed:
+        with pytest.raises(ConfigError, match="'Two': kv_connector_module_path 'kvf_zoo' is refused"):
+            KVConnectorFactory.create_connector(config, WORKER, None, allow_module_paths=allowed)
+    else:
+        made: Any = KVConnectorFactory.create_connector(config, WORKER, None, allow_module_paths=allowed)
+        assert [child_class.__name__ for child_class in made.classes] == ["Two"]
+    assert module_paths_allowed(), "a call's prohibition outlived it"
+
+
+def test_a_call_can_only_take_away(zoo: str, engine: Engine) -> None:
+    forbid_module_paths()
+    config = engine("Two", kv_connector_module_path=zoo)
+    with pytest.raises(ConfigError, match="refused"):
+        KVConnectorFactory.create_connector(config, WORKER, None, allow_module_paths=True)
+
+
+def test_a_known_name_is_used_when_its_module_path_is_not_asked(zoo: str, engine: Engine) -> None:
+    KVConnectorFactory.register_connector("Two", zoo, "Two")
+    config = engine("Two", kv_connector_module_path="kvf_nowhere")
+    KVConnectorFactory.create_connector_v1(config, WORKER, allow_module_paths=False)
+
+
+def test_the_advice_to_use_a_module_path_is_not_given(engine: Engine) -> None:
+    with pytest.raises(ConfigError) as refused:
+        KVConnectorFactory.create_connector(engine("Two"), WORKER, None, allow_module_paths=False)
+    assert str(refused.value) == "unknown connector 'Two'; known: none"
+
+
+def test_isolation_ends_a_prohibition() -> None:
+    with kv_factory.isolated():
+        forbid_module_paths()
+        assert not module_paths_allowed()
+        with kv_factory.isolated():
+            assert module_paths_allowed()
+        assert not module_paths_allowed()
+    assert module_paths_allowed()
+
+
+def test_a_bad_value_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KV_FACTORY_ALLOW_MODULE_PATHS", "no")
+    with pytest.raises(ConfigError) as refused:
+        OffloadingSpecFactory.get_spec_cls(
+            SimpleNamespace(extra_config={"spec_name": "A", "spec_module_path": "b"})  # type: ignore[arg-type]
+        )
+    assert str(refused.value) == "KV_FACTORY_ALLOW_MODULE_PATHS: expected 0, 1, true or false, got 'no'"
