@@ -182,16 +182,18 @@ class LaterWorker(WorkerSide):
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
-        self._device: Any = None
+        self._copies: Any = None
+        self._first_slot = 0
         self._loads: dict[int, tuple[str, Pages]] = {}
         self._stores: dict[int, str] = {}
         self._failed_blocks: set[int] = set()
         self._failed_stores: set[str] = set()
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._device = next(iter(kv_caches.values())).device
+        device = next(iter(kv_caches.values())).device
         slots = int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])
-        self._first_slot = self._device.allocate_host(type(self).__name__, slots)[0]
+        self._first_slot = device.allocate_host(slots)
+        self._copies = device.copies.open()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         jobs = self._get_connector_metadata()
@@ -214,12 +216,12 @@ class LaterWorker(WorkerSide):
 
     def _submit(self, direction: Direction, pages: Pages) -> int:
         pairs = [(block, slot + self._first_slot) for block, slot in pages]
-        copy: int = self._device.copies.submit(direction, pairs)
+        copy: int = self._copies.submit(direction, pairs)
         return copy
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
-        for result in self._device.copies.poll():
+        for result in self._copies.poll():
             if result.copy_id in self._stores:
                 request_id = self._stores.pop(result.copy_id)
                 results.finished_sending.add(request_id)

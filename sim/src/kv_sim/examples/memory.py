@@ -90,6 +90,10 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         self._slot_of[block_hash] = slot
         return slot
 
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        # Beside a sibling that knows one group only, a MultiConnector calls this form.
+        return self.request_finished_all_groups(request, (block_ids,))
+
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:

@@ -173,18 +173,20 @@ class PatientWorker(WorkerSide):
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
-        self._device: Any = None
+        self._copies: Any = None
+        self._first_slot = 0
         self._stores: dict[int, int] = {}
         self._ended = Ended()
         self._failed_blocks: set[int] = set()
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._device = next(iter(kv_caches.values())).device
+        device = next(iter(kv_caches.values())).device
         slots = int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])
-        self._first_slot = self._device.allocate_host(type(self).__name__, slots)[0]
+        self._first_slot = device.allocate_host(slots)
+        self._copies = device.copies.open()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        self._device.copies.wait(list(self._stores))
+        self._copies.wait(list(self._stores))
         self._collect()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -193,8 +195,8 @@ class PatientWorker(WorkerSide):
         if not plan.loads:
             return
         pages = [(block, slot + self._first_slot) for block, slot in plan.loads]
-        copy = self._device.copies.submit(Direction.LOAD, pages)
-        self._device.copies.wait([copy])
+        copy = self._copies.submit(Direction.LOAD, pages)
+        self._copies.wait([copy])
         if not self._collect().get(copy, False):
             self._failed_blocks.update(block for block, _ in plan.loads)
             self._ended.failed_slots.update(slot for _, slot in plan.loads)
@@ -202,7 +204,7 @@ class PatientWorker(WorkerSide):
     def _collect(self) -> dict[int, bool]:
         """Take in what has ended; returns copies that are no stores of ours with their success."""
         others = {}
-        for result in self._device.copies.poll():
+        for result in self._copies.poll():
             store_id = self._stores.pop(result.copy_id, None)
             if store_id is None:
                 others[result.copy_id] = result.success
@@ -223,7 +225,7 @@ class PatientWorker(WorkerSide):
         assert isinstance(plan, Plan)
         if plan.stores:
             pages = [(block, slot + self._first_slot) for block, slot in plan.stores]
-            self._stores[self._device.copies.submit(Direction.STORE, pages)] = plan.store_id
+            self._stores[self._copies.submit(Direction.STORE, pages)] = plan.store_id
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()

@@ -81,20 +81,12 @@ class Result:
     success: bool
 
 
-@dataclass
-class CopyEngine:
-    """Copies of one rank. ``submit``, ``poll`` and ``wait`` are the worker's; the rest is the world's."""
+class CopyQueue:
+    """One worker's door to the copy engine: it submits, and hears of its own copies only."""
 
-    pages: Pages
-    launched_steps: int = 0
-    """Kept up to date by the device."""
-    running: dict[int, Copy] = field(default_factory=dict)
-    ended: list[Copy] = field(default_factory=list)
-    """Every copy that ended, for repeats and for the books."""
-    _reports: list[Result] = field(default_factory=list)
-    _next_id: int = 0
-
-    # -- what a worker may call ----------------------------------------------------------------
+    def __init__(self, engine: "CopyEngine") -> None:
+        self._engine = engine
+        self._reports: list[Result] = []
 
     def submit(
         self,
@@ -105,13 +97,7 @@ class CopyEngine:
         stream: str = "",
     ) -> int:
         """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
-        copy_id, self._next_id = self._next_id, self._next_id + 1
-        after_step = self.launched_steps if after_compute else 0
-        copy = Copy(copy_id, direction, tuple(pairs), stream or f"own {copy_id}", after_step)
-        self.running[copy_id] = copy
-        if not pairs:
-            self._end(copy, State.DONE)
-        return copy_id
+        return self._engine.begin(self, direction, tuple(pairs), after_compute=after_compute, stream=stream)
 
     def poll(self) -> list[Result]:
         """The copies that ended since the last call."""
@@ -120,18 +106,60 @@ class CopyEngine:
 
     def wait(self, copy_ids: Sequence[int]) -> set[int]:
         """Let these copies end now; returns the ids that never will. The results come through ``poll``."""
-        stuck = set()
-        for copy_id in copy_ids:
-            copy = self.running.get(copy_id)
-            if copy is None:
-                continue
-            if any(other.state is State.LOST for other in self._before(copy)) or copy.state is State.LOST:
-                stuck.add(copy_id)
-                continue
-            for other in (*self._before(copy), copy):
-                self.pages.retire_until(other.after_step)
-                self.advance(other, len(other.pairs))
-        return stuck
+        return {copy_id for copy_id in copy_ids if not self._engine.force(copy_id)}
+
+    def report(self, result: Result) -> None:
+        """The engine's word that a copy ended."""
+        self._reports.append(result)
+
+
+@dataclass
+class CopyEngine:
+    """Copies of one rank. Workers ``open`` a queue; the rest is the world's."""
+
+    pages: Pages
+    launched_steps: int = 0
+    """Kept up to date by the device."""
+    running: dict[int, Copy] = field(default_factory=dict)
+    ended: list[Copy] = field(default_factory=list)
+    """Every copy that ended, for repeats and for the books."""
+    _queues: dict[int, CopyQueue] = field(default_factory=dict)
+
+    def open(self) -> CopyQueue:
+        """A queue for one worker."""
+        return CopyQueue(self)
+
+    def begin(
+        self,
+        queue: CopyQueue,
+        direction: Direction,
+        pairs: tuple[tuple[int, int], ...],
+        *,
+        after_compute: bool,
+        stream: str,
+    ) -> int:
+        """Begin a copy for ``queue``; returns its id."""
+        copy_id = len(self._queues)
+        self._queues[copy_id] = queue
+        after_step = self.launched_steps if after_compute else 0
+        copy = Copy(copy_id, direction, pairs, stream or f"own {copy_id}", after_step)
+        self.running[copy_id] = copy
+        if not pairs:
+            self._end(copy, State.DONE)
+        return copy_id
+
+    def force(self, copy_id: int) -> bool:
+        """Let a copy end now, after what has to come before it. False: it never will."""
+        copy = self.running.get(copy_id)
+        if copy is None:
+            return True
+        chain = [*self._before(copy), copy]
+        if any(other.state is State.LOST for other in chain):
+            return False
+        for other in chain:
+            self.pages.retire_until(other.after_step)
+            self.advance(other, len(other.pairs))
+        return True
 
     # -- what the world decides ----------------------------------------------------------------
 
@@ -162,7 +190,7 @@ class CopyEngine:
 
     def repeat(self, copy: Copy) -> None:
         """Report the end of a copy once more."""
-        self._reports.append(Result(copy.copy_id, copy.state is State.DONE))
+        self._queues[copy.copy_id].report(Result(copy.copy_id, copy.state is State.DONE))
 
     def _before(self, copy: Copy) -> list[Copy]:
         return [
@@ -175,11 +203,11 @@ class CopyEngine:
         copy.state = state
         del self.running[copy.copy_id]
         self.ended.append(copy)
-        self._reports.append(Result(copy.copy_id, state is State.DONE))
+        self._queues[copy.copy_id].report(Result(copy.copy_id, state is State.DONE))
 
     def check(self) -> None:
         """Recount: running copies are running, ended ones ended, ids never repeat."""
         ids = [*self.running, *(copy.copy_id for copy in self.ended)]
-        assert len(set(ids)) == len(ids) == self._next_id, f"{len(ids)} copies, {self._next_id} submitted"
+        assert len(set(ids)) == len(ids) == len(self._queues), f"{len(ids)} copies, {len(self._queues)} submitted"
         for copy in self.running.values():
             assert copy.state in (State.RUNNING, State.LOST), f"{copy} is {copy.state} and running"

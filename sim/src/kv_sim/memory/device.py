@@ -76,21 +76,18 @@ class Device:
             (config.num_blocks, config.layers, config.block_size), POISON, dtype=np.uint64
         )
         self.keys = layer_keys(rank, len(config.groups), config.layers)
-        self.host: dict[str, Words] = {}
+        self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
         self.copies = CopyEngine(self)
-        self._slots: list[tuple[str, int]] = []
 
     # -- host memory, for connectors -----------------------------------------------------------
 
-    def allocate_host(self, name: str, slots: int) -> list[int]:
-        """Get ``slots`` pages of host memory; returns the numbers under which copies know them."""
-        if name in self.host:
-            raise ValueError(f"host memory {name!r} exists already on rank {self.rank}")
-        self.host[name] = np.full((slots, *self.memory.shape[1:]), POISON, dtype=np.uint64)
-        first = len(self._slots)
-        self._slots += [(name, index) for index in range(slots)]
-        return list(range(first, first + slots))
+    def allocate_host(self, slots: int) -> int:
+        """Get ``slots`` pages of host memory; returns the number of the first, as copies know it."""
+        first = len(self.host)
+        more = np.full((slots, *self.memory.shape[1:]), POISON, dtype=np.uint64)
+        self.host = np.concatenate([self.host, more])
+        return first
 
     # -- compute -------------------------------------------------------------------------------
 
@@ -182,12 +179,11 @@ class Device:
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the ledger allows it."""
-        self.shadow.about_to_move(self.rank, copy, block, slot, len(self._slots), self.queue, self.copies)
-        name, index = self._slots[slot]
+        self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, self.copies)
         if copy.direction is Direction.STORE:
-            self.host[name][index] = self.memory[block]
+            self.host[slot] = self.memory[block]
         else:
-            self.memory[block] = self.host[name][index]
+            self.memory[block] = self.host[slot]
             self.shadow.last_writer[self.rank][block] = str(copy)
 
 
