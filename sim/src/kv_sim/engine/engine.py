@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.hits import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
@@ -20,7 +21,7 @@ from kv_sim.engine.worker import Worker
 from kv_sim.guard import Guard, LogCall
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
-from kv_sim.subject import Subject, create
+from kv_sim.subject import Subject, Trait, create
 from kv_sim.violation import Invariant, Referee
 
 
@@ -32,6 +33,7 @@ class Engine:
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee)
+        self.served = Served(referee, config.block_size, is_on=Trait.KEEPS in subject.traits)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
@@ -48,7 +50,7 @@ class Engine:
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
-        guarded = cast(KVConnectorBase_V1, Guard(connector, "scheduler", referee, log))
+        guarded = cast(KVConnectorBase_V1, Guard(connector, "scheduler", referee, log, self.served))
         self.scheduler = Scheduler(config, guarded, self.shadow, all_groups=isinstance(connector, SupportsHMA))
         guarded.bind_kv_cache_manager(self.scheduler.blocks)
         self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
@@ -57,9 +59,11 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def add(self, spec: RequestSpec) -> None:
+    def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        self.scheduler.add_request(SimRequest(spec, self.config.block_size, self.config.spec_tokens))
+        request = SimRequest(spec, self.config.block_size, self.config.spec_tokens)
+        self.scheduler.add_request(request)
+        return request
 
     def abort(self, request_id: str) -> None:
         """A request's client went away."""
@@ -73,9 +77,10 @@ class Engine:
         done = scheduler.blocks.block_pool.reset()
         if running and not done:
             return None
-        if connector and scheduler.connector.reset_cache() is False:
-            return False
-        return done
+        forgot = scheduler.connector.reset_cache() if connector else None
+        if forgot:
+            self.served.reset(r for r in scheduler.requests.values() if not r.status.is_finished)
+        return done and forgot is not False
 
     @property
     def has_work(self) -> bool:
@@ -99,6 +104,8 @@ class Engine:
         output, plan = self.scheduler.schedule(reject_drafts)
         sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
         fresh = set(plan.fresh)
+        for name in plan.counts:
+            self.served.compute(self.scheduler.requests[name])
         step = Step(
             self.scheduler.num_steps,
             output,
@@ -164,7 +171,7 @@ class Engine:
 
     def check(self) -> None:
         """Recount everything that the engine keeps; a failure is a bug of the testbed."""
-        self.scheduler.blocks.check()
+        self.scheduler.check()
         self.aggregator.check()
         for device in self.devices:
             device.copies.check()

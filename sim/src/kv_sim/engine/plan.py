@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager, Tables
+from kv_sim.engine.output import CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.device import Attention
 
 
 @dataclass
-class Admission:
+class Admitted:
     """A request that enters the running ones."""
 
     request: SimRequest
@@ -26,7 +28,7 @@ class StepPlan:
     """Tokens that each request computes, in order of scheduling."""
     drafts: dict[str, int] = field(default_factory=dict)
     continued: list[SimRequest] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
     preempted: list[SimRequest] = field(default_factory=list)
     new_blocks: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     fresh: list[int] = field(default_factory=list)
@@ -48,7 +50,7 @@ class StepPlan:
 
     def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
         """A waiting request begins to run."""
-        self.admitted.append(Admission(request, computed, Tables(tables.get_block_ids())))
+        self.admitted.append(Admitted(request, computed, Tables(tables.get_block_ids())))
         self._count(request, count)
 
     def preempt(self, request: SimRequest) -> None:
@@ -90,6 +92,45 @@ class StepPlan:
                 request.num_unseen_rejects += rejected
             tables = tuple(tuple(table) for table in blocks.tables[request_id].groups)
             self.attentions.append(Attention(request_id, start, end, tables, hashes))
+
+    def output(self, config: WorldConfig, finished: set[str], preempted: set[str]) -> SchedulerOutput:
+        """The step as the connector and the workers see it; runners differ in what is new."""
+        resumed = [entry for entry in self.admitted if entry.request.num_preemptions]
+        as_new = self.admitted if config.runner == 2 else [e for e in self.admitted if e not in resumed]
+        new = [
+            NewRequestData(
+                entry.request.request_id,
+                list(entry.request.spec.prompt),
+                entry.tables.get_block_ids(),
+                entry.computed,
+            )
+            for entry in as_new
+        ]
+        cached = CachedRequestData()
+        for request in self.continued:
+            cached.req_ids.append(request.request_id)
+            blocks = self.new_blocks[request.request_id]
+            cached.new_block_ids.append(tuple(list(b) for b in blocks) if any(blocks) else None)
+            cached.num_computed_tokens.append(request.num_computed_tokens)
+            cached.num_output_tokens.append(request.num_output_tokens)
+        for entry in resumed if config.runner == 1 else ():
+            cached.req_ids.append(entry.request.request_id)
+            cached.resumed_req_ids.add(entry.request.request_id)
+            cached.new_block_ids.append(entry.tables.get_block_ids())
+            cached.num_computed_tokens.append(entry.computed)
+            cached.num_output_tokens.append(entry.request.num_output_tokens)
+        zero = [b for b in self.fresh if b not in self.async_targets] if config.zero_new_blocks else None
+        return SchedulerOutput(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens=dict(self.counts),
+            total_num_scheduled_tokens=sum(self.counts.values()),
+            scheduled_spec_decode_tokens={k: [-1] * v for k, v in self.drafts.items()},
+            finished_req_ids=finished,
+            preempted_req_ids=preempted,
+            has_sync_kv_loads=self.has_sync_loads,
+            new_block_ids_to_zero=zero or None,
+        )
 
     def _count(self, request: SimRequest, count: int) -> None:
         self.counts[request.request_id] = count

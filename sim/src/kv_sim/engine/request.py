@@ -123,6 +123,15 @@ class SimRequest:
         """One hash for each full block of known tokens."""
         return self._block_hashes[: self.num_tokens // self._block_size]
 
+    def hashes_up_to(self, tokens: int) -> Sequence[bytes]:
+        """The hashes of the full blocks of the first ``tokens`` tokens, known or not."""
+        return self._block_hashes[: tokens // self._block_size]
+
+    @property
+    def prompt_hashes(self) -> Sequence[bytes]:
+        """The hashes of the full blocks of the prompt."""
+        return self.hashes_up_to(self.num_prompt_tokens)
+
     @property
     def num_tokens_with_spec(self) -> int:
         """Known tokens and drafts."""

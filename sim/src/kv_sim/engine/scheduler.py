@@ -1,22 +1,22 @@
 """The scheduler: who computes how many tokens in the next step, with vLLM V1's order of decisions and calls.
 
 Running requests come first, in order of admission; when blocks run out the last one is preempted. Then, unless
-somebody was preempted, waiting requests: those that hold blocks before those that don't. Each is matched against
-the prefix cache, then against the connector, gets its blocks and is either admitted or parked until its load is
-reported. What a step's output changes is in ``outcome``. The connector sees exactly the calls that vLLM makes.
+somebody was preempted, waiting requests (``admission``). What a step's output changes is in ``outcome``. The
+connector sees exactly the calls that vLLM makes.
 
 ``sched_step_seq`` counts steps that compute something, ``processed_step_seq`` those whose output came back. With
 several steps under way and a consumer's role, freed blocks return to the pool only when every step that was
 scheduled before has come back (``deferred_frees``).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
-from kv_sim.engine.blocks import KVCacheManager, Tables
-from kv_sim.engine.output import CachedRequestData, NewRequestData, SchedulerOutput
+from kv_sim.engine.admission import Admission
+from kv_sim.engine.blocks import KVCacheManager
+from kv_sim.engine.output import SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
@@ -53,6 +53,7 @@ class Scheduler:
         self.defers_frees = config.max_concurrent_steps > 1 and config.role != "kv_producer"
         self.requires_delivery = connector.requires_kv_delivery
         self.all_groups = all_groups
+        self.admission = Admission(self)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -77,8 +78,9 @@ class Scheduler:
         plan = StepPlan(self.config.max_step_tokens)
         self._schedule_running(plan)
         if not plan.preempted:
-            self._schedule_waiting(plan)
-        output = self._output(plan)
+            self.admission.schedule(plan)
+        plan.fresh = self.blocks.take_fresh()
+        output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
@@ -130,7 +132,7 @@ class Scheduler:
         total = request.num_computed_tokens + count
         if not self.blocks.allocate(request.request_id, total, computed_tokens=max(0, known)):
             return False
-        self._own(request)
+        self.own(request)
         self.blocks.cache_blocks(request.request_id, request.block_hashes, min(total, request.num_tokens))
         tables = self.blocks.tables[request.request_id].groups
         plan.new_blocks[request.request_id] = tuple(
@@ -156,163 +158,7 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.preempted_req_ids.add(request.request_id)
 
-    # -- waiting requests ----------------------------------------------------------------------
-
-    def _schedule_waiting(self, plan: StepPlan) -> None:
-        skipped: deque[SimRequest] = deque()
-        skipped_holding: deque[SimRequest] = deque()
-
-        def skip(queue: deque[SimRequest]) -> None:
-            request = queue.popleft()
-            holds = request.request_id in self.blocks.tables
-            (skipped_holding if holds else skipped).appendleft(request)
-
-        while plan.budget > 0 and len(self.running) < self.config.max_running:
-            queue = self.holding or self.waiting
-            if not queue:
-                break
-            request = queue[0]
-            if not self._is_ready(request) or (request.num_stale_output_tokens and not request.drop_stale_output):
-                skip(queue)
-                continue
-            fit = self._admit(plan, request)
-            if fit is None:
-                skip(queue)
-            elif fit:
-                queue.popleft()
-            else:
-                break
-        self.holding.extendleft(skipped_holding)
-        self.waiting.extendleft(skipped)
-
-    def _is_ready(self, request: SimRequest) -> bool:
-        """Whether a waiting request can be scheduled; a load that was reported is taken in here."""
-        if request.status is not Status.WAITING_FOR_REMOTE_KVS:
-            return True
-        if request.request_id not in self.loaded:
-            return False
-        self.loaded.remove(request.request_id)
-        if request.request_id in self.failed_loads:
-            self.failed_loads.remove(request.request_id)
-            if not request.num_computed_tokens:
-                self.blocks.block_pool.free(self.blocks.take(request.request_id))
-        if request.num_computed_tokens:
-            hashes = request.block_hashes
-            self.blocks.cache_blocks(request.request_id, hashes, request.num_computed_tokens)
-        if request.num_computed_tokens == request.num_tokens:
-            request.num_computed_tokens -= 1
-        request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
-        return True
-
-    def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
-        """Match a waiting request and give it blocks. None: not in this step. False: no room for anybody."""
-        hit: tuple[list[int], ...] | None = None
-        external, is_async, computed = 0, False, request.num_computed_tokens
-        if computed == 0:
-            hit, local = self._local_hit(request)
-            answer, is_async = self.connector.get_num_new_matched_tokens(request, local)
-            if request.spec.skip_reading_prefix_cache:
-                answer, is_async = 0, False
-            if answer is None:
-                return None
-            external, computed = answer, local + answer
-        count = 0 if is_async else min(request.num_tokens - computed, plan.budget)
-        assert is_async or count > 0, f"{request}: nothing to compute after {computed} tokens"
-        request_id, total = request.request_id, computed + count
-        reserved = self._reserved_blocks() if is_async else 0
-        if not self.blocks.allocate(request_id, total, computed_tokens=computed, hit=hit, reserved=reserved):
-            return False
-        self._own(request)
-        if not is_async:
-            known = min(total, request.num_tokens)
-            self.blocks.cache_blocks(request_id, request.block_hashes, known)
-        self._announce(plan, request, computed - external, external, is_async)
-        if is_async:
-            request.status = Status.WAITING_FOR_REMOTE_KVS
-            request.num_computed_tokens = computed
-            self.inflight_prefills.append(request)
-            return None
-        plan.admit(request, computed, count, self.blocks.tables[request_id])
-        plan.has_sync_loads |= external > 0
-        self.running.append(request)
-        request.status = Status.RUNNING
-        request.num_computed_tokens = computed
-        if computed + count < request.num_tokens:
-            self.inflight_prefills.append(request)
-        return True
-
-    def _local_hit(self, request: SimRequest) -> tuple[tuple[list[int], ...], int]:
-        if request.spec.skip_reading_prefix_cache:
-            return tuple([] for _ in self.config.groups), 0
-        return self.blocks.find_hit(request.block_hashes, request.num_tokens - 1)
-
-    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
-        """Tell the connector of the allocation; give its load the right to write."""
-        tables = self.blocks.tables[request.request_id]
-        if external:
-            if is_async:
-                self.connector.get_loaded_kv_cache_group_ids(request)
-            first, last = local // self.config.block_size, -(-(local + external) // self.config.block_size)
-            targets = [block for table in tables.groups for block in table[first:last] if block]
-            plan.load(request, targets, is_async)
-            request.awaits_load = is_async
-            if is_async:
-                self.shadow.load_rights.update(dict.fromkeys(targets, request.request_id))
-            else:
-                self.shadow.step_rights.update(dict.fromkeys(targets, self.num_steps))
-        self.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
-        if external:
-            self.connector.get_external_cache_hit_sources(request, external)
-
-    def _reserved_blocks(self) -> int:
-        """Blocks that requests in the middle of their prefill, or load, still need."""
-        size, groups = self.config.block_size, len(self.config.groups)
-        return sum(
-            max(0, -(-request.num_tokens // size) * groups - sum(map(len, tables.groups)))
-            for request in self.inflight_prefills
-            if (tables := self.blocks.tables.get(request.request_id)) is not None
-        )
-
     # -- after a step is decided ---------------------------------------------------------------
-
-    def _output(self, plan: StepPlan) -> SchedulerOutput:
-        resumed = [entry for entry in plan.admitted if entry.request.num_preemptions]
-        as_new = plan.admitted if self.config.runner == 2 else [e for e in plan.admitted if e not in resumed]
-        new = [
-            NewRequestData(
-                entry.request.request_id,
-                list(entry.request.spec.prompt),
-                entry.tables.get_block_ids(),
-                entry.computed,
-            )
-            for entry in as_new
-        ]
-        cached = CachedRequestData()
-        for request in plan.continued:
-            cached.req_ids.append(request.request_id)
-            blocks = plan.new_blocks[request.request_id]
-            cached.new_block_ids.append(tuple(list(b) for b in blocks) if any(blocks) else None)
-            cached.num_computed_tokens.append(request.num_computed_tokens)
-            cached.num_output_tokens.append(request.num_output_tokens)
-        for entry in resumed if self.config.runner == 1 else ():
-            cached.req_ids.append(entry.request.request_id)
-            cached.resumed_req_ids.add(entry.request.request_id)
-            cached.new_block_ids.append(entry.tables.get_block_ids())
-            cached.num_computed_tokens.append(entry.computed)
-            cached.num_output_tokens.append(entry.request.num_output_tokens)
-        plan.fresh = self.blocks.take_fresh()
-        zero = [b for b in plan.fresh if b not in plan.async_targets] if self.config.zero_new_blocks else None
-        return SchedulerOutput(
-            scheduled_new_reqs=new,
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=dict(plan.counts),
-            total_num_scheduled_tokens=sum(plan.counts.values()),
-            scheduled_spec_decode_tokens={k: [-1] * v for k, v in plan.drafts.items()},
-            finished_req_ids=self.finished_req_ids,
-            preempted_req_ids=self.preempted_req_ids,
-            has_sync_kv_loads=plan.has_sync_loads,
-            new_block_ids_to_zero=zero or None,
-        )
 
     def _after_schedule(self, plan: StepPlan) -> None:
         for request_id, count in plan.counts.items():
@@ -355,6 +201,22 @@ class Scheduler:
         if request in self.inflight_prefills:
             self.inflight_prefills.remove(request)
 
-    def _own(self, request: SimRequest) -> None:
+    def own(self, request: SimRequest) -> None:
+        """Write down whose the request's blocks are now."""
         for table in self.blocks.tables[request.request_id].groups:
             self.shadow.owners.update(dict.fromkeys(table, request.request_id))
+
+    def check(self) -> None:
+        """Recount: every reference to a block stands in a table or waits to be freed; queues hold live requests."""
+        held: Counter[int] = Counter()
+        for tables in self.blocks.tables.values():
+            held.update(block for table in tables.groups for block in table if block)
+        for _, blocks in self.deferred_frees:
+            held.update(blocks)
+        counts = {block: n for block, n in enumerate(self.blocks.block_pool.ref_counts) if n}
+        assert counts == dict(held), f"references {counts} != tables and deferred frees {dict(held)}"
+        queued = [*self.running, *self.waiting, *self.holding]
+        unfinished = [r for r in self.requests.values() if not r.status.is_finished]
+        ids = sorted(r.request_id for r in queued)
+        assert ids == sorted(r.request_id for r in unfinished), f"queued {ids}, unfinished {unfinished}"
+        self.blocks.check()

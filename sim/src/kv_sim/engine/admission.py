@@ -1,0 +1,144 @@
+"""Admission: what happens to waiting requests when a step is scheduled.
+
+Those that hold blocks (their load was announced) come before those that don't. Each of the others is matched
+against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits for its load.
+A request that can't go on now is skipped and keeps its place; one that finds no room ends the round.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kv_sim.engine.blocks import Tables
+from kv_sim.engine.plan import StepPlan
+from kv_sim.engine.request import SimRequest, Status
+
+if TYPE_CHECKING:
+    from kv_sim.engine.scheduler import Scheduler
+
+
+class Admission:
+    """The waiting half of a scheduler."""
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._state = scheduler
+
+    def schedule(self, plan: StepPlan) -> None:
+        """Admit or park waiting requests until the budget, the places or the blocks run out."""
+        skipped: deque[SimRequest] = deque()
+        skipped_holding: deque[SimRequest] = deque()
+
+        def skip(queue: deque[SimRequest]) -> None:
+            request = queue.popleft()
+            holds = request.request_id in self._state.blocks.tables
+            (skipped_holding if holds else skipped).appendleft(request)
+
+        while plan.budget > 0 and len(self._state.running) < self._state.config.max_running:
+            queue = self._state.holding or self._state.waiting
+            if not queue:
+                break
+            request = queue[0]
+            if not self._is_ready(request) or (request.num_stale_output_tokens and not request.drop_stale_output):
+                skip(queue)
+                continue
+            fit = self._admit(plan, request)
+            if fit is None:
+                skip(queue)
+            elif fit:
+                queue.popleft()
+            else:
+                break
+        self._state.holding.extendleft(skipped_holding)
+        self._state.waiting.extendleft(skipped)
+
+    def _is_ready(self, request: SimRequest) -> bool:
+        """Whether a waiting request can be scheduled; a load that was reported is taken in here."""
+        if request.status is not Status.WAITING_FOR_REMOTE_KVS:
+            return True
+        if request.request_id not in self._state.loaded:
+            return False
+        self._state.loaded.remove(request.request_id)
+        if request.request_id in self._state.failed_loads:
+            self._state.failed_loads.remove(request.request_id)
+            if not request.num_computed_tokens:
+                self._state.blocks.block_pool.free(self._state.blocks.take(request.request_id))
+        if request.num_computed_tokens:
+            hashes = request.block_hashes
+            self._state.blocks.cache_blocks(request.request_id, hashes, request.num_computed_tokens)
+        if request.num_computed_tokens == request.num_tokens:
+            request.num_computed_tokens -= 1
+        request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
+        return True
+
+    def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
+        """Match a waiting request and give it blocks. None: not in this step. False: no room for anybody."""
+        hit: tuple[list[int], ...] | None = None
+        external, is_async, computed = 0, False, request.num_computed_tokens
+        if computed == 0:
+            hit, local = self._local_hit(request)
+            answer, is_async = self._state.connector.get_num_new_matched_tokens(request, local)
+            if request.spec.skip_reading_prefix_cache:
+                answer, is_async = 0, False
+            if answer is None:
+                return None
+            external, computed = answer, local + answer
+        count = 0 if is_async else min(request.num_tokens - computed, plan.budget)
+        assert is_async or count > 0, f"{request}: nothing to compute after {computed} tokens"
+        request_id, total = request.request_id, computed + count
+        reserved = self._reserved_blocks() if is_async else 0
+        if not self._state.blocks.allocate(
+            request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
+        ):
+            return False
+        self._state.own(request)
+        if not is_async:
+            known = min(total, request.num_tokens)
+            self._state.blocks.cache_blocks(request_id, request.block_hashes, known)
+        self._announce(plan, request, computed - external, external, is_async)
+        if is_async:
+            request.status = Status.WAITING_FOR_REMOTE_KVS
+            request.num_computed_tokens = computed
+            self._state.inflight_prefills.append(request)
+            return None
+        plan.admit(request, computed, count, self._state.blocks.tables[request_id])
+        plan.has_sync_loads |= external > 0
+        self._state.running.append(request)
+        request.status = Status.RUNNING
+        request.num_computed_tokens = computed
+        if computed + count < request.num_tokens:
+            self._state.inflight_prefills.append(request)
+        return True
+
+    def _local_hit(self, request: SimRequest) -> tuple[tuple[list[int], ...], int]:
+        if request.spec.skip_reading_prefix_cache:
+            return tuple([] for _ in self._state.config.groups), 0
+        return self._state.blocks.find_hit(request.block_hashes, request.num_tokens - 1)
+
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+        """Tell the connector of the allocation; give its load the right to write."""
+        tables = self._state.blocks.tables[request.request_id]
+        if external:
+            if is_async:
+                self._state.connector.get_loaded_kv_cache_group_ids(request)
+            first, last = (
+                local // self._state.config.block_size,
+                -(-(local + external) // self._state.config.block_size),
+            )
+            targets = [block for table in tables.groups for block in table[first:last] if block]
+            plan.load(request, targets, is_async)
+            request.awaits_load = is_async
+            if is_async:
+                self._state.shadow.load_rights.update(dict.fromkeys(targets, request.request_id))
+            else:
+                self._state.shadow.step_rights.update(dict.fromkeys(targets, self._state.num_steps))
+        self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
+        if external:
+            self._state.connector.get_external_cache_hit_sources(request, external)
+
+    def _reserved_blocks(self) -> int:
+        """Blocks that requests in the middle of their prefill, or load, still need."""
+        size, groups = self._state.config.block_size, len(self._state.config.groups)
+        return sum(
+            max(0, -(-request.num_tokens // size) * groups - sum(map(len, tables.groups)))
+            for request in self._state.inflight_prefills
+            if (tables := self._state.blocks.tables.get(request.request_id)) is not None
+        )

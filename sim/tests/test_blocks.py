@@ -1,0 +1,129 @@
+"""The block pool and the prefix cache against an obvious model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.blocks import NULL, BlockPool, KVCacheManager
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(1, 4)),
+        st.tuples(st.just("free"), st.integers(0, 7)),
+        st.tuples(st.just("cache"), st.integers(0, 7)),
+        st.tuples(st.just("hold"), st.integers(0, 5)),
+        st.tuples(st.just("reset"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(operations)
+def test_the_pool_agrees_with_a_list(script: list[tuple[str, int]]) -> None:
+    pool = BlockPool(9)
+    queue = list(range(1, 9))  # the front is taken first
+    held: list[int] = []  # with repetitions
+    keys: dict[int, bytes] = {}
+    names = 0
+    for what, number in script:
+        if what == "allocate" and number <= len(queue):
+            got = pool.allocate(number)
+            assert got == queue[:number]
+            del queue[:number]
+            for block in got:
+                keys.pop(block, None)
+            held += got
+        elif what == "free" and held:
+            block = held.pop(number % len(held))
+            pool.free([block])
+            if block not in held:
+                queue = [*queue, block] if block in keys else [block, *queue]
+        elif what == "cache" and held:
+            block = held[number % len(held)]
+            if block not in keys:
+                names += 1
+                keys[block] = str(names).encode()
+                pool.cache(0, keys[block], block)
+        elif what == "hold" and keys:
+            block = sorted(keys)[number % len(keys)]
+            found = pool.find(0, keys[block])
+            assert found == block
+            pool.hold([block])
+            if block in queue:
+                queue.remove(block)
+            held.append(block)
+        elif what == "reset":
+            assert pool.reset() == (not held)
+            if not held:
+                keys = {}
+        pool.check()
+        assert list(pool.free_queue) == queue
+        assert {block: pool.key_of[block][1] for block in pool.key_of} == keys
+
+
+def test_several_freed_blocks_keep_their_order() -> None:
+    pool = BlockPool(8)
+    blocks = pool.allocate(7)
+    pool.cache(0, b"a", blocks[0])
+    pool.cache(0, b"b", blocks[1])
+    assert pool.free([4, 3, 2, 1]) == [4, 3, 2, 1]
+    assert list(pool.free_queue) == [4, 3, 2, 1]
+
+
+def test_freeing_what_nobody_holds_is_a_bug() -> None:
+    pool = BlockPool(4)
+    with pytest.raises(AssertionError, match="block 2 is freed and nobody holds it"):
+        pool.free([2])
+    pool.free([NULL])
+
+
+def manager(window: int) -> KVCacheManager:
+    return KVCacheManager(
+        WorldConfig(num_blocks=40, block_size=4, groups=(GroupConfig(), GroupConfig("sliding", window)))
+    )
+
+
+@given(window=st.integers(1, 13), tokens=st.integers(0, 60))
+def test_a_window_needs_what_it_can_still_see(window: int, tokens: int) -> None:
+    seen = [position // 4 for position in range(max(0, tokens - window + 1), tokens + 1)]
+    assert manager(window).first_needed(1, tokens) == seen[0]
+    assert manager(window).first_needed(0, tokens) == 0
+
+
+@given(window=st.integers(2, 13), cached=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 7))))
+def test_a_hit_is_the_longest_prefix_that_every_group_can_continue(
+    window: int, cached: set[tuple[int, int]]
+) -> None:
+    blocks = manager(window)
+    hashes = [bytes([index]) for index in range(8)]
+    for group, index in sorted(cached):
+        (block,) = blocks.block_pool.allocate(1)
+        blocks.block_pool.cache(group, hashes[index], block)
+
+    def can_continue(length: int) -> bool:
+        full = all((0, index) in cached for index in range(length))
+        first = max(0, length * 4 - window + 1) // 4
+        return full and all((1, index) in cached for index in range(first, length))
+
+    longest = max(length for length in range(9) if can_continue(length))
+    tables, tokens = blocks.find_hit(hashes, 32)
+    assert tokens == longest * 4
+    assert [len(table) for table in tables] == [longest, longest]
+    assert NULL not in tables[0]
+    first = min(blocks.first_needed(1, tokens), longest)
+    assert tables[1][:first] == [NULL] * first
+    assert NULL not in tables[1][first:]
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    blocks = KVCacheManager(WorldConfig(num_blocks=4, block_size=4))
+    assert not blocks.allocate("r", 13, computed_tokens=0)
+    assert blocks.tables == {}
+    assert blocks.block_pool.num_free == 3
+    assert not blocks.allocate("r", 9, computed_tokens=0, reserved=1)
+    assert blocks.allocate("r", 9, computed_tokens=0)
+    assert blocks.tables_of("r").get_block_ids() == ([1, 2, 3],)
+    assert blocks.take_fresh() == [1, 2, 3]
+    assert blocks.take("r") == [3, 2, 1]
+    assert blocks.take("r") == []

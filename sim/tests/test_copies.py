@@ -1,0 +1,128 @@
+"""The copy engine: when a copy may start, what it leaves behind, what its worker hears."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_sim.memory.copies import Copy, CopyEngine, CopyQueue, Direction, Result, State
+
+
+@dataclass
+class Pages:
+    """A device that only writes down what happens."""
+
+    retired: int = 0
+    moved: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def retired_steps(self) -> int:
+        return self.retired
+
+    def retire_until(self, step: int) -> None:
+        self.retired = max(self.retired, step)
+
+    def move_page(self, copy: Copy, block: int, slot: int) -> None:
+        self.moved.append((copy.copy_id, block, slot))
+
+
+def engine() -> tuple[CopyEngine, CopyQueue, Pages]:
+    pages = Pages()
+    copies = CopyEngine(pages)
+    return copies, copies.open(), pages
+
+
+def test_a_copy_waits_for_the_steps_before_it() -> None:
+    copies, queue, pages = engine()
+    copies.launched_steps = 2
+    waits = queue.submit(Direction.STORE, [(1, 0)])
+    hurries = queue.submit(Direction.STORE, [(2, 1)], after_compute=False)
+    assert [copy.copy_id for copy in copies.startable()] == [hurries]
+    pages.retired = 1
+    assert [copy.copy_id for copy in copies.startable()] == [hurries]
+    pages.retired = 2
+    assert [copy.copy_id for copy in copies.startable()] == [waits, hurries]
+
+
+def test_copies_of_one_stream_run_in_order() -> None:
+    copies, queue, _ = engine()
+    first = queue.submit(Direction.LOAD, [(1, 0)], stream="loads")
+    second = queue.submit(Direction.LOAD, [(2, 1)], stream="loads")
+    other = queue.submit(Direction.LOAD, [(3, 2)])
+    assert [copy.copy_id for copy in copies.startable()] == [first, other]
+    copies.fail(copies.running[first])
+    assert [copy.copy_id for copy in copies.startable()] == [second, other]
+
+
+def test_a_copy_advances_in_pieces_and_is_reported_once() -> None:
+    copies, queue, pages = engine()
+    copy_id = queue.submit(Direction.STORE, [(1, 0), (2, 1), (3, 2)])
+    copy = copies.running[copy_id]
+    copies.advance(copy, 2)
+    assert pages.moved == [(copy_id, 1, 0), (copy_id, 2, 1)]
+    assert copy.blocks_left == [3]
+    assert queue.poll() == []
+    copies.advance(copy, 2)
+    assert queue.poll() == [Result(copy_id, True)]
+    assert queue.poll() == []
+    copies.repeat(copy)
+    assert queue.poll() == [Result(copy_id, True)]
+
+
+def test_a_torn_copy_leaves_what_it_moved() -> None:
+    copies, queue, pages = engine()
+    copy_id = queue.submit(Direction.LOAD, [(1, 0), (2, 1)])
+    copy = copies.running[copy_id]
+    copies.advance(copy, 1)
+    copies.fail(copy)
+    assert pages.moved == [(copy_id, 1, 0)]
+    assert queue.poll() == [Result(copy_id, False)]
+    copies.check()
+
+
+def test_waiting_runs_what_has_to_come_first() -> None:
+    copies, queue, pages = engine()
+    copies.launched_steps = 3
+    first = queue.submit(Direction.STORE, [(1, 0)], stream="s")
+    second = queue.submit(Direction.STORE, [(2, 1)], stream="s")
+    assert queue.wait([second, 99]) == set()
+    assert pages.retired == 3
+    assert pages.moved == [(first, 1, 0), (second, 2, 1)]
+    assert queue.poll() == [Result(first, True), Result(second, True)]
+
+
+def test_a_lost_copy_never_ends_and_holds_up_its_stream() -> None:
+    copies, queue, pages = engine()
+    lost = queue.submit(Direction.STORE, [(1, 0)], stream="s")
+    behind = queue.submit(Direction.STORE, [(2, 1)], stream="s")
+    copies.lose(copies.running[lost])
+    assert queue.wait([lost, behind]) == {lost, behind}
+    assert copies.startable() == []
+    assert pages.moved == []
+
+
+def test_workers_hear_of_their_own_copies_only() -> None:
+    copies, mine, _ = engine()
+    yours = copies.open()
+    copy_id = mine.submit(Direction.STORE, [])
+    assert yours.poll() == []
+    assert mine.poll() == [Result(copy_id, True)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["submit", "advance", "fail", "lose", "poll"]), st.integers(0, 5))))
+def test_every_copy_is_reported_exactly_once_or_never_ends(script: list[tuple[str, int]]) -> None:
+    copies, queue, _ = engine()
+    heard: list[int] = []
+    for what, number in script:
+        running = list(copies.running.values())
+        if what == "submit":
+            queue.submit(Direction.STORE, [(block + 1, block) for block in range(number)])
+        elif what == "poll":
+            heard += [result.copy_id for result in queue.poll()]
+        elif running:
+            copy = running[number % len(running)]
+            if copy.state is State.RUNNING:
+                {"advance": lambda c: copies.advance(c, 1), "fail": copies.fail, "lose": copies.lose}[what](copy)
+        copies.check()
+    heard += [result.copy_id for result in queue.poll()]
+    assert sorted(heard) == sorted(copy.copy_id for copy in copies.ended)
