@@ -1,5 +1,6 @@
 """What ``KVConnectorFactory`` creates: constructors of every shape, hybrid memory, who wins."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,25 @@ def test_today_the_environment_is_not_asked(
     monkeypatch.setenv("VLLM_USE_V1", "0")
     register("Three")
     assert type(KVConnectorFactory.create_connector(engine("Three"), WORKER, None)).__name__ == "Three"
+
+
+def test_in_the_first_family_a_known_name_wins_and_the_creation_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, zoo: str, engine: Engine
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    KVConnectorFactory.register_connector("Two", zoo, "V0")
+    with caplog.at_level(logging.INFO, logger="kv_factory"):
+        made: Any = KVConnectorFactory.create_connector_v0(3, 1, engine("Two", kv_connector_module_path=zoo))
+    assert type(made).__name__ == "V0"
+    assert made.given == {"rank": 3, "local_rank": 1}
+    (message,) = caplog.messages
+    assert message.startswith("creating V0 connector V0 for rank 3, engine_id: ")
+
+
+def test_whether_groups_are_supported_is_asked_of_the_module(zoo: str, engine: Engine) -> None:
+    KVConnectorFactory.register_connector("Hma", zoo, "Three")
+    assert KVConnectorFactory.supports_hma_config(engine("Hma", kv_connector_module_path=zoo).kv_transfer_config)
+    assert not KVConnectorFactory.supports_hma_config(engine("Hma").kv_transfer_config)
 
 
 HMA = [

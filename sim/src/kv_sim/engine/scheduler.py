@@ -207,7 +207,7 @@ class Scheduler:
             self.shadow.owners.update(dict.fromkeys(table, request.request_id))
 
     def check(self) -> None:
-        """Recount: every reference to a block stands in a table or waits to be freed; queues hold live requests."""
+        """Recount: every reference stands in a table or waits to be freed; queues hold the live requests."""
         held: Counter[int] = Counter()
         for tables in self.blocks.tables.values():
             held.update(block for table in tables.groups for block in table if block)
