@@ -125,5 +125,5 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.allocate("r", 9, computed_tokens=0)
     assert blocks.tables_of("r").get_block_ids() == ([1, 2, 3],)
     assert blocks.take_fresh() == [1, 2, 3]
-    assert blocks.take("r") == [3, 2, 1]
+    assert blocks.take("r") == [[1, 2, 3]]
     assert blocks.take("r") == []

@@ -26,7 +26,7 @@ class Arrivals:
     def draw(self, random: Random, taken: Container[str]) -> RequestSpec:
         """One more request; its id is not in ``taken``."""
         config = self._config
-        room = min(config.num_blocks // len(config.groups) - 2, MOST_BLOCKS) * config.block_size
+        room = min(config.max_model_len, MOST_BLOCKS * config.block_size)
         conversation = random.choices(range(CONVERSATIONS), [60, 30, 20, 15, 12])[0]
         shared = self._length(random, room, self._turns[conversation])
         self._turns[conversation] = shared

@@ -36,7 +36,7 @@ class WorldConfig:
     runner: Literal[1, 2] = 1
     zero_new_blocks: bool = False
     spec_tokens: int = 0
-    role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
     """Room of a connector's host memory, in blocks; a connector learns it from its extra config."""
@@ -47,6 +47,11 @@ class WorldConfig:
     def world_size(self) -> int:
         """How many workers there are."""
         return self.tp_size * self.pp_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request that the engine accepts: it fits alone."""
+        return (self.num_blocks - 1) // len(self.groups) * self.block_size
 
     @property
     def max_concurrent_steps(self) -> int:
@@ -66,6 +71,10 @@ class WorldConfig:
 
 SWARM = ("abort", "fail", "tear", "lose", "repeat", "reset", "reset_all", "same_id", "spec", "advance")
 """Kinds of trouble that a world may leave out altogether."""
+
+
+Role = Literal["kv_both", "kv_consumer", "kv_producer"]
+_ROLES: tuple[Role, ...] = ("kv_both", "kv_both", "kv_both", "kv_both", "kv_both", "kv_consumer", "kv_producer")
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
@@ -89,7 +98,7 @@ def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
         zero_new_blocks=random.random() < 0.25,
         spec_tokens=0 if "spec" in silent else random.choice([0, 1, 2]),
         # A producer's blocks are freed at once, also under run-ahead, so it may not load then.
-        role=random.choices(["kv_both", "kv_producer", "kv_consumer"], [8, 0 if run_ahead else 1, 1])[0],  # type: ignore[arg-type]
+        role=random.choice(_ROLES[:-1] if run_ahead else _ROLES),
         failure_policy=random.choice(["recompute", "fail"]),
         host_slots=random.choice([4, 8, 16, 64]),
         silent=silent,

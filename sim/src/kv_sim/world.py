@@ -17,7 +17,7 @@ from kv_sim.checkers import quiescence
 from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
@@ -32,11 +32,11 @@ WEIGHTS: dict[Kind, int] = {
     Kind.SETTLE: 4,
     Kind.FINISH: 14,
     Kind.ADVANCE: 6,
-    Kind.FAIL: 2,
+    Kind.FAIL: 4,
     Kind.LOSE: 1,
     Kind.REPEAT: 2,
-    Kind.ABORT: 3,
-    Kind.RESET: 1,
+    Kind.ABORT: 4,
+    Kind.RESET: 2,
 }
 
 
@@ -83,9 +83,7 @@ class World:
         choices: dict[Kind, Any] = {}
         unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
         if len(unfinished) < 2 * config.max_running + 2:
-            choices[Kind.ADD] = lambda random: {
-                "spec": asdict(self.arrivals.draw(random, engine.scheduler.requests))
-            }
+            choices[Kind.ADD] = lambda random: {"spec": asdict(self.arrivals.draw(random, self._taken_ids()))}
         if engine.has_work:
             choices[Kind.STEP] = {}
             if engine.can_schedule and config.run_ahead:
@@ -101,7 +99,7 @@ class World:
             choices[Kind.PROCESS] = {}
         self._copy_choices(choices)
         if unfinished:
-            choices[Kind.ABORT] = lambda random: {"request": random.choice(unfinished).request_id}
+            choices[Kind.ABORT] = lambda random: {"request": self._whom_to_abort(random, unfinished)}
         choices[Kind.RESET] = lambda random: {
             "running": random.random() < 0.5,
             "connector": self._may("reset_all", Trait.RESET) and random.random() < 0.5,
@@ -110,6 +108,11 @@ class World:
             if kind.value in config.silent:
                 choices.pop(kind, None)
         return choices
+
+    def _whom_to_abort(self, random: Random, unfinished: list[SimRequest]) -> str:
+        """One of them; more often one that loads, since few do."""
+        loading = [request for request in unfinished if request.awaits_load]
+        return random.choice(loading if loading and random.random() < 0.5 else unfinished).request_id
 
     def _copy_choices(self, choices: dict[Kind, Any]) -> None:
         startable = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.startable()]
@@ -146,18 +149,25 @@ class World:
         args = dict(action.args)
         states = self.coverage.states(self.engine, action)
         self.history.append(action)
-        legal = bool(getattr(self, f"_{action.kind.value}")(args, random))
+        try:
+            legal = bool(getattr(self, f"_{action.kind.value}")(args, random))
+        finally:
+            self.history[-1] = Action(action.kind, args)  # what was drawn for it belongs to a failure, too
         if not legal:
             self.history.pop()
             return False
-        self.history[-1] = Action(action.kind, args)
         self.coverage.count(action.kind, states)
         self._digest.update(json.dumps(self.history[-1].to_json(), sort_keys=True).encode())
         return True
 
+    def _taken_ids(self) -> set[str]:
+        """Ids that must not be added now: requests that the engine has, or that a step under way computes."""
+        under_way = (step.output.num_scheduled_tokens for step in self.engine.steps)
+        return set(self.engine.scheduler.requests).union(*under_way)
+
     def _add(self, args: dict[str, Any], random: Random | None) -> bool:
         spec = RequestSpec(**args["spec"])
-        if spec.request_id in self.engine.scheduler.requests:
+        if spec.request_id in self._taken_ids():
             return False
         self.engine.add(spec)
         return True

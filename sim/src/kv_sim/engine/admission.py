@@ -60,7 +60,7 @@ class Admission:
         if request.request_id in self._state.failed_loads:
             self._state.failed_loads.remove(request.request_id)
             if not request.num_computed_tokens:
-                self._state.blocks.block_pool.free(self._state.blocks.take(request.request_id))
+                self._state.blocks.free(request.request_id)
         if request.num_computed_tokens:
             hashes = request.block_hashes
             self._state.blocks.cache_blocks(request.request_id, hashes, request.num_computed_tokens)
@@ -81,10 +81,14 @@ class Admission:
             if answer is None:
                 return None
             external, computed = answer, local + answer
-        count = 0 if is_async else min(request.num_tokens - computed, plan.budget)
-        assert is_async or count > 0, f"{request}: nothing to compute after {computed} tokens"
+        count = 0 if is_async else self._tokens_to_run(plan, request, computed)
+        if count is None:
+            return False
         request_id, total = request.request_id, computed + count
         reserved = self._reserved_blocks() if is_async else 0
+        if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
+            return False
+        self._state.blocks.drop_passed(request_id, computed)
         if not self._state.blocks.allocate(
             request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
         ):
@@ -107,6 +111,21 @@ class Admission:
         if computed + count < request.num_tokens:
             self._state.inflight_prefills.append(request)
         return True
+
+    def _tokens_to_run(self, plan: StepPlan, request: SimRequest, computed: int) -> int | None:
+        """How many tokens the request computes first. None: a padded decode doesn't fit, which ends the round.
+
+        With drafts a request that begins with one token is padded to the size of a decode, so that the step
+        keeps one shape.
+        """
+        count = request.num_tokens - computed
+        assert count > 0, f"{request}: nothing to compute after {computed} tokens"
+        padded = 1 + self._state.config.spec_tokens
+        begins_as_decode = count == 1 and padded > 1 and not plan.has_prefill and (plan.continued or computed)
+        if begins_as_decode and computed + padded + 1 <= self._state.config.max_model_len:
+            plan.padded[request.request_id] = padded - 1
+            return padded if padded <= plan.budget else None
+        return min(count, plan.budget)
 
     def _local_hit(self, request: SimRequest) -> tuple[tuple[list[int], ...], int]:
         if request.spec.skip_reading_prefix_cache:

@@ -159,6 +159,47 @@ class KVCacheManager:
         first = self.first_needed(group, length * self.config.block_size)
         return all(self.block_pool.find(group, block_hashes[index]) is not None for index in range(first, length))
 
+    def blocks_to_allocate(
+        self, tables: tuple[list[int], ...], total_tokens: int, computed_tokens: int, *, whole: bool = False
+    ) -> int:
+        """How many more blocks it takes to extend ``tables`` to ``total_tokens``.
+
+        ``whole``: as admission counts a whole prompt; a window never holds more than it spans and a few steps add.
+        """
+        size, needed = self.config.block_size, 0
+        for group, (table, spec) in enumerate(zip(tables, self.config.groups, strict=True)):
+            wanted = -(-total_tokens // size)
+            if whole and spec.window:
+                under_way = self.config.max_step_tokens * self.config.max_concurrent_steps
+                span = min(spec.window - 1 + under_way, self.config.max_model_len)
+                wanted = min(wanted, -(-span // size) + 1)
+            needed += max(wanted - max(self.first_needed(group, computed_tokens), len(table)), 0)
+        return needed
+
+    def _begin(
+        self, request_id: str, hit: tuple[list[int], ...] | None, computed_tokens: int
+    ) -> tuple[tuple[list[int], ...], int]:
+        """The tables that a request has, or those it begins with; and how many of the latter are free now.
+
+        Of a hit only what the window still reaches is taken.
+        """
+        if request_id in self.tables or hit is None:
+            return self.tables_of(request_id).groups, 0
+        tables = []
+        for group, table in enumerate(hit):
+            passed = min(self.first_needed(group, computed_tokens), len(table))
+            tables.append([NULL] * passed + table[passed:])
+        counts = self.block_pool.ref_counts
+        return tuple(tables), sum(1 for table in tables for block in table if block != NULL and not counts[block])
+
+    def fits_whole(
+        self, request_id: str, total_tokens: int, computed_tokens: int, hit: tuple[list[int], ...] | None
+    ) -> bool:
+        """Whether all of a request fits now; one that doesn't isn't admitted."""
+        tables, taken = self._begin(request_id, hit, computed_tokens)
+        needed = self.blocks_to_allocate(tables, total_tokens, computed_tokens, whole=True)
+        return needed + taken <= self.block_pool.num_free
+
     def allocate(
         self,
         request_id: str,
@@ -169,26 +210,23 @@ class KVCacheManager:
         reserved: int = 0,
     ) -> bool:
         """Give a request room for ``total_tokens``, beginning with the ``hit`` blocks. False: no room."""
-        tables = self.tables.get(request_id)
-        old = hit if tables is None and hit is not None else self.tables_of(request_id).groups
-        wanted = -(-total_tokens // self.config.block_size)
-        skips = [
-            min(max(self.first_needed(group, computed_tokens) - len(table), 0), max(wanted - len(table), 0))
-            for group, table in enumerate(old)
-        ]
-        new = [max(wanted - len(table) - skip, 0) for table, skip in zip(old, skips, strict=True)]
-        from_queue = {b for table in (hit or ()) for b in table if b != NULL and not self.block_pool.ref_counts[b]}
-        if sum(new) + len(from_queue) + reserved > self.block_pool.num_free:
+        begin, taken = self._begin(request_id, hit, computed_tokens)
+        needed = self.blocks_to_allocate(begin, total_tokens, computed_tokens)
+        if needed + taken + reserved > self.block_pool.num_free:
             return False
-        if tables is None:
-            tables = Tables(tuple(list(table) for table in old), [len(table) for table in old])
-            for table in tables.groups:
+        if request_id not in self.tables:
+            self.tables[request_id] = Tables(
+                tuple(list(table) for table in begin), [len(table) for table in begin]
+            )
+            for table in begin:
                 self.block_pool.hold(table)
-            self.tables[request_id] = tables
-        for group, (count, skip) in enumerate(zip(new, skips, strict=True)):
-            blocks = self.block_pool.allocate(count)
-            self.fresh += blocks
-            tables.groups[group].extend([NULL] * skip + blocks)
+        for tokens in (computed_tokens, total_tokens):  # what is loaded comes before what is computed
+            for group, table in enumerate(self.tables[request_id].groups):
+                more = max(-(-tokens // self.config.block_size) - len(table), 0)
+                nulls = min(max(self.first_needed(group, computed_tokens) - len(table), 0), more)
+                blocks = self.block_pool.allocate(more - nulls)
+                self.fresh += blocks
+                table.extend([NULL] * nulls + blocks)
         return True
 
     def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], tokens: int) -> None:
@@ -212,12 +250,19 @@ class KVCacheManager:
         self.block_pool.free(freed)
         return freed
 
-    def take(self, request_id: str) -> list[int]:
-        """Take a request's blocks away, in the order in which they are freed: tails first."""
+    def free(self, request_id: str) -> list[int]:
+        """Free a request's blocks now, group after group, tails first; returns them."""
+        blocks = self.take(request_id)
+        for group in blocks:
+            self.block_pool.free(reversed(group))
+        return [block for group in blocks for block in group]
+
+    def take(self, request_id: str) -> list[list[int]]:
+        """Take a request's blocks away without freeing them, by group in the order of the tokens."""
         tables = self.tables.pop(request_id, None)
         if tables is None:
             return []
-        return [block for table in tables.groups for block in reversed(table) if block != NULL]
+        return [[block for block in table if block != NULL] for table in tables.groups]
 
     def take_fresh(self) -> list[int]:
         """The blocks that were allocated since the last call and are still held."""

@@ -61,7 +61,7 @@ class Engine:
 
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        request = SimRequest(spec, self.config.block_size, self.config.spec_tokens)
+        request = SimRequest(spec, self.config.block_size, self.config.max_model_len)
         self.scheduler.add_request(request)
         return request
 
@@ -79,7 +79,7 @@ class Engine:
             return None
         forgot = scheduler.connector.reset_cache() if connector else None
         if forgot:
-            self.served.reset(r for r in scheduler.requests.values() if not r.status.is_finished)
+            self.served.reset([*self.outcome.ended, *scheduler.requests.values()])
         return done and forgot is not False
 
     @property
@@ -115,7 +115,6 @@ class Engine:
             plan.sync_targets,
             plan.rejected,
             plan.sampling,
-            {name: id(self.scheduler.requests[name]) for name in plan.counts},
         )
         self.steps.append(step)
         return step
@@ -148,6 +147,10 @@ class Engine:
             self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.scheduler.num_steps))
         self._judge_content(step)
         self.outcome.process(step, self.aggregator.aggregate_reports(reports))
+        self.take_events()
+
+    def take_events(self) -> None:
+        """Apply the connector's news to what a router would believe."""
         self.mirror.take(self.scheduler.connector.take_events())
 
     def finish_step(self) -> None:

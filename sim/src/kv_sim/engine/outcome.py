@@ -34,7 +34,7 @@ class Outcome:
         stopped = []
         for request_id, count in output.num_scheduled_tokens.items():
             request = scheduler.requests.get(request_id)
-            if request is None or step.lives[request_id] != id(request):
+            if request is None:
                 continue
             if self._take_tokens(step, request, count, skip=request_id in skip):
                 stopped.append(request)
@@ -81,17 +81,16 @@ class Outcome:
         had_placeholders = request.num_output_placeholders > 0
         if had_placeholders and not is_stale:
             request.num_output_placeholders -= new
-        status = request.status
-        if request.num_output_tokens >= request.spec.output_tokens:
-            self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
-            return True
-        if not is_stale and status is Status.RUNNING:
+        if not is_stale and request.status is Status.RUNNING:
             known = request.num_computed_tokens - request.num_in_flight_tokens
             if had_placeholders or self.scheduler.config.spec_tokens:
                 self.scheduler.blocks.cache_blocks(request.request_id, request.block_hashes, known)
             if not self.scheduler.config.async_scheduling:
                 request.num_draft_tokens = self.scheduler.config.spec_tokens
-        return False
+        if request.num_output_tokens < request.spec.output_tokens:
+            return False
+        self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
+        return True
 
     # -- ends ----------------------------------------------------------------------------------
 

@@ -60,8 +60,6 @@ class Step:
     """Drafts of each request that the model rejects."""
     sampling: set[str]
     """Requests that sample a token in this step."""
-    lives: dict[str, int]
-    """Which life of each id was scheduled."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)

@@ -36,6 +36,10 @@ class StepPlan:
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False
+    has_prefill: bool = False
+    """Whether a request that was running is still in its prefill."""
+    padded: dict[str, int] = field(default_factory=dict)
+    """Requests that begin with one token, and the drafts they are padded with."""
     attentions: list[Attention] = field(default_factory=list)
     rejected: dict[str, int] = field(default_factory=dict)
     sampling: set[str] = field(default_factory=set)
@@ -43,6 +47,7 @@ class StepPlan:
     def run(self, request: SimRequest, count: int) -> None:
         """A running request computes ``count`` tokens."""
         self.continued.append(request)
+        self.has_prefill |= request.is_prefill_chunk
         self._count(request, count)
         drafts = request.num_computed_tokens + count - request.num_tokens - request.num_output_placeholders
         if request.num_draft_tokens and drafts > 0:
@@ -52,6 +57,8 @@ class StepPlan:
         """A waiting request begins to run."""
         self.admitted.append(Admitted(request, computed, Tables(tables.get_block_ids())))
         self._count(request, count)
+        if request.request_id in self.padded:
+            self.drafts[request.request_id] = self.padded[request.request_id]
 
     def preempt(self, request: SimRequest) -> None:
         """A running request lost its blocks; it was not scheduled in this step, being the last one."""
@@ -96,7 +103,9 @@ class StepPlan:
     def output(self, config: WorldConfig, finished: set[str], preempted: set[str]) -> SchedulerOutput:
         """The step as the connector and the workers see it; runners differ in what is new."""
         resumed = [entry for entry in self.admitted if entry.request.num_preemptions]
-        as_new = self.admitted if config.runner == 2 else [e for e in self.admitted if e not in resumed]
+        as_new = [entry for entry in self.admitted if not entry.request.num_preemptions]
+        if config.runner == 2:
+            as_new += resumed
         new = [
             NewRequestData(
                 entry.request.request_id,

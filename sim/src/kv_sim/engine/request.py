@@ -69,7 +69,7 @@ class RequestSpec:
 class SimRequest:
     """Fits ``kv_api.Request``; the rest is the engine's own."""
 
-    def __init__(self, spec: RequestSpec, block_size: int, lookahead: int) -> None:
+    def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int) -> None:
         self.spec = spec
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
@@ -96,7 +96,7 @@ class SimRequest:
         self._block_size = block_size
         hashes = prefix_hashes(root_hash(spec.salt, spec.adapter), self._tokens)
         future = hashes[-1]
-        while len(hashes) < self.num_prompt_tokens + spec.max_tokens + 2 * lookahead + 2:
+        while len(hashes) < max_model_len:
             token = sampled_token(future)
             self._tokens.append(token)
             future = prefix_hashes(future, [token])[0]

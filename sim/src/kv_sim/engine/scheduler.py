@@ -107,8 +107,7 @@ class Scheduler:
         if placeholders and request.num_computed_tokens + 2 - placeholders >= end:
             return 0
         wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens
-        longest = end + self.config.spec_tokens
-        return max(0, min(wanted, budget, longest - request.num_computed_tokens - 1))
+        return max(0, min(wanted, budget, self.config.max_model_len - request.num_computed_tokens - 1))
 
     def _make_room(self, plan: StepPlan, request: SimRequest, count: int) -> bool:
         """Allocate for ``count`` more tokens, preempting from the back until it works. False: it can't."""
@@ -187,14 +186,15 @@ class Scheduler:
 
     def free_request_blocks(self, request: SimRequest) -> None:
         """Give a request's blocks back, now or when the steps under way have come back."""
-        blocks = self.blocks.take(request.request_id)
+        if self.blocks_can_be_freed(request):
+            blocks = self.blocks.free(request.request_id)
+        else:
+            blocks = [block for group in self.blocks.take(request.request_id) for block in group]
+            if blocks:
+                self.deferred_frees.append((self.sched_step_seq, blocks[::-1]))
         for block in blocks:
             if self.shadow.load_rights.get(block) == request.request_id:
                 del self.shadow.load_rights[block]
-        if self.blocks_can_be_freed(request):
-            self.blocks.block_pool.free(blocks)
-        elif blocks:
-            self.deferred_frees.append((self.sched_step_seq, blocks))
 
     def forget_prefill(self, request: SimRequest) -> None:
         """The request isn't in the middle of its prefill any more."""
