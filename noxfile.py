@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -88,6 +89,27 @@ def install(session: nox.Session, *arguments: str, **options: Any) -> None:
     session.install("--no-sources", f"--constraints={SIBLINGS}", *arguments, **options)
 
 
+def siblings_of(folder: str) -> list[str]:
+    """The folders of the packages that a package declares to need."""
+    needs = nox.project.load_toml(ROOT / folder / "pyproject.toml")["project"]["dependencies"]
+    names = {re.split(r"[^a-z0-9-]", need)[0] for need in needs}
+    return [other for other, name in PROJECTS.items() if name in names]
+
+
+def build_upgraded(session: nox.Session, folder: str) -> Path:
+    """Build the wheel of a package as its next patch release would be."""
+    copy, out = RUN / "upgraded" / folder, RUN / "upgraded-wheels"
+    if not copy.exists():
+        shutil.copytree(ROOT / folder, copy)
+        file = copy / "pyproject.toml"
+        text, count = re.subn(r'(?m)^(version = "\d+\.\d+\.)\d+"', r'\g<1>999"', file.read_text())
+        assert count == 1, f"{folder}: {count} lines with a version"
+        file.write_text(text)
+        session.run("uv", "build", "--quiet", "--wheel", f"--out-dir={out}", str(copy))
+    [wheel] = out.glob(f"{PROJECTS[folder].replace('-', '_')}-*.999-*.whl")
+    return wheel
+
+
 def install_all(session: nox.Session, *arguments: str) -> None:
     """Install every package."""
     build_wheels(session)
@@ -101,8 +123,11 @@ def install_one(session: nox.Session, folder: str, *arguments: str, extra: str =
     install(session, wheel, "--group", group, *arguments, **options)
 
 
-def run_pytest(session: nox.Session, *arguments: str) -> None:
-    """Run pytest where only what is installed can be imported, with the commit as the seed."""
+def run_pytest(session: nox.Session, *arguments: str, module: str | None = None) -> None:
+    """Run pytest where only what is installed can be imported, with the commit as the seed.
+
+    The root conftest.py refuses to go on when ``module`` is not the installed one.
+    """
     git = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     session.chdir(session.create_tmp())
@@ -115,14 +140,15 @@ def run_pytest(session: nox.Session, *arguments: str) -> None:
         f"--hypothesis-seed={int(commit or '0', 16)}",
         *arguments,
         *session.posargs,
-        env={"PYTHONPATH": None, "PYTHONSAFEPATH": "1"},
+        env={"PYTHONPATH": None, "PYTHONSAFEPATH": "1", "TESTED_MODULE": module},
     )
 
 
 def test_alone(session: nox.Session, folder: str) -> None:
     """Run the tests of a package that need no more than it declares."""
     directory = ROOT / folder / "tests"
-    run_pytest(session, str(directory), f"--ignore={directory / 'integration'}", PLAIN)
+    module = PROJECTS[folder].replace("-", "_")
+    run_pytest(session, str(directory), f"--ignore={directory / 'integration'}", PLAIN, module=module)
 
 
 @nox.session
@@ -178,6 +204,17 @@ def lowest(session: nox.Session, folder: str) -> None:
     """Test one package with the oldest versions it declares."""
     install_one(session, folder, "--resolution=lowest-direct")
     test_alone(session, folder)
+
+
+@nox.session(python=PYTHONS[0])
+@each([folder for folder in PROJECTS if folder.startswith("packages/") and siblings_of(folder)])
+def upgraded(session: nox.Session, folder: str) -> None:
+    """Test one package while one sibling at a time is a patch release ahead of the others."""
+    install_one(session, folder)
+    for sibling in siblings_of(folder):
+        session.install("--no-sources", "--no-deps", str(build_upgraded(session, sibling)))
+        test_alone(session, folder)
+        session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
 
 
 if marked("torch"):
