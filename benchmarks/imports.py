@@ -1,7 +1,7 @@
 """How long each installed package takes to import, in a fresh interpreter; prints one table, or JSON with --json.
 
-Each import is timed inside the new process, after the interpreter has started; packages take turns, so that a noisy
-machine is noisy for all of them. `dataclasses + typing` is what any typed package pays.
+Each import is timed inside the new process, after the interpreter has started; packages take turns, so that noise
+hits all of them. `dataclasses + typing` is what any typed package pays.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 STATEMENTS = {
     "dataclasses + typing": "import dataclasses, enum, typing",
@@ -47,7 +48,7 @@ def main() -> None:
         for name in names:
             milliseconds, modules[name] = measure(STATEMENTS[name])
             times[name].append(milliseconds)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "import": name,
             "min_ms": min(t),

@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+import kv_api
+
 # All that `dataclasses`, `enum`, `typing`, `contextlib`, `array` and `warnings` pull in, on 3.11 to 3.13.
 KNOWN = {
     "_ast", "_collections", "_functools", "_opcode", "_opcode_metadata", "_operator", "_sre", "_tokenize",
@@ -36,5 +40,14 @@ def test_nothing_but_known_modules_is_imported() -> None:
     assert others <= KNOWN, f"new imports: {sorted(others - KNOWN)}"
 
 
-def test_the_table_of_the_contract_is_not_loaded_by_connectors() -> None:
-    assert "kv_api.contract" not in modules_after_import()
+def test_connectors_do_not_load_what_they_do_not_need() -> None:
+    added = modules_after_import()
+    assert not added & {"kv_api.contract", "kv_api.offload", "kv_api.offload_config", "kv_api.layout"}
+
+
+def test_every_public_name_is_there_also_those_that_are_imported_later() -> None:
+    for name in kv_api.__all__:
+        assert getattr(kv_api, name) is not None
+    assert set(kv_api.__all__) <= set(dir(kv_api))
+    with pytest.raises(AttributeError, match="module 'kv_api' has no attribute 'OffloadingSpek'"):
+        kv_api.OffloadingSpek  # type: ignore[attr-defined]  # noqa: B018

@@ -1,8 +1,12 @@
 """The interface of KV connectors and offloading media: vLLM's names, no dependencies.
 
 Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoSidedConnector``) and
-``OffloadingSpec``. The same contract as data is in ``kv_api.contract``.
+``OffloadingSpec``. The same contract as data is in ``kv_api.contract``. What only offloading media need is
+imported when it is first asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from kv_api.config import KVTransferConfig, RemovedKeyWarning
 from kv_api.connector import KVConnectorBase_V1, KVConnectorRole, SupportsHMA, supports_hma
@@ -40,57 +44,10 @@ from kv_api.events import (
     KVConnectorKVEvents,
     KVEventAggregator,
 )
-from kv_api.layout import (
-    CanonicalKVCacheRef,
-    CanonicalKVCaches,
-    CanonicalKVCacheTensor,
-    CanonicalPageMapping,
-    CopyRun,
-)
 from kv_api.metadata import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
-)
-from kv_api.offload import (
-    BlockIDsLoadStoreSpec,
-    GPULoadStoreSpec,
-    LoadStoreSpec,
-    LookupResult,
-    OffloadingEvent,
-    OffloadingManager,
-    OffloadingSpec,
-    OffloadingWorker,
-    PrepareStoreOutput,
-    TransferResult,
-)
-from kv_api.offload_config import (
-    ConfigInfo,
-    ConfigInfoMapping,
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingCounterMetadata,
-    OffloadingGaugeMetadata,
-    OffloadingGroupConfig,
-    OffloadingHistogramMetadata,
-    OffloadingKVEventsConfig,
-    OffloadingMetricMetadata,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
-from kv_api.offload_request import (
-    Locality,
-    Medium,
-    OffloadKey,
-    OffloadPolicy,
-    ReqContext,
-    RequestOffloadingContext,
-    ScheduleEndContext,
-    TierFilter,
-    TierMatcher,
-    get_offload_block_hash,
-    get_offload_group_idx,
-    make_offload_key,
 )
 from kv_api.output import (
     KVConnectorOutput,
@@ -102,6 +59,108 @@ from kv_api.scheduler_side import SchedulerSide
 from kv_api.stats import CacheHitSource, KVConnectorPromMetrics, KVConnectorStats
 from kv_api.two_sided import TwoSidedConnector, TwoSidedHMAConnector
 from kv_api.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from kv_api.layout import (
+        CanonicalKVCacheRef,
+        CanonicalKVCaches,
+        CanonicalKVCacheTensor,
+        CanonicalPageMapping,
+        CopyRun,
+    )
+    from kv_api.offload import (
+        BlockIDsLoadStoreSpec,
+        GPULoadStoreSpec,
+        LoadStoreSpec,
+        LookupResult,
+        OffloadingEvent,
+        OffloadingManager,
+        OffloadingSpec,
+        OffloadingWorker,
+        PrepareStoreOutput,
+        TransferResult,
+    )
+    from kv_api.offload_config import (
+        ConfigInfo,
+        ConfigInfoMapping,
+        OffloadingCacheConfig,
+        OffloadingConfig,
+        OffloadingCounterMetadata,
+        OffloadingGaugeMetadata,
+        OffloadingGroupConfig,
+        OffloadingHistogramMetadata,
+        OffloadingKVEventsConfig,
+        OffloadingMetricMetadata,
+        OffloadingModelConfig,
+        OffloadingParallelConfig,
+    )
+    from kv_api.offload_request import (
+        Locality,
+        Medium,
+        OffloadKey,
+        OffloadPolicy,
+        ReqContext,
+        RequestOffloadingContext,
+        ScheduleEndContext,
+        TierFilter,
+        TierMatcher,
+        get_offload_block_hash,
+        get_offload_group_idx,
+        make_offload_key,
+    )
+
+_LATER = {
+    "kv_api.layout": (
+        "CanonicalKVCacheRef",
+        "CanonicalKVCaches",
+        "CanonicalKVCacheTensor",
+        "CanonicalPageMapping",
+        "CopyRun",
+    ),
+    "kv_api.offload": (
+        "BlockIDsLoadStoreSpec",
+        "GPULoadStoreSpec",
+        "LoadStoreSpec",
+        "LookupResult",
+        "OffloadingEvent",
+        "OffloadingManager",
+        "OffloadingSpec",
+        "OffloadingWorker",
+        "PrepareStoreOutput",
+        "TransferResult",
+    ),
+    "kv_api.offload_config": (
+        "ConfigInfo",
+        "ConfigInfoMapping",
+        "OffloadingCacheConfig",
+        "OffloadingConfig",
+        "OffloadingCounterMetadata",
+        "OffloadingGaugeMetadata",
+        "OffloadingGroupConfig",
+        "OffloadingHistogramMetadata",
+        "OffloadingKVEventsConfig",
+        "OffloadingMetricMetadata",
+        "OffloadingModelConfig",
+        "OffloadingParallelConfig",
+    ),
+    "kv_api.offload_request": (
+        "Locality",
+        "Medium",
+        "OffloadKey",
+        "OffloadPolicy",
+        "ReqContext",
+        "RequestOffloadingContext",
+        "ScheduleEndContext",
+        "TierFilter",
+        "TierMatcher",
+        "get_offload_block_hash",
+        "get_offload_group_idx",
+        "make_offload_key",
+    ),
+}
+"""Modules that are imported at the first use of one of their names."""
+
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 __all__ = [
     "MEDIUM_CPU",
@@ -198,3 +257,19 @@ __all__ = [
     "make_offload_key",
     "supports_hma",
 ]
+
+
+if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
+
+    def __getattr__(name: str) -> Any:
+        """Import what offloading media need."""
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'kv_api' has no attribute {name!r}")
+        value = getattr(import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
