@@ -157,7 +157,9 @@ class SchedulerSide(ConnectorSide):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take the joined report of all workers after a step, before the next one is scheduled.
 
-        Whatever a failed load left behind must be dropped here at the latest: the next schedule asks again.
+        The engine acts on ``finished_sending`` and ``finished_recving`` only after this call, and a connector may
+        take ids out of them that it wants reported later. Whatever a failed load left behind must be dropped here
+        at the latest: the next schedule asks again.
         """
 
     def take_events(self) -> Iterable[KVCacheEvent]:

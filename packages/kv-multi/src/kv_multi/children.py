@@ -1,0 +1,226 @@
+"""The children of a MultiConnector: from the list in its configuration to named connectors.
+
+Everything is configured inside ``kv_connector_extra_config``, where vLLM's own parser lets foreign keys pass:
+
+* the parent's has ``connectors``, a list with the ``KVTransferConfig`` of each child, and may have ``load_policy``
+  and ``on_child_error``;
+* a child's may have ``name`` and ``save``. The child sees them too, and a MultiConnector that isn't to save passes
+  that on to its own children.
+
+A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). What an
+engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
+from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
+engine's, with another ``kv_transfer_config``.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from kv_api import (
+    ConfigError,
+    KVCacheConfig,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVTransferConfig,
+    TransferConfig,
+    UnknownNameError,
+    VllmConfig,
+)
+from kv_api.errors import nearest_name
+from kv_factory import KVConnectorFactory
+from kv_multi.names import QUARANTINED
+
+INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
+"""Fields that hold for a whole engine, which a child takes from its parent."""
+
+_PARENT_KEYS: Final = ("connectors", "load_policy", "on_child_error")
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class LoadPolicy(StrEnum):
+    """Which of the children that have tokens loads them."""
+
+    FIRST = "first"
+    LONGEST = "longest"
+
+
+class OnChildError(StrEnum):
+    """What becomes of an exception that a child raises."""
+
+    RAISE = "raise"
+    QUARANTINE = "quarantine"
+
+
+class Options(NamedTuple):
+    """The parent's own settings."""
+
+    load_policy: LoadPolicy
+    on_child_error: OnChildError
+
+
+class ChildConfig(NamedTuple):
+    """What is known of a child before it exists."""
+
+    place: int
+    name: str
+    connector_class: type[KVConnectorBase_V1]
+    transfer: KVTransferConfig
+    saves: bool
+
+
+class Child(NamedTuple):
+    """One child of a MultiConnector object."""
+
+    place: int
+    name: str
+    connector: KVConnectorBase_V1
+    saves: bool
+
+
+def parse_options(extra_config: Mapping[str, Any]) -> Options:
+    """The parent's settings. A key that looks like one of them, and is none, is refused."""
+    for key in extra_config:
+        nearest = None if key in _PARENT_KEYS else nearest_name(key, _PARENT_KEYS)
+        if nearest is not None:
+            raise ConfigError(
+                f"kv_connector_extra_config: unknown key {key!r}; MultiConnector's own are "
+                f"{', '.join(_PARENT_KEYS)}; did you mean {nearest!r}?"
+            )
+    return Options(
+        _choice("load_policy", extra_config.get("load_policy", LoadPolicy.FIRST), LoadPolicy),
+        _choice("on_child_error", extra_config.get("on_child_error", OnChildError.RAISE), OnChildError),
+    )
+
+
+def has_children(extra_config: Mapping[str, Any]) -> bool:
+    """Whether any child is configured; questions to the class have an answer without one."""
+    return bool(extra_config.get("connectors"))
+
+
+def parse_children(parent: TransferConfig) -> tuple[ChildConfig, ...]:
+    """The children of a MultiConnector's configuration, in its order."""
+    inherited = {key: value for key in INHERITED if (value := getattr(parent, key, None)) is not None}
+    return parse_connectors(parent.kv_connector_extra_config, inherited)
+
+
+def parse_connectors(
+    extra_config: Mapping[str, Any], inherited: Mapping[str, Any] | None = None
+) -> tuple[ChildConfig, ...]:
+    """The same, from the parent's extra config alone."""
+    listed = extra_config.get("connectors")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
+        raise ConfigError(
+            f"connectors: expected a non-empty list of KVTransferConfig mappings, got {listed!r} "
+            f"({type(listed).__name__})"
+        )
+    saves = _flag("kv_connector_extra_config.save", extra_config.get("save", True))
+    children = tuple(_parse_child(index, values, inherited or {}, saves) for index, values in enumerate(listed))
+    _refuse_equal_names(children)
+    return children
+
+
+def child_vllm_config(vllm_config: VllmConfig, child: ChildConfig) -> VllmConfig:
+    """A shallow copy of the engine's configuration, for one child."""
+    copied: Any = copy(vllm_config)
+    copied.kv_transfer_config = child.transfer
+    return cast(VllmConfig, copied)
+
+
+def build_children(
+    vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None
+) -> tuple[Child, ...]:
+    """Make the connectors. What one raises is noted with its place and passed on."""
+    parent = vllm_config.kv_transfer_config
+    if parent is None:
+        raise ConfigError("kv_transfer_config: not set, so there are no children to create")
+    children = []
+    for config in parse_children(parent):
+        own_config = child_vllm_config(vllm_config, config)
+        try:
+            connector = KVConnectorFactory.create_connector(own_config, role, kv_cache_config)
+        except Exception as error:
+            error.add_note(f"while creating connectors[{config.place}] ({config.name!r}) of a MultiConnector")
+            raise
+        children.append(Child(config.place, config.name, connector, config.saves))
+    return tuple(children)
+
+
+def _parse_child(index: int, values: Any, inherited: Mapping[str, Any], parent_saves: bool) -> ChildConfig:
+    where = f"connectors[{index}]"
+    # Anything that isn't a mapping is passed on as it is: `from_mapping` has the words to refuse it.
+    given = {**inherited, **values} if isinstance(values, Mapping) else values
+    transfer = KVTransferConfig.from_mapping(given, where=where)
+    if transfer.kv_connector is None:
+        raise ConfigError(f"{where}.kv_connector: required, a child is a connector")
+    # What a child does to its own settings must not reach the engine's configuration.
+    extra = transfer.kv_connector_extra_config = dict(transfer.kv_connector_extra_config)
+    saves = _flag(f"{where}.kv_connector_extra_config.save", extra.get("save", True)) and parent_saves
+    if not saves:
+        transfer = _consumer(where, transfer)
+    connector_class = _connector_class(where, transfer)
+    name = extra.get("name", f"{connector_class.__name__}{index}")
+    _check_name(where, name)
+    return ChildConfig(index, name, connector_class, transfer, saves)
+
+
+def _consumer(where: str, transfer: KVTransferConfig) -> KVTransferConfig:
+    """The configuration of a child that isn't to store anything: its role says so to itself."""
+    if transfer.kv_role == "kv_producer":
+        raise ConfigError(
+            f"{where}: it is told not to save, but its kv_role is 'kv_producer', which does nothing else; "
+            "choices: save true, or kv_role 'kv_both' or 'kv_consumer'"
+        )
+    return replace(transfer, kv_role="kv_consumer")
+
+
+def _connector_class(where: str, transfer: KVTransferConfig) -> type[KVConnectorBase_V1]:
+    try:
+        found = KVConnectorFactory.get_connector_class(transfer)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{where}.kv_connector: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}.kv_connector: {error}") from error
+    if not issubclass(found, KVConnectorBase_V1):
+        raise ConfigError(
+            f"{where}.kv_connector: {transfer.kv_connector!r} is a V0 connector ({found.__name__}); "
+            "the children of a MultiConnector are V1 connectors"
+        )
+    return found
+
+
+def _flag(place: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{place}: expected bool, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def _check_name(where: str, name: object) -> None:
+    place = f"{where}.kv_connector_extra_config.name"
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{place}: expected a non-empty str, got {name!r} ({type(name).__name__})")
+    if name == QUARANTINED:
+        raise ConfigError(f"{place}: {name!r} is reserved, stats list under it who was switched off")
+
+
+def _refuse_equal_names(children: Sequence[ChildConfig]) -> None:
+    first: dict[str, int] = {}
+    for child in children:
+        if child.name in first:
+            raise ConfigError(
+                f"connectors[{child.place}]: the name {child.name!r} is that of connectors[{first[child.name]}] "
+                "already; give each a kv_connector_extra_config.name of its own"
+            )
+        first[child.name] = child.place
+
+
+def _choice(key: str, value: object, choices: type[_Choice]) -> _Choice:
+    names = [choice.value for choice in choices]
+    if isinstance(value, str) and value in names:
+        return choices(value)
+    nearest = nearest_name(value, names)
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    raise ConfigError(f"kv_connector_extra_config.{key}: got {value!r}; choices: {', '.join(names)}{hint}")

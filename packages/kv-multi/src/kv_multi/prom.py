@@ -1,0 +1,85 @@
+"""The children's Prometheus metrics: registered once for each name, told apart by the label ``child``.
+
+Prometheus refuses to register a metric twice, and children of one class (or of related classes) want the same
+metrics. So each child builds its metrics as it would alone, but for two things: every label list has the label
+``child`` at its end, with the child's name as the value, and a metric that another child has registered before is
+used again instead of registered again. All children have the label, also an only one, so that a dashboard doesn't
+change when a child is added. Children of a nested MultiConnector are named by their path, ``outer/inner``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kv_api import KVConnectorPromMetrics, VllmConfig
+from kv_api.stats import PromMetric
+from kv_multi.children import ChildConfig, child_vllm_config
+from kv_multi.names import CHILD_LABEL
+from kv_multi.stats import open_envelope
+
+MetricTypes = dict[type[PromMetric], type[PromMetric]]
+LabelValues = dict[int, list[object]]
+
+
+class MultiKVConnectorPromMetrics(KVConnectorPromMetrics):
+    """Hands each child's part of a payload to that child's metrics."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: Mapping[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: LabelValues,
+        prom_metrics: Mapping[str, KVConnectorPromMetrics],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._prom_metrics = dict(prom_metrics)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            metrics = self._prom_metrics.get(name)
+            if metrics is not None:
+                metrics.observe(open_envelope(name, value)[1], engine_idx)
+
+
+def build_metrics(
+    vllm_config: VllmConfig,
+    children: Sequence[ChildConfig],
+    metric_types: MetricTypes,
+    labelnames: list[str],
+    per_engine_labelvalues: LabelValues,
+) -> MultiKVConnectorPromMetrics:
+    """Build the metrics of all children."""
+    shared: Any = {kind: _registered_once(used) for kind, used in metric_types.items()}
+    nested = labelnames[-1:] == [CHILD_LABEL]
+    names = labelnames if nested else [*labelnames, CHILD_LABEL]
+    built = {}
+    for child in children:
+        values = {
+            engine: _named(engine_values, child.name, nested)
+            for engine, engine_values in per_engine_labelvalues.items()
+        }
+        metrics = child.connector_class.build_prom_metrics(
+            child_vllm_config(vllm_config, child), shared, list(names), values
+        )
+        if metrics is not None:
+            built[child.name] = metrics
+    return MultiKVConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, built)
+
+
+def _named(values: Sequence[object], name: str, nested: bool) -> list[object]:
+    if nested:
+        return [*values[:-1], f"{values[-1]}/{name}"]
+    return [*values, name]
+
+
+def _registered_once(metric_type: Callable[..., PromMetric]) -> Callable[..., PromMetric]:
+    """Stands in for a metric class: a second metric of the same name and labels is the first one."""
+    registered: dict[tuple[str, tuple[str, ...]], PromMetric] = {}
+
+    def register(name: str, documentation: str, labelnames: Sequence[str] = (), **kwargs: Any) -> PromMetric:
+        key = (name, tuple(labelnames))
+        if key not in registered:
+            registered[key] = metric_type(name=name, documentation=documentation, labelnames=labelnames, **kwargs)
+        return registered[key]
+
+    return register

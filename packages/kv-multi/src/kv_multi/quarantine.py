@@ -1,0 +1,111 @@
+"""Who is switched off: the one place where a child's exception is caught, if the configuration says so.
+
+With ``on_child_error: raise`` nothing is caught. With ``quarantine`` a child that raises in a method of a request
+or of a step is switched off in its process: logged once, named in stats, never called again, and answered for by
+the neutral value that its caller gives here. Construction, registration and shutdown are never guarded.
+
+A copy that goes on after its child is gone would write into blocks that belong to others by then. So switching
+off *is* shutting down: ``shutdown`` finishes or cancels every transfer, and only after it returned may loads be
+reported as failed and stores as over. A child that can't even be shut down is not survived.
+
+State: ``_reasons``, the children that are off, with why; ``_told``, those that the other side (scheduler, workers)
+knows of.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import ParamSpec, TypeVar
+
+from kv_multi.children import Child, OnChildError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("kv_multi")
+
+
+class Quarantine:
+    """The children of one MultiConnector object, and which of them are off."""
+
+    def __init__(
+        self, children: Sequence[Child], on_child_error: OnChildError, on_switch_off: Callable[[Child], None]
+    ) -> None:
+        self._children = tuple(children)
+        self._catches = on_child_error is OnChildError.QUARANTINE
+        self._on_switch_off = on_switch_off
+        self._reasons: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    @property
+    def may_happen(self) -> bool:
+        """Whether a child can be switched off at all."""
+        return self._catches
+
+    def ask(self, child: Child, method: Callable[P, T], neutral: T, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a child's method; ``neutral`` is the answer of a child that is off, or now becomes so."""
+        if child.name in self._reasons:
+            return neutral
+        if not self._catches:
+            return method(*args, **kwargs)
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the user asked for it; it is logged and named in stats
+            name = getattr(method, "__name__", "a method").lstrip("_")
+            self._switch_off(child, f"{name} raised {type(error).__name__}: {error}", error)
+            return neutral
+
+    def obey(self, reasons: Mapping[str, str]) -> None:
+        """Switch off the children that another process switched off."""
+        for child in self._children:
+            if child.name in reasons and child.name not in self._reasons:
+                self._switch_off(child, reasons[child.name], None)
+
+    def is_off(self, child: Child) -> bool:
+        """Whether a child is switched off here."""
+        return child.name in self._reasons
+
+    def live(self) -> Iterator[Child]:
+        """The children that are not."""
+        return (child for child in self._children if child.name not in self._reasons)
+
+    def reasons(self) -> dict[str, str]:
+        """Who is off, and why."""
+        return dict(self._reasons)
+
+    def untold(self) -> dict[str, str]:
+        """Of those, the children that the other side has not been told of, as far as is known here."""
+        return {name: reason for name, reason in self._reasons.items() if name not in self._told}
+
+    def mark_told(self, names: Iterable[str]) -> None:
+        """The other side knows of these."""
+        self._told.update(names)
+
+    def check(self) -> None:
+        """Recount: only children are off, and only where that may happen."""
+        names = {child.name for child in self._children}
+        assert set(self._reasons) <= names, f"off: {sorted(self._reasons)}, children: {sorted(names)}"
+
+    def _switch_off(self, child: Child, reason: str, error: Exception | None) -> None:
+        self._reasons[child.name] = reason
+        _log.error("connector %r is switched off: %s", child.name, reason, exc_info=error)
+        try:
+            child.connector.shutdown()
+            self._on_switch_off(child)
+        except Exception as second:
+            second.add_note(f"while switching off connector {child.name!r}, because {reason}")
+            raise
+
+
+def shut_down_all(children: Sequence[Child]) -> None:
+    """Shut down every child, whatever the others do; then raise what they raised."""
+    errors: list[Exception] = []
+    for child in children:
+        try:
+            child.connector.shutdown()
+        except Exception as error:  # noqa: BLE001 - raised below, when every child had its turn
+            error.add_note(f"in shutdown of connector {child.name!r}")
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} of {len(children)} connectors failed to shut down", errors)

@@ -1,0 +1,228 @@
+"""A worker's half of a MultiConnector: every call reaches every child, every report reaches the engine once.
+
+It keeps two books, ``saves`` (whose report of a finished request is missing) and ``loads`` (who is loading), and
+asks every child through ``quarantine``. What another process switched off arrives with the step's metadata, and is
+obeyed in ``handle_preemptions`` already: from then on its copies have ended, before the step writes a block.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from kv_api import (
+    AttentionMetadata,
+    CopyBlocksOp,
+    ForwardContext,
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorHandshakeMetadata,
+    KVConnectorKVEvents,
+    KVConnectorMetadata,
+    KVConnectorStats,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    Tensor,
+    VllmConfig,
+    WorkerSide,
+)
+from kv_multi.children import Child, Options
+from kv_multi.events import MultiKVConnectorKVEvents
+from kv_multi.loads import LoadReports
+from kv_multi.metadata import (
+    MultiKVConnectorHandshakeMetadata,
+    MultiKVConnectorMetadata,
+    MultiKVConnectorWorkerMetadata,
+    expect_slots,
+)
+from kv_multi.quarantine import Quarantine, shut_down_all
+from kv_multi.saves import SaveReports
+from kv_multi.stats import Origin, collect
+
+
+class MultiWorkerSide(WorkerSide):
+    """Joins the worker halves of several connectors."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        children: tuple[Child, ...],
+        options: Options,
+        origins: dict[str, Origin],
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._children = children
+        self._names = [child.name for child in children]
+        self._origins = origins
+        self._saves = SaveReports()
+        self._loads = LoadReports()
+        self._quarantine = Quarantine(children, options.on_child_error, self._abandon)
+
+    def _abandon(self, child: Child) -> None:
+        """A child is gone, and its copies with it: nobody waits for it any more."""
+        self._loads.abandon(child.place)
+        self._saves.abandon(child.place)
+
+    # -- start and sleep -----------------------------------------------------------------------
+
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        found = {
+            child.name: context
+            for child in self._children
+            if (context := child.connector.get_mem_pool_context()) is not None
+        }
+        if len(found) > 1:
+            raise ValueError(
+                f"connectors {', '.join(map(repr, found))} each want the KV caches in a memory pool of their own, "
+                "but there is one allocation: at most one of them may"
+            )
+        return next(iter(found.values()), None)
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        for child in self._children:
+            child.connector.register_kv_caches(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        for child in self._quarantine.live():
+            child.connector.unregister_kv_caches()
+
+    def restore_kv_caches(self) -> None:
+        for child in self._quarantine.live():
+            child.connector.restore_kv_caches()
+
+    def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocksOp) -> None:
+        for child in self._children:
+            child.connector.set_host_xfer_buffer_ops(copy_operation)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        found = {
+            child.name: metadata
+            for child in self._children
+            if (metadata := child.connector.get_handshake_metadata()) is not None
+        }
+        return MultiKVConnectorHandshakeMetadata(found) if found else None
+
+    # -- begin of a step -----------------------------------------------------------------------
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        metadata = self._take(kv_connector_metadata)
+        for child, own in zip(self._children, metadata.metadata, strict=True):
+            self._quarantine.ask(child, _handle_preemptions, None, child, own)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        metadata = self._take(connector_metadata)
+        super().bind_connector_metadata(metadata)
+        self._saves.expect(metadata.async_saves)
+        self._loads.expect(metadata.loads)
+        for child in self._children:
+            if self._quarantine.is_off(child):
+                self._abandon(child)
+        for child, own in zip(self._children, metadata.metadata, strict=True):
+            self._quarantine.ask(child, _bind_connector_metadata, None, child, own)
+
+    def _take(self, metadata: KVConnectorMetadata) -> MultiKVConnectorMetadata:
+        if not isinstance(metadata, MultiKVConnectorMetadata):
+            raise TypeError(
+                f"connector metadata: expected MultiKVConnectorMetadata, got {type(metadata).__name__}"
+            )
+        expect_slots("connector metadata", metadata.metadata, self._names)
+        self._quarantine.mark_told(metadata.quarantined)
+        self._quarantine.obey(metadata.quarantined)
+        return metadata
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.start_load_kv, None, forward_context, **kwargs)
+
+    # -- forward pass --------------------------------------------------------------------------
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.wait_for_layer_load, None, layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        for child in self._children:
+            if child.saves:
+                save = child.connector.save_kv_layer
+                self._quarantine.ask(child, save, None, layer_name, kv_layer, attn_metadata, **kwargs)
+
+    def finish_forward(self) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.finish_forward, None)
+
+    def reset_capture_state(self) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.reset_capture_state, None)
+
+    # -- end of a step -------------------------------------------------------------------------
+
+    def wait_for_save(self) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.wait_for_save, None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        results = self.get_transfer_results(finished_req_ids)
+        return results.finished_sending or None, results.finished_recving or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        nothing = KVConnectorTransferResults()
+        for child in self._children:
+            own = self._quarantine.ask(child, child.connector.get_transfer_results, nothing, finished_req_ids)
+            self._saves.report(child.place, own.finished_sending)
+            self._loads.report(child.place, own.finished_recving, own.failed_recving)
+        return KVConnectorTransferResults(self._saves.take(), *self._loads.take())
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed: set[int] = set()
+        for child in self._children:
+            failed |= self._quarantine.ask(child, child.connector.get_block_ids_with_load_errors, set())
+        return failed | self._loads.take_failed_blocks()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        counted = {
+            child.name: self._quarantine.ask(child, child.connector.get_kv_connector_stats, None)
+            for child in self._children
+        }
+        return collect(counted, self._origins, self._quarantine.reasons())
+
+    def get_kv_connector_kv_cache_events(self) -> KVConnectorKVEvents | None:
+        found = {
+            child.name: events
+            for child in self._children
+            if (events := self._quarantine.ask(child, child.connector.get_kv_connector_kv_cache_events, None))
+            is not None
+        }
+        return MultiKVConnectorKVEvents(found) if found else None
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        slots = tuple(
+            self._quarantine.ask(child, child.connector.build_connector_worker_meta, None)
+            for child in self._children
+        )
+        news = self._quarantine.untold()
+        if not news and all(slot is None for slot in slots):
+            return None
+        return MultiKVConnectorWorkerMetadata(slots, news)
+
+    def clear_connector_metadata(self) -> None:
+        for child in self._children:
+            self._quarantine.ask(child, child.connector.clear_connector_metadata, None)
+        super().clear_connector_metadata()
+
+    def shutdown(self) -> None:
+        shut_down_all(list(self._quarantine.live()))
+
+    def check(self) -> None:
+        """Recount every book."""
+        self._saves.check(len(self._children))
+        self._loads.check(len(self._children))
+        self._quarantine.check()
+
+
+def _bind_connector_metadata(child: Child, metadata: Any) -> None:
+    child.connector.bind_connector_metadata(metadata)
+
+
+def _handle_preemptions(child: Child, metadata: Any) -> None:
+    child.connector.handle_preemptions(metadata)

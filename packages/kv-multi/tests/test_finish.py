@@ -1,0 +1,68 @@
+"""The end of a request: all are told, parameters are merged, groups are respected."""
+
+import pytest
+from kv_multi_scripted import child, request
+
+from kv_multi import ParamsClashError
+
+R = request()
+
+
+@pytest.mark.parametrize(
+    ("params", "merged"),
+    [
+        ((None, None, None), None),
+        ((None, {}, None), {}),
+        (({"a": 1}, None, {"b": 2}), {"a": 1, "b": 2}),
+    ],
+)
+def test_parameters_are_merged(scheduler, params, merged):
+    multi, *_ = scheduler(*[child(answers={"request_finished": (False, own)}) for own in params])
+    assert multi.request_finished(R, [1]) == (False, merged)
+
+
+def test_the_childrens_parameters_stay_as_they_are(scheduler):
+    own = {"a": 1}
+    multi, *_ = scheduler(
+        child(answers={"request_finished": (False, own)}), child(answers={"request_finished": (False, {"b": 2})})
+    )
+    multi.request_finished(R, [1])
+    assert own == {"a": 1}
+
+
+def test_a_clash_names_both(scheduler):
+    multi, first, second, third = scheduler(
+        child(answers={"request_finished": (False, {"a": 1})}),
+        child(answers={"request_finished": (True, {"b": 1, "c": 1, "d": 1})}),
+        child(answers={"request_finished": (False, {"d": 2, "c": 2})}, name="far"),
+    )
+    with pytest.raises(ParamsClashError) as caught:
+        multi.request_finished(R, [1])
+    assert str(caught.value) == "kv_transfer_params: connectors 'Scripted1' and 'far' both set 'd', 'c'"
+    assert isinstance(caught.value, RuntimeError)
+    assert all(one.asked("request_finished") for one in (first, second, third))
+    assert multi.build_connector_meta("output").async_saves == {"r": (1,)}
+
+
+def test_all_groups_when_all_know_them(scheduler):
+    multi, *children = scheduler(child("ScriptedHMA"), child("ScriptedHMA"))
+    children[1].answers["request_finished_all_groups"] = (True, {"a": 1})
+    assert multi.request_finished_all_groups(R, ([1], [2])) == (True, {"a": 1})
+    for one in children:
+        assert one.calls == [("request_finished_all_groups", R, ([1], [2]))]
+
+
+def test_one_group_when_some_do_not(scheduler):
+    multi, *children = scheduler(child("ScriptedHMA"), child())
+    assert multi.request_finished_all_groups(R, ([1],)) == (False, None)
+    for one in children:
+        assert one.calls == [("request_finished", R, [1])]
+
+
+def test_several_groups_need_all(scheduler):
+    multi, *_ = scheduler(child("ScriptedHMA"), child(), child(name="far"))
+    with pytest.raises(RuntimeError) as caught:
+        multi.request_finished_all_groups(R, ([1], [2]))
+    assert str(caught.value) == (
+        "request 'r' has blocks of 2 KV cache groups, but these connectors know one: Scripted1, far"
+    )

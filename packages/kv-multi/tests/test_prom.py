@@ -1,0 +1,81 @@
+"""Metrics with the real prometheus_client: children of one class share a metric and have a label each."""
+
+import functools
+
+import pytest
+from kv_multi_scripted import child, engine_config
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kv_multi import MultiConnector
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+def build(children, registry, engines=(0,)):
+    """As an engine does: its metric classes, its labels, the label values of each engine index."""
+    metric_types = {kind: functools.partial(kind, registry=registry) for kind in (Gauge, Counter, Histogram)}
+    values = {engine: ["model", str(engine)] for engine in engines}
+    return MultiConnector.build_prom_metrics(
+        engine_config(children), metric_types, ["model_name", "engine"], values
+    )
+
+
+def value(registry, child_name, name="kv_test_n_total", engine="0", **labels):
+    return registry.get_sample_value(
+        name, {"model_name": "model", "engine": engine, "child": child_name, **labels}
+    )
+
+
+def payload(**counts):
+    return {
+        name: {"kv_connector": "Scripted", "kv_connector_module_path": None, "data": {"n": n}}
+        for name, n in counts.items()
+    }
+
+
+def test_children_of_one_class(registry):
+    metrics = build([child(), child(name="far"), child("ScriptedHMA"), child("Mute")], registry, engines=(0, 3))
+    metrics.observe(payload(Scripted0=1, far=2, ScriptedHMA2=4, Mute3=5, quarantined=6))
+    metrics.observe(payload(far=10), engine_idx=3)
+    assert [value(registry, name) for name in ("Scripted0", "far", "ScriptedHMA2")] == [1, 2, 4]
+    assert value(registry, "far", engine="3") == 10
+    assert value(registry, "Scripted0", engine="3") == 0
+    assert value(registry, "far", name="kv_test_last", kind="any") == 2
+    assert value(registry, "Scripted0", name="kv_test_last", kind="any") == 1
+
+
+def test_an_only_child_has_the_label_too(registry):
+    build([child()], registry).observe(payload(Scripted0=1))
+    assert value(registry, "Scripted0") == 1
+
+
+def test_nested_children_are_named_by_path(registry):
+    inner = child("MultiConnector", name="inner", connectors=[child(), child(name="deep")])
+    metrics = build([child(), inner], registry)
+    envelope = {"kv_connector": "MultiConnector", "kv_connector_module_path": None}
+    metrics.observe({**payload(Scripted0=1), "inner": {**envelope, "data": payload(Scripted0=2, deep=4)}})
+    assert [value(registry, name) for name in ("Scripted0", "inner/Scripted0", "inner/deep")] == [1, 2, 4]
+
+
+def test_vllms_own_payload_is_understood(registry):
+    build([child()], registry).observe({"Scripted0": {"n": 3}})
+    assert value(registry, "Scripted0") == 3
+
+
+def test_the_stats_of_a_worker_are_observed(registry, worker):
+    from kv_multi_scripted import Count
+
+    multi, *_ = worker(child(name="near", answers={"get_kv_connector_stats": Count({"n": 7})}))
+    build([child(name="near")], registry).observe(multi.get_kv_connector_stats().to_dict())
+    assert value(registry, "near") == 7
+
+
+def test_two_engines_register_apart():
+    """Nothing is remembered between two calls: each engine has its own registry."""
+    for _ in range(2):
+        registry = CollectorRegistry()
+        build([child(), child()], registry)
+        assert value(registry, "Scripted1") == 0

@@ -1,0 +1,17 @@
+"""What importing kv_multi brings along: its two declared siblings, the standard library and nothing else."""
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+before = set(sys.modules)
+import kv_multi
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(" ".join(sorted(new - set(sys.stdlib_module_names))))
+"""
+
+
+def test_only_declared_packages_are_imported():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["kv_api", "kv_factory", "kv_multi"]
