@@ -1,0 +1,36 @@
+"""What a mirror of the CPU cache has to be told."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kv_api import Medium, OffloadingEvent, OffloadKey
+
+
+class EventLog:
+    """Events since they were last taken. Applied in their order they turn one set of residents into the next."""
+
+    def __init__(self) -> None:
+        self._events: list[OffloadingEvent] = []
+
+    def stored(self, keys: Sequence[OffloadKey]) -> None:
+        """Chunks became resident."""
+        if keys:
+            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=False))
+
+    def removed(self, keys: Sequence[OffloadKey]) -> None:
+        """Residents left."""
+        if keys:
+            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=True))
+
+    def given_back(self, keys: Sequence[OffloadKey]) -> None:
+        """Slots were given back before they held anything: nothing changes for a mirror."""
+        if keys:
+            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=True, metadata_only=True))
+
+    def take(self, is_held: Callable[[OffloadKey], bool]) -> list[OffloadingEvent]:
+        """The events. What was given back is left out where a retry holds the key by now."""
+        events, self._events = self._events, []
+        for index, event in enumerate(events):
+            if event.metadata_only:
+                events[index] = replace(event, keys=[key for key in event.keys if not is_held(key)])
+        return [event for event in events if event.keys]

@@ -1,0 +1,76 @@
+"""Slots whose chunk was forgotten while jobs were still copying from or to it.
+
+Such a slot holds nothing any more and must not be handed out before those jobs have ended. It waits under the
+key that it had, so that the end of each job, which is reported by key, can be counted. While a key is fenced
+nothing is stored under it, so what is reported for it can only belong to those jobs. The last of them lifts the
+fence; and ``end_reset`` lifts what was raised up to the last reset, for a caller who doesn't report the jobs from
+before it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kv_api import OffloadKey
+
+
+class JobKind(Enum):
+    """What the jobs on a chunk do; those of one chunk at one time are all of one kind."""
+
+    LOAD = auto()
+    STORE = auto()
+
+
+@dataclass(slots=True)
+class _Fence:
+    slot: int
+    jobs: int
+    kind: JobKind
+    resets: int
+    """Resets before it was raised."""
+
+
+class Fences:
+    """Fenced slots by the key that they had. What lifts fences returns the slots that are free now."""
+
+    def __init__(self) -> None:
+        self._fences: dict[OffloadKey, _Fence] = {}
+        self._resets = 0
+
+    def raise_for(self, key: OffloadKey, slot: int, jobs: int, kind: JobKind) -> None:
+        """Keep a slot back until ``jobs`` jobs on it have ended."""
+        self._fences[key] = _Fence(slot, jobs, kind, self._resets)
+
+    def end_jobs(self, keys: Iterable[OffloadKey], kind: JobKind) -> list[int]:
+        """Count the end of a job on those keys that are fenced for jobs of this kind."""
+        freed = []
+        for key in keys:
+            fence = self._fences.get(key)
+            if fence is not None and fence.kind is kind:
+                fence.jobs -= 1
+                if not fence.jobs:
+                    freed.append(self._fences.pop(key).slot)
+        return freed
+
+    def begin_reset(self) -> None:
+        """All fences that stand belong to this reset."""
+        self._resets += 1
+
+    def end_reset(self) -> list[int]:
+        """Every job from before the last reset has ended."""
+        lifted = [key for key, fence in self._fences.items() if fence.resets < self._resets]
+        return [self._fences.pop(key).slot for key in lifted]
+
+    def slots(self, kind: JobKind) -> list[int]:
+        """Slots fenced for jobs of this kind."""
+        return [fence.slot for fence in self._fences.values() if fence.kind is kind]
+
+    def check(self) -> None:
+        """See that every fence waits for something."""
+        assert all(fence.jobs > 0 for fence in self._fences.values()), f"fenced without a job: {self._fences}"
+
+    def __len__(self) -> int:
+        return len(self._fences)
+
+    def __contains__(self, key: OffloadKey) -> bool:
+        return key in self._fences

@@ -1,0 +1,254 @@
+"""The scheduler's side of host memory: which chunks are there, which are pinned, which leave.
+
+The manager joins four things that know nothing of each other: the pool, which has the state of every chunk (see
+there for the states and how they are kept); the policy, which has the order in which chunks leave; the tracker,
+which says what is worth storing; and what is told to others, events and counters.
+
+**Invariants** (``check`` recounts them, and everything below): the policy holds exactly the chunks that are in
+flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_store`` that is refused changes
+nothing but the count of refusals: not the policy, and not the count of offers, or retrying alone would make a
+chunk worth storing.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from kv_api import (
+    CacheHitSource,
+    ConfigError,
+    ConfigInfo,
+    ConfigInfoMapping,
+    LookupResult,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from kv_offload_cpu.events import EventLog
+from kv_offload_cpu.fences import JobKind
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
+from kv_offload_cpu.policy import Run, find_policy
+from kv_offload_cpu.pool import ChunkPool
+from kv_offload_cpu.stats import Counters, CPUOffloadingStats
+from kv_offload_cpu.tracker import OfferTracker
+
+
+class PrefixLookup(NamedTuple):
+    """How many leading keys are hits, and what the first other one is (HIT if there is none)."""
+
+    hits: int
+    rest: LookupResult
+
+
+class CPUOffloadingManager(OffloadingManager):
+    """Manages ``num_chunks`` slots of host memory.
+
+    ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
+    a ``store_threshold`` of 2 or more a chunk is stored from that offer on; ``max_tracker_size`` keys are
+    remembered for it. ``info`` has the labels of the info metric.
+    """
+
+    def __init__(
+        self,
+        num_chunks: int,
+        cache_policy: str = "lru",
+        cache_policy_module_path: str | None = None,
+        enable_events: bool = False,
+        store_threshold: int = 1,
+        max_tracker_size: int = 64_000,
+        info: ConfigInfo | None = None,
+    ) -> None:
+        _check_at_least("num_chunks", num_chunks, 1)
+        _check_at_least("store_threshold", store_threshold, 0)
+        _check_at_least("max_tracker_size", max_tracker_size, 1)
+        self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)
+        self._pool = ChunkPool(num_chunks)
+        self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
+        self._events = EventLog() if enable_events else None
+        self._counters = Counters()
+        self._info = info
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        run = self._run(req_context)
+        self._policy.finish(run)
+        run.close()
+
+    # Lookups
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        if key in self._pool.resident:
+            return LookupResult.HIT
+        return LookupResult.HIT_PENDING if key in self._pool.storing else LookupResult.MISS
+
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
+        """What ``lookup`` says of each key up to the first that is no hit, in one call."""
+        resident = self._pool.resident
+        hits = 0
+        for key in keys:
+            if key not in resident:
+                return PrefixLookup(hits, self.lookup(key, req_context))
+            hits += 1
+        return PrefixLookup(hits, LookupResult.HIT)
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        return CacheHitSource.HOST
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        resident = self._pool.resident
+        self._access([resident[key] for key in dict.fromkeys(keys) if key in resident], self._run(req_context))
+
+    # Loads
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
+        slots = self._pool.pin(keys)
+        self._access([*dict.fromkeys(slots)], self._run(req_context))
+        return CPULoadStoreSpec(slots)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        pool = self._pool
+        stale = [key for key in keys if key in pool.fences] if pool.fences else []
+        unpinned = pool.unpin([key for key in keys if key not in pool.fences] if stale else keys)
+        self._policy.unpin(unpinned, self._run(req_context))
+        pool.end_stale_jobs(stale, JobKind.LOAD)
+
+    # Stores
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        pool, tracker = self._pool, self._tracker
+        offer = dict.fromkeys(keys)
+        absent = pool.absent(offer)
+        wanted = absent if tracker is None else tracker.worthy(absent)
+        used = [pool.resident[key] for key in offer if key in pool.resident] if len(absent) < len(offer) else []
+        evict_count = pool.count_to_evict(len(wanted), used)
+        if evict_count is None:
+            self._counters.allocation_failures += 1
+            return None
+        # Up to here nothing was changed, from here on nothing fails.
+        if tracker is not None:
+            tracker.count(offer)
+            self._counters.stores_skipped += len(absent) - len(wanted)
+        run = self._run(req_context)
+        self._access(used, run)
+        if not wanted:
+            return PrepareStoreOutput([], CPULoadStoreSpec(()), [])
+        self._counters.allocation_sizes.append(len(wanted))
+        evicted = self._make_room(wanted, evict_count, used, run)
+        slots = pool.enter(wanted)
+        in_order = self._in_token_order(slots, run)
+        self._policy.insert([pool.key_of[slot] for slot in in_order], in_order, run)
+        return PrepareStoreOutput(wanted, CPULoadStoreSpec(slots), evicted)
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        pool = self._pool
+        if success:
+            landed = pool.land(keys)
+            self._policy.unpin([*landed.values()], self._run(req_context))
+            if self._events is not None:
+                self._events.stored([*landed])
+        else:
+            failed = pool.abort(keys)
+            self._policy.remove([*failed.values()])
+            if self._events is not None:
+                self._events.given_back([*failed])
+        if pool.fences:
+            pool.end_stale_jobs(keys, JobKind.STORE)
+
+    def drop(self, keys: Collection[OffloadKey]) -> None:
+        """Forget chunks whose bytes proved wrong. No lookup finds them from now on; unknown keys are ignored.
+
+        The slots of those in use stay fenced until each of their jobs was completed as usual.
+        """
+        gone = [key for key in dict.fromkeys(keys) if self._pool.is_held(key)]
+        self._log_forgotten(gone)
+        self._policy.remove(self._pool.forget(gone))
+
+    # All chunks
+
+    def reset_cache(self) -> None:
+        """Forget every chunk. Slots in use stay fenced until ``on_reset_flushed`` or until their jobs complete."""
+        everything = [*self._pool.resident, *self._pool.storing]
+        self._log_forgotten(everything)
+        self._pool.forget(everything)
+        self._pool.fences.begin_reset()
+        self._policy.clear()
+
+    def on_reset_flushed(self) -> None:
+        self._pool.end_reset()
+
+    def take_events(self) -> Sequence[OffloadingEvent]:
+        return () if self._events is None else self._events.take(self._pool.is_held)
+
+    def get_stats(self) -> CPUOffloadingStats:
+        return self._counters.take(*self._pool.usage())
+
+    def config_info(self) -> Sequence[ConfigInfoMapping]:
+        return [{} if self._info is None else self._info.as_config_info()]
+
+    def check(self) -> None:
+        """Recount everything."""
+        pool = self._pool
+        pool.check()
+        ordered = sorted(self._policy.slots())
+        held = sorted([*pool.storing.values(), *pool.resident.values()])
+        assert ordered == held, f"the policy holds {ordered}, in flight or resident are {held}"
+        self._policy.check(pool.pins)
+        if self._tracker is not None:
+            self._tracker.check()
+
+    # Steps of the above
+
+    def _access(self, slots: list[int], run: Run) -> None:
+        if slots:
+            self._policy.access(self._in_token_order(slots, run), run)
+
+    def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
+        """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
+        pins = self._pool.pins
+        for slot in used:
+            pins[slot] += 1
+        slots = self._policy.make_room(wanted, count, pins)
+        for slot in used:
+            pins[slot] -= 1
+        self._policy.unpin([slot for slot in used if not pins[slot]], run)
+        assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
+        evicted = self._pool.evict(slots)
+        if self._events is not None:
+            self._events.removed(evicted)
+        return evicted
+
+    def _in_token_order(self, slots: list[int], run: Run) -> list[int]:
+        """A batch lists group after group; each group by itself is in order."""
+        first, last = self._pool.key_of[slots[0]], self._pool.key_of[slots[-1]]
+        return slots if first[-4:] == last[-4:] else run.in_token_order(slots)
+
+    def _log_forgotten(self, keys: list[OffloadKey]) -> None:
+        if self._events is not None:
+            self._events.removed([key for key in keys if key in self._pool.resident])
+            self._events.given_back([key for key in keys if key in self._pool.storing])
+
+    def _run(self, req_context: ReqContext) -> Run:
+        """What the policy knows the request by; kept with the request, so that it ends with it."""
+        runs = req_context.get_state(_Runs)
+        if runs is None:
+            runs = _Runs()
+            req_context.set_state(runs)
+        pool = self._pool
+        run = runs.get(pool)
+        if run is None:
+            key_of, position = pool.key_of, req_context.get_offload_key_position
+            run = runs[pool] = Run(lambda slot: position(key_of[slot]))
+        return run
+
+
+class _Runs(dict[ChunkPool, Run]):
+    """The runs of one request: one for each manager that serves it."""
+
+
+def _check_at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}: expected a whole number of at least {least}, got {value!r}")

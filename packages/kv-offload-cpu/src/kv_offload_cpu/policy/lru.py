@@ -1,0 +1,59 @@
+"""LRU: the chunk that was used longest ago leaves first; of one request, the tail before the head.
+
+The order is `RecencyList`'s. A request counts as active when it stores or loads a chunk, and when it finishes:
+that is when its conversation is most likely to go on.
+"""
+
+from collections.abc import Sequence
+
+from kv_api import OffloadKey
+from kv_offload_cpu.policy.base import CachePolicy, Run
+from kv_offload_cpu.policy.recency import RecencyList
+
+
+class LRUPolicy(CachePolicy):
+    """Least recently used."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._order = RecencyList(capacity)
+        self._parked: dict[int, None] = {}
+
+    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Sequence[int]) -> list[int]:
+        return self._order.pop(count, pins, self._parked)
+
+    def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
+        self._order.use(slots, run, len(slots))
+
+    def access(self, slots: Sequence[int], run: Run) -> None:
+        back = [slot for slot in slots if slot in self._parked] if self._parked else []
+        for slot in back:
+            del self._parked[slot]
+        self._order.use(slots, run, len(back))
+
+    def unpin(self, slots: Sequence[int], run: Run) -> None:
+        if self._parked:
+            self.access([slot for slot in slots if slot in self._parked], run)
+
+    def remove(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            if slot in self._parked:
+                del self._parked[slot]
+            else:
+                self._order.remove((slot,))
+
+    def finish(self, run: Run) -> None:
+        self._order.renew(run)
+
+    def clear(self) -> None:
+        self._order.clear()
+        self._parked.clear()
+
+    def slots(self) -> list[int]:
+        return [*self._order, *self._parked]
+
+    def check(self, pins: Sequence[int]) -> None:
+        self._order.check()
+        for slot in self._parked:
+            assert pins[slot], f"slot {slot} is parked and not pinned"
+            assert slot not in self._order, f"slot {slot} is parked and in the order"

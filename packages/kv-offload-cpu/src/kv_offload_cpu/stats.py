@@ -1,0 +1,79 @@
+"""What the manager counts, under vLLM's metric names."""
+
+from typing import Any, Final
+
+from kv_api import (
+    KVConnectorStats,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+
+USAGE: Final = "vllm:kv_offload_cpu_cache_usage_perc"
+WRITE_USAGE: Final = "vllm:kv_offload_cpu_cache_write_usage_perc"
+READ_USAGE: Final = "vllm:kv_offload_cpu_cache_read_usage_perc"
+ALLOCATION_SIZE: Final = "vllm:kv_offload_cpu_allocation_size"
+# Not vLLM's kv_offload_allocation_failure: that one is the connector's, who counts refusals of any medium.
+ALLOCATION_FAILURE: Final = "vllm:kv_offload_cpu_allocation_failure"
+STORES_SKIPPED: Final = "vllm:kv_offload_stores_skipped"
+
+METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
+    USAGE: OffloadingGaugeMetadata("Share of the CPU cache that jobs are using, so that nothing can evict it."),
+    WRITE_USAGE: OffloadingGaugeMetadata("Share of the CPU cache that is being written."),
+    READ_USAGE: OffloadingGaugeMetadata("Share of the CPU cache that is being read."),
+    ALLOCATION_SIZE: OffloadingHistogramMetadata("Chunks allocated by one store."),
+    ALLOCATION_FAILURE: OffloadingCounterMetadata("Stores refused because too much of the CPU cache is in use."),
+    STORES_SKIPPED: OffloadingCounterMetadata("Chunks not stored because they weren't offered often enough."),
+}
+
+
+class CPUOffloadingStats(KVConnectorStats):
+    """``data`` maps names of ``METRICS`` to a sum, the latest level or a list of samples, as their kind says."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> "CPUOffloadingStats":
+        for name, value in other.data.items():
+            if name not in self.data:
+                self.data[name] = list(value) if isinstance(value, list) else value
+            elif isinstance(METRICS[name], OffloadingGaugeMetadata):
+                self.data[name] = value
+            else:
+                self.data[name] += value
+        return self
+
+    def reduce(self) -> dict[str, Any]:
+        numbers: dict[str, Any] = {}
+        for name, value in self.data.items():
+            if isinstance(value, list):
+                numbers |= {f"{name}_count": len(value), f"{name}_sum": sum(value)}
+            else:
+                numbers[name] = value
+        return numbers
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class Counters:
+    """Sums and samples since they were last taken."""
+
+    def __init__(self) -> None:
+        self.allocation_sizes: list[int] = []
+        self.allocation_failures = 0
+        self.stores_skipped = 0
+
+    def take(self, written: float, read: float) -> CPUOffloadingStats:
+        """The counts, and these shares of the cache; then everything is counted from zero."""
+        data: dict[str, Any] = {
+            USAGE: written + read,
+            WRITE_USAGE: written,
+            READ_USAGE: read,
+            ALLOCATION_SIZE: self.allocation_sizes,
+            ALLOCATION_FAILURE: self.allocation_failures,
+            STORES_SKIPPED: self.stores_skipped,
+        }
+        Counters.__init__(self)
+        return CPUOffloadingStats(data)

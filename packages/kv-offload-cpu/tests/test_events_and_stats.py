@@ -1,0 +1,131 @@
+"""What is told to others."""
+
+import json
+import pickle
+
+from kv_api import Medium, OffloadingEvent, ReqContext
+from kv_offload_cpu import METRICS, CPUOffloadingStats
+from kv_offload_cpu.stats import (
+    ALLOCATION_FAILURE,
+    ALLOCATION_SIZE,
+    READ_USAGE,
+    STORES_SKIPPED,
+    USAGE,
+    WRITE_USAGE,
+)
+
+CONTEXT = ReqContext("any")
+
+
+def stored(keys):
+    return OffloadingEvent(keys, Medium.CPU, removed=False)
+
+
+def removed(keys):
+    return OffloadingEvent(keys, Medium.CPU, removed=True)
+
+
+def given_back(keys):
+    return OffloadingEvent(keys, Medium.CPU, removed=True, metadata_only=True)
+
+
+def test_events(make, keys, store):
+    manager = make(3, enable_events=True)
+    store(manager, [0, 1])
+    store(manager, [2])
+    store(manager, [3, 4])
+    assert manager.take_events() == [
+        stored(keys([0, 1])), stored(keys([2])), removed(keys([1, 0])), stored(keys([3, 4])),
+    ]  # fmt: skip
+    assert manager.take_events() == []
+
+
+def test_no_events_unless_asked_for(make, store):
+    manager = make(3)
+    store(manager, [0, 1])
+    manager.reset_cache()
+    assert list(manager.take_events()) == []
+
+
+def test_nothing_is_announced_before_it_landed(make, keys):
+    manager = make(3, enable_events=True)
+    manager.prepare_store(keys([0]), CONTEXT)
+    assert manager.take_events() == []
+    manager.complete_store(keys([0]), CONTEXT, success=False)
+    assert manager.take_events() == [given_back(keys([0]))]
+
+
+def test_what_a_retry_holds_is_not_given_back(make, keys):
+    manager = make(3, enable_events=True)
+    manager.prepare_store(keys([0, 1]), CONTEXT)
+    manager.complete_store(keys([0, 1]), CONTEXT, success=False)
+    manager.prepare_store(keys([0]), CONTEXT)
+    assert manager.take_events() == [given_back(keys([1]))]
+
+
+def test_a_reset_and_a_drop_remove_what_was_announced(make, keys, store):
+    manager = make(4, enable_events=True)
+    store(manager, [0, 1, 2])
+    manager.prepare_store(keys([3]), CONTEXT)
+    manager.take_events()
+    manager.drop(keys([1, 9]))
+    assert manager.take_events() == [removed(keys([1]))]
+    manager.reset_cache()
+    assert manager.take_events() == [removed(keys([0, 2])), given_back(keys([3]))]
+
+
+def test_stats(make, keys, store):
+    manager = make(4, store_threshold=2)
+    assert manager.prepare_store(keys(range(3)), CONTEXT).keys_to_store == []
+    store(manager, range(3))
+    manager.prepare_load(keys([0, 1]), CONTEXT)
+    manager.prepare_store(keys([2, 3]), CONTEXT)
+    manager.prepare_store(keys([2, 3]), CONTEXT)
+    manager.complete_load(keys([1]), CONTEXT)
+    assert manager.prepare_store(keys([5, 6, 7, 8]), CONTEXT).keys_to_store == []
+    assert manager.prepare_store(keys([5, 6, 7, 8]), CONTEXT) is None
+    assert manager.get_stats().data == {
+        USAGE: 0.5,
+        WRITE_USAGE: 0.25,
+        READ_USAGE: 0.25,
+        ALLOCATION_SIZE: [3, 1],
+        ALLOCATION_FAILURE: 1,
+        STORES_SKIPPED: 3 + 1 + 4,
+    }
+    manager.reset_cache()
+    assert manager.get_stats().data == {
+        USAGE: 0.5,  # fenced
+        WRITE_USAGE: 0.25,
+        READ_USAGE: 0.25,
+        ALLOCATION_SIZE: [],
+        ALLOCATION_FAILURE: 0,
+        STORES_SKIPPED: 0,
+    }
+
+
+def test_stats_add_up():
+    total = CPUOffloadingStats()
+    assert total.is_empty()
+    first = CPUOffloadingStats({USAGE: 0.5, ALLOCATION_SIZE: [3], STORES_SKIPPED: 1})
+    assert total.aggregate(first) is total
+    total.aggregate(CPUOffloadingStats({USAGE: 0.25, ALLOCATION_SIZE: [4, 5], STORES_SKIPPED: 2}))
+    assert total.data == {USAGE: 0.25, ALLOCATION_SIZE: [3, 4, 5], STORES_SKIPPED: 3}
+    assert first.data[ALLOCATION_SIZE] == [3]
+    assert total.reduce() == {
+        USAGE: 0.25,
+        f"{ALLOCATION_SIZE}_count": 3,
+        f"{ALLOCATION_SIZE}_sum": 12,
+        STORES_SKIPPED: 3,
+    }
+    assert not total.is_empty()
+    total.reset()
+    assert total.is_empty()
+
+
+def test_stats_travel(make, store):
+    manager = make(4)
+    store(manager, [0, 1])
+    stats = manager.get_stats()
+    assert stats.data.keys() == METRICS.keys()
+    assert pickle.loads(pickle.dumps(stats)) == stats
+    assert json.loads(json.dumps(stats.to_dict())) == stats.data

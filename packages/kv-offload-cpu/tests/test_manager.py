@@ -1,0 +1,207 @@
+"""What each call of the manager answers: whole outputs, compared."""
+
+import pytest
+
+from kv_api import CacheHitSource, ConfigInfo, KVError, LookupResult, PrepareStoreOutput, ReqContext
+from kv_offload_cpu import CPULoadStoreSpec, CPUOffloadingManager
+
+ONE = ReqContext("one")
+TWO = ReqContext("two")
+
+
+def test_the_life_of_a_chunk(make, keys):
+    manager, [a, b, c] = make(4), keys(range(3))
+    assert manager.lookup_prefix([a, b, c], ONE) == (0, LookupResult.MISS)
+    assert manager.prepare_store([a, b], ONE) == PrepareStoreOutput([a, b], CPULoadStoreSpec([0, 1]), [])
+    assert [manager.lookup(key, TWO) for key in (a, c)] == [LookupResult.HIT_PENDING, LookupResult.MISS]
+    manager.complete_store([a, b], ONE)
+    assert manager.lookup(a, TWO) is LookupResult.HIT
+    assert manager.lookup_prefix([a, b, c], TWO) == (2, LookupResult.MISS)
+    assert manager.lookup_prefix([b, a], TWO) == (2, LookupResult.HIT)
+    assert manager.get_load_source(a, TWO) is CacheHitSource.HOST
+    assert manager.prepare_load([b, a], TWO) == CPULoadStoreSpec([1, 0])
+    manager.complete_load([b, a], TWO)
+    manager.on_request_finished(ONE)
+    manager.on_request_finished(TWO)
+
+
+def test_a_prefix_ends_at_a_chunk_in_flight(make, keys, store):
+    manager = make(4)
+    store(manager, [0])
+    manager.prepare_store(keys([1]), ONE)
+    assert manager.lookup_prefix(keys([0, 1, 2]), TWO) == (1, LookupResult.HIT_PENDING)
+
+
+def test_empty_calls_do_nothing(make):
+    manager = make()
+    assert manager.lookup_prefix([], ONE) == (0, LookupResult.HIT)
+    assert manager.prepare_store([], ONE) == PrepareStoreOutput([], CPULoadStoreSpec([]), [])
+    assert manager.prepare_load([], ONE) == CPULoadStoreSpec([])
+    manager.complete_load([], ONE)
+    manager.complete_store([], ONE)
+    manager.touch([], ONE)
+    manager.drop([])
+
+
+def test_what_is_held_is_not_stored_again(make, keys, store):
+    manager, [a, b, c] = make(4), keys(range(3))
+    store(manager, [0])
+    manager.prepare_store([b], ONE)
+    assert manager.prepare_store([a, b, c], TWO).keys_to_store == [c]
+
+
+def test_a_duplicate_in_an_offer_is_stored_once(make, keys):
+    manager, [a, b] = make(4), keys(range(2))
+    assert manager.prepare_store([a, b, a], ONE) == PrepareStoreOutput([a, b], CPULoadStoreSpec([0, 1]), [])
+
+
+def test_a_chunk_may_be_pinned_twice_by_one_load(make, keys, store):
+    manager = make(1)
+    store(manager, [0])
+    assert manager.prepare_load(keys([0, 0]), ONE) == CPULoadStoreSpec([0, 0])
+    manager.complete_load(keys([0]), ONE)
+    assert manager.prepare_store(keys([1]), TWO) is None
+    manager.complete_load(keys([0]), ONE)
+    assert manager.prepare_store(keys([1]), TWO).evicted_keys == keys([0])
+
+
+def test_slots_are_handed_out_in_order_so_that_copies_can_merge(make, keys, store):
+    manager = make(4)
+    store(manager, range(4))
+    assert manager.prepare_store(keys([4, 5, 6]), ONE).store_spec == CPULoadStoreSpec([1, 2, 3])
+
+
+def test_more_than_the_capacity_never_fits(make, keys, policy):
+    manager = make(3, policy)
+    assert manager.prepare_store(keys(range(4)), ONE) is None
+    assert manager.prepare_store(keys(range(3)), ONE) is not None
+
+
+def test_an_offer_does_not_evict_its_own_chunks(make, keys, store, policy):
+    manager = make(4, policy)
+    store(manager, [0, 1])
+    store(manager, [2, 3])
+    assert manager.prepare_store(keys([0, 1, 8, 9]), ONE).evicted_keys in (keys([2, 3]), keys([3, 2]))
+
+
+def test_an_offer_that_needs_its_own_chunks_room_is_refused(make, keys, store, policy):
+    manager = make(4, policy)
+    store(manager, range(4))
+    assert manager.prepare_store(keys([0, 1, 7, 8, 9]), ONE) is None
+    assert manager.lookup_prefix(keys(range(4)), ONE).hits == 4
+
+
+def test_a_failed_store_is_a_miss_and_its_slot_is_free(make, keys, policy):
+    manager = make(2, policy)
+    manager.prepare_store(keys([0, 1]), ONE)
+    manager.complete_store(keys([0, 1]), ONE, success=False)
+    assert manager.lookup(keys([0])[0], ONE) is LookupResult.MISS
+    assert manager.prepare_store(keys([0, 2]), ONE).evicted_keys == []
+
+
+def test_completions_of_what_nobody_stores_are_ignored(make, keys, store):
+    manager = make(2)
+    store(manager, [0])
+    manager.complete_store(keys([0, 7]), ONE)
+    manager.complete_store(keys([0, 7]), ONE, success=False)
+    assert manager.lookup(keys([0])[0], ONE) is LookupResult.HIT
+    assert manager.lookup(keys([7])[0], ONE) is LookupResult.MISS
+
+
+def test_touch_is_a_use(make, keys, store):
+    manager = make(3)
+    for number in range(3):
+        store(manager, [number])
+    manager.touch(keys([0, 5, 0]), ONE)
+    assert store(manager, [3]) == keys([1])
+
+
+def test_one_request_may_be_served_by_two_managers(make, keys, store):
+    small, large, context = make(2), make(8), ReqContext("both")
+    for numbers in ([0, 1], [2, 3]):
+        for number, key in zip(numbers, keys(numbers), strict=True):
+            context.set_offload_key_position(key, 16 * number)
+        store(large, numbers, context)
+        store(small, numbers, context)
+    assert large.lookup_prefix(keys(range(4)), context).hits == 4
+    assert small.lookup_prefix(keys([2, 3]), context).hits == 2
+
+
+def test_finished_requests_may_still_complete_jobs(make, keys):
+    manager = make(2)
+    manager.prepare_store(keys([0]), ONE)
+    manager.on_request_finished(ONE)
+    manager.complete_store(keys([0]), ONE)
+    assert manager.lookup(keys([0])[0], ONE) is LookupResult.HIT
+
+
+class Info(ConfigInfo):
+    @classmethod
+    def config_info_keys(cls):
+        return ("cpu_num_chunks",)
+
+    cpu_num_chunks = 8
+
+
+def test_info():
+    assert CPUOffloadingManager(8).config_info() == [{}]
+    assert CPUOffloadingManager(8, info=Info()).config_info() == [{"cpu_num_chunks": 8}]
+
+
+# Errors
+
+IN_FLIGHT, RESIDENT, PINNED, DROPPED, UNKNOWN = range(5)
+LOAD = "only what a lookup calls a HIT can be loaded"
+COMPLETE = "each prepare_load is ended by one complete_load"
+
+
+@pytest.fixture
+def in_every_state(make, keys, store):
+    manager = make(8)
+    store(manager, [RESIDENT, PINNED, DROPPED])
+    manager.prepare_load(keys([PINNED, DROPPED]), ONE)
+    manager.drop(keys([DROPPED]))
+    manager.prepare_store(keys([IN_FLIGHT]), ONE)
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("call", "numbers", "message"),
+    [
+        ("prepare_load", [RESIDENT, IN_FLIGHT], "chunk 303030303030 is in flight"),
+        ("prepare_load", [RESIDENT, UNKNOWN], "chunk 303030303034 is not here"),
+        ("prepare_load", [PINNED, DROPPED], "chunk 303030303033 is forgotten while in use"),
+        ("complete_load", [PINNED, IN_FLIGHT], "chunk 303030303030 is in flight"),
+        ("complete_load", [PINNED, RESIDENT], "chunk 303030303031 is resident, not pinned"),
+        ("complete_load", [PINNED, PINNED], "chunk 303030303032 is resident, not pinned"),
+        ("complete_load", [PINNED, UNKNOWN], "chunk 303030303034 is not here"),
+    ],
+)
+def test_calls_in_the_wrong_state(in_every_state, keys, call, numbers, message):
+    hint = LOAD if call == "prepare_load" else COMPLETE
+    whole = f"{call}: " + message.replace(" is ", "00000000 is ", 1) + f"; {hint}"
+    with pytest.raises(KVError) as error:
+        getattr(in_every_state, call)(keys(numbers), ONE)
+    assert str(error.value) == whole
+    in_every_state.complete_load(keys([PINNED, DROPPED]), ONE)  # nothing was changed by the failed call
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_chunks": 0}, "num_chunks: expected a whole number of at least 1, got 0"),
+        ({"num_chunks": 2.5}, "num_chunks: expected a whole number of at least 1, got 2.5"),
+        ({"num_chunks": True}, "num_chunks: expected a whole number of at least 1, got True"),
+        ({"store_threshold": -1}, "store_threshold: expected a whole number of at least 0, got -1"),
+        ({"max_tracker_size": 0}, "max_tracker_size: expected a whole number of at least 1, got 0"),
+        (
+            {"cache_policy": "lruu"},
+            "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
+        ),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the whole message is compared
+        CPUOffloadingManager(**{"num_chunks": 4, **options})
+    assert str(error.value) == message
+    assert isinstance(error.value, KVError)

@@ -1,0 +1,203 @@
+"""One contract for every policy: what it evicts is what the paper's algorithm evicts, and never what is pinned."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_cpu_models import MODELS
+
+from kv_offload_cpu import POLICIES, Run
+
+ACTIONS = ["store", "store", "store", "land", "fail", "access", "load", "unload", "finish"]
+actions = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 999), st.integers(0, 999)), min_size=20, max_size=100
+)
+
+
+class World:
+    """A policy and its model under the same calls, with the slots and pins that a manager would keep."""
+
+    def __init__(self, name, capacity):
+        self.name, self.capacity = name, capacity
+        self.policy, self.model = POLICIES[name](capacity), MODELS[name](capacity)
+        self.pins = [0] * capacity
+        self.free = list(range(capacity))
+        self.slot_of = {}  # held keys
+        self.in_flight = []  # batches of keys
+        self.loads = []  # batches of slots
+        self.runs = [Run() for _ in range(4)]
+
+    def act(self, action, a, b):
+        getattr(self, action)(a, b)
+        self.check()
+
+    def check(self):
+        self.policy.check(self.pins)
+        assert sorted(self.policy.slots()) == sorted(self.slot_of.values())
+
+    def store(self, a, b):
+        universe = [b"%d" % number for number in range(2 * self.capacity + 2)]
+        keys = [key for key in universe[a % len(universe) :][: 1 + b % 5] if key not in self.slot_of]
+        count = max(0, len(keys) - len(self.free))
+        if keys and count <= sum(not self.pins[slot] for slot in self.slot_of.values()):
+            self.evict_and_insert(keys, count, self.runs[(a + b) % 4])
+
+    def evict_and_insert(self, keys, count, run):
+        evicted = self.policy.make_room(keys, count, self.pins)
+        assert not any(self.pins[slot] for slot in evicted), "evicted a pinned chunk"
+        assert len(set(evicted)) == count
+        self.slot_of = {key: slot for key, slot in self.slot_of.items() if slot not in evicted}
+        self.free += evicted
+        slots, self.free = self.free[: len(keys)], self.free[len(keys) :]
+
+        def same_slots(expected):
+            # ARC's batches are evicted list by list; the order within a batch is nobody's business.
+            assert sorted(evicted) == sorted(expected)
+            if self.name != "arc":
+                assert evicted == expected
+            return slots
+
+        before = list(self.pins)
+        self.model.store(keys, same_slots, count, before, run)
+        self.policy.insert(keys, slots, run)
+        for key, slot in zip(keys, slots, strict=True):
+            self.pins[slot] = 1
+            self.slot_of[key] = slot
+        self.in_flight.append((keys, run))
+
+    def end_store(self, a):
+        keys, run = self.in_flight.pop(a % len(self.in_flight))
+        slots = [self.slot_of[key] for key in keys]
+        for slot in slots:
+            self.pins[slot] = 0
+        return keys, slots, run
+
+    def land(self, a, b):
+        if self.in_flight:
+            _, slots, run = self.end_store(a)
+            self.both("unpin", slots, run)
+
+    def fail(self, a, b):
+        if self.in_flight and b % 3 == 0:
+            keys, slots, _ = self.end_store(a)
+            self.both("remove", slots)
+            for key in keys:
+                self.free.append(self.slot_of.pop(key))
+
+    def choose(self, a, b):
+        writing = {key for keys, _ in self.in_flight for key in keys}
+        slots = [slot for key, slot in self.slot_of.items() if key not in writing]
+        start = a % len(slots) if slots else 0
+        return slots[start : start + 1 + b % 4]
+
+    def access(self, a, b):
+        slots = self.choose(a, b)
+        if slots:
+            self.both("access", slots, self.runs[(a + b) % 4])
+
+    def load(self, a, b):
+        slots = self.choose(a, b)
+        if slots:
+            run = self.runs[(a + b) % 4]
+            for slot in slots:
+                self.pins[slot] += 1
+            self.both("access", slots, run)
+            self.loads.append((slots, run))
+
+    def unload(self, a, b):
+        if self.loads:
+            slots, run = self.loads.pop(a % len(self.loads))
+            for slot in slots:
+                self.pins[slot] -= 1
+            self.both("unpin", [slot for slot in slots if not self.pins[slot]], run)
+
+    def finish(self, a, b):
+        self.both("finish", self.runs[a % 4])
+
+    def both(self, method, *arguments):
+        getattr(self.policy, method)(*arguments)
+        getattr(self.model, method)(*arguments)
+
+    def drain(self):
+        """Let every job end, then evict everything, one by one: the whole order is compared."""
+        while self.in_flight:
+            self.land(0, 0)
+        while self.loads:
+            self.unload(0, 0)
+        for number in range(self.capacity):
+            self.evict_and_insert([b"new %d" % number], int(not self.free), self.runs[0])
+            self.check()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(capacity=st.integers(1, 12), actions=actions)
+def test_it_evicts_what_the_papers_algorithm_evicts(name, capacity, actions):
+    world = World(name, capacity)
+    for action in actions:
+        world.act(*action)
+    world.drain()
+
+
+def replay(name, capacity, accesses):
+    """No batches, no pins, a request for every access: then each policy is exactly the algorithm of its paper."""
+    policy, model = POLICIES[name](capacity), MODELS[name](capacity)
+    slot_of, pins = {}, [0] * capacity
+    for number in accesses:
+        key, run = b"%d" % number, Run()
+        if key in slot_of:
+            policy.access([slot_of[key]], run)
+            model.access([slot_of[key]], run)
+            continue
+        evicted = policy.make_room([key], int(len(slot_of) == capacity), pins)
+        slot = evicted[0] if evicted else len(slot_of)
+        slot_of = {other: place for other, place in slot_of.items() if place != slot}
+        expected, _ = model.store([key], lambda _, slot=slot: [slot], len(evicted), pins, run)
+        assert evicted == expected
+        policy.insert([key], [slot], run)
+        slot_of[key] = slot
+    policy.check(pins)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(capacity=st.integers(1, 30), accesses=st.lists(st.integers(0, 60), max_size=300))
+def test_one_chunk_at_a_time_it_is_the_textbooks_cache(name, capacity, accesses):
+    replay(name, capacity, accesses)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_on_long_traces_too(name, seed):
+    """Popular chunks, loops a little larger than the cache, and scans, by turns."""
+    random = Random(seed)
+    capacity = random.randint(4, 40)
+    accesses = []
+    for turn in range(30):
+        popular = [int(random.paretovariate(0.8)) % (4 * capacity) for _ in range(60)]
+        loop = [number % (capacity + random.randint(1, 3)) for number in range(60)]
+        scan = range(1000 * turn, 1000 * turn + 20)
+        accesses += random.choice([popular, popular, loop, [*popular, *scan, *popular]])
+    replay(name, capacity, accesses)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_clear_makes_it_new(name):
+    def feed(policy):
+        order = []
+        pins = [0] * 5
+        for number in range(40):
+            key = b"%d" % (number * 7 % 11)
+            evicted = policy.make_room([key], int(number >= 5), pins)
+            slot = evicted[0] if evicted else number
+            policy.insert([key], [slot], Run())
+            if number % 3 == 0:
+                policy.access([slot], Run())
+            order += evicted
+        return order
+
+    policy = POLICIES[name](5)
+    before = feed(policy)
+    policy.clear()
+    policy.check([0] * 5)
+    assert policy.slots() == []
+    assert feed(policy) == before

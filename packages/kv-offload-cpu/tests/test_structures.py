@@ -1,0 +1,100 @@
+"""The queues that policies are made of, against lists; and that what is dead in them doesn't pile up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_cpu_models import LRUModel
+
+from kv_offload_cpu import Run
+from kv_offload_cpu.policy.fifo import Fifo, Ghosts
+from kv_offload_cpu.policy.recency import RecencyList
+
+CAPACITY = 16
+slots = st.integers(0, CAPACITY - 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "push", "remove", "pop"]), slots), max_size=300))
+def test_fifo(actions):
+    queue, model = Fifo(), []
+    for action, item in actions:
+        if action == "push" and item not in model:
+            queue.push([item])
+            model.append(item)
+        elif action == "remove" and item in model:
+            queue.remove(item)
+            model.remove(item)
+        elif action == "pop" and model:
+            assert queue.pop() == model.pop(0)
+        queue.check()
+        assert list(queue) == model
+        assert len(queue) == len(model)
+
+
+def test_fifo_sweeps():
+    queue = Fifo()
+    queue.push(range(10))
+    for _ in range(10_000):
+        queue.remove(3)
+        queue.push([3])
+        assert len(queue._entries) <= 2 * len(queue) + 65
+    queue.check()
+    assert list(queue) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]
+
+
+def test_ghosts():
+    ghosts = Ghosts()
+    ghosts.add([b"a", b"b", b"c"])
+    ghosts.remove(b"b")
+    ghosts.forget_oldest()
+    assert list(ghosts) == [b"c"]
+    for _ in range(3):
+        ghosts.forget_oldest()  # c, and two that are yet to come
+    ghosts.add([b"d", b"e", b"f"])
+    ghosts.check()
+    assert (list(ghosts), b"d" in ghosts.keys, b"f" in ghosts.keys, len(ghosts)) == ([b"f"], False, True, 1)
+    ghosts.clear()
+    ghosts.check()
+    assert list(ghosts) == []
+
+
+uses = st.tuples(st.just("use"), st.lists(slots, min_size=1, max_size=5, unique=True), st.integers(0, 3))
+others = st.tuples(
+    st.sampled_from(["pop", "remove", "renew"]), st.lists(slots, max_size=3, unique=True), st.integers(0, 3)
+)
+
+
+@given(actions=st.lists(uses | others, min_size=30, max_size=250), pinned=st.sets(slots, max_size=3))
+def test_recency_list(actions, pinned):
+    recency, model = RecencyList(CAPACITY), LRUModel(CAPACITY)
+    runs = [Run() for _ in range(4)]
+    pins = [slot in pinned for slot in range(CAPACITY)]
+    parked = {}
+    for action, some, number in actions:
+        held = list(recency)
+        if action == "use":
+            recency.use(some, runs[number], len(set(some).difference(held)))
+            model.access(some, runs[number])
+            for slot in some:
+                parked.pop(slot, None)
+        elif action == "pop":
+            unpinned = [slot for slot in held if slot not in pinned]
+            count = min(number, len(unpinned))
+            assert recency.pop(count, pins, parked) == [model.evict(pins) for _ in range(count)]
+        elif action == "remove":
+            recency.remove([slot for slot in some if slot in recency])
+            model.remove([slot for slot in some if slot in held])
+        else:
+            recency.renew(runs[number])
+            model.finish(runs[number])
+        recency.check()
+        assert list(recency) == [slot for _, slots in model.runs for slot in reversed(slots)]
+        assert (list(parked), len(recency)) == (model.parked, len(list(recency)))
+
+
+def test_recency_list_sweeps():
+    recency = RecencyList(CAPACITY)
+    for number in range(10_000):
+        recency.use(range(CAPACITY), Run(), CAPACITY if number == 0 else 0)
+        assert recency._entries <= 3 * CAPACITY + 64
+    recency.check()
+    assert len(recency._runs) <= 6
+    assert list(recency) == list(reversed(range(CAPACITY)))
