@@ -34,6 +34,8 @@ class Kind(StrEnum):
     """A copy moves some pages."""
     FAIL = "fail"
     """A copy fails; after some pages, if it had advanced: torn."""
+    SPOIL = "spoil"
+    """The next copy that a rank's worker waits for fails."""
     LOSE = "lose"
     """A copy will never end."""
     REPEAT = "repeat"

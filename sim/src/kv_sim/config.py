@@ -40,6 +40,8 @@ class WorldConfig:
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
     """Room of a connector's host memory, in blocks; a connector learns it from its extra config."""
+    trouble: int = 1
+    """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
     """Kinds of actions that this world never takes (swarm testing)."""
 
@@ -101,5 +103,6 @@ def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
         role=random.choice(_ROLES[:-1] if run_ahead else _ROLES),
         failure_policy=random.choice(["recompute", "fail"]),
         host_slots=random.choice([4, 8, 16, 64]),
+        trouble=random.choice([1, 1, 1, 5]),
         silent=silent,
     )

@@ -1,7 +1,7 @@
 """``Guard``: stands between the engine and a connector, and turns what goes wrong in a call into a violation.
 
 It forwards every call, writes it into the history's log, catches what the connector raises (NO-CRASH) and checks
-the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK).
+the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any
 
 from kv_api import KVConnectorBase_V1
 from kv_sim.checkers import accounting, protocol, work
+from kv_sim.checkers.hits import Served
 from kv_sim.violation import Invariant, Referee, TestbedError, Violation
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
@@ -22,12 +23,20 @@ class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no
 class Guard:
     """One connector object, guarded. Unknown attributes are methods of the connector."""
 
-    def __init__(self, connector: KVConnectorBase_V1, side: str, referee: Referee, log: LogCall) -> None:
+    def __init__(
+        self,
+        connector: KVConnectorBase_V1,
+        side: str,
+        referee: Referee,
+        log: LogCall,
+        served: Served | None = None,
+    ) -> None:
         self.connector = connector
         self._side = side
         self._referee = referee
         self._log = log
         self._work = work.Retries(referee)
+        self._served = served
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -39,6 +48,8 @@ class Guard:
         answer = self.call("get_num_new_matched_tokens", request, num_computed_tokens)
         checked = protocol.check_match(request, num_computed_tokens, answer, self._referee)
         self._work.matched(request.request_id, checked)
+        if self._served is not None:
+            self._served.check_match(request, num_computed_tokens, checked[0] or 0)
         return checked
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:

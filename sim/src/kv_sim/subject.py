@@ -25,6 +25,11 @@ class Trait(StrEnum):
     """New blocks may be zeroed before ``handle_preemptions`` (runner V2), so a fence there comes too late."""
     RESET = "reset"
     """``reset_cache`` works."""
+    KEEPS = "keeps"
+    """A cache of this engine alone: it stores every full block of the prompt of a request that ran to its end,
+    drops it only for lack of room, and serves nothing that was not computed here since the last reset."""
+    EVENTS = "events"
+    """Its KV events say exactly what it can find. Needs ``KEEPS``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Subject:
                 "engine_id": "world",
                 "kv_load_failure_policy": failure_policy,
                 "kv_connector_module_path": self.module_path,
-                "kv_connector_extra_config": {"host_slots": host_slots, **self.extra_config},
+                "kv_connector_extra_config": _with_room(self.extra_config, role, host_slots),
             }
         )
 
@@ -62,6 +67,23 @@ class Subject:
     def from_json(cls, values: dict[str, Any]) -> "Subject":
         """The inverse of ``to_json``."""
         return cls(**{**values, "traits": frozenset(map(Trait, values["traits"]))})
+
+
+def _with_room(extra_config: dict[str, Any], role: str, host_slots: int) -> dict[str, Any]:
+    """The extra config of a world: children of a MultiConnector get the same room and role as it has."""
+    own: dict[str, Any] = {"host_slots": host_slots, **extra_config}
+    if "connectors" in own:
+        own["connectors"] = [
+            {
+                "kv_role": role,
+                **child,
+                "kv_connector_extra_config": _with_room(
+                    child.get("kv_connector_extra_config", {}), child.get("kv_role", role), host_slots
+                ),
+            }
+            for child in own["connectors"]
+        ]
+    return own
 
 
 def create(config: Any, role: KVConnectorRole, kv_cache_config: Any) -> KVConnectorBase_V1:

@@ -33,11 +33,15 @@ WEIGHTS: dict[Kind, int] = {
     Kind.FINISH: 14,
     Kind.ADVANCE: 6,
     Kind.FAIL: 4,
+    Kind.SPOIL: 1,
     Kind.LOSE: 1,
     Kind.REPEAT: 2,
-    Kind.ABORT: 4,
+    Kind.ABORT: 5,
     Kind.RESET: 2,
 }
+
+TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT)
+"""What a world with more trouble does more often."""
 
 
 class World:
@@ -50,6 +54,7 @@ class World:
         *,
         referee: Referee | None = None,
         observe: Callable[[str, str, tuple[Any, ...], Any], None] | None = None,
+        engine_class: type[Engine] = Engine,
     ) -> None:
         self.config = config
         self.subject = subject
@@ -58,7 +63,7 @@ class World:
         self.history: list[Action] = []
         self._digest = blake2b(digest_size=16)
         self._observe = observe
-        self.engine = Engine(config, subject, self.referee, self._called)
+        self.engine = engine_class(config, subject, self.referee, self._called)
         self.arrivals = Arrivals(config)
 
     # -- picking -------------------------------------------------------------------------------
@@ -73,9 +78,12 @@ class World:
         """Pick one legal action and take it."""
         choices = self._choices()
         kinds = list(choices)
-        kind = random.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
+        kind = random.choices(kinds, [self._weight(k) for k in kinds])[0]
         args = choices[kind]
         self.apply(Action(kind, args(random) if callable(args) else args), random)
+
+    def _weight(self, kind: Kind) -> int:
+        return WEIGHTS[kind] * (self.config.trouble if kind in TROUBLE else 1)
 
     def _choices(self) -> dict[Kind, Any]:
         """Every kind of action that is legal now, with its arguments or what draws them."""
@@ -98,6 +106,8 @@ class World:
         if engine.processable():
             choices[Kind.PROCESS] = {}
         self._copy_choices(choices)
+        if self._may("fail", Trait.FAILURES):
+            choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
         if unfinished:
             choices[Kind.ABORT] = lambda random: {"request": self._whom_to_abort(random, unfinished)}
         choices[Kind.RESET] = lambda random: {
@@ -112,7 +122,7 @@ class World:
     def _whom_to_abort(self, random: Random, unfinished: list[SimRequest]) -> str:
         """One of them; more often one that loads, since few do."""
         loading = [request for request in unfinished if request.awaits_load]
-        return random.choice(loading if loading and random.random() < 0.5 else unfinished).request_id
+        return random.choice(loading if loading and random.random() < 0.75 else unfinished).request_id
 
     def _copy_choices(self, choices: dict[Kind, Any]) -> None:
         startable = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.startable()]
@@ -273,6 +283,12 @@ class World:
             return False
         self.coverage.situation("a copy is torn" if copy.copied else "a copy fails")
         self.engine.devices[args["rank"]].copies.fail(copy)
+        return True
+
+    def _spoil(self, args: dict[str, Any], random: Random | None) -> bool:
+        if args["rank"] >= self.config.world_size:
+            return False
+        self.engine.devices[args["rank"]].copies.spoiled = True
         return True
 
     def _lose(self, args: dict[str, Any], random: Random | None) -> bool:

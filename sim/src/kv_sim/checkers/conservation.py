@@ -1,8 +1,12 @@
-"""CONSERVATION: when everything has ended, nothing is left: no block held, no right, no trace of a request."""
+"""CONSERVATION: when everything has ended, nothing is left: no block held, no right, no trace of a request.
+
+Three judges: the engine's own books, what a connector's objects remember, and a connector's recount of itself.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from kv_api import TwoSidedConnector
 from kv_sim.violation import Invariant
 
 if TYPE_CHECKING:
@@ -32,6 +36,30 @@ def check_connectors(engine: "Engine") -> None:
                     Invariant.CONSERVATION,
                     f"request {value} has ended, everything is at rest, and {path} still remembers it",
                 )
+
+
+def check_books(engine: "Engine") -> None:
+    """A connector that can recount its books (a method ``check`` that asserts) finds them right."""
+    for connector in engine.connectors:
+        for owner in _owners(connector):
+            check = getattr(owner, "check", None)
+            if check is None:
+                continue
+            try:
+                check()
+            except AssertionError as error:
+                engine.referee.fail(
+                    Invariant.CONSERVATION, f"at rest the books of {type(owner).__name__} are wrong: {error}"
+                )
+
+
+def _owners(connector: Any) -> Iterator[Any]:
+    """A connector, the half of it that lives, and its children."""
+    yield connector
+    if isinstance(connector, TwoSidedConnector):
+        yield connector.side
+    for child in getattr(connector, "sub_connectors", ()):
+        yield from _owners(child)
 
 
 MOST_DEPTH = 6

@@ -1,7 +1,7 @@
 """PROTOCOL: what a connector answers and reports is what the contract allows.
 
 An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
-reported once, for a request whose load was announced; the end of a store once, for a request that is held for it.
+reported once, for a request whose load was announced; the end of a store once, for a request that is held.
 A real engine asserts some of these and silently frees the wrong blocks on others.
 """
 
@@ -57,7 +57,9 @@ def check_reports(scheduler: "Scheduler", results: KVConnectorTransferResults, r
             request.awaits_load = False
     for request_id in sorted(results.finished_sending):
         request = scheduler.requests.get(request_id)
-        if request is None or not request.is_held:
+        # An aborted request is held for its load; either report frees it, and a MultiConnector passes on the last.
+        aborted_load = request is not None and request.awaits_load and request.status.is_finished
+        if request is None or not (request.is_held or aborted_load):
             referee.fail(
                 Invariant.PROTOCOL,
                 f"request {request_id}: the end of a store is reported, "
@@ -65,4 +67,4 @@ def check_reports(scheduler: "Scheduler", results: KVConnectorTransferResults, r
             )
             results.finished_sending.discard(request_id)
         else:
-            request.is_held = False
+            request.is_held = request.awaits_load = False

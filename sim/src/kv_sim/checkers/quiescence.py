@@ -1,8 +1,8 @@
-"""What must hold when everything has come to rest: LIVENESS, CONSERVATION and GEOMETRY are judged here."""
+"""What must hold when everything has come to rest: LIVENESS, CONSERVATION, GEOMETRY and HITS are judged here."""
 
 from typing import TYPE_CHECKING
 
-from kv_sim.checkers import conservation, geometry
+from kv_sim.checkers import conservation, geometry, hits
 from kv_sim.violation import Invariant
 
 if TYPE_CHECKING:
@@ -14,6 +14,19 @@ MOST_STEPS = 400
 
 def come_to_rest(world: "World") -> None:
     """Let copies and requests end, then check."""
+    if not _settle(world):
+        return
+    engine = world.engine
+    engine.check()
+    conservation.check_engine(engine)
+    conservation.check_connectors(engine)
+    conservation.check_books(engine)
+    geometry.check_ranks(engine)
+    hits.check_kept(world, lambda: _settle(world))
+
+
+def _settle(world: "World") -> bool:
+    """Take quiet steps until nothing is left to do. False: there always is."""
     engine = world.engine
     for _ in range(MOST_STEPS):
         world._settle({}, None)
@@ -21,13 +34,8 @@ def come_to_rest(world: "World") -> None:
             engine.finish_step()
             world._settle({}, None)
         if not engine.has_work:
-            break
+            return True
         world._step({}, None)
-    else:
-        stuck = ", ".join(repr(r) for r in engine.scheduler.requests.values()) or "none, but it wants to go on"
-        world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps there are still requests: {stuck}")
-        return
-    engine.check()
-    conservation.check_engine(engine)
-    conservation.check_connectors(engine)
-    geometry.check_ranks(engine)
+    stuck = ", ".join(repr(r) for r in engine.scheduler.requests.values()) or "none, but it wants to go on"
+    world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps there are still requests: {stuck}")
+    return False

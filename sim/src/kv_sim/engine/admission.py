@@ -85,7 +85,10 @@ class Admission:
         if count is None:
             return False
         request_id, total = request.request_id, computed + count
-        reserved = self._reserved_blocks() if is_async else 0
+        reserved = 0
+        if is_async:
+            reserved = self._reserved_blocks()
+            self._state.connector.get_loaded_kv_cache_group_ids(request)
         if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
             return False
         self._state.blocks.drop_passed(request_id, computed)
@@ -136,8 +139,6 @@ class Admission:
         """Tell the connector of the allocation; give its load the right to write."""
         tables = self._state.blocks.tables[request.request_id]
         if external:
-            if is_async:
-                self._state.connector.get_loaded_kv_cache_group_ids(request)
             first, last = (
                 local // self._state.config.block_size,
                 -(-(local + external) // self._state.config.block_size),
@@ -154,10 +155,16 @@ class Admission:
             self._state.connector.get_external_cache_hit_sources(request, external)
 
     def _reserved_blocks(self) -> int:
-        """Blocks that requests in the middle of their prefill, or load, still need."""
-        size, groups = self._state.config.block_size, len(self._state.config.groups)
-        return sum(
-            max(0, -(-request.num_tokens // size) * groups - sum(map(len, tables.groups)))
+        """Blocks that requests in the middle of a prefill or load still need, and room for a step of drafts."""
+        config, blocks = self._state.config, self._state.blocks
+        decode = 1 + config.spec_tokens if config.spec_tokens else 0
+        still_needed = sum(
+            blocks.blocks_to_allocate(
+                blocks.tables_of(request.request_id).groups,
+                request.num_tokens + decode,
+                request.num_computed_tokens,
+                whole=True,
+            )
             for request in self._state.inflight_prefills
-            if (tables := self._state.blocks.tables.get(request.request_id)) is not None
         )
+        return still_needed + -(-decode // config.block_size) * len(config.groups)

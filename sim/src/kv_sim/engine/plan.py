@@ -121,7 +121,7 @@ class StepPlan:
             blocks = self.new_blocks[request.request_id]
             cached.new_block_ids.append(tuple(list(b) for b in blocks) if any(blocks) else None)
             cached.num_computed_tokens.append(request.num_computed_tokens)
-            cached.num_output_tokens.append(request.num_output_tokens)
+            cached.num_output_tokens.append(request.num_output_tokens + request.num_output_placeholders)
         for entry in resumed if config.runner == 1 else ():
             cached.req_ids.append(entry.request.request_id)
             cached.resumed_req_ids.add(entry.request.request_id)

@@ -4,18 +4,56 @@ from typing import Final
 
 from kv_sim.subject import Subject, Trait
 
-_LATER = frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING, Trait.RESET})
-
 MEMORY: Final = Subject(
     "MemoryConnector",
     "kv_sim.examples.memory",
-    traits=frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS, Trait.ZEROING, Trait.RESET}),
+    traits=frozenset(
+        {
+            Trait.GROUPS,
+            Trait.RANKS,
+            Trait.REPEATS,
+            Trait.ZEROING,
+            Trait.RESET,
+            Trait.KEEPS,
+            Trait.EVENTS,
+        }
+    ),
 )
-LATER: Final = Subject("LaterConnector", "kv_sim.examples.later", traits=_LATER)
+LATER: Final = Subject(
+    "LaterConnector",
+    "kv_sim.examples.later",
+    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.ZEROING, Trait.RESET, Trait.KEEPS}),
+)
 PATIENT: Final = Subject(
     "PatientConnector",
     "kv_sim.examples.patient",
-    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS}),
+    traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.KEEPS}),
 )
 
-SUBJECTS: Final[dict[str, Subject]] = {"memory": MEMORY, "later": LATER, "patient": PATIENT}
+
+def several(
+    *children: Subject, kv_connector: str = "MultiConnector", module_path: str | None = "kv_multi"
+) -> Subject:
+    """A MultiConnector over these. It claims what all of them claim; only one of several would tell all events."""
+    connectors = [
+        {
+            "kv_connector": child.kv_connector,
+            "kv_connector_module_path": child.module_path,
+            "kv_connector_extra_config": dict(child.extra_config),
+        }
+        for child in children
+    ]
+    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
+    return Subject(kv_connector, module_path, {"connectors": connectors}, traits)
+
+
+SUBJECTS: Final[dict[str, Subject]] = {
+    "memory": MEMORY,
+    "later": LATER,
+    "patient": PATIENT,
+    "memory+later": several(MEMORY, LATER),
+    "later+memory": several(LATER, MEMORY),
+    "later+later": several(LATER, LATER),
+    "later+patient": several(LATER, PATIENT),
+    "patient+memory": several(PATIENT, MEMORY),
+}

@@ -71,7 +71,8 @@ class LaterScheduler(SchedulerSide):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
-        self._free_slots = list(range(int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])))
+        self._capacity = int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])
+        self._free_slots = list(range(self._capacity))
         self._slots: OrderedDict[bytes, Slot] = OrderedDict()
         self._local_tokens: dict[str, int] = {}
         self._loading: dict[str, list[Slot]] = {}
@@ -107,10 +108,10 @@ class LaterScheduler(SchedulerSide):
         return jobs
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._local_tokens.pop(request.request_id, None)
-        if request.request_id in self._loading:
+        self._forget(request.request_id)
+        if self._is_loading(request.request_id):
             return False, None  # the blocks are held for the load already, and nothing in them is new
-        full = min(request.num_computed_tokens, request.num_tokens - 1) // self._block_size
+        full = self._full_blocks(request)
         new = [
             (block, block_hash)
             for block, block_hash in zip(block_ids[:full], request.block_hashes, strict=False)
@@ -124,12 +125,23 @@ class LaterScheduler(SchedulerSide):
         self._jobs.stores[request.request_id] = pages
         return True, None
 
+    def _forget(self, request_id: str) -> None:
+        """It was matched and may never have got blocks."""
+        self._local_tokens.pop(request_id, None)
+
+    def _is_loading(self, request_id: str) -> bool:
+        return request_id in self._loading
+
+    def _full_blocks(self, request: Request) -> int:
+        """The last token was sampled and never computed, so no slot of the GPU holds it."""
+        return min(request.num_computed_tokens, request.num_tokens - 1) // self._block_size
+
     def _take_slots(self, block_hashes: list[bytes]) -> list[Slot]:
         """A slot for each of the first hashes, as far as there is room."""
         taken = []
         for block_hash in block_hashes:
             if not self._free_slots:
-                victim = next((s for s in self._slots.values() if s.is_ready and not s.pins), None)
+                victim = self._victim()
                 if victim is None:
                     break
                 del self._slots[victim.block_hash]
@@ -138,6 +150,10 @@ class LaterScheduler(SchedulerSide):
             self._slots[block_hash] = slot
             taken.append(slot)
         return taken
+
+    def _victim(self) -> Slot | None:
+        """The oldest slot that nothing reads or writes."""
+        return next((slot for slot in self._slots.values() if slot.is_ready and not slot.pins), None)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         failed = connector_output.kv_connector_worker_meta
@@ -175,6 +191,19 @@ class LaterScheduler(SchedulerSide):
 
     def has_pending_push_work(self) -> bool:
         return bool(self._storing or self._loading)
+
+    def check(self) -> None:
+        """Recount: every slot is free or in use, no slot is both, and pins are the loads under way."""
+        loading = [slot for slots in self._loading.values() for slot in slots]
+        storing = [slot for slots in self._storing.values() for slot in slots]
+        used = {slot.number for slot in (*self._slots.values(), *loading, *storing)}
+        assert sorted([*self._free_slots, *used]) == list(range(self._capacity)), (
+            f"free {len(self._free_slots)} + in use {len(used)} != {self._capacity}, or one counts twice"
+        )
+        pins = sum(
+            slot.pins for slot in {slot.number: slot for slot in (*self._slots.values(), *loading)}.values()
+        )
+        assert pins == len(loading), f"{pins} pins, but {len(loading)} pages are being loaded"
 
 
 class LaterWorker(WorkerSide):

@@ -6,15 +6,20 @@ what is planned later never overtakes, and a block counts as stored as soon as i
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kv_api import (
+    MEDIUM_CPU,
     BlockIds,
+    BlockRemoved,
+    BlockStored,
     CacheHitSource,
     ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
+    KVCacheEvent,
     KVCaches,
     KVConnectorMetadata,
     Request,
@@ -47,48 +52,84 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
-        self._free_slots = list(range(int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])))
+        self._capacity = int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])
+        self._free_slots = list(range(self._capacity))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         self._local_tokens: dict[str, int] = {}
         self._progress = ProgressBook()
         self._loads: list[Page] = []
+        self._events: list[KVCacheEvent] = []
 
     def on_new_request(self, request: Request) -> None:
         self._progress.arrive(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        first = num_computed_tokens // self._block_size
-        last = (request.num_tokens - 1) // self._block_size
-        hit = first
-        while hit < last and request.block_hashes[hit] in self._slot_of:
+        first = hit = num_computed_tokens // self._block_size
+        last, keys = self._last_loadable(request), self._keys(request)
+        while hit < last and keys[hit] in self._slot_of:
             hit += 1
         self._local_tokens[request.request_id] = num_computed_tokens
         return (hit - first) * self._block_size, False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         local = self._local_tokens.pop(request.request_id, 0)
-        tables = blocks.get_block_ids()
+        tables, keys = blocks.get_block_ids(), self._keys(request)
         for index in range(local // self._block_size, (local + num_external_tokens) // self._block_size):
-            slot = self._slot_of[request.block_hashes[index]]
+            slot = self._slot_of[keys[index]]
             self._loads.append((slot, tuple(table[index] for table in tables)))
+
+    def _last_loadable(self, request: Request) -> int:
+        """A load within the step leaves a token to compute."""
+        return (request.num_tokens - 1) // self._block_size
+
+    def _keys(self, request: Request) -> Sequence[bytes]:
+        """What tells blocks apart: the hashes cover the whole prefix, salt and adapter."""
+        return request.block_hashes
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
         plan = Plan(loads=self._loads)
         self._loads = []
         for progress, computed in self._progress.step(scheduler_output):
-            hashes = progress.request.block_hashes
-            full = min(computed // self._block_size, len(hashes))
+            keys = self._keys(progress.request)
+            full = self._full_blocks(computed, keys)
             for index in range(progress.stored_blocks, full):
                 page = tuple(table[index] for table in progress.tables)
-                if hashes[index] not in self._slot_of and 0 not in page:
-                    plan.stores.append((self._slot_for(hashes[index]), page))
+                if keys[index] not in self._slot_of and 0 not in page:
+                    plan.stores.append((self._slot_for(progress.request, index), page))
             progress.stored_blocks = full
         return plan
 
-    def _slot_for(self, block_hash: bytes) -> int:
-        slot = self._free_slots.pop() if self._free_slots else self._slot_of.popitem(last=False)[1]
-        self._slot_of[block_hash] = slot
+    def _full_blocks(self, computed: int, keys: Sequence[bytes]) -> int:
+        """Hashes lag behind: what is computed under run-ahead may have none yet."""
+        return min(computed // self._block_size, len(keys))
+
+    def _slot_for(self, request: Request, index: int) -> int:
+        if not self._free_slots:
+            self._evict_oldest()
+        slot = self._slot_of[self._keys(request)[index]] = self._free_slots.pop()
+        self._events.append(self._stored(request, index))
         return slot
+
+    def _evict_oldest(self) -> None:
+        evicted, slot = self._slot_of.popitem(last=False)
+        self._free_slots.append(slot)
+        self._events.append(BlockRemoved([evicted], MEDIUM_CPU))
+
+    def _stored(self, request: Request, index: int) -> BlockStored:
+        first, keys = index * self._block_size, self._keys(request)
+        return BlockStored(
+            [keys[index]],
+            keys[index - 1] if index else None,
+            list(request.all_token_ids[first : first + self._block_size]),
+            self._block_size,
+            None,
+            MEDIUM_CPU,
+            request.lora_request.lora_name if request.lora_request else None,
+        )
+
+    def take_events(self) -> list[KVCacheEvent]:
+        events, self._events = self._events, []
+        return events
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         # Beside a sibling that knows one group only, a MultiConnector calls this form.
@@ -102,9 +143,17 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         return False, None
 
     def reset_cache(self) -> bool:
+        self._events.append(BlockRemoved(list(self._slot_of), MEDIUM_CPU))
         self._free_slots += self._slot_of.values()
         self._slot_of.clear()
         return True
+
+    def check(self) -> None:
+        """Recount: every slot is free or in use, and no slot is both."""
+        slots = [*self._free_slots, *self._slot_of.values()]
+        assert sorted(slots) == list(range(self._capacity)), (
+            f"free {len(self._free_slots)} + in use {len(self._slot_of)} != {self._capacity}, or one counts twice"
+        )
 
 
 class MemoryWorker(WorkerSide):

@@ -67,7 +67,8 @@ class PatientScheduler(SchedulerSide):
         super().__init__(vllm_config, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
         self._workers = vllm_config.parallel_config.world_size
-        self._free_slots = list(range(int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])))
+        self._capacity = int(self._kv_transfer_config.kv_connector_extra_config["host_slots"])
+        self._free_slots = list(range(self._capacity))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         self._filling: dict[int, dict[bytes, int]] = {}
         self._reports: dict[int, int] = {}
@@ -84,14 +85,17 @@ class PatientScheduler(SchedulerSide):
         self._progress.arrive(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        asked = self._lookups.setdefault(request.request_id, self._steps)
-        if asked == self._steps:
+        if self._lookup_began(request.request_id) == self._steps:
             return None, False
         first = hit = num_computed_tokens // self._block_size
         while hit < (request.num_tokens - 1) // self._block_size and request.block_hashes[hit] in self._slot_of:
             hit += 1
         self._local_tokens[request.request_id] = num_computed_tokens
         return (hit - first) * self._block_size, False
+
+    def _lookup_began(self, request_id: str) -> int:
+        """The step in which the request was asked for first."""
+        return self._lookups.setdefault(request_id, self._steps)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._lookups.pop(request.request_id, None)
@@ -166,6 +170,15 @@ class PatientScheduler(SchedulerSide):
 
     def has_pending_push_work(self) -> bool:
         return bool(self._filling)
+
+    def check(self) -> None:
+        """Recount: every slot is free, filling or stored, and only one of these."""
+        filling = [slot for slots in self._filling.values() for slot in slots.values()]
+        slots = [*self._free_slots, *filling, *self._slot_of.values()]
+        assert sorted(slots) == list(range(self._capacity)), (
+            f"free {len(self._free_slots)} + filling {len(filling)} + stored {len(self._slot_of)} "
+            f"!= {self._capacity}, or one counts twice"
+        )
 
 
 class PatientWorker(WorkerSide):

@@ -120,6 +120,8 @@ class CopyEngine:
     pages: Pages
     launched_steps: int = 0
     """Kept up to date by the device."""
+    spoiled: bool = False
+    """The next copy that its worker waits for fails."""
     running: dict[int, Copy] = field(default_factory=dict)
     ended: list[Copy] = field(default_factory=list)
     """Every copy that ended, for repeats and for the books."""
@@ -158,7 +160,11 @@ class CopyEngine:
             return False
         for other in chain:
             self.pages.retire_until(other.after_step)
-            self.advance(other, len(other.pairs))
+            if other is copy and self.spoiled:
+                self.spoiled = False
+                self.fail(other)
+            else:
+                self.advance(other, len(other.pairs))
         return True
 
     # -- what the world decides ----------------------------------------------------------------

@@ -180,6 +180,8 @@ class Device:
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the ledger allows it."""
         self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, self.copies)
+        if not 0 <= slot < len(self.host):
+            return  # the ledger said so already
         if copy.direction is Direction.STORE:
             self.host[slot] = self.memory[block]
         else:

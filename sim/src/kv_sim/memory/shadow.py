@@ -107,11 +107,10 @@ class Shadow:
             self._has_load_right(rank, block, f"{copy} writes it")
         self._host_slot_is_free(rank, copy, slot, copies.running.values())
         for other in copies.running.values():
-            if other is not copy and Direction.LOAD in (copy.direction, other.direction) and block in other.blocks_left:
-                self.violation(
-                    Invariant.OWNERSHIP,
-                    f"rank {rank} block {block} (of {self.owner(block)}): {copy} and {other} use it at the same time",
-                )
+            one_loads = Direction.LOAD in (copy.direction, other.direction)
+            if other is not copy and one_loads and block in other.blocks_left:
+                whose = f"rank {rank} block {block} (of {self.owner(block)})"
+                self.violation(Invariant.OWNERSHIP, f"{whose}: {copy} and {other} use it at the same time")
 
     def _has_load_right(self, rank: int, block: int, what: str) -> None:
         if block not in self.load_rights and block not in self.step_rights:

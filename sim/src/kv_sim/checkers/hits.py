@@ -1,0 +1,154 @@
+"""HITS: what a connector finds is what it has, no more and no less.
+
+Two halves, both for subjects that claim ``Trait.KEEPS``. *No more*, at every match: each block of a hit was
+computed since the last reset that reported success. *No less*, at rest: requests that ended come once more, to an
+engine whose own prefix cache is empty, and the longest possible prefix must be found. Which one that is, is known
+where nothing had to be left out: no copy failed and the host had room for everything. Elsewhere they come too, for
+the other checkers to look at. After that a reset, and again: the first half now catches who goes on serving. KV
+events are judged here as well (ACCOUNTING), since only a match says what can be found.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.memory.copies import State
+from kv_sim.subject import Trait
+from kv_sim.violation import Invariant, Referee
+
+if TYPE_CHECKING:
+    from kv_sim.world import World
+
+MOST_PROBES = 4
+"""Requests that come once more. Most prompts are prefixes of others."""
+
+
+class Served:
+    """What may be found, and what must be."""
+
+    def __init__(self, referee: Referee, block_size: int, *, is_on: bool) -> None:
+        self._referee = referee
+        self._block_size = block_size
+        self._is_on = is_on
+        self._computed: set[bytes] = set()
+        """Blocks that were computed, or lay in a running request's table, since the last reset."""
+        self._unfair: set[int] = set()
+        """Requests that lived through a reset: what they had stored before it is gone."""
+        self.resets = 0
+        self.found: dict[str, int] = {}
+        """Request id -> tokens that its last match found, those of the GPU among them."""
+
+    def compute(self, request: SimRequest) -> None:
+        """A step of the request was scheduled."""
+        if self._is_on:
+            self._computed.update(request.hashes_up_to(request.num_computed_tokens))
+
+    def reset(self, requests: Iterable[SimRequest]) -> None:
+        """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
+        self._computed.clear()
+        self.resets += 1
+        for request in requests:
+            self._unfair.add(id(request))
+            if not request.status.is_finished:
+                self.compute(request)
+
+    def check_match(self, request: SimRequest, local: int, count: int) -> None:
+        """Check that what a match found exists."""
+        if not self._is_on:
+            return
+        self.found[request.request_id] = local + count
+        for index in range(local // self._block_size, (local + count) // self._block_size):
+            if request.block_hashes[index] not in self._computed:
+                since = f"since reset {self.resets}" if self.resets else "in this world"
+                self._referee.fail(
+                    Invariant.HITS,
+                    f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
+                    f"computed block {index} of them {since}",
+                )
+                return
+
+    def is_fair(self, request: SimRequest) -> bool:
+        """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
+        ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
+        return ran and id(request) not in self._unfair
+
+
+def check_kept(world: "World", settle: Callable[[], bool]) -> None:
+    """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
+    engine, traits = world.engine, world.subject.traits
+    if Trait.KEEPS not in traits or any(group.window for group in world.config.groups):
+        return  # what slid out of a window was not there to be stored
+    ended = list(engine.outcome.ended)
+    is_complete = _nothing_was_left_out(world, ended)
+    stored = {h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes} if is_complete else set()
+    probes = _probes(ended)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
+    for spec in probes:
+        engine.take_events()
+        told = {key[-1] for key in engine.mirror.blocks}
+        found, request = _ask_again(world, spec, settle)
+        _compare(world, request, found, stored)
+        if Trait.EVENTS in traits:
+            _compare_events(world, request, found, told)
+    if Trait.RESET in traits and probes and engine.reset(running=False, connector=True):
+        _ask_again(world, probes[0], settle)
+
+
+def _nothing_was_left_out(world: "World", ended: Iterable[SimRequest]) -> bool:
+    engine = world.engine
+    if any(copy.state is not State.DONE for device in engine.devices for copy in device.copies.ended):
+        return False
+    blocks = {block_hash for request in ended for block_hash in request.hashes_up_to(request.num_tokens)}
+    # What a reset forgot may still be in use by a copy, so each one may need the room once more.
+    return len(blocks) * (1 + engine.served.resets) <= world.config.host_slots
+
+
+def _probes(ended: Iterable[SimRequest]) -> list[RequestSpec]:
+    """Requests that come again: long ones first, none whose prompt another one covers."""
+    covered: set[bytes] = set()
+    probes: list[RequestSpec] = []
+    for request in sorted(ended, key=lambda r: -r.num_prompt_tokens):
+        hashes = request.prompt_hashes
+        if len(probes) < MOST_PROBES and hashes and hashes[-1] not in covered:
+            covered.update(hashes)
+            probes.append(replace(request.spec, output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False))
+    return probes
+
+
+def _ask_again(world: "World", spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
+    """Let a request come once more, to an empty GPU cache. Returns how many of its tokens were found."""
+    engine = world.engine
+    engine.scheduler.blocks.block_pool.reset()
+    engine.served.found.pop(spec.request_id, None)
+    request = engine.add(spec)
+    settle()
+    return engine.served.found.get(spec.request_id, 0), request
+
+
+def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]) -> None:
+    size = world.config.block_size
+    hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
+    run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
+    if found < run * size:
+        world.referee.fail(
+            Invariant.HITS,
+            f"request {request.request_id} comes again at rest: {found} of its {request.num_prompt_tokens} tokens "
+            f"are found, but the first {run * size} belong to requests that ended well, no copy failed, and there "
+            "was room for all",
+        )
+
+
+def _compare_events(world: "World", request: SimRequest, found: int, told: set[bytes]) -> None:
+    """What was found had been announced, and the first block that wasn't found had not."""
+    size = world.config.block_size
+    for index, block_hash in enumerate(request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]):
+        is_found = (index + 1) * size <= found
+        if is_found != (block_hash in told):
+            has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
+            world.referee.fail(
+                Invariant.ACCOUNTING,
+                f"request {request.request_id} comes again at rest: block {index} of its prompt {has}, but by the "
+                f"events so far it {says}",
+            )
+        if not is_found:
+            return

@@ -1,0 +1,239 @@
+"""``kv-sim``: the testbed on the command line.
+
+Exit codes: 0 nothing is wrong; 1 an invariant broke, or a campaign missed something; 2 the command can't be run as
+it stands; 3 the testbed itself failed, which is never the connector's fault; 130 interrupted.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from kv_api import ConfigError
+from kv_sim import campaign, legal, report, selection
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.fuzz import Failure, Run, replay, run_seed
+from kv_sim.log import Log
+from kv_sim.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
+from kv_sim.perfetto import Perfetto
+from kv_sim.schedule_file import Schedule, read_schedule, write_schedule
+from kv_sim.shrink import shrink
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
+from kv_sim.watch import WatchedWorld, Watcher
+from kv_sim.world import World
+
+FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    options = parser_of(COMMANDS).parse_args(arguments)
+    try:
+        selection.check_numbers(options)
+        selection.look_in_this_folder()
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"kv-sim {options.command}: {error}", file=sys.stderr)
+        return MISUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever reads has seen enough
+        return FAILED
+    except OSError as error:
+        print(f"kv-sim {options.command}: {error}", file=sys.stderr)
+        return MISUSED
+    return code
+
+
+# -- fuzz --------------------------------------------------------------------------------------
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    seeds = selection.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
+    without = selection.parse_checkers(options.without)
+    subjects = selection.choose_subjects(options.connector, options.extra, options.traits)
+    _make_world(options)  # before anything runs: a wrong path is known now
+    if options.perfetto and len(subjects) > 1:
+        raise ConfigError("--perfetto writes one history: name its connector with --connector")
+    if options.connector and not subjects[options.connector].traits:
+        say(f"note: {options.connector} claims no traits, so its worlds are plain; --traits {','.join(Trait)}")
+    code = FINE
+    for name, subject in subjects.items():
+        code = max(code, _fuzz_one(options, name, subject, seeds, without))
+    return code
+
+
+def _fuzz_one(
+    options: argparse.Namespace, name: str, subject: Subject, seeds: range, without: frozenset[Invariant]
+) -> int:
+    """Run the seeds of one subject up to the first failure."""
+    run_one = partial(run_seed, subject, actions=options.actions, silent=without)
+    watched = _make_world(options) if len(seeds) == 1 else World
+    steps = 0
+    for seed in seeds:
+        run = _guarded(name, seed, partial(run_one, seed, make_world=watched))
+        if run is None:
+            return BROKEN
+        steps += run.steps
+        if options.digest:
+            say(f"{name} {seed} {run.digest}")
+        if run.failure is not None:
+            if len(seeds) > 1 and (options.log or options.perfetto):
+                run_one(seed, make_world=_make_world(options))
+            _report(options, name, run.failure, without)
+            return FAILED
+    if not options.digest:
+        say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
+    if options.perfetto and len(seeds) > 1:
+        say(f"{options.perfetto} was not written: no history failed; --seed N writes that one's")
+    return FINE
+
+
+def _guarded(name: str, seed: int, run: Callable[[], Run]) -> Run | None:
+    """Run a history; None if the testbed itself failed, which is reported."""
+    try:
+        return run()
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
+        traceback.print_exc()
+        say(f"TESTBED seed={seed}  {type(error).__name__}: {error}")
+        say(f"replay: {report.replay_line(name, seed)}")
+        return None
+
+
+def _report(options: argparse.Namespace, name: str, found: Failure, without: frozenset[Invariant]) -> None:
+    """Shrink a failure, save it and say so."""
+    assert found.seed is not None, "a failure of a seed has it"
+    shrunk = shrink(found, silent=without)
+    folder = Path(options.save)
+    file = write_schedule(Schedule.of(shrunk, without), folder, report.file_stem(name, found.seed))
+    line = report.replay_line(
+        name,
+        found.seed,
+        extra=options.extra,
+        traits=options.traits,
+        actions=options.actions,
+        without=without,
+    )
+    for text in report.fail_lines(found, shrunk, line, file):
+        say(text)
+
+
+def _make_world(options: argparse.Namespace) -> Callable[..., World]:
+    """Worlds that are watched as the options say."""
+    watchers: list[Watcher] = []
+    if options.log:
+        watchers.append(Log(say))
+    if options.perfetto:
+        if not Path(options.perfetto).resolve().parent.is_dir():
+            raise ConfigError(f"--perfetto {options.perfetto}: there is no such folder")
+        watchers.append(Perfetto(Path(options.perfetto)))
+    return partial(WatchedWorld, watchers=watchers) if watchers else World
+
+
+# -- replay-schedule ---------------------------------------------------------------------------
+
+
+def _replay(options: argparse.Namespace) -> int:
+    schedule = read_schedule(Path(options.file))
+    if options.connector is not None:
+        subject = selection.choose_subject(options.connector, options.extra, options.traits)
+        schedule = replace(schedule, subject=subject)
+    elif options.extra is not None or options.traits is not None:
+        raise ConfigError("--extra and --traits are about another connector: name it with --connector")
+    missing = selection.unclaimed(schedule)
+    if missing:
+        say(f"note: {schedule.subject.kv_connector} doesn't claim what this schedule needs: {', '.join(missing)}")
+    if len(schedule.config.groups) > 1:
+        selection.check_groups(schedule.subject)
+    history = schedule.history
+    make_world = _make_world(options)
+    world, violation = replay(schedule.subject, schedule.config, history, schedule.without, make_world=make_world)
+    applied = len(world.history) if world is not None else 0
+    skipped = len(history) - applied if violation is None else 0
+    if skipped:
+        say(f"note: {skipped} of {len(history)} actions were not legal here and were skipped")
+    if violation is None:
+        was = f"; the file says: {schedule.violation}" if schedule.violation else ""
+        say(f"passes: {applied} actions, nothing is wrong{was}")
+        return FINE
+    say(f"FAIL actions={len(history)}  {violation}")
+    if not options.log:
+        for text in report.action_lines(history):
+            say(text)
+    say(_compare(schedule, str(violation.invariant), str(violation)))
+    return FAILED
+
+
+def _compare(schedule: Schedule, invariant: str, text: str) -> str:
+    if schedule.violation is None:
+        return "the file names no violation"
+    if text == schedule.violation:
+        return "the same violation as in the file"
+    if invariant == schedule.invariant:
+        return f"the same invariant as in the file, in other words: {schedule.violation}"
+    return f"a different violation: the file says: {schedule.violation}"
+
+
+# -- campaign and subjects ---------------------------------------------------------------------
+
+
+def _campaign(options: argparse.Namespace) -> int:
+    if options.minutes is not None and options.histories is not None:
+        raise ConfigError("--minutes and --histories: give one of them")
+    timed = options.histories is None
+    minutes = (options.minutes or USUAL_MINUTES) if timed else None
+    plan = campaign.Plan(
+        SUBJECTS, selection.parse_seed(options.seed), options.histories, minutes, options.jobs, options.actions
+    )
+    until = f"{minutes:g} minutes" if timed else f"{options.histories} histories a subject"
+    say(f"{len(SUBJECTS)} subjects, {until}, {plan.jobs} processes, seeds from {plan.start} (--seed)")
+    found = campaign.run_campaign(plan)
+    total = sum(found.histories.values())
+    say(f"{total} histories, {found.steps} engine steps in {found.seconds:.0f} s")
+    say("")
+    expected = legal.expected(plan.subjects.values())
+    for text in campaign.tables(found, expected):
+        say(text)
+    say("")
+    missed = campaign.missing(found, expected)
+    for text in missed:
+        say(text)
+    for name, failure in sorted(found.failures.items()):
+        _report(options, name, failure, frozenset())
+    if found.crash:
+        say(f"TESTBED {found.crash}")
+        return BROKEN
+    if found.was_interrupted:
+        say("interrupted: this is what was reached so far")
+        return FAILED if found.failures else INTERRUPTED
+    say("nothing broke" if not found.failures else f"{len(found.failures)} subjects broke")
+    if not missed:
+        say("every legal pair and every situation was reached")
+    return FAILED if found.failures or missed else FINE
+
+
+def _subjects(options: argparse.Namespace) -> int:
+    for text in report.subject_lines(SUBJECTS):
+        say(text)
+    return FINE
+
+
+COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "fuzz": _fuzz,
+    "replay-schedule": _replay,
+    "campaign": _campaign,
+    "subjects": _subjects,
+}

@@ -1,0 +1,139 @@
+"""What a campaign must reach: every legal (action, state of a request) pair and every named situation, as data.
+
+A pair is legal if some subject's world can take the action while a request is in that state *between* actions.
+What is not legal stands here with its reason; a campaign fails for a legal pair that it never reached, and also
+for one that it did reach although this table says that it can't be: then the table is wrong.
+
+What only a trait brings about is expected if a subject of the campaign claims it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kv_sim.actions import Kind
+from kv_sim.engine.request import Status
+from kv_sim.subject import Subject, Trait
+
+Pair: TypeAlias = tuple[str, str]
+"""(action, state of a request), in the words of ``coverage``."""
+
+HELD: Final = " and held"
+
+UNFINISHED: Final = (
+    Status.WAITING.value,
+    Status.WAITING_FOR_REMOTE_KVS.value,
+    Status.RUNNING.value,
+    Status.PREEMPTED.value,
+)
+ENDED: Final = {
+    Status.FINISHED_STOPPED.value + HELD: "a connector stores what it computed",
+    Status.FINISHED_ABORTED.value: "its load is still under way",
+    Status.FINISHED_ABORTED.value + HELD: "a connector stores what it had computed",
+    Status.FINISHED_ERROR.value: "its load failed on one rank and is under way on another",
+    Status.FINISHED_ERROR.value + HELD: "a load in the step failed, and a connector stores what there was before",
+}
+"""How an ended request can still be there, and why."""
+
+STATES: Final = (*UNFINISHED, *ENDED)
+
+NEVER_BETWEEN_ACTIONS: Final = {
+    Status.FINISHED_STOPPED.value: "a request that stops is held for a store, or gone at once",
+    **{state + HELD: "blocks are held for a store only after the request has ended" for state in UNFINISHED},
+}
+"""States of ``coverage``'s words that no action ever meets."""
+
+STATE_NEEDS: Final[Mapping[str, Trait]] = {
+    Status.FINISHED_ERROR.value: Trait.FAILURES,
+    Status.FINISHED_ERROR.value + HELD: Trait.FAILURES,
+}
+KIND_NEEDS: Final[Mapping[Kind, Trait]] = {
+    Kind.FAIL: Trait.FAILURES,
+    Kind.SPOIL: Trait.FAILURES,
+    Kind.LOSE: Trait.LOSSES,
+    Kind.REPEAT: Trait.REPEATS,
+}
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Actions that never meet requests of some states."""
+
+    kinds: tuple[Kind, ...]
+    states: tuple[str, ...]
+    reason: str
+
+
+EXCLUSIONS: Final = (Exclusion((Kind.ABORT,), tuple(ENDED), "a request that has ended can't be aborted any more"),)
+
+SITUATIONS: Final[Mapping[str, str]] = {
+    "match: ask again": "an answer of None (contract note 2)",
+    "match: asynchronous load": "note 4: only the allocation tells its targets",
+    "match: load in the step": "note 3: strictly less than the request",
+    "match: a preempted request loads": "note 6: matched again before its preemption is reported",
+    "match: the answer is dropped": "note 1: the answer is not the load",
+    "a request is preempted": "note 2: no query in a step that preempted",
+    "a request resumes, runner V1": "note 15",
+    "a request resumes, runner V2": "note 15: it arrives among the new ones",
+    "an id is finished and new in one step": "note 16: ids are not identities",
+    "frees are deferred": "note 14: run-ahead of a consumer",
+    "drafts are rejected": "note 13: computed tokens include drafts",
+    "an empty step": "note 18: steps go on for the connector's sake",
+    "a step while a load is under way": "notes 4 and 5",
+    "a copy fails": "note 9",
+    "a copy is torn": "note 9: some pages were moved",
+    "a copy is lost": "note 10: below the worker",
+    "reset answered True": "note 17",
+    "reset answered False": "note 17: refused",
+    "reset answered None": "note 17: the engine raises",
+}
+"""Every situation that is counted, and what of the contract it stands for."""
+
+SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
+    "a copy fails": Trait.FAILURES,
+    "a copy is torn": Trait.FAILURES,
+    "a copy is lost": Trait.LOSSES,
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a campaign over some subjects must reach."""
+
+    pairs: tuple[Pair, ...]
+    situations: tuple[str, ...]
+    excluded: Mapping[Pair, str]
+    """Pairs that are not expected, with the reason."""
+    excluded_situations: Mapping[str, str]
+
+
+def expected(subjects: Iterable[Subject]) -> Expected:
+    """What a campaign over ``subjects`` must reach."""
+    claimed = frozenset(trait for subject in subjects for trait in subject.traits)
+    excluded = {}
+    for kind in Kind:
+        for state in STATES:
+            reason = next(_reasons(kind, state, claimed), None)
+            if reason is not None:
+                excluded[kind.value, state] = reason
+    pairs = [(kind.value, state) for kind in Kind for state in STATES]
+    without = {name: _nobody(trait) for name, trait in SITUATION_NEEDS.items() if trait not in claimed}
+    return Expected(
+        tuple(pair for pair in pairs if pair not in excluded),
+        tuple(name for name in SITUATIONS if name not in without),
+        excluded,
+        without,
+    )
+
+
+def _reasons(kind: Kind, state: str, claimed: frozenset[Trait]) -> Iterator[str]:
+    for exclusion in EXCLUSIONS:
+        if kind in exclusion.kinds and state in exclusion.states:
+            yield exclusion.reason
+    for trait in (KIND_NEEDS.get(kind), STATE_NEEDS.get(state)):
+        if trait is not None and trait not in claimed:
+            yield _nobody(trait)
+
+
+def _nobody(trait: Trait) -> str:
+    return f"no subject claims {trait.value!r}"

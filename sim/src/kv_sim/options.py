@@ -1,0 +1,81 @@
+"""The options of ``kv-sim``: what can be typed, and nothing of what it does."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kv_sim.report import USUAL_ACTIONS
+from kv_sim.subject import Trait
+
+ENGINES: Final = ("builtin",)
+USUAL_HISTORIES: Final = 300
+USUAL_MINUTES: Final = 10.0
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """The parser; what it finds has ``run``, the command's function."""
+    parser = argparse.ArgumentParser(
+        prog="kv-sim", description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed."
+    )
+    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        one: argparse.ArgumentParser = added.add_parser(name, help=text, description=text[0].upper() + text[1:])
+        one.set_defaults(run=commands[name], extra=None, traits=None)
+        return one
+
+    fuzz = command("fuzz", "run histories until an invariant breaks")
+    _add_connector(fuzz)
+    fuzz.add_argument("--seed", metavar="N", help="run this seed (0x… is one, too)")
+    fuzz.add_argument("--seeds", metavar="A-B", help="run the seeds from A to B")
+    fuzz.add_argument("--histories", type=int, metavar="N", help=f"run N seeds (default {USUAL_HISTORIES})")
+    _add_actions(fuzz)
+    _add_views(fuzz)
+    _add_save(fuzz)
+    fuzz.add_argument("--digest", action="store_true", help="print a fingerprint of each history")
+    fuzz.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+    )
+    fuzz.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="which engine drives the connector")
+
+    again = command("replay-schedule", "replay a schedule file, maybe onto another connector")
+    again.add_argument("file", metavar="FILE")
+    _add_connector(again)
+    _add_views(again)
+
+    long = command("campaign", "run all subjects for long, and say what was reached")
+    long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
+    long.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
+    long.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    long.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
+    _add_actions(long)
+    _add_save(long)
+    command("subjects", "list the connectors that the testbed knows")
+    return parser
+
+
+def _add_connector(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
+    parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
+    parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {','.join(Trait)}, or none")
+
+
+def _add_actions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--actions", type=int, default=USUAL_ACTIONS, metavar="N", help="actions of a history")
+
+
+def _add_views(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", action="store_true", help="print the history (of many: the one that fails)")
+    parser.add_argument("--perfetto", metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+
+
+def _add_save(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

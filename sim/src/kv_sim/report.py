@@ -1,0 +1,89 @@
+"""How a failure is reported: what broke, the few actions that break it, and two lines to paste.
+
+FAIL seed=8123 actions=61  CONTENT  request r4 token 8: rank 0 block 9 holds zeroes, last written by …
+shrunk to 5 actions, the last of them:
+    4 finish   rank 0, copy 2
+    5 step
+replay: kv-sim fuzz --connector later --seed 8123 --log
+shrunk: kv-sim replay-schedule fail-later-8123.jsonl
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kv_sim.actions import Action
+from kv_sim.fuzz import Failure
+from kv_sim.log import describe
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
+
+MOST_ACTIONS: Final = 12
+USUAL_ACTIONS: Final = 80
+"""Actions of a history, unless somebody says otherwise."""
+
+
+def fail_lines(found: Failure, shrunk: Failure, replay_line: str, file: Path) -> list[str]:
+    """The report of a failure and of what it was shrunk to."""
+    lines = [f"FAIL seed={found.seed} actions={len(found.history)}  {found.violation}"]
+    count = len(shrunk.history)
+    head = f"shrunk to {count} action{'s' if count != 1 else ''}"
+    if str(shrunk.violation) != str(found.violation):
+        head += f"  {shrunk.violation}"
+    lines += [head, *action_lines(shrunk.history)]
+    lines += [f"replay: {replay_line}", f"shrunk: {shlex.join(['kv-sim', 'replay-schedule', str(file)])}"]
+    return lines
+
+
+def action_lines(history: Sequence[Action]) -> list[str]:
+    """The last actions, with the numbers that they have in a log and in a schedule file."""
+    numbered = list(enumerate(history, 1))
+    left_out = len(numbered) - MOST_ACTIONS
+    lines = [f"    … {left_out} before"] if left_out > 0 else []
+    return lines + [f"  {number:3} {describe(action)}".rstrip() for number, action in numbered[-MOST_ACTIONS:]]
+
+
+def replay_line(
+    name: str,
+    seed: int,
+    *,
+    extra: str | None = None,
+    traits: str | None = None,
+    actions: int = USUAL_ACTIONS,
+    without: frozenset[Invariant] = frozenset(),
+) -> str:
+    """The command that runs one seed again, with its log."""
+    words = ["kv-sim", "fuzz", "--connector", name]
+    for option, value in (("--extra", extra), ("--traits", traits)):
+        if value is not None:
+            words += [option, value]
+    words += ["--seed", str(seed)]
+    if actions != USUAL_ACTIONS:
+        words += ["--actions", str(actions)]
+    if without:
+        words += ["--without", *sorted(without)]
+    return shlex.join([*words, "--log"])
+
+
+def file_stem(name: str, seed: int | None) -> str:
+    """What a failure's schedule file is called, without its suffix."""
+    return f"fail-{re.sub(r'[^A-Za-z0-9_.+-]', '_', name)}-{seed}"
+
+
+def subject_lines(subjects: dict[str, Subject]) -> list[str]:
+    """The known subjects, with what they claim."""
+    width = max(map(len, subjects))
+    lines = []
+    for name, subject in subjects.items():
+        traits = ", ".join(trait.value for trait in Trait if trait in subject.traits) or "none"
+        children = subject.extra_config.get("connectors")
+        inside = f" over {', '.join(child['kv_connector'] for child in children)}" if children else ""
+        lines.append(f"{name:<{width}}  {subject.kv_connector}{inside} ({subject.module_path or 'installed'})")
+        lines.append(f"{'':<{width}}  claims: {traits}")
+        extra = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
+        if extra:
+            lines.append(f"{'':<{width}}  extra config: {json.dumps(extra)}")
+    return lines

@@ -1,0 +1,230 @@
+"""Schedule files: one history as JSON lines, to attach to a bug report and to replay anywhere.
+
+The first line is the header: which connector, in which world, what went wrong. Each further line is one action.
+What a line may hold is read off the dataclasses that it becomes and off ``ARGUMENTS``. Reading is strict: whoever
+edits a schedule by hand, or brings one from another version, is told the line and the reason instead of getting a
+history that quietly is another one. docs/testbed.md describes the format.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from kv_api import ConfigError
+from kv_sim.actions import Action, Kind
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.fuzz import Failure
+from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
+
+FORMAT: Final = "kv-sim schedule"
+VERSION: Final = 1
+
+ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
+    Kind.ADD: {"spec": RequestSpec},
+    Kind.ABORT: {"request": str},
+    Kind.STEP: {"rejects": dict},
+    Kind.SCHEDULE: {"rejects": dict},
+    Kind.EXECUTE: {"rank": int},
+    Kind.RETIRE: {"rank": int},
+    Kind.PROCESS: {},
+    Kind.SETTLE: {},
+    Kind.FINISH: {"rank": int, "copy": int},
+    Kind.ADVANCE: {"rank": int, "copy": int, "pages": int},
+    Kind.FAIL: {"rank": int, "copy": int},
+    Kind.SPOIL: {"rank": int},
+    Kind.LOSE: {"rank": int, "copy": int},
+    Kind.REPEAT: {"rank": int, "copy": int},
+    Kind.RESET: {"running": bool, "connector": bool},
+}
+"""The arguments of each kind of action."""
+
+OPTIONAL: Final = frozenset({"rejects"})
+"""Arguments that are left out when they are empty."""
+
+
+class ScheduleError(ConfigError):
+    """A schedule file can't be read; the message names the file, the line and the reason."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a schedule file holds."""
+
+    subject: Subject
+    config: WorldConfig
+    history: list[Action]
+    violation: str | None = None
+    """What went wrong, as text: the invariant, two spaces, the message."""
+    seed: int | None = None
+    """The seed of the history that this one was shrunk from."""
+    without: frozenset[Invariant] = frozenset()
+    """Checkers that were switched off."""
+
+    @classmethod
+    def of(cls, failure: Failure, without: frozenset[Invariant] = frozenset()) -> "Schedule":
+        """The schedule of a failure."""
+        return cls(
+            failure.subject, failure.config, list(failure.history), str(failure.violation), failure.seed, without
+        )
+
+    @property
+    def invariant(self) -> str | None:
+        """Which invariant broke."""
+        return self.violation.split()[0] if self.violation else None
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def to_text(schedule: Schedule) -> str:
+    """The text of a schedule file."""
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "violation": schedule.violation,
+        "seed": schedule.seed,
+        "without": sorted(schedule.without),
+        "subject": schedule.subject.to_json(),
+        "world": schedule.config.to_json(),
+    }
+    lines = [header, *(action.to_json() for action in schedule.history)]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def write_schedule(schedule: Schedule, folder: Path, stem: str) -> Path:
+    """Write ``stem.jsonl``, or ``stem-2.jsonl`` and so on when that is taken; nothing is ever overwritten.
+
+    A file that holds the very same schedule already is left as it is.
+    """
+    text = to_text(schedule)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        file = folder / (f"{stem}.jsonl" if number == 1 else f"{stem}-{number}.jsonl")
+        try:
+            with file.open("x", encoding="utf-8", newline="\n") as opened:
+                opened.write(text)
+            return file
+        except FileExistsError:
+            if file.is_file() and file.read_bytes() == text.encode():
+                return file
+        number += 1
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def read_schedule(file: Path) -> Schedule:
+    """Read a schedule file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScheduleError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{file}: this is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    return parse_schedule(text, str(file))
+
+
+def parse_schedule(text: str, name: str) -> Schedule:
+    """Read the text of a schedule file; ``name`` begins every error."""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ScheduleError(f"{name}: line 1: the file is empty; it begins with a header line")
+    number = 1
+    try:
+        number, line = lines[0]
+        head = _header(read_object(line))
+        history = []
+        for number, line in lines[1:]:  # noqa: B007 - an error names it
+            history.append(_action(read_object(line)))
+    except Bad as error:
+        raise ScheduleError(f"{name}: line {number}: {error}") from None
+    return Schedule(history=history, **head)
+
+
+def _header(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a ``Schedule``, its history excepted."""
+    if values.get("format") != FORMAT:
+        raise Bad(f"this is no schedule file: 'format' is {values.get('format')!r}, expected {FORMAT!r}")
+    if values.get("version") != VERSION:
+        raise Bad(
+            f"format version {values.get('version')!r}; this kv-sim reads version {VERSION}: "
+            "use the kv-sim that wrote it, or write it anew"
+        )
+    wanted = {"format": str, "version": int, "violation": str | None, "seed": int | None, "without": list}
+    check_keys("header", values, {**wanted, "subject": dict, "world": dict}, optional={"seed", "without"})
+    return {
+        "violation": values["violation"],
+        "seed": values.get("seed"),
+        "without": read_names("without", values.get("without", []), Invariant),
+        "subject": _subject(values["subject"]),
+        "config": _world(values["world"]),
+    }
+
+
+def _subject(values: dict[str, Any]) -> Subject:
+    wanted = {"kv_connector": str, "module_path": str | None, "extra_config": dict, "traits": list}
+    check_keys("subject", values, wanted, optional={"module_path", "extra_config"})
+    read_names("subject.traits", values["traits"], Trait)
+    return Subject.from_json(values)
+
+
+def _world(values: dict[str, Any]) -> WorldConfig:
+    hints = {**get_type_hints(WorldConfig), "groups": list, "silent": list}
+    check_keys("world", values, hints, optional=set(hints) - {"groups"})
+    for index, group in enumerate(values["groups"]):
+        where = f"world.groups[{index}]"
+        if not isinstance(group, dict):
+            raise Bad(f"{where}: expected an object, got {word(group)}")
+        check_keys(where, group, get_type_hints(GroupConfig), optional={"window"})
+    if not values["groups"]:
+        raise Bad("world.groups: expected at least one group, got none")
+    for index, kind in enumerate(values.get("silent", [])):
+        check_type(f"world.silent[{index}]", kind, str)
+    for name in ("num_blocks", "block_size", "layers", "tp_size", "pp_size", "max_running", "max_step_tokens"):
+        if values.get(name, 1) < 1:
+            raise Bad(f"world.{name}: at least 1, got {values[name]}")
+    return WorldConfig.from_json({"silent": [], **values})
+
+
+def _action(values: dict[str, Any]) -> Action:
+    name = values.get("action")
+    if not isinstance(name, str) or name not in list(Kind):
+        kinds = [kind.value for kind in Kind]
+        raise Bad(f"unknown action {name!r}; known: {', '.join(kinds)}{nearest(name, kinds)}")
+    wanted = ARGUMENTS[Kind(name)]
+    check_keys(
+        name,
+        values,
+        {"action": str, **{k: dict if v is RequestSpec else v for k, v in wanted.items()}},
+        optional=OPTIONAL,
+    )
+    if "spec" in wanted:
+        required = {f.name for f in fields(RequestSpec) if f.default is MISSING}
+        hints = get_type_hints(RequestSpec)
+        check_keys(f"{name}.spec", values["spec"], hints, optional=set(hints) - required)
+        _check_spec(f"{name}.spec", values["spec"])
+    for request, count in values.get("rejects", {}).items():
+        check_type(f"{name}.rejects.{request}", count, int)
+    for key, value in values.items():
+        if type(value) is int and value < 0:
+            raise Bad(f"{name}.{key}: not less than 0, got {value}")
+    return Action.from_json(values)
+
+
+def _check_spec(where: str, spec: dict[str, Any]) -> None:
+    """A request that an engine would accept."""
+    for key in ("shared_tokens", "own_tokens"):
+        if spec[key] < 0:
+            raise Bad(f"{where}.{key}: not less than 0, got {spec[key]}")
+    if spec["shared_tokens"] + spec["own_tokens"] == 0:
+        raise Bad(f"{where}: the prompt has no token: shared_tokens and own_tokens are 0")
+    if spec["output_tokens"] < 1:
+        raise Bad(f"{where}.output_tokens: at least 1, got {spec['output_tokens']}")
+    if spec["max_tokens"] < spec["output_tokens"]:
+        raise Bad(f"{where}.max_tokens: at least output_tokens, {spec['output_tokens']}, got {spec['max_tokens']}")

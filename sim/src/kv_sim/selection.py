@@ -1,0 +1,191 @@
+"""From what somebody typed to the subjects, seeds and checkers that it means; a mistake is a ``ConfigError``.
+
+A connector is named in one of three ways: a subject of the catalogue, ``module:Class``, or the name of a connector
+that an installed package offers. Only the first kind comes with traits. Of any other connector nothing is assumed:
+it claims what ``--traits`` says.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from kv_api import ConfigError, UnknownNameError
+from kv_api.errors import nearest_name, unknown_name
+from kv_factory import KVConnectorFactory
+from kv_sim.actions import Kind
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.fuzz import config_for
+from kv_sim.schedule_file import Schedule
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+NO_TRAITS = "none"
+
+
+def look_in_this_folder() -> None:
+    """Let modules of the current folder be found, after all others: there lies what somebody is writing."""
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def choose_subjects(connector: str | None, extra: str | None, traits: str | None) -> dict[str, Subject]:
+    """The subjects to run, by name; the whole catalogue if no connector is named."""
+    if connector is None:
+        for option, given in (("--extra", extra), ("--traits", traits)):
+            if given is not None:
+                raise ConfigError(f"{option} is about one connector: name it with --connector")
+        return dict(SUBJECTS)
+    return {connector: choose_subject(connector, extra, traits)}
+
+
+def choose_subject(connector: str, extra: str | None = None, traits: str | None = None) -> Subject:
+    """One subject."""
+    subject = _named(connector)
+    if extra is not None:
+        subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
+    if traits is not None:
+        subject = replace(subject, traits=parse_traits(traits))
+    _check_class(connector, subject)
+    return subject
+
+
+def _named(connector: str) -> Subject:
+    if connector in SUBJECTS:
+        return SUBJECTS[connector]
+    module, colon, attribute = connector.partition(":")
+    if colon:
+        if not module or not attribute:
+            raise ConfigError(f"--connector {connector!r}: expected module:Class")
+        return Subject(attribute, module, traits=frozenset())
+    try:
+        KVConnectorFactory.get_connector_class_by_name(connector)
+    except UnknownNameError as error:
+        message = unknown_name("connector", connector, SUBJECTS, hint="or give one of your own as module:Class")
+        raise ConfigError(f"--connector: {message} (installed connectors: {error})") from None
+    return Subject(connector, None, traits=frozenset())
+
+
+def _check_class(connector: str, subject: Subject) -> None:
+    """The connector can be imported, can be made, and can do what it claims."""
+    transfer = subject.transfer_config("kv_both", "recompute", WorldConfig().host_slots)
+    KVConnectorFactory.get_connector_class(transfer)
+    if Trait.GROUPS in subject.traits:
+        check_groups(subject)
+    try:
+        World(config_for(subject, Random(0)), subject)
+    except ConfigError:
+        raise
+    except Violation:
+        pass  # it is for a history to report
+    except Exception as error:
+        raise ConfigError(
+            f"--connector {connector!r}: it can't be created: {type(error).__name__}: {error} "
+            f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
+        ) from error
+
+
+def check_groups(subject: Subject) -> None:
+    """Refuse a connector that works with one KV cache group where there are several."""
+    transfer = subject.transfer_config("kv_both", "recompute", WorldConfig().host_slots)
+    if not KVConnectorFactory.supports_hma_config(transfer):
+        raise ConfigError(
+            f"{subject.kv_connector} can't be used with several KV cache groups (the trait 'groups'): "
+            "its class is no SupportsHMA"
+        )
+
+
+# -- parts of it -------------------------------------------------------------------------------
+
+
+def parse_extra(text: str) -> dict[str, Any]:
+    """``--extra``: the connector's own settings as a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--extra: no JSON: {error.msg} at column {error.colno} of {text!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--extra: expected a JSON object, got {text!r}")
+    return value
+
+
+def parse_traits(text: str) -> frozenset[Trait]:
+    """``--traits``: names with commas between them, or ``none``."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == [NO_TRAITS]:
+        return frozenset()
+    if not names:
+        raise ConfigError(f"--traits: expected names with commas between them, or {NO_TRAITS!r}, got {text!r}")
+    for name in names:
+        if name not in list(Trait):
+            raise ConfigError(f"--traits: {unknown_name('trait', name, [trait.value for trait in Trait])}")
+    return frozenset(map(Trait, names))
+
+
+def parse_checkers(names: Sequence[str]) -> frozenset[Invariant]:
+    """``--without``: the invariants whose checkers are switched off."""
+    by_name = {str(invariant): invariant for invariant in Invariant}
+    for name in names:
+        if name.upper() not in by_name:
+            nearest = nearest_name(name, by_name)
+            hint = f"; did you mean {nearest!r}?" if nearest else ""
+            raise ConfigError(f"--without: unknown checker {name!r}; known: {', '.join(by_name)}{hint}")
+    return frozenset(by_name[name.upper()] for name in names)
+
+
+def parse_seed(text: str) -> int:
+    """A seed: any whole number, also as ``0x…``, so that a commit's hash is one."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ConfigError(f"a seed is a whole number or 0x…, got {text!r}") from None
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Numbers that options count with are positive."""
+    for name in ("minutes", "histories", "jobs", "actions"):
+        value = getattr(options, name, None)
+        if value is not None and value <= 0:
+            raise ConfigError(f"--{name}: more than 0, got {value}")
+
+
+def choose_seeds(seed: str | None, seeds: str | None, histories: int | None, usual: int) -> range:
+    """The seeds to run: ``--seed N``, ``--seeds A-B`` (both ends too), or ``--histories`` from N or 0."""
+    if seeds is not None:
+        if seed is not None or histories is not None:
+            raise ConfigError("--seeds names every seed already: leave out --seed and --histories")
+        found = re.fullmatch(r"(\w+)-(\w+)", seeds)
+        if found is None:
+            raise ConfigError(f"--seeds: expected A-B, got {seeds!r}")
+        first, last = (parse_seed(text) for text in found.groups())
+        if last < first:
+            raise ConfigError(f"--seeds: {last} comes before {first}")
+        return range(first, last + 1)
+    start = parse_seed(seed) if seed is not None else 0
+    many = histories if histories is not None else 1 if seed is not None else usual
+    return range(start, start + many)
+
+
+def unclaimed(schedule: Schedule) -> list[str]:
+    """Traits that a schedule needs and its subject doesn't claim, each with the reason."""
+    config, kinds = schedule.config, {action.kind for action in schedule.history}
+    resets = any(action.kind is Kind.RESET and action.args["connector"] for action in schedule.history)
+    needs: Mapping[Trait, tuple[bool, str]] = {
+        Trait.GROUPS: (len(config.groups) > 1, f"its world has {len(config.groups)} groups"),
+        Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
+        Trait.ZEROING: (config.zero_new_blocks and config.runner == 2, "runner V2 zeroes new blocks"),
+        Trait.FAILURES: (Kind.FAIL in kinds, "a copy fails"),
+        Trait.LOSSES: (Kind.LOSE in kinds, "a copy is lost"),
+        Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
+        Trait.RESET: (resets, "the connector's cache is reset"),
+    }
+    return [
+        f"{t.value} ({why})" for t, (needed, why) in needs.items() if needed and t not in schedule.subject.traits
+    ]

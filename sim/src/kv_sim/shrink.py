@@ -1,0 +1,181 @@
+"""Shrinking: from a history that fails to a short one that fails the same way.
+
+Delta debugging over recorded actions: a change is kept if the same invariant still breaks, and what a world
+skipped as no longer legal is left out at once. Chunks are removed first; then requests get plainer and shorter,
+worlds plainer, runs of small actions become one ``step``, ``settle`` or ``reset``, and copies are renumbered,
+since those that were removed took their numbers with them. All of it again, until nothing gets simpler.
+"""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.fuzz import Failure, replay
+from kv_sim.violation import Invariant
+
+MACROS: Final = (
+    Action(Kind.STEP),
+    Action(Kind.SETTLE),
+    Action(Kind.RESET, {"running": True, "connector": False}),
+)
+"""Actions that do the work of several, plainest first."""
+
+PLAIN: Final[dict[str, tuple[Any, ...]]] = {
+    "tp_size": (1,),
+    "pp_size": (1,),
+    "groups": ((GroupConfig(),),),
+    "layers": (1,),
+    "run_ahead": (0, 1),
+    "async_scheduling": (False,),
+    "spec_tokens": (0,),
+    "zero_new_blocks": (False,),
+    "runner": (1,),
+    "role": ("kv_both",),
+    "max_step_tokens": (64,),
+    "max_running": (4,),
+    "num_blocks": (40,),
+}
+"""Values of a world, plainest first: few parts, and room to do much in one step."""
+
+MOST_COPIES: Final = 6
+"""Copy numbers that are tried in the place of one."""
+
+
+def shrink(failure: Failure, *, silent: frozenset[Invariant] = frozenset(), most_replays: int = 2000) -> Failure:
+    """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries."""
+    shrinker = Shrinker(failure, silent, most_replays)
+    if not shrinker.try_history(failure.history):
+        return failure
+    before = None
+    while before != (shrinker.best.history, shrinker.best.config) and shrinker.left > 0:
+        before = (shrinker.best.history, shrinker.best.config)
+        shrinker.remove_chunks()
+        shrinker.simplify_requests()
+        shrinker.simplify_world()
+        shrinker.merge()
+        shrinker.renumber_copies()
+    return shrinker.best
+
+
+class Shrinker:
+    """The best failure so far, and how many tries are left."""
+
+    def __init__(self, failure: Failure, silent: frozenset[Invariant], most_replays: int) -> None:
+        self.best = failure
+        self.left = most_replays
+        self._silent = silent
+        self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
+
+    def try_history(self, history: list[Action], config: WorldConfig | None = None) -> bool:
+        """Keep a history, and maybe another world, if it still fails."""
+        config = config or self.best.config
+        key = (config, tuple(map(str, history)))
+        if self.left <= 0 or key in self._tried:
+            return False
+        self.left -= 1
+        self._tried.add(key)
+        world, violation = replay(self.best.subject, config, history, self._silent)
+        if violation is None or violation.invariant is not self.best.violation.invariant:
+            return False
+        taken = list(world.history) if world is not None else []
+        self.best = replace(self.best, config=config, history=taken, violation=violation)
+        return True
+
+    def _try_at(self, index: int, length: int, *instead: Action) -> bool:
+        """Put other actions in the place of ``length`` of them. With each request goes a copy, or none."""
+        history = self.best.history
+        before, part, after = history[:index], history[index : index + length], history[index + length :]
+        requests = sum(action.kind is Kind.ADD for action in part) - sum(a.kind is Kind.ADD for a in instead)
+        if self.try_history([*before, *instead, *after]):
+            return True
+        if requests <= 0 or not any("copy" in action.args for action in after):
+            return False
+        return self.try_history([*before, *instead, *(_renumbered(action, requests) for action in after)])
+
+    def remove_chunks(self) -> None:
+        """Leave out as much as possible, in halves, quarters, … and single actions."""
+        size = max(1, len(self.best.history) // 2)
+        while size:
+            start = 0
+            while start < len(self.best.history):
+                if not self._try_at(start, size):
+                    start += size
+            size //= 2
+
+    def merge(self) -> None:
+        """Replace runs of actions by one."""
+        for rank, macro in enumerate(MACROS):
+            for length in (4, 2, 1):
+                start = 0
+                while start + length <= len(self.best.history):
+                    part = self.best.history[start : start + length]
+                    if length > 1 or (part[0].kind is not Kind.ADD and _rank(part[0]) > rank):
+                        self._try_at(start, length, macro)
+                    start += 1
+
+    def simplify_world(self) -> None:
+        """Try plainer worlds, one value at a time."""
+        for name, values in PLAIN.items():
+            config = self.best.config
+            for value in values:
+                if getattr(config, name) == value:
+                    break
+                simpler = replace(config, **{name: value})
+                if not simpler.run_ahead:
+                    simpler = replace(simpler, async_scheduling=False)
+                if self.try_history(self.best.history, simpler):
+                    break
+
+    def simplify_requests(self) -> None:
+        """Make requests plainer and shorter."""
+        index = 0
+        while index < len(self.best.history):
+            action = self.best.history[index]
+            if action.kind is Kind.ADD:
+                for change in _plainer(action.args["spec"], self.best.config.block_size):
+                    if index >= len(self.best.history) or self.best.history[index].kind is not Kind.ADD:
+                        break
+                    spec = self.best.history[index].args["spec"]
+                    if any(spec[name] != value for name, value in change.items()):
+                        self._try_at(index, 1, Action(Kind.ADD, {"spec": {**spec, **change}}))
+            index += 1
+
+    def renumber_copies(self) -> None:
+        """Let actions on copies name earlier ones, and the first rank's."""
+        for index in range(len(self.best.history)):
+            if index >= len(self.best.history) or "copy" not in self.best.history[index].args:
+                continue
+            action = self.best.history[index]
+            for rank, copy in [(0, number) for number in range(MOST_COPIES)]:
+                if (action.args["rank"], action.args["copy"]) <= (rank, copy):
+                    break
+                if self._try_at(index, 1, Action(action.kind, {**action.args, "rank": rank, "copy": copy})):
+                    break
+
+
+def _rank(action: Action) -> int:
+    """How plain an action is, in terms of ``MACROS``."""
+    kinds = [macro.kind for macro in MACROS]
+    return kinds.index(action.kind) if action.kind in kinds else len(kinds)
+
+
+def _renumbered(action: Action, by: int) -> Action:
+    """The same on a copy that was begun earlier."""
+    if "copy" not in action.args:
+        return action
+    return Action(action.kind, {**action.args, "copy": max(0, action.args["copy"] - by)})
+
+
+def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
+    """Changes that make a request plainer; shorter prompts first come from the bottom."""
+    shared = spec["shared_tokens"]
+    lengths = sorted({block_size, block_size + 1, 2 * block_size, 2 * block_size + 1, shared // 2})
+    changes: list[dict[str, Any]] = [
+        {"own_tokens": 0},
+        {"salt": None},
+        {"adapter": None},
+        {"skip_reading_prefix_cache": False},
+        {"output_tokens": 1, "max_tokens": 1},
+    ]
+    return changes + [{"shared_tokens": length} for length in reversed(lengths) if 0 < length < shared]

@@ -1,0 +1,186 @@
+"""``WatchedWorld``: a world that tells watchers everything it does, so that the world itself needn't know of them.
+
+A watcher hears of each action before and after it, and of every call of the connector in between. Actions are
+numbered from 1, skipped ones included, so a number means the same line of a schedule file in every replay. What
+happens while a world comes to rest is told in the same way, as actions of number 0.
+
+A ``Tracker`` finds out what changed in an engine since it last looked: at every call and after every action that
+is often enough to see each copy and each step begin and end, even within one action.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.memory.copies import Copy, State
+from kv_sim.subject import Subject
+from kv_sim.violation import Referee, Violation
+from kv_sim.world import World
+
+AT_REST = 0
+"""The number of what a world does by itself at the end."""
+
+
+class Watcher:
+    """Sees everything that happens in a world."""
+
+    def begins(self, world: World) -> None:
+        """The world is there, and its connectors are set up."""
+
+    def acts(self, number: int, action: Action) -> None:
+        """An action begins."""
+
+    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        """The connector was called, and answered."""
+
+    def acted(self, number: int, action: Action, *, legal: bool) -> None:
+        """An action ended. One that was not legal changed nothing."""
+
+    def ends(self, violation: Violation | None) -> None:
+        """Nothing more will happen."""
+
+
+class WatchedWorld(World):
+    """A world with watchers."""
+
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        *,
+        referee: Referee | None = None,
+        watchers: Sequence[Watcher],
+    ) -> None:
+        self._watchers = tuple(watchers)
+        self._number = 0
+        self._is_resting = False
+        early: list[tuple[str, str, tuple[Any, ...], Any]] = []
+        self._hear: Callable[..., None] = lambda *call: early.append(call)
+        super().__init__(config, subject, referee=referee, observe=lambda *call: self._hear(*call))
+        for watcher in self._watchers:
+            watcher.begins(self)
+        self._hear = self._tell
+        for call in early:
+            self._tell(*call)
+
+    def _tell(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        for watcher in self._watchers:
+            watcher.called(side, method, args, answer)
+
+    def run(self, random: Random, actions: int) -> None:
+        with self._to_the_end():
+            super().run(random, actions)
+
+    def replay(self, actions: Iterable[Action]) -> None:
+        with self._to_the_end():
+            super().replay(actions)
+
+    @contextmanager
+    def _to_the_end(self) -> Iterator[None]:
+        violation = None
+        try:
+            yield
+        except Violation as found:
+            violation = found
+            raise
+        finally:
+            for watcher in self._watchers:
+                watcher.ends(violation)
+
+    def apply(self, action: Action, random: Random | None = None) -> bool:
+        self._number += 1
+        return self._watched(self._number, action, lambda: super(WatchedWorld, self).apply(action, random))
+
+    def rest(self) -> None:
+        self._is_resting = True
+        super().rest()
+
+    def _step(self, args: dict[str, Any], random: Random | None) -> bool:
+        return self._resting(Kind.STEP, lambda: super(WatchedWorld, self)._step(args, random))
+
+    def _settle(self, args: dict[str, Any], random: Random | None) -> bool:
+        return self._resting(Kind.SETTLE, lambda: super(WatchedWorld, self)._settle(args, random))
+
+    def _resting(self, kind: Kind, act: Callable[[], bool]) -> bool:
+        return self._watched(AT_REST, Action(kind), act) if self._is_resting else act()
+
+    def _watched(self, number: int, action: Action, act: Callable[[], bool]) -> bool:
+        for watcher in self._watchers:
+            watcher.acts(number, action)
+        legal = True  # one that raises was
+        try:
+            legal = act()
+        finally:
+            done = self.history[-1] if number and legal and self.history else action
+            for watcher in self._watchers:
+                watcher.acted(number, done, legal=legal)
+        return legal
+
+
+@dataclass(frozen=True)
+class CopyChange:
+    """What became of a copy: it ``begins``, ``moves`` pages, ``ends`` or is ``lost``."""
+
+    rank: int
+    what: str
+    copy: Copy
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """A rank ``launches`` or ``retires`` the kernels of a step."""
+
+    rank: int
+    what: str
+    step: int
+
+
+class Tracker:
+    """Compares an engine with what it was at the last look."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, int], tuple[int, State]] = {}
+        self._ended: dict[int, int] = {}
+        self._launched: dict[int, list[int]] = {}
+        self._retired: dict[int, int] = {}
+
+    def copies(self, engine: Engine) -> Iterator[CopyChange]:
+        """What copies did since the last look."""
+        for device in engine.devices:
+            rank, copies = device.rank, device.copies
+            ended = copies.ended[self._ended.get(rank, 0) :]
+            self._ended[rank] = len(copies.ended)
+            for copy in sorted([*copies.running.values(), *ended], key=lambda c: c.copy_id):
+                key, now = (rank, copy.copy_id), (copy.copied, copy.state)
+                before = self._copies.get(key)
+                if before is None:
+                    yield CopyChange(rank, "begins", copy)
+                    before = (0, State.RUNNING)
+                if now == before:
+                    self._copies[key] = now
+                    continue
+                if now[0] != before[0]:
+                    yield CopyChange(rank, "moves", copy)
+                if now[1] is not before[1]:
+                    yield CopyChange(rank, "lost" if copy.state is State.LOST else "ends", copy)
+                self._copies[key] = now
+
+    def kernels(self, engine: Engine) -> Iterator[KernelChange]:
+        """Which steps were launched and retired since the last look."""
+        for device in engine.devices:
+            rank = device.rank
+            launched = self._launched.setdefault(rank, [])
+            if device.copies.launched_steps > len(launched):
+                # A worker launches the kernels of the one step that it is executing.
+                step = engine.executable(rank) or engine.steps[-1]
+                launched.append(step.number)
+                yield KernelChange(rank, "launches", step.number)
+            retired = self._retired.get(rank, 0)
+            for number in launched[retired : device.retired_steps]:
+                yield KernelChange(rank, "retires", number)
+            self._retired[rank] = device.retired_steps

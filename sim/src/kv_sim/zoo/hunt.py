@@ -1,0 +1,34 @@
+"""Hunting for planted bugs: how many histories until one is caught, by whom, and what is left after shrinking."""
+
+from collections.abc import Iterable
+
+from kv_sim.fuzz import Failure, run_seed
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant
+
+PATIENCE = 400
+"""Histories until a bug must have been found. Most take a few, those that need an abort just in time some more."""
+HISTORIES = 200
+"""Histories that it survives when nobody looks."""
+ACTIONS = 80
+"""Actions of one history, before everything comes to rest."""
+NOBODY: frozenset[Invariant] = frozenset()
+
+
+def hunt(
+    subject: Subject, seeds: Iterable[int], silent: frozenset[Invariant] = NOBODY, *, actions: int = ACTIONS
+) -> tuple[int, Failure | None]:
+    """Run worlds until one fails. Returns how many were run, and the failure if there was one."""
+    count = 0
+    for seed in seeds:
+        count += 1
+        failure = run_seed(subject, seed, actions=actions, silent=silent).failure
+        if failure is not None:
+            return count, failure
+    return count, None
+
+
+def killers(subject: Subject, seeds: Iterable[int], silent: frozenset[Invariant] = NOBODY) -> set[Invariant]:
+    """All checkers that are the first to catch something in one of these worlds."""
+    failures = (run_seed(subject, seed, actions=ACTIONS, silent=silent).failure for seed in seeds)
+    return {failure.violation.invariant for failure in failures if failure is not None}

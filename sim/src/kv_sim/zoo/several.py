@@ -1,0 +1,127 @@
+"""Planted in ``MultiConnector``: who loads, who stores, and who is told what."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kv_api import (
+    KVCacheBlocks,
+    KVCacheConfig,
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    KVConnectorRole,
+    Request,
+    VllmConfig,
+)
+from kv_multi import MultiConnector
+from kv_multi.choice import Choices, Match
+from kv_multi.loads import LoadReports
+from kv_multi.saves import SaveReports
+from kv_multi.scheduler_side import MultiSchedulerSide
+from kv_sim.examples.later import LaterConnector, LaterScheduler
+
+
+class LosersLoadToo(MultiConnector):
+    """Every child is told to load, not only the one that was chosen."""
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        for child in self.sub_connectors if num_external_tokens else ():
+            child.update_state_after_alloc(request, blocks, num_external_tokens)
+
+
+class _Echo(LaterScheduler):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if not num_external_tokens:
+            self._jobs.loads.setdefault(request.request_id, [])
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        known = {name for name in connector_output.finished_recving or () if name in self._loading}
+        super().update_connector_output(replace(connector_output, finished_recving=known))
+
+
+class Echo(LaterConnector):
+    """Not a bug by itself below a MultiConnector: it reports a load of nothing for what others load."""
+
+    scheduler_class = _Echo
+
+
+class _Union(LoadReports):
+    def report(self, child: int, finished: Iterable[str], failed: Iterable[str]) -> None:
+        self._finished.update(finished)
+        self._failed.update(failed)
+
+
+class UnionOfLoads(MultiConnector):
+    """The children's reports of loads are united, whoever was loading."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.WORKER:
+            self._worker._loads = _Union()
+
+
+class _FirstSaveCounts(SaveReports):
+    def expect(self, async_saves: Mapping[str, tuple[int, ...]]) -> None:
+        super().expect({request_id: children[:1] for request_id, children in async_saves.items()})
+
+
+class FirstSaveCounts(MultiConnector):
+    """The stores beyond the first are not counted: the first report frees what others still read."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.WORKER:
+            self._worker._saves = _FirstSaveCounts()
+
+
+class _Sticky(Choices):
+    def decide(
+        self, request_id: str, num_computed_tokens: int, answers: Iterable[tuple[int | None, bool]]
+    ) -> tuple[int | None, bool]:
+        before: Match | None = self.get(request_id)
+        answer = super().decide(request_id, num_computed_tokens, answers)
+        if before is not None:
+            self._matches[request_id] = before
+        return answer
+
+
+class StaleChoice(MultiConnector):
+    """The child that was chosen first stays the chosen one, whatever later queries find."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if isinstance(self._half, MultiSchedulerSide):
+            self._half._choices = _Sticky(self._half._choices._policy)
+
+
+class FirstReportFrees(MultiConnector):
+    """A request that is aborted while one child loads it is held for the store of another."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if isinstance(self._half, MultiSchedulerSide):
+            self._half.outermost = False
+
+
+class NoPreemptions(MultiConnector):
+    """``handle_preemptions`` is not handed on: the base class has a default, so nobody misses it."""
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        return
+
+
+class OneForgets(MultiConnector):
+    """The answers to a reset are joined with ``all`` over a generator, which stops asking at the first None."""
+
+    def reset_cache(self) -> bool:
+        self.sub_connectors[0].reset_cache()
+        return True

@@ -1,0 +1,42 @@
+"""Connectors with a mistake each, for tests of the command line and of what it prints."""
+
+from typing import Any
+
+from kv_api import KVCaches, Request, TwoSidedConnector
+from kv_sim.examples.later import LaterScheduler, LaterWorker
+
+
+class HastyScheduler(LaterScheduler):
+    """Doesn't wait for its stores: the blocks are given away while they are being copied."""
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        _, params = super().request_finished(request, block_ids)
+        return False, params
+
+
+class Hasty(TwoSidedConnector):
+    scheduler_class = HastyScheduler
+    worker_class = LaterWorker
+
+
+class StillbornWorker(LaterWorker):
+    """Fails while it is set up."""
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        raise RuntimeError("no caches, please")
+
+
+class Stillborn(TwoSidedConnector):
+    scheduler_class = LaterScheduler
+    worker_class = StillbornWorker
+
+
+class Homeless(TwoSidedConnector):
+    """Can't even be created."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kv_transfer_config.kv_connector_extra_config["home"]

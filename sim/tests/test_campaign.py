@@ -1,0 +1,261 @@
+"""Campaigns: who runs what, what counts as reached, and that nothing is missed in silence."""
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from kv_sim import actions, coverage, legal, world
+from kv_sim.campaign import Batch, Campaign, Plan, missing, run_campaign, tables, work
+from kv_sim.cli import main
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.fuzz import Failure, run_seed
+from kv_sim.legal import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Violation
+
+TWO = {"memory": MEMORY, "later": LATER}
+HASTY = Subject("Hasty", "broken_connectors", traits=frozenset())
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_every_seed_is_run_once(jobs: int) -> None:
+    plan = Plan(TWO, start=7, histories=10, jobs=jobs)
+    seeds = [list(plan.seeds(worker)) for worker in range(jobs)]
+    assert sorted(chain(*seeds)) == list(range(7, 17))
+    assert seeds[0] == list(range(7, 17, jobs))
+
+
+def test_what_is_counted_does_not_depend_on_the_processes() -> None:
+    alone = run_campaign(Plan(TWO, histories=8, jobs=1))
+    together = run_campaign(Plan(TWO, histories=8, jobs=2))
+    assert alone.histories == together.histories == {"memory": 8, "later": 8}
+    assert alone.coverage.pairs == together.coverage.pairs
+    assert alone.coverage.situations == together.coverage.situations
+    assert alone.steps == together.steps
+    by_hand = coverage.Coverage()
+    for subject in TWO.values():
+        for seed in range(8):
+            by_hand.add(run_seed(subject, seed).coverage)
+    assert alone.coverage.pairs == by_hand.pairs
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_campaign_ends_by_the_clock(jobs: int) -> None:
+    found = run_campaign(Plan(TWO, minutes=1 / 60, jobs=jobs))
+    assert found.histories["memory"] > 0
+    assert 1 <= found.seconds < 15
+    assert not found.was_interrupted
+
+
+def test_an_interrupted_campaign_knows_what_it_reached() -> None:
+    def interrupt(campaign: Campaign) -> None:
+        raise KeyboardInterrupt
+
+    found = run_campaign(Plan(TWO, minutes=1, jobs=1), interrupt)
+    assert found.was_interrupted
+    assert found.coverage.pairs
+    assert found.histories["memory"] == 5
+
+
+def test_interrupted_processes_tell_what_they_have() -> None:
+    calls = 0
+
+    def interrupt(campaign: Campaign) -> None:
+        nonlocal calls
+        calls += 1
+        if campaign.histories["memory"] and calls < 1000:
+            calls = 1000
+            raise KeyboardInterrupt
+
+    found = run_campaign(Plan(TWO, minutes=1, jobs=2), interrupt)
+    assert found.was_interrupted
+    assert found.coverage.pairs
+    assert found.seconds < 30
+
+
+def test_the_first_failure_of_a_subject_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    batches: list[Batch] = []
+    work(Plan({"hasty": HASTY, "memory": MEMORY}, histories=12), 0, batches.append, lambda: False)
+    campaign = Campaign()
+    for batch in reversed(batches):
+        campaign.take(batch)
+    first = next(seed for seed in range(12) if run_seed(HASTY, seed).failure)
+    assert campaign.failures["hasty"].seed == first
+    assert campaign.histories == {"hasty": first + 1, "memory": 12}
+    assert [batch.is_last for batch in batches] == [False] * (len(batches) - 1) + [True]
+
+
+def test_the_lowest_seed_is_kept_whichever_comes_first() -> None:
+    failures = [Failure(MEMORY, WorldConfig(), [], Violation(Invariant.WORK, "x"), seed) for seed in (5, 3, 4)]
+    campaign = Campaign()
+    for failure in failures:
+        campaign.take(Batch(failures={"memory": failure}))
+    assert campaign.failures["memory"].seed == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
+def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -> None:
+    script = "import sys; from kv_sim.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "campaign", "--minutes", "5", "--jobs", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "8 subjects, 5 minutes, 2 processes" in process.stdout.readline().replace(str(len(SUBJECTS)), "8", 1)
+    time.sleep(4)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert errors == ""
+    assert process.returncode == 130
+    assert "interrupted: this is what was reached so far" in out
+    assert re.search(r"^step +[1-9]", out, re.MULTILINE)
+
+
+def test_the_testbed_s_own_failure_is_no_connector_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall_over(self: object) -> bool:
+        raise AssertionError("3 + 4 != 8")
+
+    monkeypatch.setattr("kv_sim.engine.engine.Engine.check", fall_over)
+    found = run_campaign(Plan(TWO, histories=2))
+    assert found.crash is not None
+    assert found.crash.startswith("memory, seed 0: AssertionError: 3 + 4 != 8\nTraceback")
+    assert not found.failures
+
+
+# -- what is legal -----------------------------------------------------------------------------
+
+
+def full(subjects: dict[str, Subject]) -> Campaign:
+    """A campaign that reached everything once."""
+    wanted = expected(subjects.values())
+    campaign = Campaign()
+    campaign.coverage.pairs.update(wanted.pairs)
+    campaign.coverage.situations.update(wanted.situations)
+    return campaign
+
+
+def test_a_full_campaign_misses_nothing() -> None:
+    assert missing(full(SUBJECTS), expected(SUBJECTS.values())) == []
+
+
+def test_what_was_never_reached_is_named() -> None:
+    wanted = expected(SUBJECTS.values())
+    for pair in wanted.pairs:
+        campaign = full(SUBJECTS)
+        del campaign.coverage.pairs[pair]
+        assert missing(campaign, wanted) == [f"never reached: {pair[0]} while a request is {pair[1]!r}"]
+    for name in wanted.situations:
+        campaign = full(SUBJECTS)
+        del campaign.coverage.situations[name]
+        assert missing(campaign, wanted) == [f"never reached: {name}"]
+
+
+def test_what_can_not_be_is_named_when_it_is_reached() -> None:
+    campaign = full(SUBJECTS)
+    campaign.coverage.pairs["abort", "aborted"] = 2
+    campaign.coverage.pairs["step", "stopped"] = 1
+    campaign.coverage.situations["something new"] = 1
+    assert missing(campaign, expected(SUBJECTS.values())) == [
+        "reached 2 times, but it can't be: abort while a request is 'aborted' "
+        "(a request that has ended can't be aborted any more)",
+        "reached 1 times, but it can't be: step while a request is 'stopped' "
+        "(a request that stops is held for a store, or gone at once)",
+        "reached 1 times, but not in the table: something new",
+    ]
+
+
+def test_what_nobody_claims_is_not_expected() -> None:
+    wanted = expected([MEMORY])
+    assert not [pair for pair in wanted.pairs if pair[0] in ("fail", "lose") or pair[1] == "failed"]
+    assert "a copy fails" not in wanted.situations
+    claims_all = expected([Subject("X", traits=frozenset(Trait))])
+    assert ("lose", "running") in claims_all.pairs
+    assert "a copy is lost" in claims_all.situations
+
+
+def test_the_table_knows_every_action_and_state() -> None:
+    wanted = expected(SUBJECTS.values())
+    assert {action for action, _ in (*wanted.pairs, *wanted.excluded)} == {kind.value for kind in actions.Kind}
+    for subject in SUBJECTS.values():
+        for seed in range(20):
+            for action, state in run_seed(subject, seed).coverage.pairs:
+                assert state in STATES, state
+                assert state not in NEVER_BETWEEN_ACTIONS
+                assert (action, state) not in wanted.excluded
+    assert all(exclusion.reason for exclusion in EXCLUSIONS)
+
+
+def test_the_table_knows_every_situation_that_is_counted() -> None:
+    source = inspect.getsource(coverage) + inspect.getsource(world)
+    calls = re.findall(r"\.situation\((.*)\)\n", source)
+    names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
+    patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}
+    assert len(names) > 10
+    for name in names:
+        assert name in SITUATIONS, name
+    for name in SITUATIONS:
+        assert name in names or any(name.startswith(pattern) for pattern in patterns), name
+
+
+def test_the_tables_show_counts_and_reasons() -> None:
+    campaign = full(SUBJECTS)
+    campaign.coverage.pairs["step", "running"] = 4711
+    text = "\n".join(tables(campaign, expected(SUBJECTS.values())))
+    assert re.search(r"^step +1 +1 +4711 ", text, re.MULTILINE)
+    assert re.search(r"^match: ask again +1$", text, re.MULTILINE)
+    assert "a request that has ended can't be aborted any more: abort × stopped and held" in text
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_a_short_campaign_fails_for_what_it_never_reached(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["campaign", "--histories", "1", "--jobs", "1", "--seed", "3"]) == 1
+    out = capsys.readouterr().out
+    assert "1 histories a subject, 1 processes, seeds from 3 (--seed)" in out
+    assert "\nnever reached: " in out
+
+
+def test_a_campaign_that_reached_everything_passes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_sim.campaign.run_campaign", lambda plan: full(SUBJECTS))
+    assert main(["campaign", "--histories", "1"]) == 0
+    assert capsys.readouterr().out.endswith("nothing broke\nevery legal pair and every situation was reached\n")
+
+
+def test_an_interrupted_campaign_prints_its_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plan: Plan) -> Campaign:
+        campaign = full(SUBJECTS)
+        campaign.was_interrupted = True
+        return campaign
+
+    monkeypatch.setattr("kv_sim.campaign.run_campaign", interrupted)
+    assert main(["campaign", "--minutes", "1"]) == 130
+    out = capsys.readouterr().out
+    assert out.endswith("interrupted: this is what was reached so far\n")
+    assert re.search(r"^step +1 +1 ", out, re.MULTILINE)
+
+
+def test_the_module_is_whole() -> None:
+    assert set(legal.STATE_NEEDS) <= set(STATES)
+    assert set(legal.SITUATION_NEEDS) <= set(SITUATIONS)

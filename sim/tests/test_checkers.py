@@ -1,0 +1,333 @@
+"""Each checker fires in a minimal situation made by hand, says where, and is silent when switched off."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_api import BlockRemoved, BlockStored, CacheHitSource, KVConnectorTransferResults
+from kv_sim.actions import Action, Kind
+from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
+from kv_sim.checkers.hits import Served
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.examples.catalogue import LATER, MEMORY
+from kv_sim.guard import Guard, HistoryEnds
+from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.world import World
+
+I = Invariant  # noqa: E741 - it stands in a table
+PROMPT = 9
+"""Tokens: two blocks of four and one more."""
+
+
+def spec(name: str = "r1", **changes: Any) -> RequestSpec:
+    plain = {"request_id": name, "conversation": 0, "shared_tokens": PROMPT, "own_tokens": 0}
+    return RequestSpec(**{**plain, **changes})
+
+
+def request(**changes: Any) -> SimRequest:
+    return SimRequest(spec(**{"output_tokens": 1, "max_tokens": 1, **changes}), 4, 0)
+
+
+def world(referee: Referee, subject: Subject = MEMORY, *, output: int = 1, **config: Any) -> World:
+    """A world in which one request was added and one step was taken."""
+    made = World(WorldConfig(**config), subject, referee=referee)
+    made.engine.add(spec(output_tokens=output, max_tokens=output))
+    made.apply(Action(Kind.STEP))
+    return made
+
+
+def rest(made: World) -> None:
+    quiescence.come_to_rest(made)
+
+
+# -- the situations -----------------------------------------------------------------------------
+
+
+def wrong_bytes(referee: Referee) -> None:
+    made = world(referee, output=3)
+    made.engine.devices[0].memory[1, 0, 2] ^= 1
+    made.apply(Action(Kind.STEP))
+
+
+def a_step_writes_under_a_store(referee: Referee) -> None:
+    copy = Copy(0, Direction.STORE, ((3, 0),), "", 0)
+    Shadow(1, referee).about_to_write(0, [3], "step 2 computes into it", [copy])
+
+
+def a_load_without_right(referee: Referee) -> None:
+    copy = Copy(0, Direction.LOAD, ((3, 0),), "", 0)
+    Shadow(1, referee).about_to_move(0, copy, 3, 0, 4, [], CopyEngine(SimpleNamespace()))  # type: ignore[arg-type]
+
+
+def a_block_that_stays(referee: Referee) -> None:
+    made = world(referee)
+    made.engine.scheduler.blocks.block_pool.hold([5])
+    conservation.check_engine(made.engine)
+
+
+def a_load_right_that_stays(referee: Referee) -> None:
+    made = world(referee)
+    made.engine.shadow.load_rights[5] = "r9"
+    conservation.check_engine(made.engine)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self._later = [{"jobs": ("r1",)}]
+
+
+def a_name_that_stays(referee: Referee) -> None:
+    ended = SimpleNamespace(ended=[SimpleNamespace(request_id="r1")])
+    engine: Any = SimpleNamespace(connectors=[Holder()], referee=referee, outcome=ended)
+    conservation.check_connectors(engine)
+
+
+def books_that_are_wrong(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half._free_slots.pop()
+    rest(made)
+
+
+def work_that_never_ends(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.has_pending_push_work = lambda: True
+    rest(made)
+
+
+def a_connector_that_raises(referee: Referee) -> None:
+    class Clumsy:
+        def reset_cache(self) -> bool:
+            return bool({}["nowhere"])
+
+    Guard(Clumsy(), "scheduler", referee, lambda *_: None).reset_cache()  # type: ignore[arg-type]
+
+
+def more_than_there_is(referee: Referee) -> None:
+    assert protocol.check_match(request(), 4, (8, False), referee) == (0, False)
+
+
+def an_asynchronous_nothing(referee: Referee) -> None:
+    assert protocol.check_match(request(), 0, (0, True), referee) == (0, False)
+
+
+def no_count(referee: Referee) -> None:
+    assert protocol.check_match(request(), 0, ("4", False), referee) == (0, False)
+
+
+def no_pair(referee: Referee) -> None:
+    assert protocol.check_match(request(), 0, 4, referee) == (0, False)
+
+
+def a_load_of_nobody(referee: Referee) -> None:
+    results = KVConnectorTransferResults(finished_recving={"r9"})
+    protocol.check_reports(world(referee).engine.scheduler, results, referee)
+    assert not results.finished_recving
+
+
+def a_store_that_nobody_waits_for(referee: Referee) -> None:
+    made = world(referee, output=3)
+    results = KVConnectorTransferResults(finished_sending={"r1"})
+    protocol.check_reports(made.engine.scheduler, results, referee)
+    assert not results.finished_sending
+
+
+def a_hit_that_nobody_computed(referee: Referee) -> None:
+    Served(referee, 4, is_on=True).check_match(request(), 0, 4)
+
+
+def a_hit_from_before_a_reset(referee: Referee) -> None:
+    served, stale = Served(referee, 4, is_on=True), request()
+    stale.num_computed_tokens = PROMPT
+    served.compute(stale)
+    stale.status = Status.FINISHED_STOPPED
+    served.check_match(stale, 0, 8)
+    served.reset([stale])
+    served.check_match(stale, 0, 8)
+
+
+def a_block_that_was_lost(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    block_hash, slot = half._slot_of.popitem()
+    half._free_slots.append(slot)
+    half._events.append(BlockRemoved([block_hash], "CPU"))
+    rest(made)
+
+
+def a_reset_that_lies(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.reset_cache = lambda: True
+    rest(made)
+
+
+def sources_that_do_not_add_up(referee: Referee) -> None:
+    accounting.check_sources("r1", 8, {CacheHitSource.HOST: 4}, referee)
+
+
+def a_source_of_nothing(referee: Referee) -> None:
+    accounting.check_sources("r1", 8, {CacheHitSource.HOST: 8, CacheHitSource.DISK: 0}, referee)
+
+
+def removed_and_never_stored(referee: Referee) -> None:
+    accounting.Mirror(referee).take([BlockRemoved([b"x"], "CPU")])
+
+
+def found_and_not_announced(referee: Referee) -> None:
+    made = world(referee)
+    made.engine.mirror.blocks.clear()
+    rest_of_mirror(made)
+
+
+def announced_and_not_found(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    block_hash = next(iter(half._slot_of))
+    half._free_slots.append(half._slot_of.pop(block_hash))
+    referee.silent.add(I.HITS)
+    rest(made)
+
+
+def rest_of_mirror(made: World) -> None:
+    """At rest nothing is removed, so that the mirror is only compared."""
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.reset_cache = lambda: False
+    rest(made)
+
+
+def ranks_that_differ(referee: Referee) -> None:
+    made = world(referee, LATER, tp_size=2)
+    made.apply(Action(Kind.STEP))
+    device = made.engine.devices[1]
+    device.copies.open().submit(Direction.STORE, [(9, 0)])
+    made._settle({}, None)
+    geometry.check_ranks(made.engine)
+
+
+def a_slot_that_is_not_there(referee: Referee) -> None:
+    copy = Copy(0, Direction.STORE, ((3, 4),), "", 0)
+    Shadow(1, referee).about_to_move(0, copy, 3, 4, 4, [], CopyEngine(SimpleNamespace()))  # type: ignore[arg-type]
+
+
+def ask_again_for_ever(referee: Referee) -> None:
+    retries = work.Retries(referee)
+    for _ in range(work.MOST_RETRIES + 1):
+        retries.matched("r1", (None, False))
+
+
+SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
+    (I.CONTENT, wrong_bytes, "request r1 token 2: rank 0 block 1 holds"),
+    (I.OWNERSHIP, a_step_writes_under_a_store, "rank 0 block 3 (of nobody): step 2 computes into it while store"),
+    (I.OWNERSHIP, a_load_without_right, "load copy 0 writes it, but no load into it is announced"),
+    (I.CONSERVATION, a_block_that_stays, "GPU blocks [5]"),
+    (I.CONSERVATION, a_load_right_that_stays, "loads of requests ['r9'] never ended"),
+    (I.CONSERVATION, a_name_that_stays, "Holder._later[…]['jobs'][…] still remembers it"),
+    (I.CONSERVATION, books_that_are_wrong, "the books of MemoryScheduler are wrong: free 61 + in use 2 != 64"),
+    (I.LIVENESS, work_that_never_ends, "none, but it wants to go on"),
+    (I.NO_CRASH, a_connector_that_raises, "scheduler side, reset_cache: KeyError: 'nowhere'"),
+    (I.PROTOCOL, more_than_there_is, "answered (8, False), but at most 4 of its 9 tokens can be loaded so"),
+    (I.PROTOCOL, an_asynchronous_nothing, "an asynchronous load of nothing"),
+    (I.PROTOCOL, no_count, "whose count is no count"),
+    (I.PROTOCOL, no_pair, "answered 4, which is no pair"),
+    (I.PROTOCOL, a_load_of_nobody, "request r9: the end of a load is reported, but there is no such request"),
+    (I.PROTOCOL, a_store_that_nobody_waits_for, "request r1: the end of a store is reported, but its blocks"),
+    (I.HITS, a_hit_that_nobody_computed, "nobody computed block 0 of them in this world"),
+    (I.HITS, a_hit_from_before_a_reset, "nobody computed block 0 of them since reset 1"),
+    (I.HITS, a_block_that_was_lost, "4 of its 9 tokens are found, but the first 8"),
+    (I.HITS, a_reset_that_lies, "nobody computed block 0 of them since reset 1"),
+    (
+        I.ACCOUNTING,
+        sources_that_do_not_add_up,
+        "8 tokens are loaded, but their sources are counted as {'host': 4}",
+    ),
+    (I.ACCOUNTING, a_source_of_nothing, "'disk': 0"),
+    (
+        I.ACCOUNTING,
+        removed_and_never_stored,
+        "removes block b'x' of group None from CPU, which no event had stored",
+    ),
+    (I.ACCOUNTING, found_and_not_announced, "block 0 of its prompt is found, but by the events so far it is not"),
+    (I.ACCOUNTING, announced_and_not_found, "block 0 of its prompt is not found, but by the events so far it is"),
+    (I.GEOMETRY, ranks_that_differ, "ranks 0 and 1 disagree: a store of ((9, 0),) ran on one of them only"),
+    (I.GEOMETRY, a_slot_that_is_not_there, "uses host slot 4 of 4"),
+    (I.WORK, ask_again_for_ever, "request r1: the connector answered 'ask again' 61 times in a row"),
+)
+each = pytest.mark.parametrize(
+    ("invariant", "situation", "words"), SITUATIONS, ids=lambda v: getattr(v, "__name__", "")
+)
+
+
+@each
+def test_it_fires_and_says_where(invariant: Invariant, situation: Callable[[Referee], None], words: str) -> None:
+    with pytest.raises(Violation) as caught:
+        situation(Referee())
+    assert caught.value.invariant is invariant
+    assert words in caught.value.message
+    assert str(caught.value) == f"{invariant}  {caught.value.message}"
+
+
+@each
+def test_it_is_silent_when_switched_off(
+    invariant: Invariant, situation: Callable[[Referee], None], words: str
+) -> None:
+    referee = Referee()
+    referee.silent.add(invariant)
+    if invariant is I.NO_CRASH:
+        with pytest.raises(HistoryEnds, match="KeyError"):
+            situation(referee)
+    else:
+        situation(referee)
+
+
+def test_every_checker_has_a_situation() -> None:
+    assert {invariant for invariant, _, _ in SITUATIONS} == set(Invariant)
+
+
+def test_what_is_legal_is_passed_on() -> None:
+    referee = Referee()
+    for answer in ((None, False), (0, False), (8, False), (4, True)):
+        assert protocol.check_match(request(), 0, answer, referee) == answer
+    assert protocol.check_match(request(), 0, (9, True), referee) == (9, True), "asynchronous: to the last token"
+
+
+def test_an_aborted_load_may_be_ended_by_the_report_of_a_store() -> None:
+    """It frees the blocks, once; a second report of either kind is one too many."""
+    made = world(Referee(), output=3)
+    aborted = made.engine.scheduler.requests["r1"]
+    aborted.status, aborted.awaits_load = Status.FINISHED_ABORTED, True
+    results = KVConnectorTransferResults(finished_sending={"r1"})
+    protocol.check_reports(made.engine.scheduler, results, made.referee)
+    assert results.finished_sending == {"r1"}
+    with pytest.raises(Violation, match="none is under way"):
+        protocol.check_reports(
+            made.engine.scheduler, KVConnectorTransferResults(finished_recving={"r1"}), made.referee
+        )
+
+
+def test_a_mirror_counts_copies_of_a_block() -> None:
+    mirror = accounting.Mirror(Referee())
+    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
+    mirror.take([stored, stored, BlockRemoved([b"x"], "CPU")])
+    assert sum(mirror.blocks.values()) == 1
+    mirror.take([BlockRemoved([b"x"], "CPU")])
+    assert not mirror.blocks
+
+
+def test_hits_are_nobodys_business_without_the_trait() -> None:
+    Served(Referee(), 4, is_on=False).check_match(request(), 0, 4)
+
+
+def test_an_answer_ends_the_row_of_retries() -> None:
+    retries = work.Retries(Referee())
+    for _ in range(3):
+        for _ in range(work.MOST_RETRIES):
+            retries.matched("r1", (None, False))
+        retries.matched("r1", (0, False))

@@ -1,0 +1,316 @@
+"""The command line: exit codes, the lines to paste, and that what they say is true."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kv_sim.cli import main
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.schedule_file import read_schedule
+from kv_sim.subject import Trait
+
+HASTY = "broken_connectors:Hasty"
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def kv_sim(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], Result]:
+    """Runs a command line in an empty folder, with the connectors beside this file at hand."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+
+    def run(line: str) -> Result:
+        words = shlex.split(line)
+        assert words[0] == "kv-sim"
+        try:
+            code = main(words[1:])
+        except SystemExit as error:
+            code = int(str(error.code))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+# -- fuzz --------------------------------------------------------------------------------------
+
+
+def test_a_sound_connector_passes(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    code, out, _ = kv_sim("kv-sim fuzz --connector later --histories 5")
+    assert code == 0
+    assert re.fullmatch(r"later: 5 histories, \d+ engine steps, nothing is wrong\n", out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_subjects_are_run_by_default(kv_sim: Callable[[str], Result]) -> None:
+    _, out, _ = kv_sim("kv-sim fuzz --histories 2 --actions 10")
+    assert [line.partition(":")[0] for line in out.splitlines()] == list(SUBJECTS)
+
+
+def test_a_failure_is_two_lines_to_paste(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    code, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --traits ranks,failures --seeds 0-50")
+    assert code == 1
+    head, shrunk, *actions, replay_line, schedule_line = out.splitlines()
+    found = re.fullmatch(r"FAIL seed=(\d+) actions=(\d+)  ([A-Z-]+)  request .*", head)
+    assert found is not None, head
+    seed, number, invariant = found.groups()
+    count = int(re.findall(r"shrunk to (\d+) action", shrunk)[0])
+    assert count <= int(number)
+    assert [int(line.split()[0]) for line in actions] == list(range(1, count + 1))
+    assert replay_line.startswith(
+        "replay: kv-sim fuzz --connector broken_connectors:Hasty --traits ranks,failures"
+    )
+    assert schedule_line == f"shrunk: kv-sim replay-schedule fail-broken_connectors_Hasty-{seed}.jsonl"
+
+    code, again, _ = kv_sim(replay_line.removeprefix("replay: "))
+    assert code == 1
+    assert head in again.splitlines()
+
+    code, replayed, _ = kv_sim(schedule_line.removeprefix("shrunk: "))
+    assert code == 1
+    assert replayed.startswith(f"FAIL actions={count}  {invariant}  ")
+    assert replayed.endswith("the same violation as in the file\n")
+    schedule = read_schedule(tmp_path / f"fail-broken_connectors_Hasty-{seed}.jsonl")
+    assert schedule.seed == int(seed)
+    assert schedule.violation in replayed
+
+
+def test_a_failure_never_replaces_a_file(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    kv_sim(f"kv-sim fuzz --connector {HASTY} --seed 0 --save out")
+    [file] = (tmp_path / "out").iterdir()
+    before = file.read_text()
+    kv_sim(f"kv-sim fuzz --connector {HASTY} --seed 0 --save out")
+    assert list((tmp_path / "out").iterdir()) == [file]
+    file.write_text("mine")
+    _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seed 0 --save out")
+    assert file.read_text() == "mine"
+    second = file.with_name(f"{file.stem}-2.jsonl")
+    assert second.read_text() == before
+    assert f"kv-sim replay-schedule out/{second.name}" in out
+
+
+def test_a_checker_can_be_switched_off(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --without protocol OWNERSHIP")
+    head, shrunk, *_, replay_line, schedule_line = out.splitlines()[1:]
+    assert "PROTOCOL" not in head
+    assert "OWNERSHIP" not in head
+    assert int(shrunk.split()[2]) < int(re.findall(r"actions=(\d+)", head)[0]), "it was shrunk without them, too"
+    assert replay_line.endswith("--without OWNERSHIP PROTOCOL --log")
+    [file] = tmp_path.iterdir()
+    assert read_schedule(file).without == {"PROTOCOL", "OWNERSHIP"}
+    _, out, _ = kv_sim(schedule_line.removeprefix("shrunk: "))
+    assert out.endswith("the same violation as in the file\n")
+
+
+def test_a_connector_that_breaks_while_it_is_set_up(kv_sim: Callable[[str], Result]) -> None:
+    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Stillborn --traits ranks")
+    assert code == 1
+    assert "FAIL seed=0 actions=0  NO-CRASH  worker 0 side, register_kv_caches: RuntimeError: no caches" in out
+    code, out, _ = kv_sim(out.splitlines()[-1].removeprefix("shrunk: "))
+    assert code == 1
+    assert "the same violation as in the file" in out
+
+
+def test_the_log_is_that_of_the_failure(kv_sim: Callable[[str], Result]) -> None:
+    _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --log")
+    assert out.splitlines()[1] == "connector Hasty"
+    assert out.count("\nworld     ") == 1
+    assert "\nFAIL      " in out
+
+
+def test_a_plain_connector_is_told_of_traits(kv_sim: Callable[[str], Result]) -> None:
+    _, out, _ = kv_sim("kv-sim fuzz --connector kv_sim.examples.later:LaterConnector --histories 2")
+    assert out.startswith("note: kv_sim.examples.later:LaterConnector claims no traits")
+    _, out, _ = kv_sim("kv-sim fuzz --connector later --traits none --histories 2")
+    assert out.startswith("note: later claims no traits")
+
+
+def test_extra_config_reaches_the_connector(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    """Fewer host slots than it has: the copies leave their room, and GEOMETRY or OWNERSHIP says so."""
+    code, out, _ = kv_sim("""kv-sim fuzz --connector later --extra '{"host_slots": "many"}' --seed 3""")
+    assert code == 1
+    assert "invalid literal for int() with base 10: 'many'" in out
+    assert """--extra '{"host_slots": "many"}'""" in out
+    [file] = tmp_path.iterdir()
+    assert read_schedule(file).subject.extra_config == {"host_slots": "many"}
+
+
+MISUSES = [
+    ("fuzz --connector latr", "unknown connector 'latr'; known: later, "),
+    ("fuzz --connector latr", "did you mean 'later'?"),
+    ("fuzz --connector :Later", "expected module:Class"),
+    ("fuzz --connector no.such:Later", "there is no module 'no'"),
+    ("fuzz --connector kv_sim.examples.later:LaterConector", "did you mean 'LaterConnector'?"),
+    ("fuzz --connector kv_sim.world:World", "World is no connector"),
+    ("fuzz --connector broken_connectors:Homeless", "it can't be created: KeyError: 'home'"),
+    ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
+    ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
+    ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
+    ("fuzz --connector later --traits rank", "--traits: unknown trait 'rank'; known: events, failures"),
+    ("fuzz --connector later --traits rank", "did you mean 'ranks'?"),
+    ("fuzz --connector later --traits ,", "--traits: expected names"),
+    ("fuzz --connector later --traits groups", "with several KV cache groups"),
+    ("fuzz --extra {}", "--extra is about one connector"),
+    ("fuzz --traits ranks", "--traits is about one connector"),
+    ("fuzz --seed x", "a seed is a whole number or 0x…, got 'x'"),
+    ("fuzz --seeds 7", "--seeds: expected A-B, got '7'"),
+    ("fuzz --seeds 7-3", "--seeds: 3 comes before 7"),
+    ("fuzz --seeds 1-2 --seed 1", "--seeds names every seed already"),
+    ("fuzz --histories 0", "--histories: more than 0, got 0"),
+    ("fuzz --actions -1", "--actions: more than 0, got -1"),
+    ("fuzz --without CONTNT", "unknown checker 'CONTNT'; known: CONTENT, "),
+    ("fuzz --without CONTNT", "did you mean 'CONTENT'?"),
+    ("fuzz --perfetto x.json", "--perfetto writes one history"),
+    ("fuzz --connector later --perfetto no/x.json", "there is no such folder"),
+    ("fuzz --engine vlm", "invalid choice: 'vlm'"),
+    ("replay-schedule no.jsonl", "no.jsonl: No such file"),
+    ("campaign --jobs 0", "--jobs: more than 0, got 0"),
+    ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
+    ("fuz", "invalid choice: 'fuz'"),
+    ("", "required: COMMAND"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISUSES)
+def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, message: str) -> None:
+    code, out, err = kv_sim(f"kv-sim {line}")
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert "FAIL" not in out
+
+
+def test_a_commit_is_a_seed(kv_sim: Callable[[str], Result]) -> None:
+    commit = "0x" + "c0ffee" * 6
+    code, out, _ = kv_sim(f"kv-sim fuzz --connector memory --seed {commit} --digest")
+    assert code == 0
+    assert re.fullmatch(rf"memory {int(commit, 16)} [0-9a-f]{{32}}\n", out)
+
+
+# -- replay-schedule ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def schedule(kv_sim: Callable[[str], Result], tmp_path: Path) -> Path:
+    kv_sim(f"kv-sim fuzz --connector {HASTY} --traits failures --seed 0")
+    [file] = tmp_path.iterdir()
+    return file
+
+
+def test_a_schedule_can_be_replayed_onto_another_connector(
+    kv_sim: Callable[[str], Result], schedule: Path
+) -> None:
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule} --connector later")
+    assert code == 0
+    assert re.search(r"^passes: \d+ actions, nothing is wrong; the file says: [A-Z-]+  ", out, re.MULTILINE)
+
+
+def test_a_different_violation_is_told_apart(kv_sim: Callable[[str], Result], schedule: Path) -> None:
+    text, said = schedule.read_text(), read_schedule(schedule).violation
+    assert said is not None
+    schedule.write_text(text.replace(said, "CONTENT  something else"))
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
+    assert code == 1
+    assert out.endswith("a different violation: the file says: CONTENT  something else\n")
+    invariant = said.split()[0]
+    schedule.write_text(text.replace(said, f"{invariant}  in other words"))
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
+    assert code == 1
+    assert out.endswith(f"the same invariant as in the file, in other words: {invariant}  in other words\n")
+
+
+def test_what_a_connector_does_not_claim_is_noted(kv_sim: Callable[[str], Result], schedule: Path) -> None:
+    lines = schedule.read_text().splitlines()
+    schedule.write_text(
+        "\n".join([lines[0].replace('"tp_size": 1', '"tp_size": 2'), *lines[1:], '{"action": "settle"}'])
+    )
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule} --connector later --traits none")
+    assert code == 0
+    assert "note: LaterConnector doesn't claim what this schedule needs: ranks (its world has 2 ranks)" in out
+    assert "note: 1 of " in out
+    assert "actions were not legal here and were skipped" in out
+
+
+def test_groups_are_refused_where_there_can_be_one(kv_sim: Callable[[str], Result], schedule: Path) -> None:
+    text = schedule.read_text()
+    group = '{"kind": "full", "window": 0}'
+    schedule.write_text(text.replace(f"[{group}]", f"[{group}, {group}]"))
+    code, _, err = kv_sim(f"kv-sim replay-schedule {schedule} --connector later")
+    assert code == 2
+    assert "LaterConnector can't be used with several KV cache groups" in err
+
+
+def test_traits_of_the_file_are_not_changed(kv_sim: Callable[[str], Result], schedule: Path) -> None:
+    code, _, err = kv_sim(f"kv-sim replay-schedule {schedule} --traits ranks")
+    assert code == 2
+    assert "name it with --connector" in err
+
+
+# -- subjects, digests, processes --------------------------------------------------------------
+
+
+def test_subjects_are_listed_with_their_claims(kv_sim: Callable[[str], Result]) -> None:
+    code, out, _ = kv_sim("kv-sim subjects")
+    assert code == 0
+    for name, subject in SUBJECTS.items():
+        assert re.search(rf"^{re.escape(name)} +{subject.kv_connector}", out, re.MULTILINE)
+    claims = re.findall(r"claims: (.*)", out)
+    assert claims[0].split(", ") == [trait.value for trait in Trait if trait in SUBJECTS["memory"].traits]
+
+
+COMMAND = [sys.executable, "-c", "import sys; from kv_sim.cli import main; sys.exit(main())"]
+
+
+def run_process(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *shlex.split(line)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
+    runs = [run_process("fuzz --seeds 0-3 --digest", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    assert runs[0].stdout == runs[1].stdout
+    assert not runs[0].stderr
+    digests = [line.split() for line in runs[0].stdout.splitlines() if re.search(r" [0-9a-f]{32}$", line)]
+    assert {name for name, _, _ in digests} == set(SUBJECTS)
+    for subject in SUBJECTS:
+        assert len({digest for name, _, digest in digests if name == subject}) == 4
+
+
+def test_a_log_does_not_depend_on_the_process(tmp_path: Path) -> None:
+    runs = [run_process("fuzz --seed 5 --log", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    assert runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout.splitlines()) > 100
+
+
+def test_a_reader_may_leave_early(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "fuzz", "--seed", "5", "--log"],  # more than a pipe holds
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    process.wait(timeout=60)
+    assert errors == ""
+    assert process.returncode == 1

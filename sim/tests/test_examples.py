@@ -1,0 +1,100 @@
+"""The unmutated examples, alone and below a MultiConnector, break nothing; and they were really tried."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_sim.coverage import Coverage
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
+from kv_sim.fuzz import config_for, run_seed
+from kv_sim.subject import Trait
+from kv_sim.violation import Invariant
+from kv_sim.world import World
+
+FIRST_SEED = 1_000
+HISTORIES, HISTORIES_OF_SEVERAL = 120, 60
+each = pytest.mark.parametrize("name", sorted(SUBJECTS))
+reached: dict[str, Coverage] = {}
+
+
+def coverage_of(name: str) -> Coverage:
+    """What some hundred histories of a subject reached; none of them may fail."""
+    if name not in reached:
+        total = Coverage()
+        count = HISTORIES_OF_SEVERAL if "+" in name else HISTORIES
+        for seed in range(FIRST_SEED, FIRST_SEED + count):
+            run = run_seed(SUBJECTS[name], seed)
+            assert run.failure is None, f"seed {seed}: {run.failure.violation}"
+            total.add(run.coverage)
+        reached[name] = total
+    return reached[name]
+
+
+@each
+def test_it_breaks_nothing(name: str) -> None:
+    assert coverage_of(name).pairs
+
+
+@each
+def test_it_was_driven_through_what_matters(name: str) -> None:
+    situations = coverage_of(name).situations
+    expected = {
+        "a request is preempted",
+        "a request resumes, runner V1",
+        "a request resumes, runner V2",
+        "frees are deferred",
+        "drafts are rejected",
+        "reset answered True",
+        "reset answered False",
+        "reset answered None",
+    }
+    children = name.split("+")
+    if "later" in children:
+        expected |= {"match: asynchronous load", "a step while a load is under way"}
+    if "patient" in children:
+        expected |= {"match: ask again"}
+    if set(children) & {"memory", "patient"}:
+        expected |= {"match: load in the step", "match: a preempted request loads"}
+    if Trait.FAILURES in SUBJECTS[name].traits:
+        expected |= {"a copy fails", "a copy is torn"}
+    missed = sorted(situation for situation in expected if not situations[situation])
+    assert not missed, f"never reached: {missed}"
+
+
+@each
+@settings(max_examples=15, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_hypothesis_finds_nothing_either(name: str, random: Random) -> None:
+    subject = SUBJECTS[name]
+    World(config_for(subject, random), subject).run(random, 60)
+
+
+@each
+def test_checkers_only_look(name: str) -> None:
+    """Whether anybody watches changes nothing: with all checkers off the same seed has the same digest."""
+    for seed in range(FIRST_SEED, FIRST_SEED + 5):
+        watched = run_seed(SUBJECTS[name], seed)
+        alone = run_seed(SUBJECTS[name], seed, silent=frozenset(Invariant))
+        assert (watched.digest, watched.steps) == (alone.digest, alone.steps)
+
+
+def test_several_claim_what_all_of_them_claim() -> None:
+    both = several(MEMORY, LATER)
+    assert both.traits == (MEMORY.traits & LATER.traits) - {Trait.EVENTS}
+    config = both.transfer_config("kv_consumer", "recompute", 8)
+    for child in config.kv_connector_extra_config["connectors"]:
+        assert child["kv_role"] == "kv_consumer"
+        assert child["kv_connector_extra_config"]["host_slots"] == 8
+
+
+def test_events_of_the_memory_example_mirror_its_index() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + 20):
+        random = Random(seed)
+        world = World(config_for(MEMORY, random), MEMORY)
+        world.run(random, 60)
+        world.engine.take_events()
+        half = world.engine.connectors[-1].side  # type: ignore[attr-defined]
+        told = {key[-1]: count for key, count in world.engine.mirror.blocks.items()}
+        assert told == dict.fromkeys(half._slot_of, 1)

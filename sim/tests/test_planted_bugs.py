@@ -1,0 +1,88 @@
+"""The testbed is as good as the bugs it finds: each planted one, soon, in a short history, by its checker."""
+
+from functools import cache
+from statistics import median
+
+import pytest
+
+from kv_sim.actions import Kind
+from kv_sim.fuzz import Failure, replay
+from kv_sim.shrink import shrink
+from kv_sim.violation import Invariant
+from kv_sim.zoo.hunt import HISTORIES, PATIENCE, hunt
+from kv_sim.zoo.planted import Planted
+from kv_sim.zoo.registry import PLANTED
+
+FIRST_SEED = 0
+QUICK = 40
+"""Actions of a history in which nothing is found; ``python -m kv_sim.zoo`` lets all of them be long."""
+each = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+
+
+@cache
+def found(planted: Planted) -> tuple[int, Failure]:
+    histories, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + PATIENCE))
+    assert failure is not None, f"{planted.name} survives {PATIENCE} histories: {planted.mechanism}"
+    return histories, failure
+
+
+@cache
+def shrunk(planted: Planted) -> Failure:
+    return shrink(found(planted)[1])
+
+
+@each
+def test_it_is_found(planted: Planted) -> None:
+    _, failure = found(planted)
+    assert failure.violation.invariant in {planted.invariant, *planted.others}
+
+
+@each
+def test_it_shrinks_to_a_short_history_that_still_fails_the_same_way(planted: Planted) -> None:
+    short = shrunk(planted)
+    assert len(short.history) <= 20, "\n".join(map(str, short.history))
+    world, violation = replay(short.subject, short.config, short.history)
+    assert violation is not None
+    assert violation.invariant is found(planted)[1].violation.invariant
+    assert world is not None
+    assert world.history == short.history, "a shrunk history holds what is taken, and nothing else"
+
+
+@each
+def test_without_its_checker_it_survives_unless_others_are_listed(planted: Planted) -> None:
+    histories, _ = found(planted)
+    seeds = range(FIRST_SEED + histories - 1, FIRST_SEED + PATIENCE)  # what all let pass, some let pass, too
+    silent = frozenset({planted.invariant})
+    if not planted.others:
+        _, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + HISTORIES), silent, actions=QUICK)
+        assert failure is None, str(failure.violation)
+    else:
+        _, failure = hunt(planted.subject, seeds, silent)
+        assert failure is not None, f"none of {sorted(planted.others)} catches it"
+        assert failure.violation.invariant in planted.others
+
+
+def test_every_checker_catches_one() -> None:
+    assert {found(planted)[1].violation.invariant for planted in PLANTED} == set(Invariant)
+
+
+def test_a_failure_is_worth_reading() -> None:
+    lengths = [len(shrunk(planted).history) for planted in PLANTED]
+    assert median(lengths) <= 12, lengths
+
+
+def test_the_registry_names_each_bug_once_and_says_what_it_is() -> None:
+    assert len({planted.name for planted in PLANTED}) == len(PLANTED) >= 12
+    assert all(planted.mechanism and planted.invariant not in planted.others for planted in PLANTED)
+
+
+def test_it_keeps_a_history_that_does_not_fail() -> None:
+    _, failure = found(next(planted for planted in PLANTED if planted.invariant is Invariant.WORK))
+    cured = Failure(failure.subject, failure.config, failure.history, failure.violation)
+    assert shrink(cured, silent=frozenset({Invariant.WORK, Invariant.LIVENESS})) is cured
+
+
+def test_it_stops_when_its_tries_are_spent() -> None:
+    _, failure = found(PLANTED[0])
+    assert len(shrink(failure, most_replays=1).history) == len(failure.history)
+    assert any(action.kind is Kind.ADD for action in shrink(failure, most_replays=40).history)

@@ -1,0 +1,207 @@
+"""Schedule files: what was written is read, replays to the same world, and a mistake in one is named."""
+
+import dataclasses
+import json
+from pathlib import Path
+from random import Random
+from typing import Any, get_type_hints
+
+import pytest
+
+from kv_sim.actions import Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import LATER, SUBJECTS
+from kv_sim.fuzz import config_for, replay
+from kv_sim.schedule_file import (
+    ARGUMENTS,
+    Schedule,
+    ScheduleError,
+    parse_schedule,
+    read_schedule,
+    to_text,
+    write_schedule,
+)
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+SPEC = dataclasses.asdict(RequestSpec("r1", 0, 4, 0, 1, 1))
+ADD = {"action": "add", "spec": SPEC}
+
+
+def schedule_of(subject: Subject, seed: int) -> tuple[Schedule, World]:
+    random = Random(seed)
+    world = World(config_for(subject, random), subject)
+    violation = None
+    try:
+        world.run(random, 80)
+    except Violation as found:
+        violation = str(found)
+    schedule = Schedule(
+        subject, world.config, world.history, violation, seed, frozenset({Invariant.WORK, Invariant.HITS})
+    )
+    return schedule, world
+
+
+def lines_of(**changes: Any) -> list[str]:
+    """A plain file: a header, with some keys changed or (``None``-valued ``...``) left out, and one request."""
+    header = json.loads(to_text(Schedule(LATER, WorldConfig(), [])).splitlines()[0])
+    header = {key: value for key, value in {**header, **changes}.items() if value is not ...}
+    return [json.dumps(header), json.dumps(ADD)]
+
+
+def error_of(lines: list[str]) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        parse_schedule("\n".join(lines) + "\n", "some.jsonl")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(SUBJECTS))
+def test_what_was_written_is_read(name: str, tmp_path: Path) -> None:
+    for seed in range(10):
+        schedule, _ = schedule_of(SUBJECTS[name], seed)
+        file = write_schedule(schedule, tmp_path, f"schedule-{seed}")
+        assert read_schedule(file) == schedule
+        assert to_text(read_schedule(file)) == to_text(schedule)
+
+
+def test_a_schedule_replays_to_the_same_world(tmp_path: Path) -> None:
+    for seed in range(10):
+        schedule, world = schedule_of(LATER, seed)
+        read = read_schedule(write_schedule(schedule, tmp_path, f"schedule-{seed}"))
+        again, violation = replay(read.subject, read.config, read.history)
+        assert again is not None
+        assert again.digest == world.digest
+        assert (str(violation) if violation else None) == schedule.violation
+
+
+def test_every_action_has_its_arguments() -> None:
+    assert set(ARGUMENTS) == set(Kind)
+    seen: dict[str, set[str]] = {}
+    for seed in range(150):
+        for action in schedule_of(LATER, seed)[0].history:
+            assert set(action.args) <= set(ARGUMENTS[action.kind])
+            seen.setdefault(action.kind.value, set()).update(action.args)
+    assert seen["step"] == {"rejects"}
+    assert seen["reset"] == {"running", "connector"}
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    one, _ = schedule_of(LATER, 1)
+    other, _ = schedule_of(LATER, 2)
+    first = write_schedule(one, tmp_path, "fail")
+    second = write_schedule(other, tmp_path, "fail")
+    assert (first.name, second.name) == ("fail.jsonl", "fail-2.jsonl")
+    assert write_schedule(one, tmp_path, "fail") == first  # the same schedule is there already
+    assert write_schedule(other, tmp_path, "fail") == second
+    assert read_schedule(first) == one
+    assert read_schedule(second) == other
+
+
+def test_the_folder_is_made(tmp_path: Path) -> None:
+    assert write_schedule(schedule_of(LATER, 1)[0], tmp_path / "a" / "b", "fail").exists()
+
+
+def test_blank_lines_and_foreign_line_ends_do_no_harm() -> None:
+    schedule = parse_schedule("\r\n".join([*lines_of(), "", ""]), "some.jsonl")
+    assert len(schedule.history) == 1
+
+
+def test_values_that_came_later_have_their_default() -> None:
+    world = {"groups": [{"kind": "full"}]}
+    schedule = parse_schedule("\n".join(lines_of(world=world, seed=..., without=...)), "some.jsonl")
+    assert schedule.config == WorldConfig()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"no\.jsonl: No such file"):
+        read_schedule(tmp_path / "no.jsonl")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ScheduleError, match="bytes: this is not UTF-8"):
+        read_schedule(tmp_path / "bytes")
+
+
+HEADERS = [
+    ({"format": "csv"}, "line 1: this is no schedule file: 'format' is 'csv', expected 'kv-sim schedule'"),
+    ({"format": ...}, "line 1: this is no schedule file: 'format' is None"),
+    ({"version": 2}, "line 1: format version 2; this kv-sim reads version 1"),
+    ({"sed": 3}, "line 1: header: unknown key 'sed'; known: format"),
+    ({"sed": 3}, "did you mean 'seed'?"),
+    ({"violation": ...}, "line 1: header: 'violation' missing"),
+    ({"seed": "7"}, 'line 1: header.seed: expected a whole number or null, got "7" (a string)'),
+    ({"seed": True}, "line 1: header.seed: expected a whole number or null, got true"),
+    ({"without": ["HIT"]}, "line 1: without: unknown name 'HIT'; known: CONTENT"),
+    ({"without": [3]}, "line 1: without: unknown name 3"),
+    ({"subject": 3}, "line 1: header.subject: expected an object, got 3"),
+    ({"subject": {"traits": []}}, "line 1: subject: 'kv_connector' missing"),
+    (
+        {"subject": {"kv_connector": "X", "traits": ["group"]}},
+        "subject.traits: unknown name 'group'; known: groups",
+    ),
+    ({"subject": {"kv_connector": "X", "traits": [], "path": 1}}, "subject: unknown key 'path'"),
+    ({"world": {"groups": []}}, "line 1: world.groups: expected at least one group"),
+    ({"world": {}}, "line 1: world: 'groups' missing"),
+    ({"world": {"groups": [3]}}, "world.groups[0]: expected an object, got 3"),
+    ({"world": {"groups": [{"kind": "half"}]}}, 'world.groups[0].kind: got "half"; choices: "full", "sliding"'),
+    ({"world": {"groups": [{"kind": "full", "size": 1}]}}, "world.groups[0]: unknown key 'size'"),
+    ({"world": {"groups": [{"kind": "full"}], "runner": 3}}, "world.runner: got 3; choices: 1, 2"),
+    ({"world": {"groups": [{"kind": "full"}], "blocks": 3}}, "world: unknown key 'blocks'"),
+    ({"world": {"groups": [{"kind": "full"}], "block_size": 0}}, "world.block_size: at least 1, got 0"),
+    ({"world": {"groups": [{"kind": "full"}], "silent": [1]}}, "world.silent[0]: expected a string, got 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), HEADERS)
+def test_a_mistake_in_the_header_is_named(changes: dict[str, Any], message: str) -> None:
+    error = error_of(lines_of(**changes))
+    assert error.startswith("some.jsonl: line 1: ")
+    assert message in error
+
+
+ACTIONS = [
+    ("{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
+    ("[1]", "expected an object, got [1] (a list)"),
+    ("{}", "unknown action None; known: add, abort"),
+    ('{"action": "stepp"}', "unknown action 'stepp'"),
+    ('{"action": "stepp"}', "did you mean 'step'?"),
+    ('{"action": ["step"]}', "unknown action ['step']"),
+    ('{"action": "step", "rank": 0}', "step: unknown key 'rank'; known: action, rejects"),
+    ('{"action": "step", "action": "step"}', "the key 'action' stands there twice"),
+    ('{"action": "finish", "rank": 0}', "finish: 'copy' missing"),
+    ('{"action": "finish", "rank": 0, "copy": "1"}', 'finish.copy: expected a whole number, got "1"'),
+    ('{"action": "finish", "rank": -1, "copy": 1}', "finish.rank: not less than 0, got -1"),
+    ('{"action": "step", "rejects": {"r1": "x"}}', 'step.rejects.r1: expected a whole number, got "x"'),
+    ('{"action": "abort", "request": 1}', "abort.request: expected a string, got 1"),
+    ('{"action": "reset", "running": 1, "connector": false}', "reset.running: expected true or false, got 1"),
+    ('{"action": "add", "spec": {"request_id": "r"}}', "add.spec: 'conversation', 'shared_tokens'"),
+    (json.dumps({**ADD, "spec": {**SPEC, "tokens": 1}}), "add.spec: unknown key 'tokens'"),
+    (json.dumps({**ADD, "spec": {**SPEC, "salt": 1}}), "add.spec.salt: expected a string or null, got 1"),
+    (json.dumps({**ADD, "spec": {**SPEC, "shared_tokens": 0}}), "add.spec: the prompt has no token"),
+    (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 0}}), "add.spec.output_tokens: at least 1, got 0"),
+    (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 5}}), "add.spec.max_tokens: at least output_tokens, 5"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), ACTIONS)
+def test_a_mistake_in_an_action_is_named(line: str, message: str) -> None:
+    error = error_of([*lines_of(), "", line])
+    assert error.startswith("some.jsonl: line 4: ")
+    assert message in error
+
+
+def test_an_empty_file_is_no_schedule() -> None:
+    assert error_of([""]) == "some.jsonl: line 1: the file is empty; it begins with a header line"
+
+
+def test_every_size_of_a_world_is_read() -> None:
+    """A field of a type that the reader doesn't know would be an error for everybody."""
+    drawn = [config_for(SUBJECTS["memory"], Random(seed)) for seed in range(60)]
+    for name in get_type_hints(WorldConfig):
+        assert len({json.dumps(config.to_json()[name]) for config in drawn}) > 1, f"{name} is never drawn"
+    for config in drawn:
+        text = to_text(Schedule(SUBJECTS["memory"], config, []))
+        assert parse_schedule(text, "some.jsonl").config == config
