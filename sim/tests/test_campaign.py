@@ -259,3 +259,13 @@ def test_an_interrupted_campaign_prints_its_tables(
 def test_the_module_is_whole() -> None:
     assert set(legal.STATE_NEEDS) <= set(STATES)
     assert set(legal.SITUATION_NEEDS) <= set(SITUATIONS)
+
+
+def test_a_rare_state_may_be_met_and_need_not_be() -> None:
+    table = expected(SUBJECTS.values())
+    assert {state for _, state in table.rare} == set(legal.RARE)
+    assert not {state for _, state in table.pairs} & set(legal.RARE)
+    campaign = Campaign()
+    before = missing(campaign, table)
+    campaign.coverage.pairs[table.rare[0]] += 1
+    assert missing(campaign, table) == before

@@ -224,7 +224,7 @@ def missing(campaign: Campaign, expected: Expected) -> list[str]:
         f"never reached: {action} while a request is {' or '.join(states)}" for action, states in unseen.items()
     ]
     lines += [f"never reached: {name}" for name in expected.situations if not situations[name]]
-    known = {*expected.pairs}
+    known = {*expected.pairs, *expected.rare}
     lines += [
         f"reached {number} times, but it can't be: {pair[0]} while a request is {pair[1]!r} "
         f"({expected.excluded.get(pair) or NEVER_BETWEEN_ACTIONS.get(pair[1], 'no such state')})"

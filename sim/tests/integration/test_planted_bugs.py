@@ -14,7 +14,7 @@ from kv_sim.zoo.planted import Planted
 from kv_sim.zoo.registry import PLANTED
 
 FIRST_SEED = 0
-QUICK = 40
+QUICK = 30
 """Actions of a history in which nothing is found; ``python -m kv_sim.zoo`` lets all of them be long."""
 each = pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
 
