@@ -38,8 +38,8 @@ PROJECTS = {
 }
 """The folder of each package, and the name under which it is installed."""
 
-PLAIN = "-m=not torch"
-"""What a session without torch runs."""
+PLAIN = "-m=not torch and not vllm"
+"""What a session without torch and vLLM runs."""
 
 TORCH = "torch==2.13.0"
 """Pinned: a range takes the newest build, which may be one with gigabytes of CUDA."""

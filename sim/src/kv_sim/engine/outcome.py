@@ -60,6 +60,8 @@ class Outcome:
         rejected = step.rejected.get(request.request_id, 0)
         if not is_stale:
             request.num_unseen_rejects -= rejected
+        if skip and request.request_id in step.sampling and not self.scheduler.config.async_scheduling:
+            request.num_draft_tokens = self.scheduler.config.spec_tokens  # the worker drafts all the same
         if skip or request.status.is_finished or (is_stale and request.drop_stale_output):
             return False
         if rejected and not is_stale:

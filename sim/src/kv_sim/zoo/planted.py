@@ -19,7 +19,7 @@ class Planted:
     """The checker that is expected to catch it."""
     subject: Subject
     others: frozenset[Invariant] = frozenset()
-    """Checkers that catch it when the expected one is switched off. None: it survives then."""
+    """Checkers that may catch it when the expected one is switched off. None: it survives then."""
 
 
 def plant(connector: type, issue: str, invariant: Invariant, healthy: Subject, *others: Invariant) -> Planted:

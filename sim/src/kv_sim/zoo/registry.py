@@ -26,7 +26,7 @@ _FOUND: Final = (
 )
 
 _MOVED: Final = (
-    plant(transfers.StoresTooEarly, "#31341", _I.OWNERSHIP, LATER),
+    plant(transfers.StoresTooEarly, "#31341", _I.OWNERSHIP, LATER, _I.CONTENT),
     plant(transfers.NoFlush, "#29870", _I.OWNERSHIP, PATIENT, _I.CONTENT),
     plant(transfers.LoadNotAwaited, "", _I.OWNERSHIP, PATIENT, _I.CONTENT),
     plant(transfers.FailedStoreIndexed, "", _I.CONTENT, LATER),
