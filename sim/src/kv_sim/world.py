@@ -106,7 +106,8 @@ class World:
         if engine.processable():
             choices[Kind.PROCESS] = {}
         self._copy_choices(choices)
-        if self._may("fail", Trait.FAILURES):
+        # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
+        if self._may("fail", Trait.FAILURES) and not config.run_ahead:
             choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
         if unfinished:
             choices[Kind.ABORT] = lambda random: {"request": self._whom_to_abort(random, unfinished)}

@@ -59,6 +59,8 @@ class Admission:
         self._state.loaded.remove(request.request_id)
         if request.request_id in self._state.failed_loads:
             self._state.failed_loads.remove(request.request_id)
+            # Kept among those in their prefill, as vLLM does, it would reserve blocks against its own next load.
+            self._state.forget_prefill(request)
             if not request.num_computed_tokens:
                 self._state.blocks.free(request.request_id)
         if request.num_computed_tokens:
@@ -104,7 +106,7 @@ class Admission:
         if is_async:
             request.status = Status.WAITING_FOR_REMOTE_KVS
             request.num_computed_tokens = computed
-            self._state.inflight_prefills.append(request)
+            self._state.note_prefill(request)
             return None
         plan.admit(request, computed, count, self._state.blocks.tables[request_id])
         plan.has_sync_loads |= external > 0
@@ -112,7 +114,7 @@ class Admission:
         request.status = Status.RUNNING
         request.num_computed_tokens = computed
         if computed + count < request.num_tokens:
-            self._state.inflight_prefills.append(request)
+            self._state.note_prefill(request)
         return True
 
     def _tokens_to_run(self, plan: StepPlan, request: SimRequest, computed: int) -> int | None:

@@ -173,11 +173,12 @@ class Outcome:
         loading = [r for r in scheduler.holding if r.status is Status.WAITING_FOR_REMOTE_KVS]
         async_failed, _ = self._rewind(loading, report.invalid_block_ids, counts)
         sync_failed, evict = self._rewind(scheduler.running, report.invalid_block_ids, counts)
+        # vLLM leaves them findable when it recomputes; who hits one, or aborts first, gets what was not loaded.
+        for block in sorted(evict | report.invalid_block_ids):
+            scheduler.blocks.block_pool.uncache(block)
         if recompute:
             scheduler.failed_loads |= async_failed
             return set(), sync_failed
-        for block in sorted(evict):
-            scheduler.blocks.block_pool.uncache(block)
         failed = affected | async_failed | sync_failed
         return failed, failed
 
@@ -202,6 +203,8 @@ class Outcome:
             self._forget_steps_under_way(request)
             if own:
                 evict.update(table[own[0] :])
+                cached = self.scheduler.blocks.tables[request.request_id].num_cached
+                cached[0] = min(cached[0], own[0])
         return affected, evict
 
     def _forget_steps_under_way(self, request: SimRequest) -> None:

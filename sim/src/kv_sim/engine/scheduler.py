@@ -196,6 +196,11 @@ class Scheduler:
             if self.shadow.load_rights.get(block) == request.request_id:
                 del self.shadow.load_rights[block]
 
+    def note_prefill(self, request: SimRequest) -> None:
+        """The request is in the middle of its prefill, or of its load."""
+        if request not in self.inflight_prefills:
+            self.inflight_prefills.append(request)
+
     def forget_prefill(self, request: SimRequest) -> None:
         """The request isn't in the middle of its prefill any more."""
         if request in self.inflight_prefills:

@@ -1,0 +1,79 @@
+"""The command line: ``python -m kv_vllm differential`` and ``python -m kv_vllm drift``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from kv_vllm.installed import MissingError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. 1: it found a difference; 2: it could not look."""
+    parser = argparse.ArgumentParser(prog="python -m kv_vllm", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    one = commands.add_parser("differential", help="compare the testbed's engine with vLLM's schedulers")
+    one.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: the three examples")
+    one.add_argument("--seeds", type=_seeds, default=range(500), metavar="A-B", help="from A to B (default 0-499)")
+    one.add_argument("--runner", type=int, choices=(1, 2), help="only this model runner")
+    one.add_argument("--async", dest="is_async", choices=("yes", "no"), help="only AsyncScheduler, or Scheduler")
+    one.set_defaults(run=_differential)
+    drift = commands.add_parser("drift", help="compare the contract with the installed vLLM's classes")
+    drift.set_defaults(run=_drift)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except MissingError as error:
+        print(f"kv_vllm: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _seeds(text: str) -> range:
+    first, dash, last = text.partition("-")
+    try:
+        seeds = range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        seeds = range(0)
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor a range like 0-499")
+    return seeds
+
+
+def _differential(options: argparse.Namespace) -> int:
+    if find_spec("kv_sim") is None:
+        raise MissingError("the differential needs the testbed: install kv-vllm[sim]")
+    from kv_sim.examples.catalogue import SUBJECTS
+    from kv_vllm.differential import USUAL_SUBJECTS, differential
+    from kv_vllm.installed import vllm_version
+    from kv_vllm.matrix import CELLS
+
+    names = options.subject or list(USUAL_SUBJECTS)
+    unknown = [name for name in names if name not in SUBJECTS]
+    if unknown:
+        print(f"unknown subject {unknown[0]!r}; known: {', '.join(SUBJECTS)}", file=sys.stderr)
+        return 2
+    cells = [
+        cell
+        for cell in CELLS
+        if options.runner in (None, cell.runner)
+        and options.is_async in (None, "yes" if cell.async_scheduling else "no")
+    ]
+    version = vllm_version()
+    from kv_vllm.vllm_scheduler import VllmScheduler
+
+    return 0 if differential(cells, names, options.seeds, VllmScheduler, version, _show) else 1
+
+
+def _drift(options: argparse.Namespace) -> int:
+    from kv_vllm.drift import drift
+
+    return 0 if drift(_show) else 1
+
+
+def _show(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""``Script``: the connector's part of a trace, played to another scheduler; and where the two part.
+
+The other scheduler's connector hands each call to the script. The script compares it with the next one of the turn
+and gives the recorded answer, so both schedulers go on from the same state. The first difference ends the history:
+after it nothing can be compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kv_vllm.trace import Call, Event, Reset, Turn, arguments_of
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two schedulers part."""
+
+    turn: int
+    event: Event
+    expected: str
+    made: str
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"turn {self.turn}, {self.event}", f"  expected: {self.expected}", f"  made:     {self.made}"]
+        return "\n".join([*lines, *(f"    {detail}" for detail in self.details)])
+
+
+class DivergedError(Exception):
+    """The other scheduler did something else."""
+
+    def __init__(self, expected: str, made: str, details: Sequence[str] = ()) -> None:
+        super().__init__(f"expected {expected}, made {made}")
+        self.expected = expected
+        self.made = made
+        self.details = tuple(details)
+
+
+class Follower(Protocol):
+    """A scheduler that can be taken through a trace."""
+
+    def apply(self, event: Event) -> bool | None:
+        """Let it happen; the answer of a reset is given back."""
+
+
+class Script:
+    """The calls that are expected in the current turn."""
+
+    def __init__(self) -> None:
+        self._expected: Sequence[Call] = ()
+        self._next = 0
+
+    def load(self, calls: Sequence[Call]) -> None:
+        """Begin a turn."""
+        self._expected, self._next = calls, 0
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Compare a call with the next expected one, and answer as that was answered."""
+        return self.compare(name, arguments_of(name, arguments))
+
+    def compare(self, name: str, made: dict[str, Any]) -> Any:
+        """The same with plain arguments."""
+        if self._next == len(self._expected):
+            raise DivergedError("no further call", _shown(name, made))
+        call = self._expected[self._next]
+        self._next += 1
+        if call.name != name:
+            raise DivergedError(_shown(call.name, call.arguments), _shown(name, made))
+        if call.arguments != made:
+            details = differences(call.arguments, made)
+            raise DivergedError(_shown(name, call.arguments), _shown(name, made), details)
+        return call.answer
+
+    def end(self) -> None:
+        """End a turn: nothing may be missing."""
+        if self._next < len(self._expected):
+            call = self._expected[self._next]
+            raise DivergedError(_shown(call.name, call.arguments), "no further call")
+
+
+def follow(turns: Sequence[Turn], follower: Follower, script: Script) -> Divergence | None:
+    """Take a scheduler, whose connector plays ``script``, through a trace."""
+    for number, turn in enumerate(turns):
+        script.load(turn.calls)
+        try:
+            answer = follower.apply(turn.event)
+            script.end()
+            if isinstance(turn.event, Reset) and answer != turn.event.answer:
+                raise DivergedError(f"the reset answers {turn.event.answer}", f"it answers {answer}")
+        except DivergedError as error:
+            return Divergence(number, turn.event, error.expected, error.made, error.details)
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the other engine didn't
+            return Divergence(number, turn.event, "no error", f"{error!r} in {_place(error)}")
+    return None
+
+
+def differences(expected: Any, made: Any, path: str = "") -> list[str]:
+    """The places where two plain values differ, one line each."""
+    if isinstance(expected, dict) and isinstance(made, dict):
+        names = list(dict.fromkeys([*expected, *made]))
+        if list(expected) != list(made) and set(expected) == set(made):
+            return [f"{path or 'arguments'}: order {list(expected)}, made {list(made)}"]
+        inner = [
+            differences(expected.get(name, "nothing"), made.get(name, "nothing"), f"{path}.{name}".lstrip("."))
+            for name in names
+        ]
+        return [line for lines in inner for line in lines]
+    if isinstance(expected, list) and isinstance(made, list) and len(expected) == len(made):
+        inner = [differences(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(expected, made, strict=True))]
+        return [line for lines in inner for line in lines]
+    return [] if expected == made else [f"{path}: {expected!r}, made {made!r}"]
+
+
+def _shown(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace is not None else "an unknown place"

@@ -1,0 +1,38 @@
+"""Which vLLM is installed. Importing this imports none.
+
+What imports vLLM here asks for its version first, since that also settles what vLLM reads from the environment
+while it is imported.
+"""
+
+import logging
+import os
+import re
+from importlib import import_module
+from typing import Final
+
+SETTINGS: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Small, quiet, and no network; what the user has set wins."""
+
+
+class MissingError(ImportError):
+    """What would be compared isn't installed."""
+
+
+def vllm_version() -> tuple[int, int]:
+    """The installed vLLM's version, as far as its contract goes."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # not every vLLM reads it at its import
+    try:
+        text: str = import_module("vllm.version").__version__
+    except ImportError as error:
+        raise MissingError(f"this compares with the installed vLLM, and none can be imported: {error}") from error
+    found = re.match(r"(\d+)\.(\d+)", text)
+    if found is None:
+        raise MissingError(f"the installed vLLM has version {text!r}, from which nothing can be told")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,139 @@
+"""``RecordingEngine``: the testbed's engine, writing down its trace. ``record`` runs one world and gives it back.
+
+It overrides what a world calls on an engine: each such call opens a turn, and what the guard logs of the
+scheduler's connector until the next one belongs to it. Calls before the first turn are the start-up and aren't
+recorded.
+"""
+
+from random import Random
+from typing import Any
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.output import Step
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.scheduler import RejectDrafts
+from kv_sim.guard import HistoryEnds, LogCall
+from kv_sim.subject import Subject
+from kv_sim.violation import Referee, Violation
+from kv_sim.world import World
+from kv_vllm.trace import (
+    COMPARED,
+    Abort,
+    Add,
+    Call,
+    Event,
+    Process,
+    Reset,
+    Sampled,
+    Schedule,
+    Trace,
+    Turn,
+    arguments_of,
+    report_of,
+)
+
+
+class RecordingEngine(Engine):
+    """An engine that records. ``turns`` is what happened so far."""
+
+    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+        self.turns: list[Turn] = []
+        self._report: dict[str, list[Any]] = {}
+
+        def note(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+            log(side, name, args, answer)
+            if side == "scheduler" and self.turns and name in COMPARED:
+                self._note(name, args, answer)
+
+        super().__init__(config, subject, referee, note)
+
+    def _note(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        if name == "update_connector_output":
+            self._report = report_of(args[0])
+        self.turns[-1].calls.append(Call(name, arguments_of(name, args), answer))
+
+    def _open(self, event: Event) -> Turn:
+        self.turns.append(Turn(event))
+        return self.turns[-1]
+
+    def add(self, spec: RequestSpec) -> SimRequest:
+        """Record the arrival."""
+        self._open(
+            Add(
+                spec.request_id,
+                spec.prompt,
+                spec.max_tokens,
+                spec.salt,
+                spec.adapter,
+                spec.skip_reading_prefix_cache,
+            )
+        )
+        return super().add(spec)
+
+    def abort(self, request_id: str) -> None:
+        """Record the abort, and what it hit."""
+        request = self.scheduler.requests[request_id]
+        state = request.status.value
+        if request.status is Status.WAITING_FOR_REMOTE_KVS and request_id in self.scheduler.loaded:
+            state = "load reported"
+        self._open(Abort(request_id, state))
+        super().abort(request_id)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        """Record the reset and its answer."""
+        turn = self._open(Reset(running, connector))
+        answer = super().reset(running=running, connector=connector)
+        turn.event = Reset(running, connector, answer)
+        return answer
+
+    def schedule(self, reject_drafts: RejectDrafts) -> Step:
+        """Record the step."""
+        self._open(Schedule(self.num_steps + 1))
+        return super().schedule(reject_drafts)
+
+    def process(self) -> None:
+        """Record what the step's requests sampled, and what the workers reported."""
+        step = self.steps[0]
+        before = {name: self.scheduler.requests.get(name) for name in step.output.num_scheduled_tokens}
+        known = {name: request.num_tokens for name, request in before.items() if request is not None}
+        turn = self._open(Process(step.number, {}, {}))
+        super().process()
+        sampled = {}
+        for name in before:
+            if name in step.sampling:
+                drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
+                count = 1 + drafts - step.rejected.get(name, 0)
+                sampled[name] = _sampled(before[name], known.get(name, 0), count)
+        turn.event = Process(step.number, sampled, self._report, self._rewound())
+
+    def _rewound(self) -> tuple[str, ...]:
+        """Requests that go on running although a load in the step failed them."""
+        failed = set(self._report.get("invalid_block_ids", ()))
+        tables = {r.request_id: self.scheduler.blocks.tables_of(r.request_id) for r in self.scheduler.running}
+        return tuple(name for name, table in tables.items() if any(failed & set(group) for group in table.groups))
+
+
+def _sampled(request: SimRequest | None, known: int, count: int) -> Sampled:
+    """What a request got of the ``count`` tokens that the model gave it."""
+    if request is None:
+        return Sampled((0,) * count, ends=False)
+    taken = tuple(request.all_token_ids[known:])
+    ends = bool(taken) and request.num_output_tokens == request.spec.output_tokens
+    wasted = count - len(taken)
+    return Sampled(taken + (0,) * wasted, ends, wasted if ends else 0)
+
+
+def record(subject: Subject, config: WorldConfig, random: Random, actions: int) -> Trace:
+    """Run one world and give its trace back. The end of the world is left out: it goes around the engine."""
+    cut = None
+    world = World(config, subject, engine_class=RecordingEngine)
+    engine = world.engine
+    assert isinstance(engine, RecordingEngine), f"the world made a {type(engine).__name__}"
+    try:
+        for _ in range(actions):
+            world.act(random)
+    except (Violation, HistoryEnds) as end:  # the turn it happened in is not whole
+        engine.turns.pop()
+        cut = str(end)
+    return Trace(engine.turns, engine.scheduler.all_groups, engine.scheduler.requires_delivery, cut)

@@ -1,0 +1,198 @@
+"""``Trace``: what one scheduler was told and what it asked its connector, as plain values of neither engine.
+
+A trace is a list of turns. A turn is one event (a request arrives, a step is scheduled, its output comes back, an
+abort, a reset) and the calls of the connector that it led to, in order, with their answers. Everything that a
+scheduler can't decide itself is in the events: tokens, reports of the workers. So any scheduler can be taken
+through a trace, given the connector's answers, and must make the same calls with the same arguments.
+
+Arguments are reduced by one function for both sides: it reads only attributes that ``kv_api`` promises for both.
+Sets are sorted, tables are lists, so that traces compare and print.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+COMPARED: Final = frozenset(
+    {
+        "on_new_request",
+        "get_num_new_matched_tokens",
+        "get_loaded_kv_cache_group_ids",
+        "update_state_after_alloc",
+        "has_pending_block_frees",
+        "build_connector_meta",
+        "request_finished",
+        "request_finished_all_groups",
+        "update_connector_output",
+        "reset_cache",
+    }
+)
+"""The calls of a trace: those by which a scheduler asks, tells or decides."""
+
+
+@dataclass(frozen=True)
+class Add:
+    """A request arrives."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    salt: str | None
+    adapter: str | None
+    skip_reading_prefix_cache: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A step is scheduled."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a request samples in a step."""
+
+    tokens: tuple[int, ...]
+    """As many as the model gives; those after its last one are zeros that nobody takes."""
+    ends: bool
+    """Whether the request's last token is among them."""
+    surplus: int = 0
+    """How many of them come after it: accepted drafts that go to waste."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """The output of a step comes back."""
+
+    step: int
+    sampled: dict[str, Sampled]
+    report: dict[str, list[Any]]
+    """What the workers report together."""
+    rewound: tuple[str, ...] = ()
+    """Requests that stay among the running ones and have blocks which a load failed to fill."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """A request's client goes away."""
+
+    request_id: str
+    state: str
+    """Where in its life the request was."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """``reset_prefix_cache``."""
+
+    running: bool
+    connector: bool
+    answer: bool | None = None
+    """None: the engine raised."""
+
+
+Event = Add | Schedule | Process | Abort | Reset
+
+
+class Call(NamedTuple):
+    """One call of the connector."""
+
+    name: str
+    arguments: dict[str, Any]
+    answer: Any
+
+
+@dataclass
+class Turn:
+    """An event, and the calls it led to."""
+
+    event: Event
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """One history."""
+
+    turns: list[Turn]
+    all_groups: bool
+    """The connector takes the end of requests for all groups at once (``SupportsHMA``)."""
+    requires_delivery: bool
+    cut_short_by: str | None = None
+    """What ended the history early, if anything did."""
+
+
+def arguments_of(name: str, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Reduce the arguments of a call to plain values."""
+    first = arguments[0] if arguments else None
+    match name:
+        case "on_new_request":
+            return {**_request(first)}
+        case "get_num_new_matched_tokens":
+            return {**_request(first), "local": arguments[1]}
+        case "get_loaded_kv_cache_group_ids":
+            return {"request": first.request_id if first is not None else None}
+        case "update_state_after_alloc":
+            return {**_request(first), "blocks": _tables(arguments[1].get_block_ids()), "external": arguments[2]}
+        case "build_connector_meta":
+            return _step(first)
+        case "request_finished":
+            return {**_request(first), "blocks": [list(arguments[1])]}
+        case "request_finished_all_groups":
+            return {**_request(first), "blocks": _tables(arguments[1])}
+        case "update_connector_output":
+            return {"report": report_of(first)}
+        case "has_pending_block_frees" | "reset_cache":
+            return {}
+    raise ValueError(f"unknown call {name!r}; known: {', '.join(sorted(COMPARED))}")
+
+
+def report_of(output: Any) -> dict[str, list[Any]]:
+    """The plain form of the workers' joined report; empty parts are left out."""
+    names = ("finished_sending", "finished_recving", "failed_recving", "invalid_block_ids")
+    return {name: sorted(value) for name in names if (value := getattr(output, name))}
+
+
+def _request(request: Any) -> dict[str, Any]:
+    return {
+        "request": request.request_id,
+        "tokens": request.num_tokens,
+        "computed": request.num_computed_tokens,
+        "hashes": len(request.block_hashes),
+    }
+
+
+def _tables(tables: Iterable[Iterable[int]]) -> list[list[int]]:
+    return [list(table) for table in tables]
+
+
+def _step(output: Any) -> dict[str, Any]:
+    cached = output.scheduled_cached_reqs
+    return {
+        "new": [
+            {"request": r.req_id, "blocks": _tables(r.block_ids), "computed": r.num_computed_tokens}
+            for r in output.scheduled_new_reqs
+        ],
+        "cached": [
+            {
+                "request": name,
+                "new_blocks": None if new is None else _tables(new),
+                "computed": computed,
+                "output": output_tokens,
+            }
+            for name, new, computed, output_tokens in zip(
+                cached.req_ids,
+                cached.new_block_ids,
+                cached.num_computed_tokens,
+                cached.num_output_tokens,
+                strict=True,
+            )
+        ],
+        "resumed": sorted(cached.resumed_req_ids),
+        "counts": dict(output.num_scheduled_tokens),
+        "drafts": {name: len(tokens) for name, tokens in output.scheduled_spec_decode_tokens.items()},
+        "finished": sorted(output.finished_req_ids),
+        "preempted": sorted(output.preempted_req_ids or ()),
+        "loads_in_step": output.has_sync_kv_loads,
+    }

@@ -1,0 +1,127 @@
+"""The comparison finds every kind of difference that can be planted, and none where there is none."""
+
+from types import SimpleNamespace
+
+import pytest
+from kv_vllm_parrots import Parrot, altered
+
+from kv_vllm.comparison import Script, differences, follow
+from kv_vllm.trace import COMPARED, Abort, Add, Call, Reset, Schedule, Turn, arguments_of
+
+STEP = {"new": [{"request": "r", "blocks": [[1, 2]], "computed": 0}], "counts": {"r": 5}, "finished": []}
+TURNS = [
+    Turn(Add("r", (1, 2, 3), 4, None, None, False), [Call("on_new_request", {"request": "r"}, None)]),
+    Turn(
+        Schedule(1),
+        [
+            Call("get_num_new_matched_tokens", {"request": "r", "local": 0}, (4, True)),
+            Call("update_state_after_alloc", {"request": "r", "blocks": [[1, 2]], "external": 4}, None),
+            Call("build_connector_meta", STEP, "opaque"),
+        ],
+    ),
+    Turn(Reset(False, False, True), []),
+    Turn(Abort("r", "running"), [Call("request_finished", {"request": "r", "blocks": [[1, 2]]}, (False, None))]),
+]
+
+
+def followed(**methods):
+    script = Script()
+    return follow(TURNS, type("Other", (Parrot,), methods)(TURNS, script), script)
+
+
+def test_the_same_calls_agree():
+    assert followed() is None
+
+
+def test_another_argument():
+    def blocks(self, turn):
+        return [altered(c, blocks=[[1, 3]]) if "external" in c.arguments else c for c in turn.calls]
+
+    found = followed(change=blocks)
+    assert (found.turn, found.event, found.details) == (1, Schedule(1), ("blocks[0][1]: 2, made 3",))
+    assert "blocks=[[1, 2]]" in found.expected
+    assert "blocks=[[1, 3]]" in found.made
+    assert "turn 1" in str(found)
+
+
+def test_a_missing_call():
+    found = followed(change=lambda self, turn: turn.calls[:-1])
+    assert (found.turn, found.made) == (0, "no further call")
+    assert found.expected.startswith("on_new_request")
+
+
+def test_one_call_too_many():
+    found = followed(change=lambda self, turn: [*turn.calls, Call("has_pending_block_frees", {}, False)])
+    assert (found.turn, found.expected) == (0, "no further call")
+    assert found.made == "has_pending_block_frees()"
+
+
+def test_another_order():
+    found = followed(change=lambda self, turn: turn.calls[::-1])
+    assert (found.turn, found.made.partition("(")[0]) == (1, "build_connector_meta")
+    assert found.expected.startswith("get_num_new_matched_tokens")
+
+
+def test_another_answer_of_a_reset():
+    found = followed(answer=lambda self, event: None)
+    assert (found.turn, found.expected, found.made) == (2, "the reset answers True", "it answers None")
+
+
+def test_an_error():
+    def refuse(self, turn):
+        assert not isinstance(turn.event, Abort), "no such request"
+        return turn.calls
+
+    found = followed(change=refuse)
+    assert (found.turn, found.expected) == (3, "no error")
+    assert "no such request" in found.made
+    assert "in refuse:" in found.made
+
+
+def test_after_a_difference_nothing_is_compared():
+    found = followed(change=lambda self, turn: [])
+    assert found.turn == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        ({**STEP, "finished": ["q"]}, "finished: [], made ['q']"),
+        ({**STEP, "counts": {"r": 4}}, "counts.r: 5, made 4"),
+        ({**STEP, "counts": {"r": 5, "q": 1}}, "counts.q: 'nothing', made 1"),
+        ({**STEP, "new": [{**STEP["new"][0], "computed": 4}]}, "new[0].computed: 0, made 4"),
+    ],
+)
+def test_differences_name_the_place(made, line):
+    assert differences(STEP, STEP) == []
+    assert differences(STEP, made) == [line]
+
+
+def test_the_order_of_scheduled_requests_is_a_difference():
+    made = differences({"counts": {"a": 1, "b": 1}}, {"counts": {"b": 1, "a": 1}})
+    assert made == ["counts: order ['a', 'b'], made ['b', 'a']"]
+
+
+def test_objects_of_any_engine_are_reduced_alike():
+    request = SimpleNamespace(request_id="r", num_tokens=9, num_computed_tokens=4, block_hashes=[b"h", b"i"])
+    blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2], (3,)))
+    plain = {"request": "r", "tokens": 9, "computed": 4, "hashes": 2}
+    assert arguments_of("on_new_request", [request]) == plain
+    assert arguments_of("update_state_after_alloc", [request, blocks, 4]) == {
+        **plain,
+        "blocks": [[1, 2], [3]],
+        "external": 4,
+    }
+    assert arguments_of("request_finished", [request, (1, 2)]) == {**plain, "blocks": [[1, 2]]}
+    assert arguments_of("request_finished_all_groups", [request, ((1,), (2,))]) == {**plain, "blocks": [[1], [2]]}
+    report = SimpleNamespace(
+        finished_sending={"b", "a"}, finished_recving=None, failed_recving=set(), invalid_block_ids={3, 1}
+    )
+    joined = {"finished_sending": ["a", "b"], "invalid_block_ids": [1, 3]}
+    assert arguments_of("update_connector_output", [report]) == {"report": joined}
+
+
+def test_an_unknown_call_is_named():
+    with pytest.raises(ValueError, match=r"unknown call 'get_finished'; known: build_connector_meta, "):
+        arguments_of("get_finished", [])
+    assert "get_finished" not in COMPARED

@@ -1,0 +1,15 @@
+"""The README's example runs as printed."""
+
+import doctest
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_readme():
+    failed, tried = doctest.testfile(str(README), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert (failed, tried > 5) == (0, True)
+
+
+def test_fifteen_lines():
+    assert README.read_text().count(">>> ") <= 15
