@@ -266,6 +266,29 @@ def test_a_manager_answers_by_default() -> None:
     assert manager.config_info() == [{}]
 
 
+def test_a_prefix_is_looked_up_key_by_key_up_to_the_first_that_is_no_hit() -> None:
+    asked = []
+
+    class Known(Manager):
+        def lookup(self, key: Any, req_context: Any) -> kv_api.LookupResult:
+            asked.append((key, req_context))
+            return found[key]
+
+    found = {
+        kv_api.OffloadKey(b"a"): kv_api.LookupResult.HIT,
+        kv_api.OffloadKey(b"b"): kv_api.LookupResult.HIT,
+        kv_api.OffloadKey(b"c"): kv_api.LookupResult.RETRY,
+        kv_api.OffloadKey(b"d"): kv_api.LookupResult.HIT,
+    }
+    keys, context = list(found), kv_api.ReqContext("r")
+    assert Known().lookup_prefix(keys, context) == (2, kv_api.LookupResult.RETRY)
+    assert asked == [(key, context) for key in keys[:3]]
+    assert Known().lookup_prefix(keys[3:], context) == (1, kv_api.LookupResult.HIT)
+    assert Known().lookup_prefix([], context) == (0, kv_api.LookupResult.HIT)
+    Known().drop(keys)  # by default a medium keeps what it can't drop
+    assert Known().lookup(keys[0], context) is kv_api.LookupResult.HIT
+
+
 def test_config_info_makes_labels_of_fields() -> None:
     from dataclasses import dataclass
 

@@ -62,6 +62,7 @@ from kv_api.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from kv_api.layout import (
+        AttentionKind,
         CanonicalKVCacheRef,
         CanonicalKVCaches,
         CanonicalKVCacheTensor,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         OffloadingManager,
         OffloadingSpec,
         OffloadingWorker,
+        PrefixLookup,
         PrepareStoreOutput,
         TransferResult,
     )
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
 
 _LATER = {
     "kv_api.layout": (
+        "AttentionKind",
         "CanonicalKVCacheRef",
         "CanonicalKVCaches",
         "CanonicalKVCacheTensor",
@@ -126,6 +129,7 @@ _LATER = {
         "OffloadingManager",
         "OffloadingSpec",
         "OffloadingWorker",
+        "PrefixLookup",
         "PrepareStoreOutput",
         "TransferResult",
     ),
@@ -167,6 +171,7 @@ __all__ = [
     "MEDIUM_GPU",
     "MEDIUM_STORAGE",
     "AllBlocksCleared",
+    "AttentionKind",
     "AttentionMetadata",
     "BlockIDsLoadStoreSpec",
     "BlockIds",
@@ -232,6 +237,7 @@ __all__ = [
     "OffloadingSpec",
     "OffloadingWorker",
     "PartialTails",
+    "PrefixLookup",
     "PrepareStoreOutput",
     "RemovedKeyWarning",
     "ReqContext",

@@ -6,8 +6,23 @@ one tensor.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kv_api.engine import Tensor
+
+
+class AttentionKind(StrEnum):
+    """What the layers of a KV cache group read of what came before.
+
+    An engine of ours names it in its group's ``kv_cache_spec.kind``; vLLM's classes are translated by kv-vllm.
+    """
+
+    FULL = "full_attention"
+    """Every token."""
+    SLIDING_WINDOW = "sliding_window"
+    """The last ``kv_cache_spec.sliding_window`` tokens, the one that is computed among them."""
+    STATE_SPACE = "state_space"
+    """The state after the token before: only the last block counts, and only at a block's end."""
 
 
 @dataclass

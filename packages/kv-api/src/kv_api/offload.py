@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_api.layout import CanonicalKVCaches
 from kv_api.offload_config import (
@@ -41,6 +41,13 @@ class LookupResult(Enum):
     """There, and not readable yet."""
     RETRY = auto()
     """Not known yet; ask again later."""
+
+
+class PrefixLookup(NamedTuple):
+    """How many leading keys are hits, and what the first other one is (HIT if there is none)."""
+
+    hits: int
+    rest: LookupResult
 
 
 class LoadStoreSpec:
@@ -124,6 +131,26 @@ class OffloadingManager(ABC):
     @abstractmethod
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether a chunk can be loaded now. Changes nothing, and promises nothing after the lock is left."""
+
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
+        """What ``lookup`` says of each key up to the first that is no hit. A medium can do better than one by one.
+
+        vLLM's managers don't have this method.
+        """
+        hits = 0
+        for key in keys:
+            found = self.lookup(key, req_context)
+            if found is not LookupResult.HIT:
+                return PrefixLookup(hits, found)
+            hits += 1
+        return PrefixLookup(hits, LookupResult.HIT)
+
+    def drop(self, keys: Collection[OffloadKey]) -> None:
+        """Forget chunks whose bytes proved wrong, pinned or not; their jobs still end. Unknown keys are ignored.
+
+        vLLM's managers don't have this method, and a medium may be unable to: a caller that must not meet such a
+        chunk again remembers it itself.
+        """
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """Which tier supplies a chunk that was a hit."""

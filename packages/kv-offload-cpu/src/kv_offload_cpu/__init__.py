@@ -4,7 +4,7 @@ Start at ``CPUOffloadingManager``; ``kv_offload_cpu.policy`` has what decides wh
 """
 
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
-from kv_offload_cpu.manager import CPUOffloadingManager, PrefixLookup
+from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
 from kv_offload_cpu.stats import METRICS, CPUOffloadingStats
 
@@ -15,7 +15,6 @@ __all__ = [
     "CPUOffloadingManager",
     "CPUOffloadingStats",
     "CachePolicy",
-    "PrefixLookup",
     "Run",
     "find_policy",
 ]

@@ -11,7 +11,6 @@ chunk worth storing.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from kv_api import (
     CacheHitSource,
@@ -22,6 +21,7 @@ from kv_api import (
     OffloadingEvent,
     OffloadingManager,
     OffloadKey,
+    PrefixLookup,
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
@@ -33,13 +33,6 @@ from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
-
-
-class PrefixLookup(NamedTuple):
-    """How many leading keys are hits, and what the first other one is (HIT if there is none)."""
-
-    hits: int
-    rest: LookupResult
 
 
 class CPUOffloadingManager(OffloadingManager):
