@@ -40,3 +40,15 @@ class Homeless(TwoSidedConnector):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._kv_transfer_config.kv_connector_extra_config["home"]
+
+
+class Choosy(TwoSidedConnector):
+    """Can be created in some worlds."""
+
+    scheduler_class = LaterScheduler
+    worker_class = LaterWorker
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if args[0].parallel_config.rank:
+            raise RuntimeError("one rank is enough")

@@ -1,5 +1,6 @@
 """The command line: exit codes, the lines to paste, and that what they say is true."""
 
+import json
 import os
 import re
 import shlex
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kv_factory import Offer, Target
 from kv_sim.cli import main
+from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.schedule_file import read_schedule
 from kv_sim.subject import Trait
@@ -151,7 +154,7 @@ MISUSES = [
     ("fuzz --connector no.such:Later", "there is no module 'no'"),
     ("fuzz --connector kv_sim.examples.later:LaterConector", "did you mean 'LaterConnector'?"),
     ("fuzz --connector kv_sim.world:World", "World is no connector"),
-    ("fuzz --connector broken_connectors:Homeless", "it can't be created: KeyError: 'home'"),
+    ("fuzz --connector broken_connectors:Homeless", "can't be created: worker side: KeyError: 'home' (broken_"),
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
     ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
@@ -171,7 +174,9 @@ MISUSES = [
     ("fuzz --without CONTNT", "did you mean 'CONTENT'?"),
     ("fuzz --perfetto x.json", "--perfetto writes one history"),
     ("fuzz --connector later --perfetto no/x.json", "there is no such folder"),
-    ("fuzz --engine vlm", "invalid choice: 'vlm'"),
+    ("fuzz --engine vlm", "unknown engine 'vlm'; known: builtin"),
+    ("fuzz --engine buildin", "did you mean 'builtin'?"),
+    ("campaign --engine buildin", "did you mean 'builtin'?"),
     ("replay-schedule no.jsonl", "no.jsonl: No such file"),
     ("campaign --jobs 0", "--jobs: more than 0, got 0"),
     ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
@@ -187,6 +192,39 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
     assert message in err
     assert "Traceback" not in err
     assert "FAIL" not in out
+
+
+def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[str], Result]) -> None:
+    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --traits ranks")
+    assert code == 1
+    assert "shrunk to 0 actions" in out
+    assert "NO-CRASH  worker side: RuntimeError: one rank is enough (broken_connectors.py:" in out
+    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --histories 3")
+    assert code == 0
+    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --traits ranks --without NO-CRASH")
+    assert code == 0
+
+
+def test_an_engine_of_another_package(kv_sim: Callable[[str], Result]) -> None:
+    """It is found by name, makes the worlds fit, and a schedule remembers it."""
+    offer = Offer("strange", Target("strange_engine", "StrangeEngine"), "a test")
+    with ENGINES.isolated([offer]):
+        ENGINES.register("builtin", "kv_sim.engine.engine", "Engine")
+        code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Hasty --engine strange --seed 3")
+        assert code == 1
+        assert "kv-sim fuzz --connector broken_connectors:Hasty --engine strange --seed 3 --log" in out
+        file = next(iter(Path().glob("*.jsonl")))
+        world = json.loads(file.read_text().splitlines()[0])["world"]
+        assert (world["engine"], world["block_size"]) == ("strange", 3)
+        code, out, _ = kv_sim(f"kv-sim replay-schedule {file}")
+        assert (code, "the same violation as in the file" in out) == (1, True)
+        code, out, _ = kv_sim(f"kv-sim replay-schedule {file} --engine builtin")
+        assert code == 1
+        code, out, _ = kv_sim("kv-sim campaign --engine strange --histories 1 --jobs 1")
+        assert "8 histories" in out
+    code, _, err = kv_sim(f"kv-sim replay-schedule {file}")
+    assert code == 2
+    assert "unknown engine 'strange'; known: builtin" in err
 
 
 def test_a_commit_is_a_seed(kv_sim: Callable[[str], Result]) -> None:

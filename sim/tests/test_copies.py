@@ -22,6 +22,9 @@ class Pages:
     def retire_until(self, step: int) -> None:
         self.retired = max(self.retired, step)
 
+    def owner(self, block: int) -> str:
+        return f"request r{block // 2}"
+
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         self.moved.append((copy.copy_id, block, slot))
 
@@ -126,3 +129,38 @@ def test_every_copy_is_reported_exactly_once_or_never_ends(script: list[tuple[st
         copies.check()
     heard += [result.copy_id for result in queue.poll()]
     assert sorted(heard) == sorted(copy.copy_id for copy in copies.ended)
+
+
+def test_a_copy_knows_for_whom_it_was_begun() -> None:
+    copies, queue, _ = engine()
+    copy_id = queue.submit(Direction.STORE, [(2, 0), (3, 1), (4, 2)])
+    assert copies.running[copy_id].owners == ("request r1", "request r2")
+
+
+def test_a_restart_fails_every_copy_once_and_loads_find_nothing_until_a_store() -> None:
+    copies, queue, pages = engine()
+    done, torn, lost = (queue.submit(Direction.STORE, [(n, n), (n + 1, n + 1)]) for n in (1, 3, 5))
+    copies.advance(copies.running[done], 2)
+    copies.advance(copies.running[torn], 1)
+    copies.lose(copies.running[lost])
+    copies.restart(4)
+    assert not copies.running
+    assert queue.poll() == [Result(done, True), Result(torn, False), Result(lost, False)]
+    store = queue.submit(Direction.STORE, [(1, 1)])
+    copies.advance(copies.running[store], 1)
+    pages.moved.clear()
+    found, gone, beyond = (queue.submit(Direction.LOAD, pairs) for pairs in ([(7, 1)], [(7, 1), (8, 2)], [(9, 4)]))
+    for copy_id in (found, gone, beyond):
+        copies.advance(copies.running[copy_id], 2)
+    assert queue.poll() == [Result(store, True), Result(found, True), Result(gone, False), Result(beyond, True)]
+    assert pages.moved == [(found, 7, 1), (gone, 7, 1), (beyond, 9, 4)]
+    copies.check()
+
+
+def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
+    copies, queue, _ = engine()
+    store = queue.submit(Direction.STORE, [(1, 0)])
+    copies.restart(0)
+    load = queue.submit(Direction.LOAD, [(2, 0)])
+    copies.advance(copies.running[load], 1)
+    assert queue.poll() == [Result(store, False), Result(load, True)]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
 from kv_sim.fuzz import config_for, run_seed
@@ -91,7 +92,7 @@ def test_checkers_only_look(name: str) -> None:
 def test_several_claim_what_all_of_them_claim() -> None:
     both = several(MEMORY, LATER)
     assert both.traits == (MEMORY.traits & LATER.traits) - {Trait.EVENTS}
-    config = both.transfer_config("kv_consumer", "recompute", 8)
+    config = both.transfer_config(WorldConfig(role="kv_consumer", host_slots=8))
     for child in config.kv_connector_extra_config["connectors"]:
         assert child["kv_role"] == "kv_consumer"
         assert child["kv_connector_extra_config"]["host_slots"] == 8

@@ -40,6 +40,8 @@ class Kind(StrEnum):
     """A copy will never end."""
     REPEAT = "repeat"
     """The end of a copy is reported once more."""
+    RESTART = "restart"
+    """What moves a rank's bytes restarts: every copy under way fails, and its host memory may be lost."""
     RESET = "reset"
     """``reset_prefix_cache``, maybe with the running requests, maybe with the connector."""
 

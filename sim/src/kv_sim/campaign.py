@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.coverage import Coverage
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.legal import NEVER_BETWEEN_ACTIONS, STATES, Expected
@@ -73,6 +74,7 @@ class Plan:
     minutes: float | None = None
     jobs: int = 1
     actions: int = 80
+    engine: str = BUILTIN_ENGINE
 
     def seeds(self, worker: int) -> Iterator[int]:
         """The seeds of one worker."""
@@ -104,7 +106,7 @@ def work(plan: Plan, worker: int, send: Callable[[Batch], object], should_stop: 
 
 def _run_one(plan: Plan, name: str, subject: Subject, seed: int, batch: Batch) -> None:
     try:
-        run = run_seed(subject, seed, actions=plan.actions)
+        run = run_seed(subject, seed, engine=plan.engine, actions=plan.actions)
     except Exception as error:  # noqa: BLE001 - the testbed failed: reported, with its traceback
         where = f"{name}, seed {seed}: {type(error).__name__}: {error}"
         batch.crash = batch.crash or f"{where}\n{traceback.format_exc()}"

@@ -15,6 +15,7 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim import campaign, legal, report, selection
+from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.log import Log
@@ -63,7 +64,8 @@ def _fuzz(options: argparse.Namespace) -> int:
     seeds = selection.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
     without = selection.parse_checkers(options.without)
     subjects = selection.choose_subjects(options.connector, options.extra, options.traits)
-    _make_world(options)  # before anything runs: a wrong path is known now
+    find_engine(options.engine)  # before anything runs: a wrong name or path is known now
+    _make_world(options)
     if options.perfetto and len(subjects) > 1:
         raise ConfigError("--perfetto writes one history: name its connector with --connector")
     if options.connector and not subjects[options.connector].traits:
@@ -78,7 +80,7 @@ def _fuzz_one(
     options: argparse.Namespace, name: str, subject: Subject, seeds: range, without: frozenset[Invariant]
 ) -> int:
     """Run the seeds of one subject up to the first failure."""
-    run_one = partial(run_seed, subject, actions=options.actions, silent=without)
+    run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
     watched = _make_world(options) if len(seeds) == 1 else World
     steps = 0
     for seed in seeds:
@@ -124,6 +126,7 @@ def _report(options: argparse.Namespace, name: str, found: Failure, without: fro
         found.seed,
         extra=options.extra,
         traits=options.traits,
+        engine=options.engine,
         actions=options.actions,
         without=without,
     )
@@ -153,6 +156,9 @@ def _replay(options: argparse.Namespace) -> int:
         schedule = replace(schedule, subject=subject)
     elif options.extra is not None or options.traits is not None:
         raise ConfigError("--extra and --traits are about another connector: name it with --connector")
+    if options.engine is not None:
+        schedule = replace(schedule, config=replace(schedule.config, engine=options.engine))
+    find_engine(schedule.config.engine)
     missing = selection.unclaimed(schedule)
     if missing:
         say(f"note: {schedule.subject.kv_connector} doesn't claim what this schedule needs: {', '.join(missing)}")
@@ -196,8 +202,15 @@ def _campaign(options: argparse.Namespace) -> int:
     timed = options.histories is None
     minutes = (options.minutes or USUAL_MINUTES) if timed else None
     plan = campaign.Plan(
-        SUBJECTS, selection.parse_seed(options.seed), options.histories, minutes, options.jobs, options.actions
+        SUBJECTS,
+        selection.parse_seed(options.seed),
+        options.histories,
+        minutes,
+        options.jobs,
+        options.actions,
+        options.engine,
     )
+    find_engine(plan.engine)
     until = f"{minutes:g} minutes" if timed else f"{options.histories} histories a subject"
     say(f"{len(SUBJECTS)} subjects, {until}, {plan.jobs} processes, seeds from {plan.start} (--seed)")
     found = campaign.run_campaign(plan)

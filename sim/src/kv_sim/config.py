@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any, Literal
 
-FULL = "full"
-SLIDING = "sliding"
+BUILTIN_ENGINE = "builtin"
+WORD_BYTES = 8
+"""Bytes of a slot: what one layer keeps of one token."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class GroupConfig:
 class WorldConfig:
     """All sizes of a world. Small ones on purpose: every boundary is near."""
 
+    engine: str = BUILTIN_ENGINE
+    """Who schedules: the testbed's own model of vLLM, or an engine that an installed package offers."""
     num_blocks: int = 24
     """GPU blocks, the null block among them."""
     block_size: int = 4
@@ -39,7 +42,8 @@ class WorldConfig:
     role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
-    """Room of a connector's host memory, in blocks; a connector learns it from its extra config."""
+    """Room of a connector's host memory, in blocks of one worker. A connector learns it from its extra config: as
+    ``host_slots``, or as ``cpu_bytes_to_use``, which is what all workers have together."""
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
@@ -49,6 +53,16 @@ class WorldConfig:
     def world_size(self) -> int:
         """How many workers there are."""
         return self.tp_size * self.pp_size
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a block in one layer."""
+        return self.block_size * WORD_BYTES
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory, of all workers together."""
+        return self.host_slots * self.layers * self.page_bytes * self.world_size
 
     @property
     def max_model_len(self) -> int:
@@ -71,7 +85,7 @@ class WorldConfig:
         return cls(**{**values, "groups": groups, "silent": frozenset(values["silent"])})
 
 
-SWARM = ("abort", "fail", "tear", "lose", "repeat", "reset", "reset_all", "same_id", "spec", "advance")
+SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
 """Kinds of trouble that a world may leave out altogether."""
 
 

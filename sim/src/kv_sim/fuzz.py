@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.config import GroupConfig, WorldConfig, draw_config
+from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig, draw_config
 from kv_sim.coverage import Coverage
+from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
@@ -38,35 +39,38 @@ class Run:
     failure: Failure | None
 
 
-def config_for(subject: Subject, random: Random) -> WorldConfig:
-    """Draw a world that is within what the subject claims to withstand."""
-    config = draw_config(random)
+def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -> WorldConfig:
+    """Draw a world that is within what the subject claims to withstand and the engine can do."""
+    config = replace(draw_config(random), engine=engine)
     if Trait.GROUPS not in subject.traits:
         config = replace(config, groups=(GroupConfig(),))
     if Trait.RANKS not in subject.traits:
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False)
-    return config
+    return find_engine(engine).fit(config)
 
 
 def run_seed(
     subject: Subject,
     seed: int,
     *,
+    engine: str = BUILTIN_ENGINE,
     actions: int = 80,
     silent: frozenset[Invariant] = frozenset(),
     make_world: Callable[..., World] = World,
 ) -> Run:
     """Run one world from a seed. ``make_world`` may give one that is watched (``kv_sim.watch``)."""
     random = Random(seed)
-    config = config_for(subject, random)
+    config = config_for(subject, random, engine)
     referee = Referee()
     referee.silent |= silent
     try:
         world = make_world(config, subject, referee=referee)
     except Violation as violation:  # it breaks while it is set up
         return Run(Coverage(), 0, "", Failure(subject, config, [], violation, seed))
+    except HistoryEnds:
+        return Run(Coverage(), 0, "", None)
     failure = None
     try:
         world.run(random, actions)

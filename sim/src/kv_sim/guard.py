@@ -7,7 +7,8 @@ the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 from collections.abc import Callable
 from typing import Any
 
-from kv_api import KVConnectorBase_V1
+from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
+from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, protocol, work
 from kv_sim.checkers.hits import Served
 from kv_sim.violation import Invariant, Referee, TestbedError, Violation
@@ -18,6 +19,23 @@ LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further
     """A connector raised and NO-CRASH is switched off: there is no going on."""
+
+
+class NotCreated(Violation):
+    """The connector's constructor raised."""
+
+
+def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Referee) -> KVConnectorBase_V1:
+    """Create one object of a connector, through the factory. A configuration that it refuses is no violation."""
+    try:
+        return KVConnectorFactory.create_connector(config, role, kv_cache_config)
+    except (ConfigError, Violation, TestbedError):
+        raise
+    except Exception as error:
+        message = f"{role.name.lower()} side: {type(error).__name__}: {error} ({_innermost(error)})"
+        if Invariant.NO_CRASH in referee.silent:
+            raise HistoryEnds(message) from error
+        raise NotCreated(Invariant.NO_CRASH, message) from error
 
 
 class Guard:

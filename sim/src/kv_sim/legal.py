@@ -55,6 +55,7 @@ KIND_NEEDS: Final[Mapping[Kind, Trait]] = {
     Kind.SPOIL: Trait.FAILURES,
     Kind.LOSE: Trait.LOSSES,
     Kind.REPEAT: Trait.REPEATS,
+    Kind.RESTART: Trait.FAILURES,
 }
 
 
@@ -86,6 +87,8 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "a copy fails": "note 9",
     "a copy is torn": "note 9: some pages were moved",
     "a copy is lost": "note 10: below the worker",
+    "a restart ends copies": "note 10: all of them at once",
+    "a restart loses host memory": "notes 9 and 10: what was stored can't be loaded",
     "reset answered True": "note 17",
     "reset answered False": "note 17: refused",
     "reset answered None": "note 17: the engine raises",
@@ -96,6 +99,8 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a copy fails": Trait.FAILURES,
     "a copy is torn": Trait.FAILURES,
     "a copy is lost": Trait.LOSSES,
+    "a restart ends copies": Trait.FAILURES,
+    "a restart loses host memory": Trait.FAILURES,
 }
 
 

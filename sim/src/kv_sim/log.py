@@ -201,6 +201,8 @@ def describe(action: Action) -> str:
     if action.kind is Kind.RESET:
         what = [word for word in ("running", "connector") if args[word]]
         return "reset    " + " and ".join(["the prefix cache", *what])
+    if action.kind is Kind.RESTART:
+        return f"restart  rank {args['rank']}" + (", its host memory is lost" if args["memory"] else "")
     words = {"request": "", "rank": "rank ", "copy": "copy ", "pages": "pages ", "rejects": "rejects "}
     return f"{action.kind.value:<8} " + ", ".join(f"{words.get(k, k + ' ')}{brief(v)}" for k, v in args.items())
 

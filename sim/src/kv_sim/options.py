@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.report import USUAL_ACTIONS
 from kv_sim.subject import Trait
 
-ENGINES: Final = ("builtin",)
 USUAL_HISTORIES: Final = 300
 USUAL_MINUTES: Final = 10.0
 
@@ -39,17 +39,19 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     fuzz.add_argument(
         "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
     )
-    fuzz.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="which engine drives the connector")
+    _add_engine(fuzz, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
 
     again = command("replay-schedule", "replay a schedule file, maybe onto another connector")
     again.add_argument("file", metavar="FILE")
     _add_connector(again)
+    _add_engine(again, None, "another engine than the file names")
     _add_views(again)
 
     long = command("campaign", "run all subjects for long, and say what was reached")
     long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
     long.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
     long.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    _add_engine(long, BUILTIN_ENGINE, f"which engine drives the connectors (default {BUILTIN_ENGINE})")
     long.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(long)
     _add_save(long)
@@ -61,6 +63,10 @@ def _add_connector(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
     parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {','.join(Trait)}, or none")
+
+
+def _add_engine(parser: argparse.ArgumentParser, usual: str | None, text: str) -> None:
+    parser.add_argument("--engine", default=usual, metavar="NAME", help=text)
 
 
 def _add_actions(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kv_sim.actions import Action
+from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
 from kv_sim.log import describe
 from kv_sim.subject import Subject, Trait
@@ -52,6 +53,7 @@ def replay_line(
     *,
     extra: str | None = None,
     traits: str | None = None,
+    engine: str = BUILTIN_ENGINE,
     actions: int = USUAL_ACTIONS,
     without: frozenset[Invariant] = frozenset(),
 ) -> str:
@@ -60,6 +62,8 @@ def replay_line(
     for option, value in (("--extra", extra), ("--traits", traits)):
         if value is not None:
             words += [option, value]
+    if engine != BUILTIN_ENGINE:
+        words += ["--engine", engine]
     words += ["--seed", str(seed)]
     if actions != USUAL_ACTIONS:
         words += ["--actions", str(actions)]

@@ -39,6 +39,7 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.SPOIL: {"rank": int},
     Kind.LOSE: {"rank": int, "copy": int},
     Kind.REPEAT: {"rank": int, "copy": int},
+    Kind.RESTART: {"rank": int, "memory": bool},
     Kind.RESET: {"running": bool, "connector": bool},
 }
 """The arguments of each kind of action."""

@@ -22,6 +22,7 @@ from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
+from kv_sim.guard import NotCreated
 from kv_sim.schedule_file import Schedule
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -75,26 +76,24 @@ def _named(connector: str) -> Subject:
 
 def _check_class(connector: str, subject: Subject) -> None:
     """The connector can be imported, can be made, and can do what it claims."""
-    transfer = subject.transfer_config("kv_both", "recompute", WorldConfig().host_slots)
+    transfer = subject.transfer_config(WorldConfig())
     KVConnectorFactory.get_connector_class(transfer)
     if Trait.GROUPS in subject.traits:
         check_groups(subject)
     try:
         World(config_for(subject, Random(0)), subject)
-    except ConfigError:
-        raise
-    except Violation:
-        pass  # it is for a history to report
-    except Exception as error:
+    except Violation as violation:
+        if not isinstance(violation, NotCreated):
+            return  # it is for a history to report
         raise ConfigError(
-            f"--connector {connector!r}: it can't be created: {type(error).__name__}: {error} "
+            f"--connector {connector!r}: it can't be created: {violation.message} "
             f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
-        ) from error
+        ) from None
 
 
 def check_groups(subject: Subject) -> None:
     """Refuse a connector that works with one KV cache group where there are several."""
-    transfer = subject.transfer_config("kv_both", "recompute", WorldConfig().host_slots)
+    transfer = subject.transfer_config(WorldConfig())
     if not KVConnectorFactory.supports_hma_config(transfer):
         raise ConfigError(
             f"{subject.kv_connector} can't be used with several KV cache groups (the trait 'groups'): "
@@ -181,7 +180,7 @@ def unclaimed(schedule: Schedule) -> list[str]:
         Trait.GROUPS: (len(config.groups) > 1, f"its world has {len(config.groups)} groups"),
         Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
         Trait.ZEROING: (config.zero_new_blocks and config.runner == 2, "runner V2 zeroes new blocks"),
-        Trait.FAILURES: (Kind.FAIL in kinds, "a copy fails"),
+        Trait.FAILURES: (bool(kinds & {Kind.FAIL, Kind.SPOIL, Kind.RESTART}), "copies fail"),
         Trait.LOSSES: (Kind.LOSE in kinds, "a copy is lost"),
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
         Trait.RESET: (resets, "the connector's cache is reset"),

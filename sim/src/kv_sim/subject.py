@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kv_api import KVConnectorBase_V1, KVConnectorRole, KVTransferConfig
-from kv_factory import KVConnectorFactory
+from kv_api import KVTransferConfig
+from kv_sim.config import WorldConfig
 
 
 class Trait(StrEnum):
@@ -41,16 +41,17 @@ class Subject:
     extra_config: dict[str, Any] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset(Trait)
 
-    def transfer_config(self, role: str, failure_policy: str, host_slots: int) -> KVTransferConfig:
+    def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
         """The ``--kv-transfer-config`` of a world."""
+        room = {"host_slots": world.host_slots, "cpu_bytes_to_use": world.host_bytes}
         return KVTransferConfig.from_mapping(
             {
                 "kv_connector": self.kv_connector,
-                "kv_role": role,
+                "kv_role": world.role,
                 "engine_id": "world",
-                "kv_load_failure_policy": failure_policy,
+                "kv_load_failure_policy": world.failure_policy,
                 "kv_connector_module_path": self.module_path,
-                "kv_connector_extra_config": _with_room(self.extra_config, role, host_slots),
+                "kv_connector_extra_config": _with_room(self.extra_config, world.role, room),
             }
         )
 
@@ -69,23 +70,18 @@ class Subject:
         return cls(**{**values, "traits": frozenset(map(Trait, values["traits"]))})
 
 
-def _with_room(extra_config: dict[str, Any], role: str, host_slots: int) -> dict[str, Any]:
+def _with_room(extra_config: dict[str, Any], role: str, room: dict[str, int]) -> dict[str, Any]:
     """The extra config of a world: children of a MultiConnector get the same room and role as it has."""
-    own: dict[str, Any] = {"host_slots": host_slots, **extra_config}
+    own: dict[str, Any] = {**room, **extra_config}
     if "connectors" in own:
         own["connectors"] = [
             {
                 "kv_role": role,
                 **child,
                 "kv_connector_extra_config": _with_room(
-                    child.get("kv_connector_extra_config", {}), child.get("kv_role", role), host_slots
+                    child.get("kv_connector_extra_config", {}), child.get("kv_role", role), room
                 ),
             }
             for child in own["connectors"]
         ]
     return own
-
-
-def create(config: Any, role: KVConnectorRole, kv_cache_config: Any) -> KVConnectorBase_V1:
-    """Create one object of the connector, through the factory."""
-    return KVConnectorFactory.create_connector(config, role, kv_cache_config)

@@ -18,6 +18,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engines import find_engine
 from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
@@ -36,11 +37,12 @@ WEIGHTS: dict[Kind, int] = {
     Kind.SPOIL: 1,
     Kind.LOSE: 1,
     Kind.REPEAT: 2,
+    Kind.RESTART: 1,
     Kind.ABORT: 5,
     Kind.RESET: 2,
 }
 
-TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT)
+TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
 """What a world with more trouble does more often."""
 
 
@@ -54,7 +56,7 @@ class World:
         *,
         referee: Referee | None = None,
         observe: Callable[[str, str, tuple[Any, ...], Any], None] | None = None,
-        engine_class: type[Engine] = Engine,
+        engine_class: type[Engine] | None = None,
     ) -> None:
         self.config = config
         self.subject = subject
@@ -63,7 +65,7 @@ class World:
         self.history: list[Action] = []
         self._digest = blake2b(digest_size=16)
         self._observe = observe
-        self.engine = engine_class(config, subject, self.referee, self._called)
+        self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
         self.arrivals = Arrivals(config)
 
     # -- picking -------------------------------------------------------------------------------
@@ -109,6 +111,11 @@ class World:
         # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
         if self._may("fail", Trait.FAILURES) and not config.run_ahead:
             choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
+        if self._may("restart", Trait.FAILURES):
+            choices[Kind.RESTART] = lambda random: {
+                "rank": random.choice(ranks),
+                "memory": not config.run_ahead and random.random() < 0.5,
+            }
         if unfinished:
             choices[Kind.ABORT] = lambda random: {"request": self._whom_to_abort(random, unfinished)}
         choices[Kind.RESET] = lambda random: {
@@ -290,6 +297,14 @@ class World:
         if args["rank"] >= self.config.world_size:
             return False
         self.engine.devices[args["rank"]].copies.spoiled = True
+        return True
+
+    def _restart(self, args: dict[str, Any], random: Random | None) -> bool:
+        if args["rank"] >= self.config.world_size:
+            return False
+        forgets = args["memory"] and not self.config.run_ahead  # loads in the step would fail
+        self.coverage.situation("a restart loses host memory" if forgets else "a restart ends copies")
+        self.engine.devices[args["rank"]].restart_copies(forget_host=forgets)
         return True
 
     def _lose(self, args: dict[str, Any], random: Random | None) -> bool:

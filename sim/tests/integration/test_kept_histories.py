@@ -1,12 +1,21 @@
-"""Histories that once broke something in our packages; each must stay harmless."""
+"""Histories that once broke something, in our packages or in the engine model; each must stay harmless.
+
+``histories`` has schedule files as ``kv-sim`` saved them; a file's name says what was wrong.
+"""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, several
 from kv_sim.fuzz import replay
+from kv_sim.schedule_file import read_schedule
+
+KEPT = sorted((Path(__file__).parent / "histories").glob("*.jsonl"))
 
 
 def request(name: str, conversation: int, tokens: int) -> Action:
@@ -45,4 +54,16 @@ def test_children_that_know_several_groups_hear_of_the_end_beside_one_that_knows
     """MemoryConnector had only ``request_finished_all_groups``, and kept every aborted request."""
     history = [request("r1", 0, 9), do(Kind.ABORT, request="r1")]
     _, violation = replay(several(MEMORY, LATER), WorldConfig(), history)
+    assert violation is None
+
+
+def test_there_are_kept_histories() -> None:
+    assert KEPT
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
+def test_a_kept_history_is_harmless(file: Path) -> None:
+    schedule = read_schedule(file)
+    assert schedule.violation is not None
+    _, violation = replay(schedule.subject, schedule.config, schedule.history, schedule.without)
     assert violation is None

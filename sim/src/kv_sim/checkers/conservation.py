@@ -82,9 +82,16 @@ def _strings(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tupl
             yield from _strings(item, f"{path}[…]", seen, depth + 1)
     elif _is_foreign(value):
         return
-    elif hasattr(value, "__dict__"):
-        for name, item in vars(value).items():
-            yield from _strings(item, f"{path}.{name}", seen, depth + 1)
+    else:
+        for name in (*getattr(value, "__dict__", ()), *_slots(type(value))):
+            yield from _strings(getattr(value, name, None), f"{path}.{name}", seen, depth + 1)
+
+
+def _slots(cls: type) -> Iterator[str]:
+    """The attributes that a class keeps without a ``__dict__``."""
+    for base in cls.__mro__:
+        declared = base.__dict__.get("__slots__", ())
+        yield from (declared,) if isinstance(declared, str) else declared
 
 
 def _is_foreign(value: Any) -> bool:

@@ -96,8 +96,9 @@ def check_kept(world: "World", settle: Callable[[], bool]) -> None:
 
 def _nothing_was_left_out(world: "World", ended: Iterable[SimRequest]) -> bool:
     engine = world.engine
-    if any(copy.state is not State.DONE for device in engine.devices for copy in device.copies.ended):
-        return False
+    for copies in (device.copies for device in engine.devices):
+        if copies.running or copies.restarts or any(copy.state is not State.DONE for copy in copies.ended):
+            return False
     blocks = {block_hash for request in ended for block_hash in request.hashes_up_to(request.num_tokens)}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
     return len(blocks) * (1 + engine.served.resets) <= world.config.host_slots

@@ -6,8 +6,7 @@ are scheduled meanwhile. Nothing happens by itself: the world calls.
 """
 
 from collections import deque
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
@@ -17,16 +16,26 @@ from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
+from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
-from kv_sim.guard import Guard, LogCall
+from kv_sim.guard import Guard, LogCall, create
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
-from kv_sim.subject import Subject, Trait, create
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
 
 
 class Engine:
-    """One engine with one connector."""
+    """One engine with one connector.
+
+    An engine of another package is a subclass; what the world, the checkers and the views read of this one is what
+    it has to offer, too.
+    """
+
+    @classmethod
+    def fit(cls, config: WorldConfig) -> WorldConfig:
+        """The world nearest to ``config`` that this engine can be."""
+        return config
 
     def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
         self.config = config
@@ -37,16 +46,18 @@ class Engine:
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
-        vllm_config, cache_config = _vllm_config(config, subject), _cache_config(config)
+        cache_config = kv_cache_config(config)
         self.devices = [Device(rank, config, self.shadow) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
         for device in self.devices:
-            connector = create(vllm_config, KVConnectorRole.WORKER, cache_config)
+            connector = create(
+                vllm_config(config, subject, device.rank), KVConnectorRole.WORKER, cache_config, referee
+            )
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
             self.workers.append(Worker(config, device, guard))
-        connector = create(vllm_config, KVConnectorRole.SCHEDULER, cache_config)
+        connector = create(vllm_config(config, subject), KVConnectorRole.SCHEDULER, cache_config, referee)
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
@@ -178,38 +189,3 @@ class Engine:
         self.aggregator.check()
         for device in self.devices:
             device.copies.check()
-
-
-def _vllm_config(config: WorldConfig, subject: Subject) -> Any:
-    return SimpleNamespace(
-        kv_transfer_config=subject.transfer_config(config.role, config.failure_policy, config.host_slots),
-        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=True),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=config.tp_size,
-            pipeline_parallel_size=config.pp_size,
-            world_size=config.world_size,
-            rank=0,
-        ),
-        scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=len(config.groups) == 1,
-            max_num_batched_tokens=config.max_step_tokens,
-            max_num_seqs=config.max_running,
-        ),
-        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
-    )
-
-
-def _cache_config(config: WorldConfig) -> Any:
-    groups = [
-        SimpleNamespace(
-            layer_names=[f"group{group}.layer{layer}" for layer in range(config.layers)],
-            kv_cache_spec=SimpleNamespace(block_size=config.block_size, sliding_window=spec.window or None),
-        )
-        for group, spec in enumerate(config.groups)
-    ]
-    return SimpleNamespace(
-        num_blocks=config.num_blocks,
-        kv_cache_groups=groups,
-        prefix_cacheable_group_ids=tuple(range(len(groups))),
-        hash_block_size=config.block_size,
-    )

@@ -185,11 +185,14 @@ class Outcome:
     def _rewind(
         self, requests: Iterable[SimRequest], invalid: set[int], counts: dict[str, int]
     ) -> tuple[set[str], set[int]]:
-        """Set each request back to before its first failed block. Returns who, and the blocks from there on."""
+        """Set each request back to before its first failed block. Returns who, and the blocks from there on.
+
+        vLLM counts a failed block that an earlier request shares as computed, because that one recomputes it. But
+        it fails, or is preempted first, and then the connector is told of tokens that nobody has.
+        """
         size = self.scheduler.config.block_size
         affected: set[str] = set()
         evict: set[int] = set()
-        marked: set[int] = set()
         for request in requests:
             (table,) = self.scheduler.blocks.tables[request.request_id].groups
             computed = request.num_computed_tokens - counts.get(request.request_id, 0)
@@ -197,14 +200,11 @@ class Outcome:
             if not bad:
                 continue
             affected.add(request.request_id)
-            own = [index for index in bad if table[index] not in marked]
-            marked.update(table[index] for index in bad)
-            request.num_computed_tokens = own[0] * size if own else computed
+            request.num_computed_tokens = bad[0] * size
             self._forget_steps_under_way(request)
-            if own:
-                evict.update(table[own[0] :])
-                cached = self.scheduler.blocks.tables[request.request_id].num_cached
-                cached[0] = min(cached[0], own[0])
+            evict.update(table[bad[0] :])
+            cached = self.scheduler.blocks.tables[request.request_id].num_cached
+            cached[0] = min(cached[0], bad[0])
         return affected, evict
 
     def _forget_steps_under_way(self, request: SimRequest) -> None:

@@ -8,6 +8,7 @@ the draft model, so ``wait_for_save`` comes after the transfer results.
 from kv_api import KVConnectorOutput
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
+from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
 from kv_sim.memory.device import Device, KVCache, LaunchedStep
 
@@ -27,7 +28,7 @@ class Worker:
         self.device = device
         self.connector = connector
         self.layers = {
-            f"group{group}.layer{layer}": KVCache(device, layer)
+            layer_name(group, layer): device.kv_cache(layer)
             for group in range(len(config.groups))
             for layer in range(config.layers)
         }

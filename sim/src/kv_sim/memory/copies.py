@@ -72,6 +72,10 @@ class Pages(Protocol):
         """Move the bytes of one page now."""
         ...
 
+    def owner(self, block: int) -> str:
+        """Who got a GPU block last."""
+        ...
+
 
 @dataclass
 class Result:
@@ -125,6 +129,9 @@ class CopyEngine:
     running: dict[int, Copy] = field(default_factory=dict)
     ended: list[Copy] = field(default_factory=list)
     """Every copy that ended, for repeats and for the books."""
+    lost_slots: set[int] = field(default_factory=set)
+    """Host slots that hold nothing since a restart: a load from one fails."""
+    restarts: int = 0
     _queues: dict[int, CopyQueue] = field(default_factory=dict)
 
     def open(self) -> CopyQueue:
@@ -144,7 +151,8 @@ class CopyEngine:
         copy_id = len(self._queues)
         self._queues[copy_id] = queue
         after_step = self.launched_steps if after_compute else 0
-        copy = Copy(copy_id, direction, pairs, stream or f"own {copy_id}", after_step)
+        owners = tuple(dict.fromkeys(self.pages.owner(block) for block, _ in pairs))
+        copy = Copy(copy_id, direction, pairs, stream or f"own {copy_id}", after_step, owners=owners)
         self.running[copy_id] = copy
         if not pairs:
             self._end(copy, State.DONE)
@@ -179,10 +187,15 @@ class CopyEngine:
         ]
 
     def advance(self, copy: Copy, pages: int) -> None:
-        """Move the next ``pages`` pages; a copy that has none left is done."""
+        """Move the next ``pages`` pages; one that has none left is done, one with nothing to load fails."""
         for block, slot in copy.pairs[copy.copied : copy.copied + pages]:
+            if copy.direction is Direction.LOAD and slot in self.lost_slots:
+                self.fail(copy)
+                return
             self.pages.move_page(copy, block, slot)
             copy.copied += 1
+            if copy.direction is Direction.STORE:
+                self.lost_slots.discard(slot)
         if copy.copied == len(copy.pairs):
             self._end(copy, State.DONE)
 
@@ -193,6 +206,13 @@ class CopyEngine:
     def lose(self, copy: Copy) -> None:
         """The copy never ends, and moves nothing more."""
         copy.state = State.LOST
+
+    def restart(self, host_slots: int) -> None:
+        """Every copy fails, also a lost one, and the first ``host_slots`` slots hold nothing any more."""
+        self.restarts += 1
+        self.lost_slots.update(range(host_slots))
+        for copy in list(self.running.values()):
+            self.fail(copy)
 
     def repeat(self, copy: Copy) -> None:
         """Report the end of a copy once more."""

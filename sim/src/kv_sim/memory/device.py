@@ -89,6 +89,13 @@ class Device:
         self.host = np.concatenate([self.host, more])
         return first
 
+    def kv_cache(self, layer: int) -> "KVCache":
+        """The pages of a layer, for a connector."""
+        cache = self.memory[:, layer].view(KVCache)
+        cache._device, cache.layer = self, layer
+        cache.flags.writeable = False
+        return cache
+
     # -- compute -------------------------------------------------------------------------------
 
     @property
@@ -177,6 +184,16 @@ class Device:
 
     # -- copies --------------------------------------------------------------------------------
 
+    def owner(self, block: int) -> str:
+        """Who got a block last, for messages."""
+        return self.shadow.owner(block)
+
+    def restart_copies(self, *, forget_host: bool) -> None:
+        """What moves the bytes starts anew: copies under way fail; what the host held may be gone."""
+        if forget_host:
+            self.host[:] = POISON
+        self.copies.restart(len(self.host) if forget_host else 0)
+
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the ledger allows it."""
         self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, self.copies)
@@ -189,20 +206,25 @@ class Device:
             self.shadow.last_writer[self.rank][block] = str(copy)
 
 
-class KVCache:
-    """What a connector gets for a layer: pages of one device, to read, write and copy.
+class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
+    """What a connector gets for a layer: its pages of one device, an array of (blocks, words).
 
-    ``read`` and ``write`` wait for the device first, as an access from the host does; ``device.copies`` doesn't.
+    The array shows the memory as it is at this moment, and can't be written to; it is for those who want to know
+    where pages lie. ``read`` and ``write`` wait for the device first, as an access from the host does. ``device``,
+    which views keep, has ``copies``, which don't wait.
     """
 
-    def __init__(self, device: Device, layer: int) -> None:
-        self.device = device
-        self.layer = layer
+    _device: Device
+    layer: int
+
+    def __array_finalize__(self, origin: Any) -> None:
+        if isinstance(origin, KVCache):
+            self._device, self.layer = origin._device, origin.layer
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Blocks, and words in a page of this layer."""
-        return (self.device.config.num_blocks, self.device.config.block_size)
+    def device(self) -> Any:
+        """The ``Device`` whose memory this is."""
+        return self._device
 
     def read(self, block: int) -> Words:
         """A copy of a page, after the device has finished what it was given."""

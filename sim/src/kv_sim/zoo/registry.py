@@ -62,7 +62,7 @@ _SEVERAL: Final = (
     ),
     plant(multi.UnionOfLoads, "#42831", _I.PROTOCOL, several(MEMORY, _ECHO), _I.CONSERVATION),
     plant(multi.FirstSaveCounts, "", _I.OWNERSHIP, several(LATER, LATER), _I.CONSERVATION, _I.CONTENT),
-    plant(multi.StaleChoice, "", _I.NO_CRASH, several(LATER, MEMORY)),
+    plant(multi.StaleChoice, "", _I.NO_CRASH, several(LATER, MEMORY), _I.LIVENESS),
     plant(multi.FirstReportFrees, "#25067", _I.PROTOCOL, several(LATER, _HOLDS), _I.OWNERSHIP),
     plant(multi.NoPreemptions, "vllm-ascend#3332", _I.OWNERSHIP, several(PATIENT, MEMORY), _I.CONTENT),
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),

@@ -1,0 +1,67 @@
+"""What a connector is told about the engine: what fits ``kv_api.VllmConfig`` and ``kv_api.KVCacheConfig``."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from kv_api import AttentionKind
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.subject import Subject
+
+KINDS = {"full": AttentionKind.FULL, "sliding": AttentionKind.SLIDING_WINDOW}
+
+
+def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
+    """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0."""
+    return SimpleNamespace(
+        kv_transfer_config=subject.transfer_config(config),
+        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=config.tp_size,
+            pipeline_parallel_size=config.pp_size,
+            world_size=config.world_size,
+            rank=rank,
+        ),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=len(config.groups) == 1,
+            max_num_batched_tokens=config.max_step_tokens,
+            max_num_seqs=config.max_running,
+            async_scheduling=config.async_scheduling,
+        ),
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
+    )
+
+
+def kv_cache_config(config: WorldConfig) -> Any:
+    """Groups and tensors. As in vLLM, a block belongs to one group, and layer i of every group shares a tensor."""
+    names = [_layer_names(group, config.layers) for group in range(len(config.groups))]
+    return SimpleNamespace(
+        num_blocks=config.num_blocks,
+        kv_cache_groups=[
+            SimpleNamespace(layer_names=layers, kv_cache_spec=_spec(config, group))
+            for layers, group in zip(names, config.groups, strict=True)
+        ],
+        kv_cache_tensors=[
+            SimpleNamespace(size=config.num_blocks * config.page_bytes, shared_by=list(layers))
+            for layers in zip(*names, strict=True)
+        ],
+        prefix_cacheable_group_ids=tuple(range(len(config.groups))),
+        hash_block_size=config.block_size,
+    )
+
+
+def _layer_names(group: int, layers: int) -> list[str]:
+    return [layer_name(group, layer) for layer in range(layers)]
+
+
+def layer_name(group: int, layer: int) -> str:
+    """What a layer of a group is called."""
+    return f"group{group}.layer{layer}"
+
+
+def _spec(config: WorldConfig, group: GroupConfig) -> Any:
+    return SimpleNamespace(
+        kind=KINDS[group.kind],
+        block_size=config.block_size,
+        sliding_window=group.window or None,
+        page_size_bytes=config.page_bytes,
+    )

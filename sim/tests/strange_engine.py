@@ -1,0 +1,14 @@
+"""An engine as another package would offer it."""
+
+from dataclasses import replace
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+
+
+class StrangeEngine(Engine):
+    """Likes blocks of three."""
+
+    @classmethod
+    def fit(cls, config: WorldConfig) -> WorldConfig:
+        return replace(config, block_size=3)
