@@ -1,20 +1,77 @@
-"""What importing kv_offload_cpu brings along: kv_api and the standard library."""
+"""What importing kv_offload_cpu brings along: kv_api and the standard library, until somebody makes a worker."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+import kv_offload_cpu
 
 CODE = """
 import sys
 before = set(sys.modules)
-import kv_offload_cpu
-new = {name.partition(".")[0] for name in set(sys.modules) - before}
+{code}
+new = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(" ".join(sorted(new - set(sys.stdlib_module_names))))
-print(" ".join(sorted(new & {"time", "threading", "random", "asyncio", "multiprocessing", "concurrent"})))
+impure = {{"time", "threading", "random", "asyncio", "multiprocessing", "concurrent", "fcntl"}}
+print(" ".join(sorted(new & impure)))
+"""
+
+CONFIG = """
+from kv_api import OffloadingCacheConfig, OffloadingConfig, OffloadingGroupConfig
+from kv_api import OffloadingModelConfig, OffloadingParallelConfig
+from kv_offload_cpu import CPUOffloadingSpec
+config = OffloadingConfig(
+    (OffloadingGroupConfig(16, ("a",), 0),), 64, False, dict(cpu_bytes_to_use=8192), "engine",
+    OffloadingModelConfig("model", "float16"), OffloadingCacheConfig(16, 1),
+    OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+)
+CPUOffloadingSpec(config).get_manager()
 """
 
 
-def test_only_the_interface_is_imported():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    outside, impure = done.stdout.split("\n")[:2]
-    assert outside.split() == ["kv_api", "kv_offload_cpu"]
-    assert impure.split() == []
+def imported_by(code):
+    command = [sys.executable, "-c", CODE.format(code=code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.split("\n")[:2]]
+
+
+@pytest.mark.parametrize("code", ["import kv_offload_cpu", CONFIG])
+def test_a_scheduler_imports_only_the_interface(code):
+    assert imported_by(code) == [["kv_api", "kv_offload_cpu"], []]
+
+
+def test_a_worker_imports_numpy_and_owns_no_thread():
+    outside, impure = imported_by("from kv_offload_cpu import CPUOffloadingWorker, Direction")
+    # These two bring what they like.
+    others, their_impure = imported_by("import numpy, logging")
+    assert set(outside) == {"kv_api", "kv_offload_cpu", *others}
+    assert set(impure) <= set(their_impure)
+
+
+def test_only_one_file_imports_torch_and_only_what_acts_owns_threads_and_clocks():
+    owners = {"torch": set(), "threading": set(), "concurrent": set(), "time": set(), "fcntl": set()}
+    root = Path(kv_offload_cpu.__file__).parent
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                if (top := name.partition(".")[0]) in owners:
+                    owners[top].add(file.relative_to(root).as_posix())
+    assert owners == {
+        "torch": {"copy/torch_driver.py"},
+        "threading": {"copy/host.py"},
+        "concurrent": {"copy/host.py", "copy/moves.py"},
+        "time": {"copy/host.py", "shared_region.py"},
+        "fcntl": {"shared_region.py"},
+    }
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(kv_offload_cpu, name) is not None for name in kv_offload_cpu.__all__)
+    assert set(kv_offload_cpu.__all__) <= set(dir(kv_offload_cpu))
+    with pytest.raises(AttributeError, match="has no attribute 'CPUOffloadingWorkers'"):
+        kv_offload_cpu.CPUOffloadingWorkers  # noqa: B018

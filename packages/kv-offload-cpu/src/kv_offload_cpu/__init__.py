@@ -1,20 +1,73 @@
-"""Host memory as an offloading medium: which KV chunks are kept there, and which leave.
+"""Host memory as an offloading medium: which KV chunks are kept there, which leave, and the copies.
 
-Start at ``CPUOffloadingManager``; ``kv_offload_cpu.policy`` has what decides who leaves.
+Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
+``kv_offload_cpu.policy`` has what decides who leaves, ``kv_offload_cpu.copy`` what moves bytes. What needs numpy
+is imported when it is first asked for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.manager import CPUOffloadingManager
+from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
+from kv_offload_cpu.sizing import HostLayout, plan_layout
+from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.stats import METRICS, CPUOffloadingStats
+
+if TYPE_CHECKING:
+    from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+    from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory, StoreRole, WorkerCounts
+
+_LATER = {
+    "kv_offload_cpu.copy.engine": ("CopyEngine", "CopyResult", "Direction", "PageCopies", "Urgency"),
+    "kv_offload_cpu.worker": ("CPUOffloadingWorker", "HostMemory", "StoreRole", "WorkerCounts"),
+}
+"""Modules that are imported at the first use of one of their names."""
+
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 __all__ = [
     "METRICS",
     "POLICIES",
     "CPULoadStoreSpec",
+    "CPUOffloadingInfo",
     "CPUOffloadingManager",
+    "CPUOffloadingSpec",
     "CPUOffloadingStats",
+    "CPUOffloadingWorker",
     "CachePolicy",
+    "CopyEngine",
+    "CopyEngineChoice",
+    "CopyResult",
+    "Direction",
+    "HostLayout",
+    "HostMemory",
+    "MemoryChoice",
+    "Options",
+    "PageCopies",
     "Run",
+    "StoreRole",
+    "Urgency",
+    "WorkerCounts",
     "find_policy",
+    "plan_layout",
 ]
+
+
+if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
+
+    def __getattr__(name: str) -> Any:
+        """Import what workers need."""
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'kv_offload_cpu' has no attribute {name!r}")
+        value = getattr(import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

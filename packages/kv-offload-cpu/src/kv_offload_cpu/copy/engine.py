@@ -1,0 +1,77 @@
+"""What a copy engine is: something that copies the pages of whole jobs, asynchronously, and may fail.
+
+The worker knows engines only by this protocol. So a testbed can put one in their place that is late, loses or
+repeats completions, and tears copies; and the worker must stay right above it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+
+class Direction(Enum):
+    """Which way a job goes."""
+
+    STORE = "store"
+    LOAD = "load"
+
+
+class Urgency(Enum):
+    """How a job stands to those queued before it."""
+
+    ORDINARY = "ordinary"
+    EXPEDITED = "expedited"
+    """A step waits for this load: it overtakes ordinary loads that have not begun."""
+
+
+@dataclass(frozen=True, eq=False)
+class PageCopies:
+    """A job's pages: block ``blocks[i]`` of group ``groups[i]``, with block ``offsets[i]`` of ``chunks[i]``."""
+
+    groups: Numbers
+    blocks: Numbers
+    chunks: Numbers
+    offsets: Numbers
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+@dataclass
+class CopyResult:
+    """How a job ended, with the bytes that moved and the time that took, if known."""
+
+    job_id: int
+    success: bool
+    num_bytes: int | None = None
+    seconds: float | None = None
+
+
+class CopyEngine(Protocol):
+    """Copies pages, and reports what goes wrong below as a ``CopyResult``, not as an exception.
+
+    Jobs of one direction run in the order of their submission; loads and stores don't wait for each other.
+    """
+
+    def submit(
+        self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
+    ) -> None:
+        """Begin a job after everything that the device was given before. When it raises, nothing was begun."""
+
+    def poll(self) -> list[CopyResult]:
+        """The jobs that ended since the last call."""
+
+    def wait(self, job_ids: Collection[int]) -> None:
+        """Return when none of these jobs will touch memory any more. Unknown and ended ones are no matter.
+
+        A job without a result after that is lost.
+        """
+
+    def shutdown(self) -> None:
+        """Finish or cancel every job; afterwards nothing touches memory. May be repeated."""

@@ -1,0 +1,134 @@
+"""What a user can set of this medium in the connector's extra config, read once and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from enum import Enum
+from math import isfinite
+from typing import Any, Final, TypeVar
+
+from kv_api import ConfigError
+from kv_api.errors import unknown_name
+
+
+class CopyEngineChoice(Enum):
+    """Which copy engine moves the bytes."""
+
+    AUTO = "auto"
+    """``host`` where the KV caches are in host memory, else ``cuda``."""
+    HOST = "host"
+    CUDA = "cuda"
+
+
+class MemoryChoice(Enum):
+    """Whose memory the chunks are in."""
+
+    AUTO = "auto"
+    """``private`` for one worker, else ``shared``."""
+    PRIVATE = "private"
+    """Each worker has memory of its own."""
+    SHARED = "shared"
+    """All workers map one file, so that any of them finds whole chunks."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings, with their defaults. ``cpu_bytes_to_use`` counts all workers together."""
+
+    cpu_bytes_to_use: int
+    eviction_policy: str = "lru"
+    cache_policy_module_path: str | None = None
+    store_threshold: int = 0
+    max_tracker_size: int = 64_000
+    copy_engine: CopyEngineChoice = CopyEngineChoice.AUTO
+    copy_threads: int = 0
+    """Threads that share the bytes of one job in the host engine; 0: as many as pay."""
+    host_memory: MemoryChoice = MemoryChoice.AUTO
+    shared_memory_dir: str = "/dev/shm"
+    pin_memory: bool = True
+    checksum: bool = False
+
+
+OWN_KEYS: Final = tuple(Options.__dataclass_fields__)
+OTHER_KEYS: Final = (
+    "backpressure",
+    "block_size",
+    "blocks_per_chunk",
+    "canonical_layout",
+    "offload_prompt_only",
+    "secondary_tiers",
+    "self_describing_kv_events",
+    "spec_module_path",
+    "spec_name",
+    "sync_load_budget_bytes",
+    "tier_poll_interval_s",
+)
+"""Keys in the same mapping that the connector and other media read."""
+
+_NEAR = 0.8
+"""From which likeness on an unknown key counts as misspelt. Others may belong to somebody else, and are let be."""
+
+_ChoiceT = TypeVar("_ChoiceT", bound=Enum)
+
+
+def read_options(extra_config: Mapping[str, Any]) -> Options:
+    """The settings in ``extra_config``. Keys that nobody here knows are ignored unless they look misspelt."""
+    for key in extra_config:
+        _refuse_misspelt(key)
+    if extra_config.get("cpu_bytes_to_use") is None:
+        raise ConfigError("cpu_bytes_to_use: not set; it is the host memory to use, in bytes, over all workers")
+    given = {key: extra_config[key] for key in OWN_KEYS if key in extra_config}
+    read: dict[str, Any] = {}
+    for key, value in given.items():
+        if key == "cpu_bytes_to_use":
+            read[key] = _bytes(key, value)
+        elif key in ("store_threshold", "copy_threads"):
+            read[key] = _whole(key, value, 0)
+        elif key == "max_tracker_size":
+            read[key] = _whole(key, value, 1)
+        elif key == "copy_engine":
+            read[key] = _choice(key, value, CopyEngineChoice)
+        elif key == "host_memory":
+            read[key] = _choice(key, value, MemoryChoice)
+        elif key in ("pin_memory", "checksum"):
+            read[key] = _of_type(key, value, bool)
+        elif key == "cache_policy_module_path" and value is None:
+            read[key] = None
+        else:
+            read[key] = _of_type(key, value, str)
+    return Options(**read)
+
+
+def _refuse_misspelt(key: object) -> None:
+    known = [*OWN_KEYS, *OTHER_KEYS]
+    if key in known or not isinstance(key, str):
+        return
+    likeness, nearest = max((SequenceMatcher(None, key.lower(), name).ratio(), name) for name in known)
+    if likeness >= _NEAR:
+        raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {nearest!r}?")
+
+
+def _bytes(key: str, value: object) -> int:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not isfinite(value) or value < 1:  # type: ignore[arg-type, operator]
+        raise ConfigError(f"{key}: expected a number of bytes, at least 1, got {value!r}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _whole(key: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def _of_type(key: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{key}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def _choice(key: str, value: object, choices: type[_ChoiceT]) -> _ChoiceT:
+    for choice in choices:
+        if choice.value == value:
+            return choice
+    raise ConfigError(unknown_name(key, value, [choice.value for choice in choices]))

@@ -1,0 +1,150 @@
+"""One file of memory that all workers of an engine map, and that no crash leaves behind.
+
+**Theory of operation.** Locks, which the kernel drops when a process ends however it ends, are the only truth:
+
+* Whoever maps a region holds a shared lock of its file. A file that nobody holds is a leftover.
+* The lock of the folder itself is held for whatever looks at, makes or removes files there. So between making a
+  file and holding it nobody else looks, and a process that is killed there leaves a file that nobody holds.
+* Every start first removes the leftovers of any engine. So does every release, of its own file.
+* At the end of the file there is a byte for each worker, set when it attached. The last of them removes the name:
+  from then on the memory goes with its last process, and there is nothing to clean up.
+
+**Invariants.** A region that is attached is held. A worker's byte is set at most once: if it is set already, the
+engine's id is used twice on this machine, and the second user is refused.
+"""
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from kv_api import ConfigError
+from kv_offload_cpu.available import Available
+
+PREFIX: Final = "kv-offload-cpu-"
+_PATIENCE_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.01
+
+
+class SharedRegion:
+    """``num_bytes`` that worker ``rank`` of ``num_ranks`` maps together with the others of ``engine_id``.
+
+    ``before_create`` is called by the worker that makes the file, before it does.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine_id: str,
+        rank: int,
+        num_ranks: int,
+        num_bytes: int,
+        before_create: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.path = folder / _file_name(engine_id)
+        self._file_bytes = num_bytes + num_ranks
+        self._released = False
+        with _locked(folder):
+            for leftover in sorted(folder.glob(f"{PREFIX}*")):
+                _remove_unless_held(leftover)
+            self._fd = self._open(before_create)
+            try:
+                self._attach(engine_id, rank, num_ranks, num_bytes)
+                self.map = mmap.mmap(self._fd, self._file_bytes)
+            except BaseException:
+                os.close(self._fd)
+                _remove_unless_held(self.path)
+                raise
+
+    @staticmethod
+    def free_bytes(folder: Path) -> Available:
+        """What the file system of ``folder`` still has."""
+        found = os.statvfs(folder)
+        return Available(found.f_bavail * found.f_frsize, f"free in shared_memory_dir {str(folder)!r}")
+
+    def release(self) -> None:
+        """Let go. The last one to do so before all had attached removes the file. May be repeated."""
+        if self._released:
+            return
+        self._released = True
+        os.close(self._fd)
+        with _locked(self.path.parent):
+            _remove_unless_held(self.path)
+
+    def _open(self, before_create: Callable[[], None]) -> int:
+        """Open the file, or make it, and hold it."""
+        try:
+            fd = os.open(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            before_create()
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.ftruncate(fd, self._file_bytes)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return fd
+
+    def _attach(self, engine_id: str, rank: int, num_ranks: int, num_bytes: int) -> None:
+        size = os.fstat(self._fd).st_size
+        if size != self._file_bytes:
+            raise ConfigError(
+                f"engine {engine_id!r}: worker {rank} wants {self._file_bytes} bytes of shared memory, but "
+                f"{self.path.name} has {size}: the workers' configurations differ, or two engines have one id"
+            )
+        if os.pread(self._fd, 1, num_bytes + rank) != b"\0":
+            raise ConfigError(
+                f"engine {engine_id!r}: worker {rank} is attached to {self.path.name} already; "
+                "another engine with this id is running or has not ended yet"
+            )
+        os.pwrite(self._fd, b"\1", num_bytes + rank)
+        if os.pread(self._fd, num_ranks, num_bytes) == b"\1" * num_ranks:
+            self.path.unlink()
+
+
+def _file_name(engine_id: str) -> str:
+    """A readable name, and different for different ids."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "_", engine_id)[:64]
+    return f"{PREFIX}{readable}-{hashlib.sha256(engine_id.encode()).hexdigest()[:12]}.mmap"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"shared_memory_dir: {str(folder)!r} can't be opened: {error.strerror}") from error
+    try:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _try_lock(fd):
+            if time.monotonic() > deadline:
+                raise ConfigError(f"shared_memory_dir: {str(folder)!r} is locked since {_PATIENCE_SECONDS:.0f} s")
+            time.sleep(_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_unless_held(path: Path) -> None:
+    """Remove a file whose processes have all ended. Other users' files are theirs."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except (FileNotFoundError, PermissionError):
+        return
+    try:
+        if _try_lock(fd):
+            path.unlink()
+    finally:
+        os.close(fd)

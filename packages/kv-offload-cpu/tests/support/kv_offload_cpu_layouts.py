@@ -1,0 +1,161 @@
+"""KV caches in many layouts, and the obvious model of what stores and loads do to their bytes."""
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kv_api import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    GPULoadStoreSpec,
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from kv_offload_cpu import CPULoadStoreSpec
+
+
+def offloading_config(
+    bytes_per_block,
+    blocks_per_chunk=1,
+    rank=0,
+    world_size=1,
+    *,
+    replicated=False,
+    groups=1,
+    max_model_len=0,
+    **extra,
+):
+    """What an engine tells a spec; ``extra`` is the extra config."""
+    return OffloadingConfig(
+        groups=tuple(OffloadingGroupConfig(16, (f"layer {group}",), group) for group in range(groups)),
+        worker_kv_bytes_per_block=bytes_per_block,
+        enable_kv_cache_events=False,
+        extra_config=extra,
+        engine_id="engine",
+        model=OffloadingModelConfig("model", "float16", max_model_len),
+        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
+        parallel=OffloadingParallelConfig(rank, world_size, world_size, 1, 1, 1, 0, 1, None, False),
+        replicated_layout=replicated,
+    )
+
+
+class Tensor(NamedTuple):
+    """A tensor's geometry: bytes of a page, and bytes between two pages that belong to nobody."""
+
+    page_bytes: int
+    gap_bytes: int = 0
+
+
+class Shape(NamedTuple):
+    """KV caches: the tensors, and for each group the tensors that hold its layers with the bytes of a page."""
+
+    num_blocks: int
+    blocks_per_chunk: int
+    tensors: tuple[Tensor, ...]
+    groups: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def bytes_per_block(self):
+        return sum(tensor.page_bytes for tensor in self.tensors)
+
+
+def make_caches(shape, seed):
+    """Arrays of random bytes, and the canonical caches over them."""
+    random = np.random.default_rng(seed)
+    wide = [tensor.page_bytes + tensor.gap_bytes for tensor in shape.tensors]
+    arrays = [random.integers(-128, 128, (shape.num_blocks, width), dtype=np.int8) for width in wide]
+    return arrays, canonical(shape, arrays)
+
+
+def canonical(shape, arrays):
+    """Canonical caches over arrays (or tensors) of pages and gaps."""
+    tensors = [
+        CanonicalKVCacheTensor(array[:, : tensor.page_bytes], tensor.page_bytes)
+        for array, tensor in zip(arrays, shape.tensors, strict=True)
+    ]
+    return CanonicalKVCaches(tensors, [[CanonicalKVCacheRef(*ref) for ref in refs] for refs in shape.groups])
+
+
+class Job(NamedTuple):
+    """Blocks and chunks of a job by group, and the block of the request that each group begins at."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    chunks: tuple[tuple[int, ...], ...]
+    begins: tuple[int, ...]
+
+    @property
+    def gpu_spec(self):
+        return GPULoadStoreSpec(
+            [block for blocks in self.blocks for block in blocks],
+            [len(blocks) for blocks in self.blocks],
+            self.begins,
+        )
+
+    @property
+    def cpu_spec(self):
+        return CPULoadStoreSpec([chunk for chunks in self.chunks for chunk in chunks])
+
+    def pages(self, blocks_per_chunk):
+        """Group, block, chunk and offset of every page, one by one."""
+        for group, (blocks, chunks, begin) in enumerate(zip(self.blocks, self.chunks, self.begins, strict=True)):
+            for position, block in enumerate(blocks, begin % blocks_per_chunk):
+                yield group, block, chunks[position // blocks_per_chunk], position % blocks_per_chunk
+
+
+class BytesModel:
+    """The bytes of host memory that one slot has, page by page, and what jobs do to them and to arrays."""
+
+    def __init__(self, shape):
+        self.shape = shape
+        self.pages = {}
+
+    def store(self, arrays, job):
+        for tensor, size, block, page in self._touched(job):
+            page[:size] = arrays[tensor][block, :size].tobytes()
+
+    def load(self, arrays, job):
+        for tensor, size, block, page in self._touched(job):
+            arrays[tensor][block, :size] = np.frombuffer(bytes(page[:size]), np.int8)
+
+    def _touched(self, job):
+        for group, block, chunk, offset in job.pages(self.shape.blocks_per_chunk):
+            for tensor, size in self.shape.groups[group]:
+                page_bytes = self.shape.tensors[tensor].page_bytes
+                yield tensor, size, block, self.pages.setdefault((chunk, offset, tensor), bytearray(page_bytes))
+
+
+@st.composite
+def shapes(draw):
+    """One to three groups over one to four tensors, aliased and padded or not; chunks of one to four blocks."""
+    tensors = draw(
+        st.lists(st.builds(Tensor, st.integers(1, 33), st.sampled_from([0, 0, 1, 7])), min_size=1, max_size=4)
+    )
+    refs = st.integers(0, len(tensors) - 1).flatmap(
+        lambda index: st.tuples(st.just(index), st.integers(1, tensors[index].page_bytes))
+    )
+    groups = draw(st.lists(st.lists(refs, min_size=1, max_size=5).map(tuple), min_size=1, max_size=3))
+    return Shape(draw(st.integers(1, 12)), draw(st.integers(1, 4)), tuple(tensors), tuple(groups))
+
+
+@st.composite
+def jobs(draw, shape, num_chunks):
+    """A job that begins and ends anywhere in chunks of its own, as any load may."""
+    factor = shape.blocks_per_chunk
+    free_blocks = draw(st.permutations(range(shape.num_blocks)))
+    free_chunks = draw(st.permutations(range(num_chunks)))
+    blocks, chunks, begins = [], [], []
+    for _ in shape.groups:
+        begin = draw(st.integers(0, 9))
+        room = len(free_chunks) * factor - begin % factor
+        size = draw(st.integers(0, max(0, min(len(free_blocks), room))))
+        spanned = -(-(begin % factor + size) // factor) if size else 0
+        blocks.append(tuple(free_blocks[:size]))
+        chunks.append(tuple(free_chunks[:spanned]))
+        begins.append(begin)
+        free_blocks, free_chunks = free_blocks[size:], free_chunks[spanned:]
+    return Job(tuple(blocks), tuple(chunks), tuple(begins))

@@ -1,0 +1,131 @@
+"""Checksums: a changed byte fails the load that would have taken it, before anything is copied."""
+
+import numpy as np
+import pytest
+from kv_offload_cpu_layouts import Job, Shape, Tensor, make_caches, offloading_config
+
+from kv_api import KVError, TransferResult
+from kv_offload_cpu import CPUOffloadingSpec, Direction
+from kv_offload_cpu.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.engine import CopyResult
+
+SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
+STORED = Job(((3, 4, 5), (6,)), ((2, 1), (0,)), (0, 1))
+ROW = SHAPE.bytes_per_block * 2
+
+
+@pytest.fixture
+def arrays():
+    return make_caches(SHAPE, 0)
+
+
+@pytest.fixture
+def worker(arrays):
+    one = CPUOffloadingSpec(offloading_config(96, 2, cpu_bytes_to_use=4 * 4096, checksum=True)).get_worker(
+        arrays[1]
+    )
+    yield one
+    one.check()
+    one.engine.check()
+    one.shutdown()
+
+
+def run(worker, job_id, job, direction):
+    if direction is Direction.STORE:
+        worker.submit_store(job_id, job.gpu_spec, job.cpu_spec)
+    else:
+        worker.submit_load(job_id, job.cpu_spec, job.gpu_spec)
+    worker.wait({job_id})
+    [result] = worker.get_finished()
+    return result.success
+
+
+def at(chunk, tensor, offset, byte):
+    """Where a byte of a page is in memory."""
+    return chunk * ROW + (0, 64 * 2)[tensor] + offset * (64, 32)[tensor] + byte
+
+
+LOADED = [
+    # Chunk, tensor, offset and byte that changes; whether a load of everything and one of the first block notice.
+    ((2, 0, 0, 0), True, True),
+    ((2, 0, 0, 63), True, True),
+    ((2, 1, 0, 29), True, True),
+    ((2, 1, 0, 30), False, False),  # padding of group 0's page
+    ((2, 0, 1, 5), True, False),
+    ((1, 1, 0, 3), True, False),
+    ((1, 0, 1, 3), False, False),  # a page of the chunk that was never stored
+    ((0, 1, 1, 31), True, False),  # group 1
+    ((0, 0, 1, 31), False, False),  # a tensor that group 1 has no layer in
+]
+
+
+@pytest.mark.parametrize(("place", "all_notice", "first_notices"), LOADED, ids=str)
+def test_a_changed_byte_fails_the_loads_that_take_it(worker, arrays, place, all_notice, first_notices):
+    assert run(worker, 1, STORED, Direction.STORE)
+    memory = worker._memory.bytes
+    memory[at(*place)] ^= 1
+    del memory
+    before = [array.copy() for array in arrays[0]]
+    assert run(worker, 2, STORED, Direction.LOAD) is not all_notice
+    if all_notice:
+        assert all(map(np.array_equal, arrays[0], before))
+        assert worker.engine.mismatches == 1
+    first = Job(((0,), ()), ((2,), ()), (0, 0))
+    assert run(worker, 3, first, Direction.LOAD) is not first_notices
+
+
+def test_what_was_stored_over_is_vouched_for_anew(worker):
+    for job_id, begin in enumerate(range(0, 4, 2)):
+        job = Job(((begin, begin + 1), ()), ((2,), ()), (0, 0))
+        assert run(worker, job_id, job, Direction.STORE)
+        assert run(worker, 9, job, Direction.LOAD)
+
+
+def test_a_failed_load_is_reported_once_beside_others(worker):
+    assert run(worker, 1, STORED, Direction.STORE)
+    worker._memory.bytes[at(2, 0, 0, 0)] ^= 1
+    worker.submit_load(2, STORED.cpu_spec, STORED.gpu_spec)
+    good = Job(((), (1,)), ((), (0,)), (0, 1))
+    worker.submit_load(3, good.cpu_spec, good.gpu_spec)
+    worker.wait({2, 3})
+    results = {result.job_id: result for result in worker.get_finished()}
+    assert results[2] == TransferResult(2, False)
+    assert results[3].success
+    assert worker.get_finished() == []
+
+
+def test_a_load_that_makes_no_sense_is_refused_before_memory_is_read(worker):
+    wrong = Job(((99,), ()), ((2,), ()), (0, 0))
+    with pytest.raises(KVError, match="block 99, expected 0 to 7"):
+        worker.submit_load(1, wrong.cpu_spec, wrong.gpu_spec)
+
+
+class LateEngine:
+    """Reports what it is told to."""
+
+    results = ()
+
+    def submit(self, *arguments, **options):
+        pass
+
+    def poll(self):
+        results, self.results = self.results, ()
+        return list(results)
+
+    def wait(self, job_ids):
+        pass
+
+
+def test_a_store_that_was_lost_vouches_for_nothing_when_it_is_heard_of_later(worker):
+    real, late = worker.engine, LateEngine()
+    engine = ChecksummingEngine(late, real._plan, real._memory, real._sums)
+    from kv_offload_cpu.copy.pages import page_copies
+
+    copies = page_copies("job", STORED.gpu_spec, STORED.cpu_spec.block_ids, real._plan.layout, 2)
+    real._memory[:] = 7
+    engine.submit(1, Direction.STORE, copies)
+    engine.wait([1])
+    late.results = (CopyResult(1, True),)
+    assert engine.poll() == [CopyResult(1, True)]
+    assert not real._sums.any()
+    engine.check()

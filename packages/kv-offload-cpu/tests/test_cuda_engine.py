@@ -1,0 +1,191 @@
+"""The CUDA engine over a device that runs what it was given in any order its streams and events allow."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_cpu_device import FakeDevice
+from kv_offload_cpu_layouts import BytesModel, Job, Shape, Tensor, jobs, make_caches, shapes
+
+from kv_api import CanonicalKVCacheRef, KVError
+from kv_offload_cpu import CopyResult, Direction, HostLayout, Urgency
+from kv_offload_cpu.copy.cuda import CudaCopyEngine
+from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.tensors import TensorPages
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+NUM_CHUNKS = 6
+
+
+class Machine:
+    """KV caches on a fake device, host memory, and the engine between them."""
+
+    def __init__(self, shape):
+        slot_bytes = shape.bytes_per_block * shape.blocks_per_chunk
+        self.shape = shape
+        self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, 1, slot_bytes)
+        self.arrays = make_caches(shape, seed=0)[0]
+        self.memory = np.zeros(self.layout.total_bytes, np.uint8)
+        self.device = FakeDevice(self.arrays, self.memory)
+        tensors = [TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes) for t in shape.tensors]
+        refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
+        self.engine = CudaCopyEngine(CopyPlan(tensors, refs, self.layout, 0), self.device)
+
+    def submit(self, job_id, direction, job, urgency=Urgency.ORDINARY):
+        groups = len(self.shape.groups)
+        copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, self.layout, groups)
+        self.engine.submit(job_id, direction, copies, urgency=urgency)
+
+    def finished(self):
+        self.engine.check()
+        return [(result.job_id, result.success) for result in self.engine.poll()]
+
+
+def one_block(block):
+    """A job of a block and the chunk of the same number."""
+    return Job(((block,),), ((block,),), (0,))
+
+
+@pytest.fixture
+def machine():
+    one = Machine(Shape(6, 1, (Tensor(8),), (((0, 8),),)))
+    yield one
+    one.engine.check()
+
+
+@given(st.data())
+def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(data):
+    machine = Machine(data.draw(shapes()))
+    random = data.draw(st.randoms(use_true_random=False))
+    arrays, expected = machine.arrays, [array.copy() for array in machine.arrays]
+    model = BytesModel(machine.shape)
+    submitted = []
+    blocks_in_use, chunks_in_use = set(), set()
+    for job_id in range(data.draw(st.integers(1, 5))):
+        job = data.draw(jobs(machine.shape, NUM_CHUNKS))
+        # The model computes or zeroes these blocks before; a store has to see that, a load to come after it.
+        written = sorted({block for blocks in job.blocks for block in blocks})
+        value = job_id + 1
+        chunks = {chunk for chunks in job.chunks for chunk in chunks}
+        if data.draw(st.booleans()) or not (
+            blocks_in_use.isdisjoint(written) and chunks_in_use.isdisjoint(chunks)
+        ):
+            # Blocks and chunks of jobs under way are nobody else's: those end first.
+            machine.engine.wait(submitted) if data.draw(st.booleans()) else machine.device.run(random)
+            blocks_in_use, chunks_in_use = set(), set()
+        blocks_in_use |= set(written)
+        chunks_in_use |= chunks
+
+        def write(target, blocks=written, value=value):
+            for array in target:
+                array[blocks] = value
+
+        machine.device.compute(lambda write=write: write(arrays))
+        write(expected)
+        direction = data.draw(st.sampled_from(Direction))
+        machine.submit(job_id, direction, job, data.draw(st.sampled_from(Urgency)))
+        (model.store if direction is STORE else model.load)(expected, job)
+        submitted.append(job_id)
+    machine.device.run(random)
+    assert sorted(machine.finished()) == [(job_id, True) for job_id in submitted]
+    assert all(map(np.array_equal, arrays, expected))
+    machine.engine.shutdown()
+    assert machine.device.is_shut_down
+
+
+def test_a_store_waits_for_what_the_model_was_given_before_and_for_nothing_after(machine):
+    machine.device.compute(lambda: machine.arrays[0].fill(1))
+    machine.submit(1, STORE, one_block(2))
+    machine.device.compute(lambda: machine.arrays[0].fill(2))
+    assert machine.device.runnable() == [0]
+    machine.device.step(0)  # writes 1
+    machine.device.step(0)  # the mark
+    store_stream = machine.device.runnable()[1]
+    while machine.device.streams[store_stream]:
+        machine.device.step(store_stream)
+    assert machine.finished() == [(1, True)]
+    assert machine.memory[16:24].tolist() == [1] * 8
+
+
+def test_lanes_run_beside_each_other_and_each_in_order(machine):
+    machine.submit(1, LOAD, one_block(1))
+    machine.submit(2, LOAD, one_block(2))
+    machine.submit(3, LOAD, one_block(3), Urgency.EXPEDITED)
+    machine.submit(4, STORE, one_block(4))
+    while machine.device.streams[0]:
+        machine.device.step(0)
+    stores, loads, expedited = (machine.device.streams[index] for index in (1, 2, 3))
+    assert [len(stream) for stream in (stores, loads, expedited)] == [4, 8, 4]
+    for stream, ended in ((3, [(3, True)]), (1, [(4, True)]), (2, [(1, True), (2, True)])):
+        while machine.device.streams[stream]:
+            machine.device.step(stream)
+        assert machine.finished() == ended
+
+
+def test_only_the_heads_of_the_queues_are_asked(machine):
+    for job_id in range(4):
+        machine.submit(job_id, LOAD, one_block(job_id))
+    assert machine.finished() == []
+    assert len(machine.device.asked) == 1
+
+
+def test_a_result_has_the_bytes_and_the_time(machine):
+    machine.submit(1, STORE, one_block(1))
+    machine.device.run()
+    assert machine.engine.poll() == [CopyResult(1, True, 8, 2.0)]
+
+
+def test_a_wait_ends_its_jobs_and_leaves_later_ones(machine):
+    for job_id in (1, 2, 3):
+        machine.submit(job_id, LOAD, one_block(job_id))
+    machine.engine.wait([2, 77])
+    assert machine.finished() == [(1, True), (2, True)]
+    machine.engine.wait([])
+    assert machine.finished() == []
+
+
+@pytest.mark.parametrize("method", ["mark_compute", "hold", "mark", "copy"])
+def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method):
+    machine.submit(1, STORE, one_block(1))
+    machine.device.failing = {method}
+    machine.submit(2, STORE, one_block(2))
+    assert machine.device.streams[1] == []
+    machine.device.failing = set()
+    machine.submit(3, STORE, one_block(3))
+    machine.device.run()
+    assert sorted(machine.finished()) == [(1, True), (2, False), (3, True)]
+
+
+@pytest.mark.parametrize("failing", [{"is_reached"}, {"is_reached", "wait_for", "drain"}])
+def test_a_device_that_is_lost_fails_its_jobs_and_hangs_nobody(machine, failing):
+    machine.submit(1, STORE, one_block(1))
+    machine.submit(2, LOAD, one_block(2))
+    machine.device.failing = failing
+    machine.engine.wait([1, 2])
+    assert machine.finished() == [(1, False), (2, False)]
+    machine.engine.shutdown()
+
+
+def test_a_wait_that_fails_waits_for_the_whole_stream(machine):
+    machine.submit(1, LOAD, one_block(1))
+    machine.submit(2, LOAD, one_block(2))
+    machine.device.failing = {"wait_for"}
+    machine.engine.wait([1])
+    assert machine.device.streams[2] == []
+    assert machine.finished() == [(1, True), (2, True)]
+
+
+def test_shutdown_finishes_everything(machine):
+    machine.submit(1, STORE, one_block(1))
+    machine.submit(2, LOAD, one_block(2), Urgency.EXPEDITED)
+    machine.engine.shutdown()
+    assert machine.device.streams[1:] == [[], [], []]
+    assert machine.device.is_shut_down
+    assert machine.finished() == []
+
+
+def test_a_job_that_makes_no_sense_reaches_no_stream(machine):
+    with pytest.raises(KVError, match="block 6, expected 0 to 5"):
+        machine.submit(1, STORE, Job(((6,),), ((1,),), (0,)))
+    assert machine.device.streams == [[], [], [], []]

@@ -1,0 +1,169 @@
+"""The host engine: order, overtaking, failures, waiting and shutting down, with copies that wait for the test."""
+
+from threading import Event
+
+import numpy as np
+import pytest
+
+from kv_api import CanonicalKVCacheRef, KVError
+from kv_offload_cpu import CopyResult, Direction, HostLayout, PageCopies, Urgency
+from kv_offload_cpu.copy import host
+from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+
+STORE, LOAD = Direction.STORE, Direction.LOAD
+PAGE_BYTES = 16
+
+
+class Gate:
+    """Stands for the copies: each waits until the test lets it go on, and is noted by what it writes to."""
+
+    def __init__(self):
+        self.begun = []
+        self.first_began = Event()
+        self.open = Event()
+        self.failing = set()
+
+    def __call__(self, targets, sources, sizes, helpers, threads):
+        self.begun.append(int(targets[0]))
+        self.first_began.set()
+        assert self.open.wait(30)
+        if self.begun[-1] in self.failing:
+            raise OSError("torn")
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate = Gate()
+    monkeypatch.setattr(host, "move", gate)
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def engine(gate):
+    """An engine over addresses that nothing ever touches: blocks from 0 on, chunks from 1000 on."""
+    tensors = [DeviceTensor(TensorPages(8, PAGE_BYTES, PAGE_BYTES), 0, "cpu", None)]
+    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], HostLayout(8, 1, 16, 1, 16), 0)
+    engine = host.HostCopyEngine(plan, tensors, 1000, threads=1)
+    yield engine
+    gate.open.set()
+    engine.shutdown()
+    engine.check()
+
+
+def page(block):
+    """The page of a block, in the chunk of the same number."""
+    return PageCopies(*(np.array([number]) for number in (0, block, block, 0)))
+
+
+def finish(engine, gate, job_ids):
+    gate.open.set()
+    engine.wait(job_ids)
+    engine.check()
+    return sorted((result.job_id, result.success) for result in engine.poll())
+
+
+def test_expedited_loads_overtake_loads_that_have_not_begun(engine, gate):
+    for job_id in (1, 2, 3):
+        engine.submit(job_id, LOAD, page(job_id))
+    gate.first_began.wait(30)
+    for job_id in (4, 5):
+        engine.submit(job_id, LOAD, page(job_id), urgency=Urgency.EXPEDITED)
+    engine.check()
+    assert finish(engine, gate, range(6)) == [(job_id, True) for job_id in range(1, 6)]
+    assert gate.begun == [16, 64, 80, 32, 48]
+
+
+def test_a_store_does_not_wait_for_a_load(engine, gate):
+    engine.submit(1, LOAD, page(1))
+    gate.first_began.wait(30)
+    gate.first_began.clear()
+    engine.submit(2, STORE, page(2))
+    assert gate.first_began.wait(30)
+    assert gate.begun == [16, 1032]
+    assert engine.poll() == []
+    assert finish(engine, gate, [1, 2]) == [(1, True), (2, True)]
+
+
+def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate):
+    gate.failing = {16}
+    engine.submit(1, LOAD, page(1))
+    engine.submit(2, LOAD, page(2))
+    assert finish(engine, gate, [1, 2]) == [(1, False), (2, True)]
+
+
+def test_a_result_has_the_bytes_and_the_time(engine, gate):
+    engine.submit(1, STORE, page(1))
+    gate.open.set()
+    engine.wait([1])
+    [result] = engine.poll()
+    assert result == CopyResult(1, True, PAGE_BYTES, result.seconds)
+    assert result.seconds >= 0
+
+
+def test_a_job_that_makes_no_sense_is_refused_and_not_queued(engine):
+    with pytest.raises(KVError, match="block 8, expected 0 to 7"):
+        engine.submit(1, STORE, page(8))
+    engine.wait([1])
+    engine.check()
+
+
+def test_waiting_for_unknown_and_ended_jobs_returns(engine, gate):
+    engine.wait([5])
+    engine.submit(1, STORE, page(1))
+    assert finish(engine, gate, [1, 5]) == [(1, True)]
+    engine.wait([1])
+
+
+def test_shutdown_cancels_what_is_queued_and_ends_what_runs(engine, gate, monkeypatch):
+    engine.submit(1, LOAD, page(1))
+    engine.submit(2, LOAD, page(2))
+    gate.first_began.wait(30)
+    lane = engine._lanes[LOAD]
+    end_of_lane = lane.shutdown
+
+    def let_the_copy_end():
+        gate.open.set()
+        end_of_lane()
+
+    monkeypatch.setattr(lane, "shutdown", let_the_copy_end)
+    engine.shutdown()
+    engine.shutdown()
+    assert gate.begun == [16]
+    engine.wait([1, 2])
+    assert (1, True) in [(result.job_id, result.success) for result in engine.poll()]
+    with pytest.raises(RuntimeError):
+        engine.submit(3, LOAD, page(3))
+
+
+def test_jobs_of_one_direction_run_in_order_and_both_at_once():
+    """Many jobs under way, shared by threads: the last store of a chunk and the last load of a block win."""
+    pages, page_bytes = 8, 3 << 20
+    cache, memory = (np.repeat(np.arange(pages) + first, page_bytes).astype(np.uint8) for first in (0, 100))
+    tensors = [DeviceTensor(TensorPages(pages, page_bytes, page_bytes), cache.ctypes.data, "cpu", cache)]
+    layout = HostLayout(pages, 1, page_bytes, 1, page_bytes)
+    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0)
+    engine = host.HostCopyEngine(plan, tensors, memory.ctypes.data, threads=3)
+
+    def submit(job_id, direction, block, chunk):
+        engine.submit(job_id, direction, PageCopies(*(np.array([n]) for n in (0, block, chunk, 0))))
+
+    for round_ in range(10):  # blocks 0 to 3 go to chunk 0, and chunks 4 to 7 to block 4
+        submit(2 * round_, STORE, round_ % 4, 0)
+        submit(2 * round_ + 1, LOAD, 4, 4 + round_ % 4)
+    engine.wait(range(20))
+    assert sorted((result.job_id, result.success) for result in engine.poll()) == [(n, True) for n in range(20)]
+    engine.check()
+    engine.shutdown()
+    wanted_cache, wanted_memory = list(range(pages)), [100 + n for n in range(pages)]
+    wanted_memory[0], wanted_cache[4] = 1, 105
+    for array, wanted in ((cache, wanted_cache), (memory, wanted_memory)):
+        assert [set(np.unique(page)) for page in array.reshape(pages, page_bytes)] == [{n} for n in wanted]
+
+
+def test_check_sees_a_job_that_is_nowhere(engine):
+    engine._pending.add(7)
+    with pytest.raises(AssertionError, match=r"queued \[\] \+ running \[\] != \{7\}"):
+        engine.check()
+    engine._pending.clear()

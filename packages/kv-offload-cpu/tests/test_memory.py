@@ -1,0 +1,151 @@
+"""Host memory: what is available, what is refused, where slots and checksums lie, and that it is given back."""
+
+import mmap
+
+import numpy as np
+import pytest
+from kv_offload_cpu_layouts import Shape, Tensor, make_caches, offloading_config
+
+from kv_api import ConfigError
+from kv_offload_cpu import CPUOffloadingSpec, HostLayout
+from kv_offload_cpu import memory as memory_module
+from kv_offload_cpu.available import Available, available_memory
+from kv_offload_cpu.memory import MappedMemory, memory_bytes
+from kv_offload_cpu.shared_region import SharedRegion
+
+LAYOUT = HostLayout(num_chunks=3, blocks_per_chunk=2, slot_bytes=100, slots_per_row=2, row_bytes=4096)
+
+
+def write(root, files):
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n"}
+V2 = MEMINFO | {
+    "proc/self/cgroup": "0::/pod/box\n",
+    "sys/fs/cgroup/pod/box/memory.max": "max\n",
+    "sys/fs/cgroup/pod/memory.max": "40000\n",
+    "sys/fs/cgroup/pod/memory.current": "30000\n",
+    "sys/fs/cgroup/pod/memory.stat": "anon 5\ninactive_file 1000\n",
+}
+V1 = MEMINFO | {
+    "proc/self/cgroup": "3:cpu:/x\n2:memory:/outside\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "2000\n",
+}
+MACHINES = [
+    ({}, None),
+    (MEMINFO, Available(51200, "MemAvailable")),
+    (V2, Available(11000, "the cgroup's memory.max")),
+    (V1, Available(7000, "the cgroup's memory.limit_in_bytes")),
+    (V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, Available(51200, "MemAvailable")),
+    (
+        V1 | {"sys/fs/cgroup/memory/memory.usage_in_bytes": "9999"},
+        Available(0, "the cgroup's memory.limit_in_bytes"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "expected"), MACHINES, ids=range(len(MACHINES)))
+def test_the_tightest_limit_counts(tmp_path, files, expected):
+    write(tmp_path, files)
+    assert available_memory(tmp_path) == expected
+
+
+def test_this_machine_has_memory():
+    found = available_memory()
+    assert found is None or found.num_bytes > 0
+
+
+def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
+    monkeypatch.setattr(memory_module, "available_memory", lambda: Available(5000, "MemAvailable"))
+    with pytest.raises(ConfigError) as caught:
+        MappedMemory(LAYOUT)
+    assert str(caught.value) == (
+        "cpu_bytes_to_use: private host memory would take 12336 bytes, 5000 are available (MemAvailable)"
+    )
+
+
+@pytest.mark.parametrize("limit", ["memory", "folder"])
+def test_shared_memory_counts_all_workers_and_the_file_system(monkeypatch, tmp_path, limit):
+    low = Available(5000, "the limit")
+    if limit == "memory":
+        monkeypatch.setattr(memory_module, "available_memory", lambda: low)
+    else:
+        monkeypatch.setattr(SharedRegion, "free_bytes", staticmethod(lambda folder: low))
+    config = offloading_config(100, 1, 0, 2, cpu_bytes_to_use=2 * 4096, shared_memory_dir=str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        CPUOffloadingSpec(config).get_worker(make_caches(Shape(2, 1, (Tensor(100),), (((0, 100),),)), 0)[1])
+    assert str(caught.value) == (
+        "cpu_bytes_to_use: shared host memory of all workers would take 8208 bytes, 5000 are available (the limit)"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_the_system_refuses_is_a_configuration_error(monkeypatch, tmp_path):
+    def refuse(mapped, advice, begin, size):
+        return 12 if advice == memory_module._POPULATE_WRITE else None
+
+    monkeypatch.setattr(memory_module, "_advise", refuse)
+    for region in (None, SharedRegion(tmp_path, "engine", 0, 2, memory_bytes(LAYOUT))):
+        with pytest.raises(ConfigError) as caught:
+            MappedMemory(LAYOUT, 0, region)
+        assert str(caught.value) == (
+            "cpu_bytes_to_use: the system refused memory for 3 chunks of 100 bytes: ENOMEM"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_kernel_gives_memory_at_its_first_use(monkeypatch):
+    monkeypatch.setattr(memory_module, "_advise", lambda *arguments: 22)
+    memory = MappedMemory(LAYOUT)
+    assert not memory.bytes.any()
+    memory.release()
+
+
+def test_rows_then_the_checksums_of_each_slot(tmp_path):
+    regions = [SharedRegion(tmp_path, "engine", rank, 2, memory_bytes(LAYOUT)) for rank in range(2)]
+    first, second = (MappedMemory(LAYOUT, rank, region) for rank, region in enumerate(regions))
+    assert first.bytes.shape == second.bytes.shape == (3 * 4096,)
+    assert first.sums.shape == second.sums.shape == (3, 2)
+    first.bytes[:] = 1
+    first.sums[:] = 2
+    second.sums[:] = 3
+    assert (second.bytes == 1).all()
+    assert (first.sums == 2).all()
+    assert first.address == first.bytes.ctypes.data
+    first.release()
+    assert (second.bytes == 1).all()
+    second.release()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_release_gives_the_mapping_back():
+    memory = MappedMemory(LAYOUT)
+    mapped = memory._map
+    memory.release()
+    assert mapped.closed
+
+
+def test_release_with_a_view_still_out_leaves_the_mapping_to_it(caplog):
+    memory = MappedMemory(LAYOUT)
+    view = memory.bytes
+    view[0] = 5
+    memory.release()
+    assert view[0] == 5
+    assert [record.message for record in caplog.records] == [
+        "host memory stays mapped: somebody still has a view of it"
+    ]
+
+
+def test_rows_of_odd_sizes_have_checksums_too():
+    memory = MappedMemory(HostLayout(3, 1, 33, 1, 33))
+    memory.sums[:] = np.arange(3)[:, None]
+    assert not memory.bytes.any()
+    assert memory_bytes(memory.layout) == 3 * 33 + 3 * 4
+    assert len(memory._map) <= mmap.PAGESIZE
+    memory.release()

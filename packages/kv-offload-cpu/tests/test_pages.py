@@ -1,0 +1,128 @@
+"""From specs to pages, and from pages to byte ranges, against obvious loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_cpu_layouts import Job, jobs, shapes
+
+from kv_api import CanonicalKVCacheRef, GPULoadStoreSpec, KVError
+from kv_offload_cpu import HostLayout, PageCopies
+from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, join_neighbours
+from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.tensors import TensorPages
+
+NUM_CHUNKS = 6
+
+
+def layout_of(shape, slots=1):
+    slot_bytes = shape.bytes_per_block * shape.blocks_per_chunk
+    return HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, slots, slots * slot_bytes + 5)
+
+
+def plan_of(shape, slot=0, slots=1):
+    tensors = [TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes) for t in shape.tensors]
+    refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
+    return CopyPlan(tensors, refs, layout_of(shape, slots), slot)
+
+
+def pages_of(job, shape):
+    return page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout_of(shape), len(shape.groups))
+
+
+@given(st.data())
+def test_pages_are_those_of_a_loop_over_blocks(data):
+    shape = data.draw(shapes())
+    job = data.draw(jobs(shape, NUM_CHUNKS))
+    copies = pages_of(job, shape)
+    columns = (copies.groups, copies.blocks, copies.chunks, copies.offsets)
+    assert all(column.dtype == np.int64 for column in columns)
+    assert list(zip(*(c.tolist() for c in columns), strict=True)) == list(job.pages(shape.blocks_per_chunk))
+
+
+@given(st.data())
+def test_ranges_cover_each_byte_once_as_a_loop_over_pages_says(data):
+    shape = data.draw(shapes())
+    slots = data.draw(st.integers(1, 3))
+    slot = data.draw(st.integers(0, slots - 1))
+    job = data.draw(jobs(shape, NUM_CHUNKS))
+    layout = layout_of(shape, slots)
+    ranges = plan_of(shape, slot, slots).ranges(pages_of(job, shape))
+    expected = {}
+    for group, block, chunk, offset in job.pages(shape.blocks_per_chunk):
+        for tensor, size in shape.groups[group]:
+            before = sum(t.page_bytes for t in shape.tensors[:tensor]) * shape.blocks_per_chunk
+            page_bytes, gap_bytes = shape.tensors[tensor]
+            host = chunk * layout.row_bytes + slot * layout.slot_bytes + before + offset * page_bytes
+            for byte in range(size):
+                expected[tensor, block * (page_bytes + gap_bytes) + byte] = host + byte
+    got = [
+        ((tensor, device + byte), host + byte)
+        for tensor, device, host, size in zip(*(column.tolist() for column in ranges), strict=True)
+        for byte in range(size)
+    ]
+    assert len(got) == len(dict(got)) == ranges.num_bytes
+    assert dict(got) == expected
+
+
+def test_neighbours_on_both_sides_become_one_range():
+    # The second follows the first; the third only on the device, the fourth only in the host; the last elsewhere.
+    device, host = [0, 8, 16, 40, 48], [100, 108, 200, 208, 216]
+    ranges = Ranges(*map(np.array, ([0, 0, 0, 0, 1], device, host, [8] * 5)))
+    joined = [column.tolist() for column in join_neighbours(ranges)]
+    assert joined == [[0, 0, 0, 1], [0, 16, 40, 48], [100, 200, 208, 216], [16, 8, 8, 8]]
+
+
+def test_blocks_in_order_are_one_range_a_tensor():
+    shape_pages = [TensorPages(8, 64, 64)]
+    plan = CopyPlan(shape_pages, [[CanonicalKVCacheRef(0, 64)]], HostLayout(2, 4, 256, 1, 256), 0)
+    job = Job(((0, 1, 2, 3, 4, 5),), ((0, 1),), (0,))
+    copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, plan.layout, 1)
+    assert [column.tolist() for column in plan.ranges(copies)] == [[0], [0], [0], [384]]
+
+
+LAYOUT = HostLayout(4, 2, 128, 1, 128)
+WRONG_JOBS = [
+    (
+        GPULoadStoreSpec([1, 2], [1, 1], [0, 0]),
+        [0],
+        "job: group_sizes [1, 1] are of 2 groups, the KV caches have 1",
+    ),
+    (
+        GPULoadStoreSpec([1, 2], [2], [3]),
+        [0],
+        "job: 1 chunks given; groups of [2] blocks from block [3] on fill [2] chunks of 2",
+    ),
+    (
+        GPULoadStoreSpec([], [0], [3]),
+        [0],
+        "job: 1 chunks given; groups of [0] blocks from block [3] on fill [0] chunks of 2",
+    ),
+    (GPULoadStoreSpec([1, 2, 3], [3], [0]), [0, 4], "job: chunk ids from 0 to 4, there are 0 to 3"),
+    (GPULoadStoreSpec([1, 2, 3], [3], [0]), [-1, 2], "job: chunk ids from -1 to 2, there are 0 to 3"),
+]
+
+
+@pytest.mark.parametrize(("blocks", "chunks", "message"), WRONG_JOBS)
+def test_jobs_that_make_no_sense_are_refused(blocks, chunks, message):
+    with pytest.raises(KVError) as caught:
+        page_copies("job", blocks, chunks, LAYOUT, 1)
+    assert str(caught.value) == message
+
+
+WRONG_PAGES = [
+    ([[1], [0], [0], [0]], "page 0 of the job: group 1, expected 0 to 0"),
+    ([[-1], [0], [0], [0]], "page 0 of the job: group -1, expected 0 to 0"),
+    ([[0, 0], [7, 8], [0, 1], [0, 0]], "page 1 of the job: block 8, expected 0 to 7"),
+    ([[0], [-1], [0], [0]], "page 0 of the job: block -1, expected 0 to 7"),
+    ([[0], [0], [4], [0]], "page 0 of the job: chunk 4, expected 0 to 3"),
+    ([[0], [0], [0], [2]], "page 0 of the job: offset 2, expected 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), WRONG_PAGES)
+def test_pages_that_would_lie_outside_are_refused(columns, message):
+    plan = CopyPlan([TensorPages(8, 64, 64)], [[CanonicalKVCacheRef(0, 64)]], LAYOUT, 0)
+    with pytest.raises(KVError) as caught:
+        plan.ranges(PageCopies(*map(np.array, columns)))
+    assert str(caught.value) == message

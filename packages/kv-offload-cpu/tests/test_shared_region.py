@@ -1,0 +1,182 @@
+"""The shared file: who may attach, who removes it, and that no crash at any moment leaves one behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kv_api import ConfigError
+from kv_offload_cpu.shared_region import PREFIX, SharedRegion, _file_name
+
+NUM_BYTES = 8192
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from kv_offload_cpu.shared_region import SharedRegion
+folder, rank, fatal = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+events = 0
+def die_at_the_fatal_event(name, arguments):
+    global events
+    if name in ("open", "os.truncate", "os.remove", "fcntl.flock", "mmap.__new__", "os.scandir", "os.listdir"):
+        events += 1
+        if events == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die_at_the_fatal_event)
+region = SharedRegion(folder, "engine", rank, 2, 8192)
+region.map[rank] = 100 + rank
+region.release()
+print(events)
+"""
+
+
+def attach(folder, rank=0, num_ranks=2, num_bytes=NUM_BYTES, engine_id="engine", **options):
+    return SharedRegion(folder, engine_id, rank, num_ranks, num_bytes, **options)
+
+
+def let_go(*regions):
+    for region in regions:
+        region.map.close()
+        region.release()
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def test_all_see_the_same_bytes_and_the_name_goes_with_the_last_to_attach(tmp_path):
+    first = attach(tmp_path, 0)
+    assert names(tmp_path) == [first.path.name]
+    second = attach(tmp_path, 1)
+    assert names(tmp_path) == []
+    first.map[5] = 7
+    assert second.map[5] == 7
+    let_go(first, second, first)
+    assert names(tmp_path) == []
+
+
+def test_one_worker_alone_has_no_name_at_all(tmp_path):
+    region = attach(tmp_path, 0, 1)
+    assert names(tmp_path) == []
+    let_go(region)
+
+
+def test_release_before_all_attached_removes_the_file_with_the_last_holder(tmp_path):
+    first, second = attach(tmp_path, 0, 3), attach(tmp_path, 1, 3)
+    let_go(first)
+    assert names(tmp_path) == [second.path.name]
+    let_go(second)
+    assert names(tmp_path) == []
+
+
+def test_engines_have_files_of_their_own(tmp_path):
+    regions = [attach(tmp_path, engine_id=engine_id) for engine_id in ("a/b", "a_b", "x" * 200)]
+    assert len(names(tmp_path)) == 3
+    assert all(len(name) < 128 and name.startswith(PREFIX) for name in names(tmp_path))
+    let_go(*regions)
+
+
+def test_only_the_one_that_makes_the_file_checks_for_room(tmp_path):
+    calls = []
+    first = attach(tmp_path, 0, before_create=lambda: calls.append(0))
+    second = attach(tmp_path, 1, before_create=lambda: calls.append(1))
+    assert calls == [0]
+    let_go(first, second)
+
+
+def test_a_refusal_to_make_the_file_leaves_none(tmp_path):
+    def refuse():
+        raise ConfigError("too much")
+
+    with pytest.raises(ConfigError, match="too much"):
+        attach(tmp_path, before_create=refuse)
+    assert names(tmp_path) == []
+
+
+def test_a_worker_that_is_there_already_is_refused(tmp_path):
+    first = attach(tmp_path, 0)
+    with pytest.raises(ConfigError) as caught:
+        attach(tmp_path, 0)
+    assert str(caught.value) == (
+        f"engine 'engine': worker 0 is attached to {first.path.name} already; "
+        "another engine with this id is running or has not ended yet"
+    )
+    assert names(tmp_path) == [first.path.name]
+    let_go(first)
+    assert names(tmp_path) == []
+
+
+def test_workers_that_disagree_on_the_size_are_told(tmp_path):
+    first = attach(tmp_path, 0)
+    with pytest.raises(ConfigError) as caught:
+        attach(tmp_path, 1, num_bytes=4096)
+    assert str(caught.value) == (
+        f"engine 'engine': worker 1 wants 4098 bytes of shared memory, but {first.path.name} has 8194: "
+        "the workers' configurations differ, or two engines have one id"
+    )
+    let_go(first)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    missing = tmp_path / "missing"
+    with pytest.raises(ConfigError) as caught:
+        attach(missing)
+    assert str(caught.value) == f"shared_memory_dir: '{missing}' can't be opened: No such file or directory"
+
+
+def test_files_of_others_are_let_be(tmp_path):
+    (tmp_path / "psm_1234").write_bytes(b"mine")
+    (tmp_path / f"{PREFIX}left-over.mmap").write_bytes(b"nobody's")
+    region = attach(tmp_path)
+    assert names(tmp_path) == sorted([region.path.name, "psm_1234"])
+    let_go(region)
+
+
+def run_child(folder, rank, fatal):
+    command = [sys.executable, "-c", CHILD, str(folder), str(rank), str(fatal)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_process_killed_at_any_moment_leaves_nothing_that_the_next_start_keeps(tmp_path, others):
+    """Kills a worker at each of its steps in turn, while its peer is attached or isn't."""
+    total = int(run_child(tmp_path, 0, 0).stdout)
+    assert total >= 8
+    left = []
+    for fatal in range(1, total + 1):
+        peers = [attach(tmp_path, 1)] if others else []
+        killed = run_child(tmp_path, 0, fatal)
+        assert killed.returncode in (-signal.SIGKILL, 0), killed.stderr
+        let_go(*peers)
+        left += names(tmp_path)
+        # The next start, of another engine: it may use the folder, and finds it as if nothing had happened.
+        let_go(attach(tmp_path, engine_id="next"))
+        assert names(tmp_path) == [], f"killed at step {fatal} of {total}"
+        let_go(attach(tmp_path, 0), attach(tmp_path, 1))
+    # With a peer alive, it removes the file itself. Without, some moments do leave one for the next start.
+    assert bool(left) is not bool(others)
+
+
+def test_a_file_in_use_is_not_swept_by_another_start(tmp_path):
+    region = attach(tmp_path, 0)
+    other = attach(tmp_path, 0, engine_id="other")
+    assert names(tmp_path) == sorted([region.path.name, other.path.name])
+    second = attach(tmp_path, 1)
+    region.map[0] = 9
+    assert second.map[0] == 9
+    let_go(region, second, other)
+    assert names(tmp_path) == []
+
+
+def test_what_is_free_is_the_file_systems(tmp_path):
+    free = SharedRegion.free_bytes(tmp_path)
+    assert free.num_bytes > 0
+    assert free.limit == f"free in shared_memory_dir '{tmp_path}'"
+
+
+def test_names_are_readable():
+    assert _file_name("dp-0").startswith("kv-offload-cpu-dp-0-")
+    assert Path(_file_name("a/../b")).name == _file_name("a/../b")
