@@ -1,0 +1,35 @@
+"""The connector that offloads an LLM engine's KV cache: what to store and load, for any offloading medium.
+
+Start at ``OffloadingConnector``; ``kv_offload.scheduler`` and ``kv_offload.worker`` are its two halves.
+"""
+
+from kv_offload.connector import OffloadingConnector
+from kv_offload.describe import GroupDescription, describe_group
+from kv_offload.metadata import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+    TransferJob,
+    TransferStats,
+)
+from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload.options import HoldBlocks, Options, parse_options
+from kv_offload.prom import OffloadPromMetrics
+from kv_offload.scheduler import OffloadingSchedulerSide
+from kv_offload.worker import OffloadingWorkerSide
+
+__all__ = [
+    "GroupDescription",
+    "HoldBlocks",
+    "OffloadPromMetrics",
+    "OffloadingConnector",
+    "OffloadingConnectorMetadata",
+    "OffloadingConnectorStats",
+    "OffloadingSchedulerSide",
+    "OffloadingWorkerMetadata",
+    "OffloadingWorkerSide",
+    "Options",
+    "TransferJob",
+    "TransferStats",
+    "describe_group",
+    "parse_options",
+]

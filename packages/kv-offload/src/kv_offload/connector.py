@@ -1,0 +1,72 @@
+"""``OffloadingConnector``: the two halves under one name, and what an engine asks of the class itself."""
+
+from functools import partial
+from typing import Any
+
+from kv_api import (
+    ConfigError,
+    KVCacheConfig,
+    KVConnectorPromMetrics,
+    KVConnectorRole,
+    KVConnectorStats,
+    TwoSidedHMAConnector,
+    VllmConfig,
+)
+from kv_api.stats import PromMetric
+from kv_factory import OffloadingSpecFactory
+from kv_offload.describe import GroupDescription, describe_engine, describe_group
+from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload.prom import OffloadPromMetrics
+from kv_offload.scheduler import OffloadingSchedulerSide
+from kv_offload.worker import OffloadingWorkerSide
+
+
+class OffloadingConnector(TwoSidedHMAConnector):
+    """Keeps the KV that an engine computes in a medium, and brings it back; vLLM's connector of that name."""
+
+    scheduler_class = OffloadingSchedulerSide
+    worker_class = OffloadingWorkerSide
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        engine = describe_engine(vllm_config, kv_cache_config, self.describe_group)
+        spec = OffloadingSpecFactory.create_spec(engine.config)
+        # What the base class makes a half of: the class with what was just found out. It hides the class's own.
+        here: Any = self
+        here.scheduler_class = partial(type(self).scheduler_class, engine=engine, spec=spec)
+        here.worker_class = partial(type(self).worker_class, engine=engine, spec=spec)
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    @classmethod
+    def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
+        """What the layers of a KV cache group are. The one place to override for an engine with other specs.
+
+        Called once at start, in each process, with the ``kv_cache_spec`` of each group that is offloaded; raises
+        ``ConfigError`` for what it doesn't know. The default reads a spec that names its ``kind``.
+        """
+        return describe_group(kv_cache_spec)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        attention = getattr(vllm_config, "attention_config", None)
+        return "LBHNC" if getattr(attention, "hisparse_config", None) is None else "BLHNC"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return OffloadingConnectorStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        transfer = vllm_config.kv_transfer_config
+        if transfer is None:
+            raise ConfigError("OffloadingConnector needs a kv_transfer_config, and there is none")
+        extra = transfer.kv_connector_extra_config
+        spec_class = OffloadingSpecFactory.get_spec_cls(extra)
+        return OffloadPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues, spec_class, extra)

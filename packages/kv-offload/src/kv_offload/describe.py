@@ -1,0 +1,258 @@
+"""From an engine's configuration to what this connector knows of it.
+
+What is not in ``kv_api``'s protocols is read with ``getattr`` and a default, so that a small engine need not have
+it. The one thing that depends on an engine's own classes is what kind of layers a KV cache group has:
+``describe_group``, which a connector for another engine replaces.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+from typing import Any
+
+from kv_api import (
+    AttentionKind,
+    ConfigError,
+    KVCacheConfig,
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+    VllmConfig,
+)
+from kv_offload.layout import Group, Layout
+from kv_offload.options import HoldBlocks, Options, parse_options
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    """What the layers of a KV cache group are, in our words."""
+
+    kind: AttentionKind
+    tokens_per_block: int
+    """Over all workers that share the tokens of a request."""
+    window_tokens: int = 0
+    """Sliding window: tokens that are read, the computed one among them."""
+    page_size_bytes: int = 0
+    """One block of one layer on one worker."""
+
+
+DescribeGroup = Callable[[Any], GroupDescription]
+"""(a group's ``kv_cache_spec``) -> what it is."""
+
+
+def describe_group(kv_cache_spec: Any) -> GroupDescription:
+    """Describe a group whose spec names its ``kind``, as those of our own engines do."""
+    kind = getattr(kv_cache_spec, "kind", None)
+    if kind is None:
+        raise ConfigError(
+            f"kv_cache_spec {type(kv_cache_spec).__name__} has no kind: it is no spec of an engine that names "
+            "one; for vLLM use the connector class of kv-vllm"
+        )
+    if kind not in list(AttentionKind):
+        raise ConfigError(f"kv_cache_spec.kind: got {kind!r}; choices: {', '.join(AttentionKind)}")
+    window = getattr(kv_cache_spec, "sliding_window", None) or 0
+    if kind == AttentionKind.SLIDING_WINDOW and window < 1:
+        raise ConfigError(f"kv_cache_spec.sliding_window: expected at least 1 token, got {window}")
+    return GroupDescription(
+        AttentionKind(kind),
+        kv_cache_spec.block_size,
+        window if kind == AttentionKind.SLIDING_WINDOW else 0,
+        getattr(kv_cache_spec, "page_size_bytes", 0),
+    )
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What both sides of the connector know of the engine."""
+
+    options: Options
+    layout: Layout
+    config: OffloadingConfig
+    can_load: bool
+    can_store: bool
+    holds_blocks: bool
+    """Stores hold the blocks of ended requests; otherwise they are fenced."""
+    has_several_groups: bool
+    """Whether the engine has, offloaded or not: then failed loads are told by request."""
+    world_size: int
+
+
+def describe_engine(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, describe: DescribeGroup = describe_group
+) -> EngineDescription:
+    """Read everything once, and refuse what can't work."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        raise ConfigError("OffloadingConnector needs a kv_transfer_config, and there is none")
+    if kv_cache_config is None:
+        raise ConfigError("OffloadingConnector needs a kv_cache_config, and there is none")
+    options = parse_options(transfer.kv_connector_extra_config)
+    group_ids = _group_ids(kv_cache_config)
+    described = [describe(kv_cache_config.kv_cache_groups[i].kv_cache_spec) for i in group_ids]
+    blocks_per_chunk = _blocks_per_chunk(options, [group.tokens_per_block for group in described])
+    tokens_per_hash = _tokens_per_hash(vllm_config, kv_cache_config, described)
+    groups = tuple(
+        Group(
+            group_id,
+            group.kind,
+            group.tokens_per_block,
+            blocks_per_chunk,
+            group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
+            group.window_tokens,
+            group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
+        )
+        for group_id, group in zip(group_ids, described, strict=True)
+    )
+    layout = Layout(groups, tokens_per_hash, lcm(*(group.tokens_per_block for group in groups)))
+    return EngineDescription(
+        options,
+        layout,
+        _offloading_config(vllm_config, kv_cache_config, layout),
+        can_load=transfer.is_kv_consumer,
+        can_store=transfer.is_kv_producer and options.save,
+        holds_blocks=_must_hold(options, vllm_config, kv_cache_config, layout),
+        has_several_groups=len(kv_cache_config.kv_cache_groups) > 1,
+        world_size=vllm_config.parallel_config.world_size,
+    )
+
+
+def _group_ids(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
+    ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
+    if ids is None:
+        ids = range(len(kv_cache_config.kv_cache_groups))
+    if not ids:
+        raise ConfigError("kv_cache_config: no group can be found by hashes, so there is nothing to offload")
+    return tuple(ids)
+
+
+def _blocks_per_chunk(options: Options, block_sizes: list[int]) -> int:
+    if options.block_size is None:
+        return options.blocks_per_chunk or 1
+    if len(set(block_sizes)) > 1:
+        raise ConfigError(
+            f"kv_connector_extra_config.block_size: got {options.block_size}, but the groups have blocks of "
+            f"{block_sizes} tokens; use blocks_per_chunk"
+        )
+    if options.block_size % block_sizes[0]:
+        above = -(-options.block_size // block_sizes[0]) * block_sizes[0]
+        raise ConfigError(
+            f"kv_connector_extra_config.block_size: got {options.block_size}, which is no multiple of the GPU's "
+            f"block size {block_sizes[0]}; the next one is {above}"
+        )
+    return options.block_size // block_sizes[0]
+
+
+def _tokens_per_hash(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, groups: Sequence[GroupDescription]
+) -> int:
+    """Tokens that one block hash of a request covers."""
+    size = getattr(kv_cache_config, "hash_block_size", None)
+    size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
+    tokens: int = size or gcd(*(group.tokens_per_block for group in groups))
+    for group in groups:
+        if group.tokens_per_block % tokens:
+            raise ConfigError(
+                f"kv_cache_config.hash_block_size: got {tokens}, which doesn't divide a group's block of "
+                f"{group.tokens_per_block} tokens"
+            )
+    return tokens
+
+
+def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout) -> bool:
+    """Whether a freed block may be written before a fence in ``handle_preemptions`` is reached.
+
+    Runner V1 zeroes and copies blocks after it, runner V2 before. Where nothing is ever zeroed and no block is
+    copied on write (no states, and hashes as long as blocks) it makes no difference. Not known is taken for yes.
+    """
+    if options.hold_blocks is not HoldBlocks.AUTO:
+        return options.hold_blocks is HoldBlocks.ALWAYS
+    if getattr(vllm_config, "use_v2_model_runner", None) is False:
+        return False
+    never_zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", None) is False
+    copies = any(
+        group.kind is AttentionKind.STATE_SPACE or group.tokens_per_block != layout.tokens_per_hash
+        for group in layout.groups
+    )
+    return copies or not never_zeroes
+
+
+def _offloading_config(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout
+) -> OffloadingConfig:
+    """What a medium is told."""
+    transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
+    assert transfer is not None
+    events = getattr(vllm_config, "kv_events_config", None)
+    extra = transfer.kv_connector_extra_config
+    return OffloadingConfig(
+        groups=tuple(
+            OffloadingGroupConfig(
+                group.tokens_per_block,
+                tuple(kv_cache_config.kv_cache_groups[group.group_id].layer_names),
+                group.group_id,
+                _window_chunks(group),
+            )
+            for group in layout.groups
+        ),
+        worker_kv_bytes_per_block=_bytes_per_block(kv_cache_config, layout),
+        enable_kv_cache_events=bool(getattr(events, "enable_kv_cache_events", False)),
+        extra_config=extra,
+        engine_id=transfer.engine_id or "",
+        model=_model(vllm_config),
+        cache=OffloadingCacheConfig(layout.tokens_per_hash, layout.groups[0].blocks_per_chunk),
+        parallel=_parallel(vllm_config),
+        replicated_layout=bool(getattr(kv_cache_config, "replicated_layout", False)),
+        canonical_layout=bool(extra.get("canonical_layout", False)),
+        kv_cache_layout=getattr(cache, "kv_cache_layout", None),
+    )
+
+
+def _window_chunks(group: Group) -> int | None:
+    if group.kind is AttentionKind.FULL:
+        return None
+    if group.kind is AttentionKind.STATE_SPACE:
+        return 1
+    return max(1, -(-group.window_tokens // group.tokens_per_chunk))
+
+
+def _bytes_per_block(kv_cache_config: KVCacheConfig, layout: Layout) -> int:
+    """What one block id stands for on one worker, in all tensors together.
+
+    Where tensors have strides, all of them lie in one allocation, and each says the size of that.
+    """
+    tensors = getattr(kv_cache_config, "kv_cache_tensors", None)
+    if tensors and kv_cache_config.num_blocks:
+        one_allocation = hasattr(tensors[0], "block_stride")
+        total: int = tensors[0].size if one_allocation else sum(tensor.size for tensor in tensors)
+        return total // kv_cache_config.num_blocks
+    return max(group.bytes_per_block for group in layout.groups)
+
+
+def _model(vllm_config: VllmConfig) -> OffloadingModelConfig:
+    model = getattr(vllm_config, "model_config", None)
+    dtype = getattr(vllm_config.cache_config, "cache_dtype", "auto")
+    if dtype == "auto":
+        dtype = getattr(model, "dtype", "auto")
+    return OffloadingModelConfig(
+        str(getattr(model, "model", "")),
+        str(dtype).removeprefix("torch."),
+        int(getattr(model, "max_model_len", 0) or 0),
+    )
+
+
+def _parallel(vllm_config: VllmConfig) -> OffloadingParallelConfig:
+    parallel = vllm_config.parallel_config
+    return OffloadingParallelConfig(
+        rank=parallel.rank,
+        world_size=parallel.world_size,
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        pcp_size=getattr(parallel, "prefill_context_parallel_size", 1),
+        dcp_size=getattr(parallel, "decode_context_parallel_size", 1),
+        data_parallel_index=getattr(parallel, "data_parallel_index", 0),
+        data_parallel_size=getattr(parallel, "data_parallel_size", 1),
+        data_parallel_rank_local=getattr(parallel, "data_parallel_rank_local", None),
+        is_parallelism_agnostic=False,
+    )

@@ -1,0 +1,139 @@
+"""KV events: what a router is told of the medium.
+
+A manager's events name chunks by their keys. vLLM's form of them is a placeholder: the chunk's own hash, and
+neither tokens nor parent. With ``self_describing_kv_events`` a full-attention chunk is told with the hash of each
+of its blocks, its tokens and its parent, as the GPU's own events are; these payloads are noted while a request
+that has the chunk is alive, and kept until the chunk is told to be gone, so that what was stored and what is
+removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them counts references.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kv_api import (
+    MEDIUM_CPU,
+    MEDIUM_STORAGE,
+    AttentionKind,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    Medium,
+    OffloadingEvent,
+    OffloadKey,
+    Request,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from kv_offload.layout import Group, Layout
+
+MEDIA = {Medium.CPU: MEDIUM_CPU, Medium.STORAGE: MEDIUM_STORAGE}
+
+Home = tuple[Medium, str | None]
+"""A tier: its kind, and its name if it is a secondary one."""
+
+
+@dataclass(slots=True)
+class _Payload:
+    """Of one chunk."""
+
+    block_hashes: list[bytes]
+    parent: bytes | None
+    token_ids: list[int]
+    lora_id: int | None
+    lora_name: str | None
+    homes: set[Home]
+    """Where it was told to be."""
+
+
+class EventTranslator:
+    """Turns a manager's events into KV events. ``_payloads`` has those of chunks that may be told of."""
+
+    def __init__(self, layout: Layout, *, is_describing: bool) -> None:
+        self._groups = {group.group_id: group for group in layout.groups}
+        self._tokens_per_hash = layout.tokens_per_hash
+        self._is_describing = is_describing
+        self._payloads: dict[OffloadKey, _Payload] = {}
+
+    def note(self, request: Request, group: Group, chunk: int, key: OffloadKey) -> None:
+        """Note what a chunk holds, while somebody knows."""
+        if not self._is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
+            return
+        per_block = group.tokens_per_block // self._tokens_per_hash
+        first, end = chunk * group.hashes_per_chunk, (chunk + 1) * group.hashes_per_chunk
+        hashes, size, lora = request.block_hashes, group.tokens_per_chunk, request.lora_request
+        self._payloads[key] = _Payload(
+            list(hashes[first + per_block - 1 : end : per_block]),
+            hashes[first - 1] if first else None,
+            list(request.all_token_ids[chunk * size : (chunk + 1) * size]),
+            getattr(lora, "lora_int_id", None),
+            getattr(lora, "lora_name", None),
+            set(),
+        )
+
+    def forget(self, keys: Iterable[OffloadKey]) -> None:
+        """A store failed: nothing was told of these chunks, unless they are somewhere else."""
+        for key in keys:
+            payload = self._payloads.get(key)
+            if payload is not None and not payload.homes:
+                del self._payloads[key]
+
+    def translate(self, events: Iterable[OffloadingEvent]) -> list[KVCacheEvent]:
+        """The KV events, in the same order."""
+        told: list[KVCacheEvent] = []
+        gone: dict[OffloadKey, None] = {}
+        for event in events:
+            if event.removed:
+                gone.update(dict.fromkeys(event.keys))
+                told += self._removed(event)
+            else:
+                told += self._stored(event)
+        self.forget(gone)
+        return told
+
+    def _stored(self, event: OffloadingEvent) -> Iterator[KVCacheEvent]:
+        locality = event.locality.value if event.locality else None
+        for key in event.keys:
+            group = self._groups[get_offload_group_idx(key)]
+            payload = self._payloads.get(key)
+            if payload is not None:
+                payload.homes.add((event.medium, event.ownership))
+            full = payload or _Payload([get_offload_block_hash(key)], None, [], None, None, set())
+            yield BlockStored(
+                block_hashes=list(full.block_hashes),
+                parent_block_hash=full.parent,
+                token_ids=list(full.token_ids),
+                block_size=group.tokens_per_block if payload else 0,
+                lora_id=full.lora_id,
+                medium=MEDIA[event.medium],
+                lora_name=full.lora_name,
+                group_idx=group.group_id,
+                kv_cache_spec_kind=str(group.kind) if self._is_describing else None,
+                kv_cache_spec_sliding_window=group.window_tokens or None if self._is_describing else None,
+                locality=locality,
+                ownership=event.ownership,
+            )
+
+    def _removed(self, event: OffloadingEvent) -> Iterator[KVCacheEvent]:
+        by_group: dict[int, list[bytes | int]] = {}
+        for key in event.keys:
+            payload = self._payloads.get(key)
+            home = (event.medium, event.ownership)
+            # What was told as a placeholder is taken back as one, also if its payload became known since.
+            described = payload is not None and home in payload.homes
+            if payload is not None:
+                payload.homes.discard(home)
+            if not event.metadata_only:
+                hashes = by_group.setdefault(get_offload_group_idx(key), [])
+                hashes += payload.block_hashes if payload and described else [get_offload_block_hash(key)]
+        for group_id, removed in by_group.items():
+            yield BlockRemoved(
+                block_hashes=removed,
+                medium=MEDIA[event.medium],
+                group_idx=group_id,
+                locality=event.locality.value if event.locality else None,
+                ownership=event.ownership,
+            )
+
+    def check(self) -> None:
+        """See that payloads are only noted if they are wanted."""
+        assert self._is_describing or not self._payloads, f"{len(self._payloads)} payloads, and none is wanted"

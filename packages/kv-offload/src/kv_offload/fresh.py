@@ -1,0 +1,32 @@
+"""Which blocks somebody may write from a step on, as the engine's announcements have it."""
+
+from collections.abc import Iterator, Sequence
+
+from kv_api import SchedulerOutput
+from kv_offload.layout import Layout
+
+Tables = Sequence[Sequence[int]]
+"""Block ids by group."""
+
+
+def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
+    """Blocks of a table but for those that hold the first ``local`` tokens: these were hit, and are only read.
+
+    Groups that aren't offloaded have their blocks counted from the first: they may still get ours.
+    """
+    sizes = {group.group_id: group.tokens_per_block for group in layout.groups}
+    found: set[int] = set()
+    for group_id, table in enumerate(tables):
+        found.update(table[local // sizes[group_id] if group_id in sizes else 0 :])
+    found.discard(0)
+    return found
+
+
+def tables_of_step(output: SchedulerOutput) -> Iterator[tuple[str, Tables, bool]]:
+    """The block tables that a step tells of: whose, the blocks, and whether that is all of them."""
+    for new in output.scheduled_new_reqs:
+        yield new.req_id, new.block_ids, True
+    cached = output.scheduled_cached_reqs
+    for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        if blocks is not None:
+            yield request_id, blocks, request_id in cached.resumed_req_ids

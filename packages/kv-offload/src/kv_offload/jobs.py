@@ -1,0 +1,201 @@
+"""The book of jobs: who is copying what, how many workers have yet to say that it ended, which blocks it reads.
+
+**Theory of operation.** A job gets an id when it is planned; ids only grow. Each worker reports its end once, so
+it is *done* after ``world_size`` reports, and has failed if any of them says so. A worker may also give a load up:
+that counts as a failed end, but its copy may still be reading the medium. When all others have ended, such a job
+is *abandoned*: it stays in the book, and its chunks pinned, until its copies did end.
+
+A reset makes every job *stale*: what it moves is of no use. Stale jobs are counted on, since the medium must not
+reuse their places before, but nothing else happens when they end.
+
+``touching`` answers which jobs others must wait for when they get given GPU blocks: stores in flight, stale ones
+among them, and loads that were given up. These are the fences. Of other loads the engine keeps the blocks.
+
+**Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody.
+Blocks are watched exactly for the jobs that others must wait for.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from kv_api import OffloadKey
+from kv_offload.request_state import RequestState
+
+
+class JobKind(Enum):
+    """Which way a job copies."""
+
+    LOAD = auto()
+    STORE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One copy, as the scheduler's side knows it."""
+
+    job_id: int
+    kind: JobKind
+    owner: RequestState
+    keys: tuple[OffloadKey, ...]
+    blocks: tuple[int, ...]
+    """GPU blocks that it reads or writes."""
+    is_async_load: bool
+    end_token: int
+    """A store: where its last chunk ends."""
+    waiting: int
+    """Workers that have yet to report its end."""
+    unended: int = 0
+    """Workers that gave it up and have yet to report that its copy ended."""
+    has_failed: bool = False
+    is_watched: bool = False
+    """Whoever gets its blocks must wait for it."""
+
+
+class Report(NamedTuple):
+    """What a report changed."""
+
+    job: Job
+    is_first_failure: bool
+    is_done: bool
+    is_stale: bool
+    """What it moved is of no use, so nobody has to be told that it ended."""
+
+
+class JobBook:
+    """Jobs from when they are planned until every worker's copy has ended."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._next_id = 0
+        self.live: dict[int, Job] = {}
+        self.abandoned: dict[int, Job] = {}
+        self.stale: dict[int, Job] = {}
+        self._watched: dict[int, list[int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a report is still expected."""
+        return bool(self.live) or any(job.waiting for job in self.stale.values())
+
+    def begin(
+        self,
+        kind: JobKind,
+        owner: RequestState,
+        keys: Collection[OffloadKey],
+        *,
+        blocks: Collection[int] = (),
+        is_async_load: bool = False,
+        end_token: int = 0,
+    ) -> Job:
+        """Plan a job."""
+        job = Job(
+            self._next_id, kind, owner, tuple(keys), tuple(blocks), is_async_load, end_token, self._world_size
+        )
+        self._next_id += 1
+        self.live[job.job_id] = job
+        if kind is JobKind.STORE:
+            self._watch(job)
+        if is_async_load:
+            owner.loads.add(job.job_id)
+        return job
+
+    def report(self, job_id: int, ended: int, failed: int = 0, unended: int = 0) -> Report | None:
+        """``ended`` workers say that a job ended. None: nobody waits for it."""
+        job = self.live.get(job_id) or self.stale.get(job_id)
+        if job is None or not job.waiting:
+            return None
+        job.waiting -= min(ended, job.waiting)
+        if unended and not job.is_watched:
+            self._watch(job)
+        job.unended += unended
+        is_first_failure = failed > 0 and not job.has_failed
+        job.has_failed |= failed > 0
+        is_stale = job_id in self.stale
+        if not job.waiting:
+            job.owner.loads.discard(job_id)
+            if is_stale:
+                self._settle_stale(job)
+            else:
+                del self.live[job_id]
+                if job.unended:
+                    self.abandoned[job_id] = job
+                else:
+                    self._unwatch(job)
+        return Report(job, is_first_failure, not job.waiting, is_stale)
+
+    def report_late(self, job_id: int, ended: int) -> Job | None:
+        """Copies that were given up ended after all. Returns the abandoned job if it was its last."""
+        job = self.live.get(job_id) or self.abandoned.get(job_id) or self.stale.get(job_id)
+        if job is None:
+            return None
+        job.unended -= min(ended, job.unended)
+        if job_id in self.stale:
+            self._settle_stale(job)
+        elif job_id in self.abandoned and not job.unended:
+            self._unwatch(job)
+            return self.abandoned.pop(job_id)
+        return None
+
+    def touching(self, blocks: Iterable[int]) -> list[int]:
+        """Jobs that must end before anyone else writes these blocks."""
+        if not self._watched:
+            return []
+        return sorted({job for block in blocks for job in self._watched.get(block, ())})
+
+    def stores_of(self, owner: RequestState) -> list[Job]:
+        """Live stores of one request, the oldest first."""
+        return [job for job in self.live.values() if job.owner is owner and job.kind is JobKind.STORE]
+
+    def begin_reset(self) -> list[int]:
+        """Every job is stale from now on. Returns those whose end is still to be reported."""
+        reported = list(self.live)
+        for job in (*self.live.values(), *self.abandoned.values()):
+            self.stale[job.job_id] = job
+        self.live.clear()
+        self.abandoned.clear()
+        return reported
+
+    def _settle_stale(self, job: Job) -> None:
+        if not job.waiting and not job.unended:
+            del self.stale[job.job_id]
+            self._unwatch(job)
+
+    def _watch(self, job: Job) -> None:
+        job.is_watched = True
+        for block in job.blocks:
+            self._watched.setdefault(block, []).append(job.job_id)
+
+    def _unwatch(self, job: Job) -> None:
+        for block in job.blocks if job.is_watched else ():
+            jobs = self._watched[block]
+            jobs.remove(job.job_id)
+            if not jobs:
+                del self._watched[block]
+        job.is_watched = False
+
+    def check(self) -> None:
+        """Recount everything."""
+        books = (self.live, self.abandoned, self.stale)
+        total = sum(map(len, books))
+        ids = {job_id for book in books for job_id in book}
+        assert len(ids) == total, f"{total} jobs in the book, {len(ids)} different ones"
+        assert all(job_id < self._next_id for job_id in ids), f"{sorted(ids)}: up to {self._next_id} were planned"
+        for job in self.live.values():
+            assert 0 < job.waiting <= self._world_size, f"job {job.job_id} waits for {job.waiting} workers"
+        for job in (*self.live.values(), *self.stale.values()):
+            known, loads = job.job_id in job.owner.loads, job.is_async_load and job.waiting > 0
+            assert known is loads, f"job {job.job_id}: its request {'knows' if known else 'lacks'} it"
+        for job in self.abandoned.values():
+            assert job.unended > 0 and not job.waiting, f"job {job.job_id} is abandoned for {job.unended}"
+        for job in self.stale.values():
+            assert job.waiting or job.unended, f"job {job.job_id} is stale and has ended"
+        watched: dict[int, set[int]] = {}
+        for job in (*self.live.values(), *self.abandoned.values(), *self.stale.values()):
+            assert job.is_watched or (job.kind is JobKind.LOAD and not job.unended), f"{job} is not watched"
+            if job.is_watched:
+                for block in job.blocks:
+                    watched.setdefault(block, set()).add(job.job_id)
+        found = {block: {*jobs} for block, jobs in self._watched.items()}
+        assert found == watched, f"blocks watched {found}, blocks of copies that others wait for {watched}"

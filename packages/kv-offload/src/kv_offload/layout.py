@@ -1,0 +1,67 @@
+"""How the tokens of a request lie in blocks and chunks of each KV cache group.
+
+Positions are tokens from the start of the request. A *boundary* is a number of tokens after which computing may go
+on when everything before it that a group still reads is in the GPU's blocks.
+"""
+
+from dataclasses import dataclass
+
+from kv_api import AttentionKind
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV cache group that is offloaded."""
+
+    group_id: int
+    """Its place in the engine's block tables, and in keys."""
+    kind: AttentionKind
+    tokens_per_block: int
+    blocks_per_chunk: int
+    hashes_per_chunk: int
+    window_tokens: int = 0
+    """Sliding window: how many tokens attention reads, the computed one among them."""
+    bytes_per_block: int = 0
+    """Of one worker, over all layers of the group."""
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        """Tokens that one chunk holds."""
+        return self.tokens_per_block * self.blocks_per_chunk
+
+    def first_needed(self, boundary: int) -> int:
+        """The first token that is read by whoever goes on at ``boundary``."""
+        if self.kind is AttentionKind.SLIDING_WINDOW:
+            return max(0, boundary - self.window_tokens + 1)
+        if self.kind is AttentionKind.STATE_SPACE:
+            return max(0, boundary - 1)
+        return 0
+
+    def blocks_to_load(self, local: int, boundary: int) -> range:
+        """The blocks that a load must fill so that a request with ``local`` tokens can go on at ``boundary``."""
+        size = self.tokens_per_block
+        first = max(-(-local // size), self.first_needed(boundary) // size)
+        if self.first_needed(boundary) >= boundary:
+            return range(0)
+        return range(first, max(first, -(-boundary // size)))
+
+    def chunks_of(self, blocks: range) -> range:
+        """The chunks that a range of blocks lies in."""
+        if not blocks:
+            return range(0)
+        return range(blocks.start // self.blocks_per_chunk, (blocks.stop - 1) // self.blocks_per_chunk + 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All groups that are offloaded, in the order in which jobs list them."""
+
+    groups: tuple[Group, ...]
+    tokens_per_hash: int
+    grain_tokens: int
+    """A multiple of every group's block."""
+
+    @property
+    def reads_back_only(self) -> bool:
+        """Whether every group reads all that came before."""
+        return all(group.kind is AttentionKind.FULL for group in self.groups)

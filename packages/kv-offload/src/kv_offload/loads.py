@@ -1,0 +1,62 @@
+"""From a promise and a block table to what a load copies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kv_api import AttentionKind, GPULoadStoreSpec, OffloadKey
+from kv_offload.layout import Layout
+from kv_offload.progress import Progress
+
+
+@dataclass
+class LoadPlan:
+    """What a load copies, group after group."""
+
+    keys: list[OffloadKey] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+    block_indices: list[int] = field(default_factory=list)
+    chunks: list[range] = field(default_factory=list)
+    """Of each group."""
+    sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
+    """(first token, end, chunk that supplies them)"""
+    is_possible: bool = True
+    """Whether the table has a block for all of it."""
+
+    @property
+    def gpu_spec(self) -> GPULoadStoreSpec:
+        """The blocks that it fills."""
+        return GPULoadStoreSpec(self.block_ids, self.group_sizes, self.block_indices)
+
+
+def plan_load(
+    layout: Layout, progress: Progress, tables: Sequence[Sequence[int]], local: int, boundary: int
+) -> LoadPlan:
+    """Load what lies between ``local`` and ``boundary`` tokens into the blocks of ``tables``, by group id.
+
+    The boundary may lie anywhere in a chunk, and so may the beginning. A window's table may begin with null blocks
+    where the engine needs less of it than we do; a null block after that can't be loaded. Neither can a state
+    where no chunk ends.
+    """
+    plan = LoadPlan()
+    for of_group in progress.groups:
+        group, table = of_group.group, tables[of_group.group.group_id]
+        blocks = group.blocks_to_load(local, boundary)
+        first = next((index for index in blocks if index < len(table) and table[index]), blocks.stop)
+        blocks = range(first, blocks.stop)
+        chunks = group.chunks_of(blocks)
+        ids = list(table[blocks.start : blocks.stop])
+        no_state = group.kind is AttentionKind.STATE_SPACE and boundary % group.tokens_per_chunk
+        if len(ids) < len(blocks) or 0 in ids or no_state:
+            plan.is_possible = False
+        keys = of_group.keys[chunks.start : chunks.stop]
+        plan.keys += keys
+        plan.block_ids += [block for block in ids if block]
+        plan.group_sizes.append(sum(1 for block in ids if block))
+        plan.block_indices.append(blocks.start)
+        plan.chunks.append(chunks)
+        size = group.tokens_per_chunk
+        for chunk, key in zip(chunks, keys, strict=False):
+            start = max(local, blocks.start * group.tokens_per_block, chunk * size)
+            plan.sources.append((start, min(boundary, (chunk + 1) * size), key))
+    return plan

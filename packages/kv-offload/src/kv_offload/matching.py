@@ -1,0 +1,138 @@
+"""Promises and loads: how far a request can be loaded, and the job for what the engine made of the answer.
+
+From the first query of a step to ``build_connector_meta`` the manager is locked, and stores, which alone evict,
+are planned at the end of that time: so nothing leaves between a promise and its load. Every chunk is asked for
+once more all the same; if one is gone, the load is sent without a source, fails in the workers, and the engine
+computes what was promised.
+"""
+
+from collections.abc import Sequence
+
+from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
+from kv_offload.books import Books
+from kv_offload.clock import Clock
+from kv_offload.jobs import JobKind
+from kv_offload.loads import LoadPlan, plan_load
+from kv_offload.lookup import Answers, find_match
+from kv_offload.metadata import TransferJob
+from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
+from kv_offload.request_state import Promise, RequestState
+from kv_offload.sources import count_sources
+
+
+class Matching:
+    """Answers queries and begins loads. Keeps nothing of its own."""
+
+    def __init__(self, books: Books, clock: Clock) -> None:
+        self._books = books
+        self._clock = clock
+
+    def match(self, request: Request, local: int) -> tuple[int | None, bool]:
+        """What can be loaded beyond ``local`` tokens, and whether between steps. None: ask again later."""
+        books = self._books
+        state = books.states.get(request.request_id) or books.begin_life(request)
+        state.progress.lose_blocks()
+        state.progress.rewind()
+        state.promise = Promise(local, 0)
+        skips = getattr(request, "skip_reading_prefix_cache", False)
+        if skips or not books.engine.can_load or state.loads:
+            return 0, False
+        state.progress.extend_keys(request, state.context)
+        boundary = self._boundary(state, local)
+        if boundary is None:
+            return None, False
+        tokens = boundary - local
+        in_step = tokens > 0 and self._fits_into_step(local, boundary)
+        state.promise = Promise(local, tokens, in_step)
+        return tokens, tokens > 0 and not in_step
+
+    def _boundary(self, state: RequestState, local: int) -> int | None:
+        """How far the request can be loaded. None: it pays to ask again later.
+
+        Never to its very end: something has to be computed anyway, and what a window or a state needs for the
+        last token lies before it.
+        """
+        books = self._books
+        limit = state.request.num_tokens - 1
+        if state.max_load_tokens is not None and local + state.max_load_tokens < limit:
+            grain = books.layout.grain_tokens
+            limit = (local + state.max_load_tokens) // grain * grain
+        began = self._clock()
+        answers = [
+            Answers(books.manager, state.context, progress.keys, state.refused)
+            for progress in state.progress.groups
+        ]
+        may_wait = state.deferrals < books.engine.options.max_deferred_lookups
+        match = find_match(books.layout.groups, answers, local, limit, may_wait)
+        now = self._clock()
+        books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
+        if match.waits:
+            state.deferrals += 1
+            if state.deferred_since is None:
+                state.deferred_since = began
+            return None
+        self.end_deferral(state, now)
+        return match.boundary
+
+    def end_deferral(self, state: RequestState, now: float) -> None:
+        """The request doesn't wait for an answer any more."""
+        if state.deferred_since is not None:
+            self._books.stats.observe(LOOKUP_ASYNC_DELAY, now - state.deferred_since)
+            state.deferred_since = None
+
+    def _fits_into_step(self, local: int, boundary: int) -> bool:
+        """Whether the step may load it itself; if so, its budget is charged.
+
+        Never with several groups: a load of the step that fails has no way back there.
+        """
+        books = self._books
+        budget = books.engine.options.sync_load_budget_bytes
+        if not budget or books.engine.has_several_groups:
+            return False
+        (group,) = books.layout.groups
+        size = len(group.blocks_to_load(local, boundary)) * books.engine.config.worker_kv_bytes_per_block
+        if books.in_step_bytes + size > budget:
+            return False
+        books.in_step_bytes += size
+        return True
+
+    def begin_load(self, state: RequestState, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        """Load ``tokens`` of what was promised, or fewer, into the blocks of ``tables``."""
+        books, promise = self._books, state.promise
+        if tokens > promise.tokens:
+            raise KVError(
+                f"request {state.context.req_id}: {tokens} tokens are to be loaded, {promise.tokens} were promised"
+            )
+        plan = plan_load(books.layout, state.progress, tables, promise.local, promise.local + tokens)
+        job = TransferJob(state.context.req_id, None, plan.gpu_spec, sync=promise.in_step)
+        pinned: Sequence[OffloadKey] = ()
+        if self._is_there(state, plan):
+            job.src_spec = books.manager.prepare_load(plan.keys, state.context)
+            pinned = plan.keys
+        for progress, chunks in zip(state.progress.groups, plan.chunks, strict=True):
+            progress.loaded = chunks
+            for chunk in chunks:
+                books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
+        state.sources = plan.sources
+        begun = books.jobs.begin(
+            JobKind.LOAD, state, pinned, blocks=plan.block_ids, is_async_load=not promise.in_step
+        )
+        books.meta.load_jobs[begun.job_id] = job
+
+    def _is_there(self, state: RequestState, plan: LoadPlan) -> bool:
+        """Whether what was promised can still be loaded. If not, it is not promised to this request again."""
+        if not plan.is_possible:
+            state.refused.update(plan.keys)
+            return False
+        look_up = self._books.manager.lookup
+        gone = [key for key in plan.keys if look_up(key, state.context) is not LookupResult.HIT]
+        state.refused.update(gone)
+        return not gone
+
+    def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
+        """Where the tokens of the last load come from."""
+        supplied = [
+            (start, end, CacheHitSource(self._books.manager.get_load_source(key, state.context)))
+            for start, end, key in state.sources
+        ]
+        return count_sources(range(state.promise.local, state.promise.local + tokens), supplied)

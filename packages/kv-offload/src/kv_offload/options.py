@@ -1,0 +1,114 @@
+"""What an operator can set in the connector's extra config, checked when the connector is made.
+
+The names and defaults are vLLM's where vLLM has them. A medium has keys of its own, so a key that is not known
+here is let pass, unless it is nearly one that is: then it is most likely misspelt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from kv_api import ConfigError
+
+
+class HoldBlocks(StrEnum):
+    """How the blocks of a request are kept for a store that still reads them when the request lets go of them."""
+
+    AUTO = "auto"
+    """``always``, unless the engine's configuration says that ``never`` is sound."""
+    ALWAYS = "always"
+    """Store when a request has ended, and hold its blocks meanwhile."""
+    NEVER = "never"
+    """Store while it is computed; who gets a block first waits for its copy (a fence)."""
+
+
+OF_THE_MEDIUM: Final = (
+    "spec_name",
+    "spec_module_path",
+    "cpu_bytes_to_use",
+    "eviction_policy",
+    "cache_policy_module_path",
+    "store_threshold",
+    "max_tracker_size",
+    "canonical_layout",
+    "secondary_tiers",
+    "backpressure",
+    "tier_poll_interval_s",
+    "name",
+    "save",
+    "load_policy",
+)
+"""Keys that somebody else reads: the medium, or a connector that this one is a child of."""
+
+NEARLY: Final = 0.9
+"""Similarity from which an unknown key is taken for a misspelt one."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The connector's own keys; vLLM's first."""
+
+    block_size: int | None = None
+    """Tokens of a chunk, a multiple of the one block size."""
+    blocks_per_chunk: int | None = None
+    """Blocks of a chunk; the other way to say it. Neither: 1."""
+    offload_prompt_only: bool = True
+    self_describing_kv_events: bool = False
+    sync_load_budget_bytes: int = 0
+    """What may be loaded within a step, by step and worker."""
+    hold_blocks: HoldBlocks = HoldBlocks.AUTO
+    load_timeout_seconds: float = 0.0
+    """After how long a load counts as failed; 0: never, since a copy that ends later writes blocks of others."""
+    store_timeout_seconds: float | None = None
+    """The same for a store, which is harmless when it ends later; not given: as for loads."""
+    max_deferred_lookups: int = 50
+    """How often in a row a request is asked to wait for chunks that are being stored."""
+    save: bool = True
+
+
+def parse_options(extra_config: Mapping[str, Any]) -> Options:
+    """Read and check them."""
+    own = {field.name: field for field in fields(Options)}
+    known = [*own, *OF_THE_MEDIUM]
+    for key in extra_config:
+        if key not in known and (near := _nearly(key, known)):
+            raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {near!r}?")
+    values = {key: _read(key, extra_config[key]) for key in own if extra_config.get(key) is not None}
+    if "block_size" in values and "blocks_per_chunk" in values:
+        raise ConfigError(
+            f"kv_connector_extra_config: block_size {values['block_size']} and blocks_per_chunk "
+            f"{values['blocks_per_chunk']} say the same thing; give one of them"
+        )
+    return Options(**values)
+
+
+def _read(key: str, value: object) -> Any:
+    match key:
+        case "offload_prompt_only" | "self_describing_kv_events" | "save":
+            if not isinstance(value, bool):
+                raise _wrong(key, value, "true or false")
+        case "hold_blocks":
+            if value not in list(HoldBlocks):
+                raise _wrong(key, value, f"one of {', '.join(HoldBlocks)}")
+            return HoldBlocks(str(value))
+        case "load_timeout_seconds" | "store_timeout_seconds":
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+                raise _wrong(key, value, "a number of seconds, or 0 for never")
+            return float(value)
+        case _:
+            least = 1 if key in ("block_size", "blocks_per_chunk") else 0
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise _wrong(key, value, f"a whole number of at least {least}")
+    return value
+
+
+def _wrong(key: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"kv_connector_extra_config.{key}: expected {expected}, got {value!r}")
+
+
+def _nearly(key: str, known: list[str]) -> str | None:
+    from difflib import get_close_matches  # costs 10 ms, and only foreign keys need it
+
+    found = get_close_matches(key.lower(), known, n=1, cutoff=NEARLY)
+    return found[0] if found else None

@@ -1,0 +1,138 @@
+"""What the scheduler's side knows of one request, in one life of its id.
+
+An id is not an identity: it may be finished and new in one step. So a life is this object, jobs refer to it, and
+the table from ids to lives has only those that have not ended.
+
+A *promise* is the last answer to a query, and is replaced by the next one. It pins nothing: from the query to the
+allocation the manager's lock is held, and what was a hit is asked for once more before it is pinned. ``refused``
+are chunks that a load of this life couldn't deliver; they are misses for it from then on, whatever the medium
+says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kv_api import (
+    Locality,
+    Medium,
+    OffloadingManager,
+    OffloadKey,
+    OffloadPolicy,
+    ReqContext,
+    Request,
+    TierFilter,
+    TierMatcher,
+)
+from kv_offload.log import warn
+from kv_offload.progress import Progress
+
+
+class Promise(NamedTuple):
+    """The answer to a query."""
+
+    local: int
+    """Tokens that the request has on the GPU."""
+    tokens: int
+    in_step: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One life of one request."""
+
+    request: Request
+    context: ReqContext
+    progress: Progress
+    offers_loaded: bool = False
+    """What was loaded is offered for storing, too."""
+    max_load_tokens: int | None = None
+    max_offload_tokens: int | None = None
+    promise: Promise = field(default=Promise(0, 0))
+    refused: set[OffloadKey] = field(default_factory=set)
+    deferrals: int = 0
+    """Queries in a row that were answered "ask again"."""
+    deferred_since: float | None = None
+    store_refusals: int = 0
+    """Offers in a row for which the medium had no room."""
+    steps_to_skip: int = 0
+    """Steps until the next offer."""
+    loads: set[int] = field(default_factory=set)
+    """Jobs of asynchronous loads in flight."""
+    sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
+    """Of the last load: which tokens each chunk supplies."""
+
+    def store_limit(self, *, prompt_only: bool) -> int:
+        """How many of its tokens may be stored at all."""
+        limit = self.request.num_prompt_tokens if prompt_only else self.request.num_tokens
+        return limit if self.max_offload_tokens is None else min(limit, self.max_offload_tokens)
+
+    def refuse_store(self) -> None:
+        """There was no room: try again after 1, 2, 4, … steps, so that waiting for room costs little."""
+        self.steps_to_skip = 1 << min(self.store_refusals, 16)
+        self.store_refusals += 1
+
+    def accept_store(self) -> None:
+        """There was room."""
+        self.steps_to_skip = self.store_refusals = 0
+
+    def check(self) -> None:
+        """Recount."""
+        self.progress.check()
+        assert len(self.loads) <= 1, f"{self.context.req_id} has loads {sorted(self.loads)} in flight at once"
+        assert self.deferrals >= 0 and self.steps_to_skip >= 0, "counts below zero"
+
+
+def begin_life(request: Request, progress: Progress, manager: OffloadingManager) -> RequestState:
+    """A request arrived: read what its sender wishes, and ask how it is offloaded."""
+    params = request.kv_transfer_params or {}
+    tiers = _tier_filter(params)
+    context = ReqContext(request.request_id, request.kv_transfer_params, getattr(request, "kv_hints", None), tiers)
+    return RequestState(
+        request,
+        context,
+        progress,
+        offers_loaded=manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL,
+        max_load_tokens=_tokens(params, "max_load_tokens"),
+        max_offload_tokens=_tokens(params, "max_offload_tokens"),
+    )
+
+
+def _tokens(params: Mapping[str, Any], key: str) -> int | None:
+    """A wish of a request's sender, who can't be answered with an error; a wrong one is ignored."""
+    value = params.get(key)
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    warn("kv_transfer_params.%s: expected a whole number of at least 0, got %r; it is ignored", key, value)
+    return None
+
+
+def _tier_filter(params: Mapping[str, Any]) -> TierFilter:
+    """``kv_load_tiers``: which tiers the request may load from. Wrong entries are ignored."""
+    tiers = params.get("kv_load_tiers")
+    if tiers is None:
+        return TierFilter.ALL
+    if not isinstance(tiers, list):
+        warn("kv_transfer_params.kv_load_tiers: expected a list, got %r; it is ignored", tiers)
+        return TierFilter.ALL
+    matchers = [matcher for matcher in map(_matcher, tiers) if matcher is not None]
+    return TierFilter.ALL if tiers and not matchers else TierFilter(tuple(matchers))
+
+
+def _matcher(entry: object) -> TierMatcher | None:
+    if isinstance(entry, dict):
+        medium, locality = entry.get("medium"), entry.get("locality")
+        try:
+            return TierMatcher(
+                None if medium is None else Medium(str(medium).upper()),
+                None if locality is None else Locality(str(locality).upper()),
+            )
+        except ValueError:
+            pass
+    warn(
+        "kv_transfer_params.kv_load_tiers: expected {medium: %s, locality: %s}, got %r; it is ignored",
+        " or ".join(medium.value for medium in Medium),
+        " or ".join(locality.value for locality in Locality),
+        entry,
+    )
+    return None

@@ -1,0 +1,183 @@
+"""The scheduler's half: the engine's calls, in order, for those who know what to do.
+
+Decisions are pure code: how far a request can be loaded (``lookup``), what of it is to be stored (``progress``),
+what a job copies (``loads``, ``stores``), whom a block has to wait for (``jobs``). Three parts ask the medium and
+keep the books (``books``) accordingly: ``matching`` promises and loads, ``storing`` stores and fences,
+``outcomes`` learns what became of it.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from kv_api import (
+    BlockIds,
+    CacheHitSource,
+    KVCacheBlocks,
+    KVCacheConfig,
+    KVCacheEvent,
+    KVConnectorOutput,
+    KVError,
+    OffloadingSpec,
+    Request,
+    ScheduleEndContext,
+    SchedulerOutput,
+    SchedulerSide,
+    SupportsHMA,
+    VllmConfig,
+)
+from kv_offload.books import Books
+from kv_offload.clock import Clock, read_clock
+from kv_offload.describe import EngineDescription
+from kv_offload.fresh import fresh_blocks
+from kv_offload.jobs import JobKind
+from kv_offload.matching import Matching
+from kv_offload.metadata import OffloadingConnectorMetadata
+from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload.outcomes import Outcomes
+from kv_offload.storing import Storing
+
+
+class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
+    """Decides what is loaded and stored."""
+
+    clock: ClassVar[Clock] = staticmethod(read_clock)
+    """Measures how long lookups take; nothing depends on it."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        engine: EngineDescription,
+        spec: OffloadingSpec,
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._books = Books(engine, spec.get_manager())
+        self._matching = Matching(self._books, lambda: self.clock())
+        self._storing = Storing(self._books)
+        self._outcomes = Outcomes(self._books)
+        self._declared = type(spec).build_metric_definitions(dict(engine.config.extra_config))
+        self._has_sent_info = False
+
+    # -- requests and their blocks ---------------------------------------------------------------
+
+    def on_new_request(self, request: Request) -> None:
+        with self._books.locked():
+            self._books.begin_life(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        self._books.open_region()
+        return self._matching.match(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        return tuple(group.group_id for group in self._books.layout.groups)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        books, tables = self._books, blocks.get_block_ids()
+        state = books.states.get(request.request_id)
+        books.fresh |= fresh_blocks(books.layout, tables, state.promise.local if state else 0)
+        if state is not None:
+            state.deferrals = 0
+        if num_external_tokens == 0:
+            return
+        if state is None:
+            raise KVError(
+                f"request {request.request_id}: {num_external_tokens} tokens to load, nobody asked for it"
+            )
+        books.open_region()
+        self._matching.begin_load(state, tables, num_external_tokens)
+
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        if num_external_tokens == 0:
+            return {}
+        return self._matching.sources(self._books.states[request.request_id], num_external_tokens)
+
+    # -- every step ------------------------------------------------------------------------------
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> OffloadingConnectorMetadata:
+        books = self._books
+        books.open_region()
+        try:
+            preempted = scheduler_output.preempted_req_ids or ()
+            self._storing.follow_blocks(scheduler_output, preempted)
+            if books.engine.can_store and not books.engine.holds_blocks:
+                self._storing.store_what_is_computed(scheduler_output)
+            meta = books.meta
+            arrived = [new.req_id for new in scheduler_output.scheduled_new_reqs]
+            books.manager.on_schedule_end(ScheduleEndContext(arrived, preempted))
+        finally:
+            books.begin_step()
+            books.close_region()
+        return meta
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        with self._books.locked():
+            self._outcomes.take(connector_output)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        with self._books.locked() as manager:
+            events = list(manager.take_events())
+        return self._books.events.translate(events)
+
+    def get_kv_connector_stats(self) -> OffloadingConnectorStats | None:
+        stats, self._books.stats = self._books.stats, OffloadingConnectorStats()
+        with self._books.locked() as manager:
+            counted = manager.get_stats()
+            if counted is not None:
+                stats.add_medium(counted, self._declared)
+            if not self._has_sent_info:
+                stats.set_info(manager.config_info())
+                self._has_sent_info = True
+        return None if stats.is_empty() else stats
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        state = self._books.states.pop(request.request_id, None)
+        if state is None:
+            return False, None
+        self._matching.end_deferral(state, self.clock())
+        with self._books.locked() as manager:
+            is_storing = self._storing.store_at_end(state, block_ids)
+            manager.on_request_finished(state.context)
+        return is_storing and self._books.engine.holds_blocks, None
+
+    # -- questions at any time -------------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Never: a store that doesn't happen is a miss later."""
+        return False
+
+    def has_pending_push_work(self) -> bool:
+        if self._books.jobs.has_work or self._books.meta.jobs_to_flush:
+            return True
+        with self._books.locked() as manager:
+            return manager.has_pending_work()
+
+    def has_pending_block_frees(self) -> bool:
+        jobs = self._books.jobs
+        return self._books.engine.holds_blocks and any(
+            job.kind is JobKind.STORE for job in (*jobs.live.values(), *jobs.stale.values())
+        )
+
+    def reset_cache(self) -> bool:
+        """Forget everything. Jobs in flight go on, and the medium hears when the last of them has ended."""
+        with self._books.locked():
+            self._outcomes.reset()
+        return True
+
+    def shutdown(self) -> None:
+        self._books.close_region()
+        self._books.manager.shutdown()
+
+    def check(self) -> None:
+        """Recount everything."""
+        self._books.check()
+        self._outcomes.check()

@@ -1,0 +1,93 @@
+"""The class: how it is found, what an engine asks of it, and how another engine's specs are described."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from kv_offload_configs import kv_cache_config, vllm_config
+
+from kv_api import AttentionKind, ConfigError, KVConnectorRole, WrongSideError, supports_hma
+from kv_factory import KVConnectorFactory
+from kv_offload import GroupDescription, OffloadingConnector
+
+
+def test_it_is_registered():
+    assert KVConnectorFactory.get_connector_class_by_name("OffloadingConnector") is OffloadingConnector
+
+
+def test_what_an_engine_asks_of_the_class():
+    config = vllm_config()
+    assert supports_hma(OffloadingConnector)
+    assert OffloadingConnector.get_required_kvcache_layout(config) == "LBHNC"
+    config.attention_config = SimpleNamespace(hisparse_config=object())
+    assert OffloadingConnector.get_required_kvcache_layout(config) == "BLHNC"
+
+
+def test_it_has_the_half_of_its_role(make):
+    connector = make()
+    assert connector.requires_kv_delivery is False
+    assert connector.get_finished_count() is None
+    assert connector.get_loaded_kv_cache_group_ids(SimpleNamespace(request_id="a")) == (0,)
+    with pytest.raises(WrongSideError):
+        connector.wait_for_save()
+    assert OffloadingConnector.scheduler_class is type(connector.side)
+
+
+class Vendor:
+    """A spec of somebody else's engine."""
+
+    tokens = 16
+
+
+class VendorConnector(OffloadingConnector):
+    """Knows it."""
+
+    @classmethod
+    def describe_group(cls, kv_cache_spec):
+        return GroupDescription(AttentionKind.SLIDING_WINDOW, kv_cache_spec.tokens, 32, 128)
+
+
+def test_specs_of_another_engine():
+    cache = kv_cache_config()
+    cache.kv_cache_groups[0].kv_cache_spec = Vendor()
+    connector = VendorConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
+    (group,) = connector.side._books.layout.groups
+    assert (group.kind, group.tokens_per_block, group.window_tokens) == (AttentionKind.SLIDING_WINDOW, 16, 32)
+    with pytest.raises(ConfigError, match="Vendor has no kind"):
+        OffloadingConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
+
+
+def test_metadata_pickles(make):
+    from kv_offload_configs import Blocks, Request, step
+
+    connector = make(hold_blocks="never")
+    a = Request("a", range(8))
+    connector.on_new_request(a)
+    connector.get_num_new_matched_tokens(a, 0)
+    connector.update_state_after_alloc(a, Blocks([1, 2]), 0)
+    meta = connector.build_connector_meta(step(new=[("a", ([1, 2],))], counts={"a": 8}))
+    assert meta.store_jobs
+    assert pickle.loads(pickle.dumps(meta)) == meta
+
+
+def test_tiers_a_sender_wants(make, caplog):
+    from kv_offload_configs import Request
+
+    from kv_api import Locality, Medium, TierFilter, TierMatcher
+
+    connector = make()
+
+    def wish(tiers):
+        request = Request("a", range(8), params={"kv_load_tiers": tiers})
+        connector.on_new_request(request)
+        return connector.side._books.states["a"].context.load_tier_filter
+
+    assert wish([{"medium": "cpu", "locality": "Remote"}]) == TierFilter(
+        (TierMatcher(Medium.CPU, Locality.REMOTE),)
+    )
+    assert wish([]) == TierFilter(())
+    assert wish(["cpu"]) == TierFilter.ALL
+    assert wish("cpu") == TierFilter.ALL
+    assert wish([{"medium": "tape"}, {"medium": "storage"}]) == TierFilter((TierMatcher(Medium.STORAGE),))
+    assert "expected a list, got 'cpu'; it is ignored" in caplog.text
+    assert "expected {medium: CPU or STORAGE, locality: LOCAL or REMOTE}, got {'medium': 'tape'}" in caplog.text

@@ -1,0 +1,186 @@
+"""Loads that fail, ids that come back, resets, schedules that break off."""
+
+import pytest
+from kv_offload_calls import fill, gpu, keys, report, run
+from kv_offload_configs import Blocks, Request, step
+
+from kv_offload.metrics import LOAD_FAILURE
+
+
+class TestFailures:
+    def begin(self, connector, manager, tokens=13, chunks=3, n=12, **wish):
+        a = Request("a", range(tokens), **wish)
+        fill(manager, a, chunks)
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        connector.update_state_after_alloc(a, Blocks(range(1, 1 + -(-n // 4))), n)
+        return a
+
+    @pytest.mark.parametrize("can_drop", [True, False])
+    def test_a_failed_load_is_not_promised_again(self, fenced, can_drop):
+        connector, manager = fenced()
+        manager.can_drop = can_drop
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0])
+        assert not manager.pins.total()
+        assert len(manager.resident) == (0 if can_drop else 3)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        connector.update_state_after_alloc(a, Blocks([4, 5, 6, 7]), 0)
+        meta = connector.build_connector_meta(step(new=[("a", ([4, 5, 6, 7],))], counts={"a": 13}))
+        assert len(meta.store_jobs) == can_drop  # everything is offered again
+        assert connector.get_kv_connector_stats().data["data"][LOAD_FAILURE] == {(): 1}
+
+    def test_dropped_with_the_first_report(self, fenced):
+        connector, manager = fenced(world_size=2)
+        self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0])
+        assert not manager.resident
+        assert manager.pins.total() == 3
+        report(connector, done=[0])
+        assert not manager.pins.total()
+
+    def test_given_up_and_ended_later(self, fenced):
+        connector, manager = fenced()
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0], unended=[0])
+        assert manager.pins.total() == 3
+        assert not manager.resident
+        # its blocks are somebody else's before that
+        connector.request_finished(a, [])
+        b = Request("b", [9])
+        connector.on_new_request(b)
+        assert run(connector, b, [2]).jobs_to_flush == {0}
+        report(connector, late=[0])
+        assert not manager.pins.total()
+
+    def test_stores_on_a_failed_load_are_spoilt(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=1 << 20)
+        a = self.begin(connector, manager, tokens=16, chunks=2, n=8)
+        a.num_computed_tokens = 8
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4],))], counts={"a": 8}))
+        assert (meta.load_jobs[0].sync, meta.store_jobs[1].src_spec) == (True, gpu(3, 4, index=2))
+        report(connector, done=[0], failed=[0], invalid=[1, 2])
+        assert connector.build_connector_meta(step()).jobs_to_flush == {1}
+        report(connector, done=[1])
+        assert not (manager.resident or manager.storing)
+
+    def test_what_was_not_loaded_is_stored_when_it_was_computed(self, fenced):
+        connector, manager = fenced()
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0], invalid=[2, 3])
+        # the engine keeps the request's first block, and does not ask again
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4]), 0)
+        a.num_computed_tokens = 4
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4],))], counts={"a": 9}))
+        assert meta.store_jobs[1].src_spec == gpu(1, 2, 3)
+
+    def test_stores_on_a_failed_load_are_spoilt_after_a_preemption(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=1 << 20)
+        a = self.begin(connector, manager, tokens=16, chunks=2, n=8)
+        a.num_computed_tokens = 8
+        connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4],))], counts={"a": 8}))
+        connector.build_connector_meta(step(preempted="a"))  # scheduled before the first step came back
+        report(connector, done=[0], failed=[0], invalid=[1, 2])
+        report(connector, done=[1])
+        assert not (manager.resident or manager.storing)
+
+    def test_stores_on_somebody_elses_failed_load_are_spoilt(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(16))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4]), 0)
+        a.num_computed_tokens = 8  # loaded by another connector, in this step
+        b = Request("b", [7] * 8)
+        connector.on_new_request(b)
+        connector.build_connector_meta(
+            step(new=[("a", ([1, 2, 3, 4],)), ("b", ([5, 6],))], counts={"a": 8, "b": 8})
+        )
+        report(connector, invalid=[2])
+        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+        report(connector, done=[0, 1])
+        assert {*manager.resident} == {*keys(b, 2)}
+
+
+class TestLives:
+    def test_an_id_comes_back_while_its_jobs_run(self, fenced):
+        connector, manager = fenced()
+        old, new = Request("a", range(8)), Request("a", [5] * 8)
+        connector.on_new_request(old)
+        run(connector, old, [1, 2])
+        connector.request_finished(old, [1, 2])
+        connector.on_new_request(new)
+        connector.get_num_new_matched_tokens(new, 0)
+        connector.update_state_after_alloc(new, Blocks([3, 4]), 0)
+        output = step(new=[("a", ([3, 4],))], counts={"a": 8}, finished="a")
+        assert connector.build_connector_meta(output).store_jobs[1].src_spec == gpu(3, 4)
+        report(connector, done=[0])
+        assert {*manager.resident} == {*keys(old, 2)}
+        assert "a" in connector.side._books.states
+
+    def test_a_reset_with_jobs_in_flight(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        assert connector.reset_cache() is True
+        assert manager.resets == ["reset"]
+        assert connector.has_pending_push_work()
+        # everything is stored anew, and after what was in flight
+        a.tokens.append(8)
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert (meta.jobs_to_flush, [*meta.store_jobs]) == ({0}, [1])
+        report(connector, done=[0])
+        assert (manager.resets, manager.resident) == (["reset", "flushed"], {})
+        report(connector, done=[1])
+        assert len(manager.resident) == 2
+
+    def test_a_reset_waits_for_every_rank(self, fenced):
+        connector, manager = fenced(world_size=2)
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        connector.reset_cache()
+        report(connector, done=[0])
+        assert manager.resets == ["reset"]
+        assert connector.has_pending_push_work() is True
+        report(connector, done=[0])
+        assert manager.resets == ["reset", "flushed"]
+
+    def test_a_reset_waits_for_copies_that_were_given_up(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        connector.reset_cache()
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0], unended=[0])
+        assert (manager.resets, connector.has_pending_push_work()) == (["reset"], False)
+        report(connector, late=[0])
+        assert manager.resets == ["reset", "flushed"]
+
+    def test_a_reset_at_rest(self, fenced):
+        connector, manager = fenced()
+        connector.reset_cache()
+        assert manager.resets == ["reset", "flushed"]
+        assert not connector.has_pending_push_work()
+
+    def test_a_schedule_that_was_not_finished(self, fenced, caplog):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        assert manager.is_locked
+        connector.request_finished(a, [])
+        assert "the last schedule was not finished" in caplog.text
+        assert not manager.is_locked
+
+    def test_shutdown_unlocks(self, fenced):
+        connector, manager = fenced()
+        connector.get_num_new_matched_tokens(Request("a", range(8)), 0)
+        connector.shutdown()
+        assert not manager.is_locked

@@ -1,0 +1,163 @@
+"""Who waits for whom, and whose blocks are held."""
+
+from types import SimpleNamespace
+
+import pytest
+from kv_offload_calls import fill, gpu, keys, plan, report, run
+from kv_offload_configs import FULL, WINDOW, Blocks, Request, kv_cache_config, step
+from kv_offload_medium import Slots
+
+from kv_api import (
+    GPULoadStoreSpec,
+    LookupResult,
+)
+from kv_offload import TransferJob
+
+
+class TestFences:
+    def begin(self, connector, name="a", table=(1, 2)):
+        a = Request(name, range(8))
+        connector.on_new_request(a)
+        run(connector, a, list(table))
+        return a
+
+    def test_who_gets_a_block_waits_for_its_store(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        connector.request_finished(a, [1, 2])
+        b = Request("b", [9] * 9)
+        connector.on_new_request(b)
+        meta = run(connector, b, [7, 2, 8], count=1)
+        assert meta == plan(flush={0})
+
+    def test_a_store_may_be_new_and_flushed(self, fenced):
+        connector, _ = fenced(offload_prompt_only=False)
+        a = Request("a", range(9), prompt=2)
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3], count=3)
+        a.num_computed_tokens = 8
+        connector.request_finished(a, [1, 2, 3])
+        b = Request("b", [9])
+        connector.on_new_request(b)
+        assert run(connector, b, [2]) == plan(
+            stores={0: TransferJob("a", gpu(1, 2), Slots([0, 1]), is_computed=True)}, flush={0}
+        )
+
+    def test_a_hit_does_not_wait(self, fenced):
+        connector, _ = fenced()
+        self.begin(connector)
+        b = Request("b", [*range(8), 99])
+        connector.on_new_request(b)
+        assert run(connector, b, [1, 2, 3], local=8).jobs_to_flush == set()
+
+    def test_blocks_of_other_loads_copies_and_more_tokens_count(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        b = self.begin(connector, "b", [3, 4])
+        c = self.begin(connector, "c", [5, 6])
+        for request, table in ((a, [1, 2]), (b, [3, 4]), (c, [5, 6])):
+            connector.request_finished(request, table)
+        d = Request("d", [9] * 8)
+        connector.on_new_request(d)
+        connector.get_num_new_matched_tokens(d, 0)
+        connector.update_state_after_alloc(d, Blocks([1, 8]), 0)
+        output = step(more=[("e", ([3],))])
+        output.kv_cache_block_copies = [SimpleNamespace(src_block_id=5, dst_block_id=6)]
+        e = Request("e", [1])
+        connector.on_new_request(e)
+        # b and c offer what a is storing already, so only a has a job
+        assert connector.build_connector_meta(output).jobs_to_flush == {0}
+
+    def test_preemption_alone_makes_nobody_wait(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        assert connector.build_connector_meta(step(preempted="a")) == plan()
+        assert connector.side._books.states["a"].progress.groups[0].table == []
+        assert connector.request_finished(a, []) == (False, None)
+
+    def test_resumed_by_either_runner(self, fenced):
+        for resumed in ((), ("a",)):
+            connector, manager = fenced()
+            manager.resident.clear()
+            manager.storing.clear()
+            a = self.begin(connector)
+            report(connector, done=[0], failed=[0])
+            connector.get_num_new_matched_tokens(a, 0)
+            connector.update_state_after_alloc(a, Blocks([4, 5]), 0)
+            a.num_computed_tokens = 0
+            if resumed:
+                output = step(more=[("a", ([4, 5],))], counts={"a": 8}, preempted="a", resumed="a")
+            else:
+                output = step(new=[("a", ([4, 5],))], counts={"a": 8}, preempted="a")
+            assert connector.build_connector_meta(output).store_jobs[1].src_spec == gpu(4, 5)
+
+    def test_a_window_leaves_blocks_behind(self, make, manager):
+        connector = make(hold_blocks="never", cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 4))))
+        a = Request("a", range(16))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2], [3, 4]))], counts={"a": 7}))
+        assert meta.store_jobs[0].src_spec == GPULoadStoreSpec([1, 3], (1, 1), (0, 0))
+        a.num_computed_tokens = 7
+        b = Request("b", [99] * 4)
+        connector.on_new_request(b)
+        # the window's blocks 3 and 4 slid out; 4 is given to b before it was stored
+        meta = connector.build_connector_meta(
+            step(new=[("b", ([8], [4]))], more=[("a", ([5, 6], [7, 9]))], counts={"b": 1, "a": 9})
+        )
+        assert meta.store_jobs[1].src_spec == GPULoadStoreSpec([2, 5, 6, 7, 9], (3, 2), (1, 2))
+        assert meta.jobs_to_flush == set()
+
+
+class TestHolds:
+    def test_a_request_is_stored_when_it_has_ended(self, held):
+        connector, manager = held
+        a = Request("a", range(9), prompt=8)
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3]) == plan()
+        assert connector.request_finished_all_groups(a, ([1, 2, 3],)) == (True, None)
+        assert connector.has_pending_block_frees()
+        assert connector.build_connector_meta(step(finished="a")) == plan(
+            stores={0: TransferJob("a", gpu(1, 2), Slots([0, 1]), is_held=True, is_computed=True)}
+        )
+        report(connector, done=[0])
+        assert len(manager.resident) == 2
+        assert not connector.has_pending_block_frees()
+        assert not connector.has_pending_push_work()
+
+    def test_nothing_to_store_holds_nothing(self, held):
+        connector, manager = held
+        a, b = Request("a", range(8)), Request("b", range(8))
+        fill(manager, a, 2)
+        manager.answers = dict.fromkeys(keys(a, 2), LookupResult.MISS)
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        assert connector.request_finished(a, [1, 2]) == (False, None)
+        manager.capacity = 2
+        manager.pins.update(keys(a, 2))
+        connector.on_new_request(b)
+        b.tokens[0] = 7
+        run(connector, b, [3, 4])
+        assert connector.request_finished(b, [3, 4]) == (False, None)
+
+    @pytest.mark.parametrize("reset", [False, True])
+    def test_never_while_a_load_is_in_flight(self, held, reset):
+        connector, manager = held
+        a = Request("a", range(9))
+        fill(manager, a, 1)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        connector.update_state_after_alloc(a, Blocks([1]), 4)
+        connector.build_connector_meta(step())
+        if reset:
+            connector.reset_cache()
+        a.num_computed_tokens = 8
+        assert connector.request_finished(a, [1, 2]) == (False, None)
+        report(connector, done=[0])
+
+    def test_an_end_before_anything(self, held):
+        connector, _ = held
+        a = Request("a", range(9))
+        connector.on_new_request(a)
+        assert connector.request_finished(a, []) == (False, None)
+        assert connector.request_finished(a, []) == (False, None)

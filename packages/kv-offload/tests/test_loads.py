@@ -1,0 +1,166 @@
+"""Loads, call by call: promises, and what the engine makes of them."""
+
+import pytest
+from kv_offload_calls import fill, gpu, key, plan, report
+from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
+from kv_offload_medium import Slots
+
+from kv_api import (
+    CacheHitSource,
+    GPULoadStoreSpec,
+    KVError,
+    LookupResult,
+    OffloadPolicy,
+)
+from kv_offload import TransferJob
+
+
+class TestLoads:
+    def test_the_answer_is_not_the_load(self, fenced):
+        connector, manager = fenced(blocks_per_chunk=2)
+        a = Request("a", range(25))
+        fill(manager, a, 3, per_chunk=2)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (24, True)
+        assert not manager.pins.total()
+        assert connector.get_num_new_matched_tokens(a, 4) == (20, True)  # begins inside a chunk
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4, 5]), 15)  # shortened, and ends inside one
+        assert connector.get_external_cache_hit_sources(a, 15) == {CacheHitSource.HOST: 15}
+        assert connector.build_connector_meta(step()) == plan(
+            loads={0: TransferJob("a", Slots([0, 1, 2]), gpu(2, 3, 4, 5, index=1))}
+        )
+        assert manager.pins.total() == 3
+        report(connector, done=[0])
+        assert not manager.pins.total()
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4, 5, 6, 7]), 0)
+        a.num_computed_tokens = 19
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4, 5, 6, 7],))], counts={"a": 6}))
+        assert meta == plan()  # nothing that was loaded is stored again
+
+    def test_all_but_the_last_token(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (7, True)
+        assert connector.get_num_new_matched_tokens(a, 4) == (3, True)
+
+    @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
+    def test_as_far_as_its_sender_wants(self, fenced, wish, found):
+        connector, manager = fenced()
+        a = Request("a", range(16), params={"max_load_tokens": wish})
+        fill(manager, a, 4)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
+
+    def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):
+        connector, manager = fenced()
+        a = Request("a", range(16))
+        fill(manager, a, 4)
+        a.skip_reading_prefix_cache = True
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        del a.skip_reading_prefix_cache
+        producer = make(role="kv_producer")
+        connector.build_connector_meta(step())
+        producer.on_new_request(a)
+        assert producer.get_num_new_matched_tokens(a, 0) == (0, False)
+
+    def test_within_the_budget_of_a_step(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=3 * 32)
+        a, b = Request("a", range(9)), Request("b", range(9))
+        fill(manager, a, 2)
+        for request in (a, b):
+            connector.on_new_request(request)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, False)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 8)
+        assert connector.get_num_new_matched_tokens(b, 0) == (8, True)
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3],))], counts={"a": 1}))
+        assert meta == plan(loads={0: TransferJob("a", Slots([0, 1]), gpu(1, 2), sync=True)})
+        assert connector.get_num_new_matched_tokens(b, 0) == (8, False)
+        connector.build_connector_meta(step())
+
+    def test_never_in_the_step_with_several_groups(self, make, manager):
+        connector = make(sync_load_budget_bytes=1 << 30, cache=kv_cache_config(((FULL, 4, 0), (FULL, 4, 0))))
+        a = Request("a", range(9))
+        manager.resident.update({key(a, chunk, group=group): chunk for chunk in range(2) for group in range(2)})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.build_connector_meta(step())
+
+    def test_windows_and_states_load_what_they_read(self, make, manager):
+        groups = ((FULL, 4, 0), (WINDOW, 4, 6), (STATE, 4, 0))
+        connector = make(blocks_per_chunk=2, cache=kv_cache_config(groups))
+        a = Request("a", range(30))
+        for group in range(3):
+            for chunk in range(3):
+                manager.resident[key(a, chunk, 2, group)] = 10 * group + chunk
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (24, True)
+        tables = Blocks([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 8], [0, 0, 0, 0, 0, 9])
+        connector.update_state_after_alloc(a, tables, 24)
+        assert connector.build_connector_meta(step()).load_jobs == {
+            0: TransferJob(
+                "a",
+                Slots([0, 1, 2, 12, 22]),
+                GPULoadStoreSpec([1, 2, 3, 4, 5, 6, 7, 8, 9], (6, 2, 1), (0, 4, 5)),
+            )
+        }
+        assert connector.get_external_cache_hit_sources(a, 24) == {CacheHitSource.HOST: 24}
+
+    def test_chunks_that_are_being_stored_are_waited_for_and_not_for_ever(self, fenced):
+        connector, manager = fenced(max_deferred_lookups=3)
+        a = Request("a", range(13))
+        fill(manager, a, 1)
+        manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
+        manager.answers[key(a, 2)] = LookupResult.RETRY
+        connector.on_new_request(a)
+        answers = [connector.get_num_new_matched_tokens(a, 0) for _ in range(5)]
+        assert answers == [(None, False)] * 3 + [(4, True)] * 2
+        assert connector.get_num_new_matched_tokens(a, 12) == (0, False)
+        manager.answers[key(a, 2)] = LookupResult.HIT_PENDING
+        connector.update_state_after_alloc(a, Blocks([1]), 0)
+        assert connector.get_num_new_matched_tokens(a, 4) == (None, False)
+        connector.request_finished(a, [])
+
+    def test_what_was_promised_is_gone(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        fill(manager, a, 3)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        del manager.resident[key(a, 1)]
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
+        assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, gpu(1, 2, 3))})
+        assert not manager.pins.total()
+        report(connector, done=[0], failed=[0])
+        manager.resident[key(a, 1)] = 1
+        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        connector.build_connector_meta(step())
+
+    def test_nobody_promised(self, fenced):
+        connector, _manager = fenced()
+        a = Request("a", range(13))
+        with pytest.raises(KVError, match="request a: 4 tokens to load, nobody asked for it"):
+            connector.update_state_after_alloc(a, Blocks([1]), 4)
+        connector.on_new_request(a)
+        with pytest.raises(KVError, match="request a: 4 tokens are to be loaded, 0 were promised"):
+            connector.update_state_after_alloc(a, Blocks([1]), 4)
+        connector.build_connector_meta(step())
+
+    def test_a_request_level_policy_offers_what_was_loaded(self, fenced):
+        for policy, offered in ((OffloadPolicy.CHUNK_LEVEL, 1), (OffloadPolicy.REQUEST_LEVEL, 3)):
+            connector, manager = fenced()
+            manager.policy = policy
+            a = Request("a", range(12))
+            fill(manager, a, 2)
+            connector.on_new_request(a)
+            connector.get_num_new_matched_tokens(a, 0)
+            connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
+            connector.build_connector_meta(step())
+            report(connector, done=[0])
+            seen = []
+            manager.prepare_store = lambda ks, ctx, seen=seen: seen.extend(ks)
+            a.num_computed_tokens = 8
+            connector.build_connector_meta(step(new=[("a", ([1, 2, 3],))], counts={"a": 4}))
+            assert len({*seen}) == offered

@@ -1,0 +1,112 @@
+"""Lookups against an obvious model: try every boundary, from the highest down."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_configs import FULL, STATE, WINDOW
+
+from kv_api import LookupResult, OffloadingManager, ReqContext, RequestOffloadingContext, make_offload_key
+from kv_offload.layout import Group
+from kv_offload.lookup import Answers, Match, find_match
+
+HIT, MISS, PENDING, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY
+
+
+class Known(OffloadingManager):
+    """Says what it was told to, and counts."""
+
+    def __init__(self, known):
+        self.known = known
+        self.asked = []
+
+    def lookup(self, key, req_context):
+        self.asked.append(key)
+        return self.known.get(key, MISS)
+
+    def on_new_request(self, req_context):
+        return RequestOffloadingContext()
+
+    def prepare_load(self, keys, req_context):
+        raise NotImplementedError
+
+    def prepare_store(self, keys, req_context):
+        raise NotImplementedError
+
+
+def keys_of(group, count):
+    return [make_offload_key(b"%08d" % n, group.group_id) for n in range(count)]
+
+
+def tokens_needed(group, local, boundary):
+    """The tokens that a load must bring so that the request can go on at `boundary`."""
+    if group.kind is STATE:
+        return [boundary - 1]
+    first = max(0, boundary - group.window_tokens + 1) if group.kind is WINDOW else 0
+    return range(max(local, first), boundary)
+
+
+def is_possible(group, answers, local, boundary, counts):
+    size = group.tokens_per_chunk
+    if group.kind is STATE and boundary % size:
+        return False
+    chunks = {token // size for token in tokens_needed(group, local, boundary)}
+    return all(chunk < len(answers) and answers[chunk] in counts for chunk in chunks)
+
+
+def model(groups, answers, local, limit, may_wait):
+    """The highest boundary at which all could go on."""
+
+    def highest(counts):
+        fits = (
+            b
+            for b in range(limit, local, -1)
+            if all(is_possible(g, a, local, b, counts) for g, a in zip(groups, answers, strict=True))
+        )
+        return next(fits, local)
+
+    there, readable = highest({HIT, PENDING, RETRY}), highest({HIT})
+    if there == local:
+        return Match(there)
+    needed = all(is_possible(g, a, local, there, {HIT}) for g, a in zip(groups, answers, strict=True))
+    if needed:
+        return Match(there)
+    return Match(there, waits=True) if may_wait else Match(readable)
+
+
+@st.composite
+def lookups(draw):
+    per_chunk = draw(st.integers(1, 4))
+    groups, answers = [], []
+    for group_id in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from([FULL, FULL, WINDOW, STATE]))
+        size = draw(st.sampled_from([2, 4]))
+        window = draw(st.integers(1, 14)) if kind is WINDOW else 0
+        groups.append(Group(group_id, kind, size, per_chunk, 1, window))
+        states = st.sampled_from([HIT, HIT, HIT, HIT, MISS, PENDING, RETRY])
+        answers.append(draw(st.lists(states, max_size=24 // (size * per_chunk))))
+    local = 4 * draw(st.integers(0, 4))
+    limit = draw(st.integers(local, 26))
+    return groups, answers, local, limit, draw(st.booleans())
+
+
+@given(lookups())
+def test_the_highest_boundary_is_found(case):
+    groups, answers, local, limit, may_wait = case
+    keys = [keys_of(group, len(of_group)) for group, of_group in zip(groups, answers, strict=True)]
+    known = {
+        key: answer
+        for ks, of_group in zip(keys, answers, strict=True)
+        for key, answer in zip(ks, of_group, strict=True)
+    }
+    manager = Known(known)
+    asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
+    assert find_match(groups, asked, local, limit, may_wait) == model(groups, answers, local, limit, may_wait)
+    assert len({*manager.asked}) == len(manager.asked), "a chunk was asked for twice"
+
+
+def test_what_was_refused_is_missing():
+    group = Group(0, FULL, 4, 1, 1)
+    keys = keys_of(group, 4)
+    manager = Known(dict.fromkeys(keys, HIT))
+    asked = Answers(manager, ReqContext("r"), keys, refused={keys[2]})
+    assert find_match([group], [asked], 0, 15, may_wait=True) == Match(8)
+    assert manager.asked == keys[:2]

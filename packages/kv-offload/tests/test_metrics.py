@@ -1,0 +1,143 @@
+"""The payload of stats, and what Prometheus is told."""
+
+import json
+
+import pytest
+from kv_offload_configs import make, vllm_config
+from kv_offload_medium import ScriptedSpec, StrictManager
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kv_api import CacheHitSource, KVConnectorStats, OffloadingCounterMetadata, OffloadingGaugeMetadata
+from kv_offload import OffloadingConnector, OffloadingConnectorStats, TransferStats
+from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, STORE_BYTES
+from kv_offload.sources import count_sources
+
+
+def counted():
+    stats = OffloadingConnectorStats()
+    transfers = TransferStats()
+    transfers.load.record(100, 0.5)
+    stats.add_transfers(transfers)
+    stats.observe(LOOKUP_SYNC_DELAY, 0.25)
+    return stats
+
+
+def test_the_payload_says_what_it_is():
+    assert counted().to_dict() == {
+        "types": {
+            "vllm:kv_offload_load_bytes": "counter",
+            "vllm:kv_offload_load_time": "counter",
+            "vllm:kv_offload_load_size": "histogram",
+            "vllm:kv_offload_lookup_sync_delay_seconds": "histogram",
+        },
+        "data": {
+            "vllm:kv_offload_load_bytes": {(): 100},
+            "vllm:kv_offload_load_time": {(): 0.5},
+            "vllm:kv_offload_load_size": {(): [100]},
+            "vllm:kv_offload_lookup_sync_delay_seconds": {(): [0.25]},
+        },
+        "info": None,
+    }
+
+
+def test_stats_add_up():
+    both = counted().aggregate(counted())
+    assert both.reduce() == {
+        LOAD_BYTES: 200,
+        "vllm:kv_offload_load_time": 1.0,
+        f"{LOAD_SIZE}_count": 2,
+        f"{LOAD_SIZE}_sum": 200,
+        f"{LOOKUP_SYNC_DELAY}_count": 2,
+        f"{LOOKUP_SYNC_DELAY}_sum": 0.5,
+    }
+    rebuilt = OffloadingConnector.build_kv_connector_stats(both.to_dict())
+    assert rebuilt.reduce() == both.reduce()
+    both.reset()
+    assert both.is_empty()
+    assert OffloadingConnector.build_kv_connector_stats().is_empty()
+    with pytest.raises(TypeError, match="expected OffloadingConnectorStats, got KVConnectorStats"):
+        both.aggregate(KVConnectorStats())
+
+
+class Flat(KVConnectorStats):
+    """What a manager of another form counts."""
+
+
+DECLARED = {"usage": OffloadingGaugeMetadata("."), "count": OffloadingCounterMetadata(".")}
+
+
+def test_a_mediums_own_counts(monkeypatch):
+    manager = StrictManager()
+    manager.get_stats = lambda: Flat({"usage": 0.5, "count": 2, "sizes": [1, 2]})
+    manager.config_info = lambda: [{"policy": "lru"}]
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: DECLARED))
+    ScriptedSpec.manager = manager
+    connector = make()
+    first, second = connector.get_kv_connector_stats(), connector.get_kv_connector_stats()
+    assert first.data == {
+        "types": {"usage": "gauge", "count": "counter", "sizes": "histogram"},
+        "data": {"usage": {(): 0.5}, "count": {(): 2}, "sizes": {(): [1, 2]}},
+        "info": [{"policy": "lru"}],
+    }
+    assert second.data["info"] is None
+    both = first.aggregate(second)
+    assert both.data["data"] == {"usage": {(): 0.5}, "count": {(): 4}, "sizes": {(): [1, 2, 1, 2]}}
+    assert both.data["info"] == [{"policy": "lru"}]
+
+
+def test_prometheus(monkeypatch, caplog):
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: DECLARED))
+    monkeypatch.setattr(ScriptedSpec, "config_info_keys", classmethod(lambda cls, extra: ("policy",)))
+    registry = CollectorRegistry()
+    types = {
+        kind: lambda kind=kind, **named: kind(registry=registry, **named) for kind in (Counter, Gauge, Histogram)
+    }
+    metrics = OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"], 1: ["1"]})
+    stats = counted()
+    stats.add_medium(Flat({"usage": 0.5, "count": 2, "mystery": 1}), DECLARED)
+    stats.set_info([{"policy": "lru"}])
+    metrics.observe(stats.to_dict(), 1)
+    metrics.observe(stats.to_dict(), 1)
+    seen = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket"))
+    }
+    assert seen == {
+        ("vllm:kv_offload_load_bytes_total", "1"): 200,
+        ("vllm:kv_offload_load_time_total", "1"): 1.0,
+        ("vllm:kv_offload_load_size_count", "1"): 2,
+        ("vllm:kv_offload_load_size_sum", "1"): 200,
+        ("vllm:kv_offload_lookup_sync_delay_seconds_count", "1"): 2,
+        ("vllm:kv_offload_lookup_sync_delay_seconds_sum", "1"): 0.5,
+        ("vllm:kv_offload_config_info", "1", "lru"): 1,
+        ("usage", "1"): 0.5,
+        ("count_total", "1"): 4,
+    }
+    assert caplog.text.count("mystery is counted and was not declared") == 1
+
+
+def test_nothing_is_reported_twice():
+    connector = make()
+    connector.get_kv_connector_stats()
+    assert connector.get_kv_connector_stats() is None
+    assert json.dumps(counted().data["types"])
+    assert STORE_BYTES not in counted().data["data"]
+
+
+HOST, DISK, UNKNOWN = CacheHitSource.HOST, CacheHitSource.DISK, CacheHitSource.EXTERNAL_UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("supplied", "counts"),
+    [
+        ([(0, 12, HOST)], {HOST: 8}),
+        ([(4, 8, HOST), (8, 12, DISK)], {HOST: 4, DISK: 4}),
+        ([(4, 12, HOST), (6, 8, DISK)], {HOST: 6, DISK: 2}),
+        ([(10, 40, HOST)], {UNKNOWN: 6, HOST: 2}),
+        ([], {UNKNOWN: 8}),
+    ],
+)
+def test_sources_add_up(supplied, counts):
+    assert count_sources(range(4, 12), supplied) == counts

@@ -1,0 +1,195 @@
+"""What an operator can configure, and what is said about what they can't."""
+
+from types import SimpleNamespace
+
+import pytest
+from kv_offload_configs import FULL, STATE, WINDOW, kv_cache_config, vllm_config
+
+from kv_api import ConfigError, OffloadingGroupConfig
+from kv_offload import HoldBlocks, Options, parse_options
+from kv_offload.describe import describe_engine
+
+WHERE = "kv_connector_extra_config"
+
+WRONG = [
+    ({"block_size": 0}, f"{WHERE}.block_size: expected a whole number of at least 1, got 0"),
+    ({"block_size": "32"}, f"{WHERE}.block_size: expected a whole number of at least 1, got '32'"),
+    ({"blocks_per_chunk": True}, f"{WHERE}.blocks_per_chunk: expected a whole number of at least 1, got True"),
+    ({"offload_prompt_only": 1}, f"{WHERE}.offload_prompt_only: expected true or false, got 1"),
+    ({"save": "no"}, f"{WHERE}.save: expected true or false, got 'no'"),
+    (
+        {"sync_load_budget_bytes": -1},
+        f"{WHERE}.sync_load_budget_bytes: expected a whole number of at least 0, got -1",
+    ),
+    ({"hold_blocks": "maybe"}, f"{WHERE}.hold_blocks: expected one of auto, always, never, got 'maybe'"),
+    ({"hold_blocks": ["auto"]}, f"{WHERE}.hold_blocks: expected one of auto, always, never, got ['auto']"),
+    (
+        {"load_timeout_seconds": -1},
+        f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got -1",
+    ),
+    (
+        {"load_timeout_seconds": float("inf")},
+        f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got inf",
+    ),
+    (
+        {"max_deferred_lookups": 1.5},
+        f"{WHERE}.max_deferred_lookups: expected a whole number of at least 0, got 1.5",
+    ),
+    (
+        {"block_size": 32, "blocks_per_chunk": 2},
+        f"{WHERE}: block_size 32 and blocks_per_chunk 2 say the same thing; give one of them",
+    ),
+    ({"block_per_chunk": 2}, f"{WHERE}: unknown key 'block_per_chunk'; did you mean 'blocks_per_chunk'?"),
+    (
+        {"Offload_Prompt_Only": True},
+        f"{WHERE}: unknown key 'Offload_Prompt_Only'; did you mean 'offload_prompt_only'?",
+    ),
+    ({"cpu_bytes_to_used": 1}, f"{WHERE}: unknown key 'cpu_bytes_to_used'; did you mean 'cpu_bytes_to_use'?"),
+]
+
+
+@pytest.mark.parametrize(("extra", "message"), WRONG)
+def test_wrong_values(extra, message):
+    with pytest.raises(ConfigError) as raised:
+        parse_options(extra)
+    assert str(raised.value) == message
+
+
+def test_what_is_not_ours_passes():
+    extra = {
+        "host_slots": 4,
+        "store_threads": 2,
+        "name": "near",
+        "save": None,
+        "load_policy": "first",
+        "backpressure": {},
+    }
+    assert parse_options(extra) == Options()
+
+
+def test_values_are_read():
+    extra = {"blocks_per_chunk": 3, "hold_blocks": "never", "load_timeout_seconds": 5, "save": False}
+    assert parse_options(extra) == Options(
+        blocks_per_chunk=3, hold_blocks=HoldBlocks.NEVER, load_timeout_seconds=5.0, save=False
+    )
+
+
+def engine(groups=((FULL, 4, 0),), tokens_per_hash=None, **extra):
+    return describe_engine(vllm_config(**extra), kv_cache_config(groups, tokens_per_hash=tokens_per_hash))
+
+
+def test_what_a_medium_is_told():
+    config = engine(((FULL, 4, 0), (WINDOW, 4, 9), (STATE, 8, 0)), blocks_per_chunk=2).config
+    assert config.groups == (
+        OffloadingGroupConfig(4, ("layer0",), 0, None),
+        OffloadingGroupConfig(4, ("layer1",), 1, 2),
+        OffloadingGroupConfig(8, ("layer2",), 2, 1),
+    )
+    assert (config.cache.tokens_per_hash, config.cache.blocks_per_chunk) == (4, 2)
+    assert config.worker_kv_bytes_per_block == 32 + 32 + 64
+    assert config.enable_kv_cache_events
+
+
+def test_one_allocation_is_counted_once():
+    cache = kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)))
+    cache.kv_cache_tensors = [SimpleNamespace(size=64 * 96, block_stride=96) for _ in range(2)]
+    assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 96
+    cache.kv_cache_tensors = []
+    assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 32
+
+
+def test_the_size_of_chunks():
+    assert engine().layout.groups[0].tokens_per_chunk == 4
+    assert engine(block_size=12).layout.groups[0].tokens_per_chunk == 12
+    fine = engine(((FULL, 8, 0), (WINDOW, 4, 6)), tokens_per_hash=2, blocks_per_chunk=3).layout
+    assert [group.hashes_per_chunk for group in fine.groups] == [12, 6]
+    assert fine.grain_tokens == 8
+
+
+def spec(**attributes):
+    return SimpleNamespace(block_size=4, page_size_bytes=1, **attributes)
+
+
+class FullAttentionSpec:
+    block_size = 4
+
+
+REFUSED = [
+    (
+        {"block_size": 6},
+        f"{WHERE}.block_size: got 6, which is no multiple of the GPU's block size 4; the next one is 8",
+    ),
+    (
+        {"block_size": 8, "groups": ((FULL, 4, 0), (FULL, 8, 0))},
+        f"{WHERE}.block_size: got 8, but the groups have blocks of [4, 8] tokens; use blocks_per_chunk",
+    ),
+    (
+        {"tokens_per_hash": 3},
+        "kv_cache_config.hash_block_size: got 3, which doesn't divide a group's block of 4 tokens",
+    ),
+    (
+        {"spec": FullAttentionSpec()},
+        "kv_cache_spec FullAttentionSpec has no kind: it is no spec of an engine that names one; for vLLM use the "
+        "connector class of kv-vllm",
+    ),
+    (
+        {"spec": spec(kind="linear")},
+        "kv_cache_spec.kind: got 'linear'; choices: full_attention, sliding_window, state_space",
+    ),
+    (
+        {"spec": spec(kind=WINDOW, sliding_window=None)},
+        "kv_cache_spec.sliding_window: expected at least 1 token, got 0",
+    ),
+    ({"none": True}, "kv_cache_config: no group can be found by hashes, so there is nothing to offload"),
+]
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSED)
+def test_what_is_refused(case, message):
+    case = {**case}
+    cache = kv_cache_config(case.pop("groups", ((FULL, 4, 0),)), tokens_per_hash=case.pop("tokens_per_hash", None))
+    if "spec" in case:
+        cache.kv_cache_groups[0].kv_cache_spec = case.pop("spec")
+    if case.pop("none", False):
+        cache.prefix_cacheable_group_ids = ()
+    with pytest.raises(ConfigError) as raised:
+        describe_engine(vllm_config(**case), cache)
+    assert str(raised.value) == message
+
+
+def test_without_a_cache_config():
+    with pytest.raises(ConfigError, match="needs a kv_cache_config"):
+        describe_engine(vllm_config(), None)
+
+
+def test_groups_that_hashes_do_not_find_are_left_alone():
+    cache = kv_cache_config(((FULL, 4, 0), (STATE, 8, 0)))
+    cache.prefix_cacheable_group_ids = (1,)
+    found = describe_engine(vllm_config(), cache)
+    assert [group.group_id for group in found.layout.groups] == [1]
+    assert found.has_several_groups
+
+
+@pytest.mark.parametrize(
+    ("runner", "zeroes", "groups", "per_hash", "holds"),
+    [
+        (None, None, ((FULL, 4, 0),), None, True),  # nothing is known
+        (False, None, ((STATE, 4, 0),), None, False),  # runner V1
+        (True, None, ((FULL, 4, 0),), None, True),
+        (True, False, ((FULL, 4, 0), (WINDOW, 4, 8)), None, False),  # nothing is zeroed or copied
+        (None, False, ((FULL, 4, 0),), None, False),
+        (True, True, ((FULL, 4, 0),), None, True),
+        (True, False, ((STATE, 4, 0),), None, True),  # states are copied on write
+        (True, False, ((FULL, 4, 0),), 2, True),  # hits may end inside a block, which is copied on write
+    ],
+)
+def test_when_blocks_are_held(runner, zeroes, groups, per_hash, holds):
+    config, cache = vllm_config(), kv_cache_config(groups, tokens_per_hash=per_hash)
+    if runner is not None:
+        config.use_v2_model_runner = runner
+    if zeroes is not None:
+        cache.needs_kv_cache_zeroing = zeroes
+    assert describe_engine(config, cache).holds_blocks is holds
+    for choice, held in (("always", True), ("never", False)):
+        config.kv_transfer_config.kv_connector_extra_config["hold_blocks"] = choice
+        assert describe_engine(config, cache).holds_blocks is held

@@ -1,0 +1,149 @@
+"""Stores, call by call: what is stored when, and what becomes of it."""
+
+import pytest
+from kv_offload_calls import gpu, key, keys, plan, report, run
+from kv_offload_configs import FULL, STATE, Request, kv_cache_config, step
+from kv_offload_medium import Slots
+
+from kv_api import (
+    GPULoadStoreSpec,
+)
+from kv_offload import TransferJob
+from kv_offload.metrics import ALLOCATION_FAILURE, STORE_FAILURE
+
+
+class TestStores:
+    def test_as_chunks_become_complete(self, fenced):
+        connector, manager = fenced(blocks_per_chunk=2)
+        a = Request("a", range(20))
+        connector.on_new_request(a)
+        assert run(connector, a, [5, 6, 7], count=10) == plan(stores={0: TransferJob("a", gpu(5, 6), Slots([0]))})
+        meta = connector.build_connector_meta(step(more=[("a", ([9, 8],))], counts={"a": 10}))
+        assert meta == plan(stores={1: TransferJob("a", gpu(7, 9, index=2), Slots([1]))})
+        report(connector, done=[1, 0])
+        assert {*manager.resident} == {*keys(a, 2, 2)}
+
+    def test_run_ahead_stores_known_tokens_only(self, fenced):
+        connector, _ = fenced(offload_prompt_only=False)
+        a = Request("a", range(6))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        a.num_computed_tokens = 8  # two steps ahead, with drafts: tokens 6 and 7 are not known
+        assert connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1})) == plan()
+        a.tokens += [6, 7]
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert meta.store_jobs[1].src_spec == gpu(2, index=1)
+
+    def test_the_prompt_only(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(12), prompt=8)
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3]).store_jobs[0].src_spec == gpu(1, 2)
+        assert connector.request_finished(a, [1, 2, 3]) == (False, None)
+        assert connector.build_connector_meta(step(finished="a")) == plan()
+        assert manager.finished
+
+    @pytest.mark.parametrize(
+        ("params", "stored"), [({"max_offload_tokens": 7}, 1), ({"max_offload_tokens": 0}, 0)]
+    )
+    def test_as_far_as_its_sender_wants(self, fenced, params, stored):
+        connector, manager = fenced()
+        a = Request("a", range(12), params=params)
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        assert len(manager.storing) == stored
+
+    def test_what_there_was_no_room_for_is_offered_again(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        a = Request("a", range(13))
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3, 4]).store_jobs[0].src_spec == gpu(1)
+        assert manager.log == [("refused", 3)]
+        manager.capacity = 2
+        a.tokens.append(13)
+        skipped = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        again = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert (skipped, again.store_jobs[1].src_spec) == (plan(), gpu(2, index=1))
+        manager.capacity = 3
+        connector.request_finished(a, [1, 2, 3, 4])
+        assert connector.build_connector_meta(step(finished="a")).store_jobs == {
+            2: TransferJob("a", gpu(3, index=2), Slots([2]), is_computed=True)
+        }
+        stats = connector.get_kv_connector_stats()
+        assert stats.data["data"][ALLOCATION_FAILURE] == {(): 2}
+
+    def test_retries_get_rarer(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 0
+        a = Request("a", range(12))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        for _ in range(200):
+            connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert len(manager.log) == 2 * 8  # three chunks, then one; in steps 1, 2, 4, …
+
+    def test_what_is_there_is_left_out(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(12))
+        manager.resident[key(a, 1)] = 77
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3]).store_jobs[0] == TransferJob("a", gpu(1, 3), Slots([0, 1]))
+
+    def test_local_hits_are_offered(self, fenced):
+        connector, _ = fenced()
+        a = Request("a", range(12))
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3], local=8).store_jobs[0].src_spec == gpu(1, 2, 3)
+
+    def test_of_a_chunk_of_states_the_last(self, make, manager):
+        groups = ((FULL, 4, 0), (STATE, 4, 0))
+        connector = make(hold_blocks="never", blocks_per_chunk=2, cache=kv_cache_config(groups))
+        a = Request("a", range(16))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4], [5, 6, 0, 7]))], counts={"a": 16}))
+        assert [job.src_spec for job in meta.store_jobs.values()] == [
+            GPULoadStoreSpec([1, 2, 3, 4], (4, 0), (0, 0)),
+            GPULoadStoreSpec([6], (0, 1), (0, 1)),
+            GPULoadStoreSpec([7], (0, 1), (0, 3)),
+        ]
+
+    def test_a_failed_store_is_dropped(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        report(connector, done=[0], failed=[0])
+        assert (manager.resident, manager.storing) == ({}, {})
+        assert connector.get_kv_connector_stats().data["data"][STORE_FAILURE] == {(): 1}
+
+    def test_a_store_that_was_given_up_stays_in_its_place_until_it_ends(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(4))
+        connector.on_new_request(a)
+        run(connector, a, [1])
+        report(connector, done=[0], failed=[0], unended=[0])
+        assert manager.fenced == {key(a, 0): "store"}
+        assert not connector.has_pending_push_work()
+        report(connector, late=[0])
+        assert not manager.fenced
+
+    def test_ranks_are_counted(self, fenced):
+        connector, manager = fenced(world_size=3)
+        a = Request("a", range(4))
+        connector.on_new_request(a)
+        run(connector, a, [1])
+        report(connector, done=[0])
+        report(connector, done=[0], failed=[0])
+        assert manager.storing
+        report(connector, done=[0])
+        assert not (manager.storing or manager.resident)
+        report(connector, done=[0, 5])
+
+    def test_a_consumer_stores_nothing(self, fenced):
+        connector, _manager = fenced(role="kv_consumer")
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2]) == plan()
+        assert connector.request_finished(a, [1, 2]) == (False, None)

@@ -1,0 +1,228 @@
+"""The worker's half: when jobs are submitted, and that whatever happens to one is told once."""
+
+import pytest
+from kv_offload_configs import FULL, kv_cache_config
+from kv_offload_medium import Slots
+
+from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError
+from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata, OffloadingWorkerSide, TransferJob
+
+
+def gpu(*blocks):
+    return GPULoadStoreSpec(blocks, (len(blocks),), (0,))
+
+
+def store(name="a", blocks=(1, 2), **flags):
+    return TransferJob(name, gpu(*blocks), Slots(range(len(blocks))), **flags)
+
+
+def load(name="a", blocks=(3, 4), **flags):
+    return TransferJob(name, Slots(range(len(blocks))), gpu(*blocks), **flags)
+
+
+def begin(connector, meta):
+    connector.handle_preemptions(meta)
+    connector.bind_connector_metadata(meta)
+    connector.start_load_kv(None)
+
+
+def end(connector):
+    connector.wait_for_save()
+    results = connector.get_transfer_results(set())
+    invalid = connector.get_block_ids_with_load_errors()
+    meta = connector.build_connector_worker_meta()
+    connector.clear_connector_metadata()
+    connector.side.check()
+    return results, invalid, meta
+
+
+def run(connector, stores=None, loads=None, flush=()):
+    begin(connector, OffloadingConnectorMetadata(loads or {}, stores or {}, set(flush)))
+    return end(connector)
+
+
+def results(sending=(), recving=(), failed=()):
+    return KVConnectorTransferResults(set(sending), set(recving), set(failed))
+
+
+def test_a_store_begins_after_the_forward_pass(worker):
+    connector, medium = worker()
+    meta = OffloadingConnectorMetadata({}, {7: store(), 8: store(is_computed=True), 9: store()}, {9})
+    begin(connector, meta)
+    assert medium.calls == [("store", 8), ("store", 9), ("wait", [9])]
+    end(connector)
+    assert medium.calls[3:] == [("store", 7)]
+
+
+def test_the_end_of_jobs_is_told_once(worker):
+    connector, medium = worker()
+    assert run(connector, {1: store()}, {2: load("b")}) == (results(), set(), None)
+    medium.end(1)
+    medium.end(2)
+    medium.repeat(2)
+    medium.repeat(99)
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"b"}), set())
+    assert (meta.completed_jobs, meta.failed_jobs) == ({1: 1, 2: 1}, {})
+    assert (meta.transfer_stats.load.sizes, meta.transfer_stats.store.time) == ([1000], 0.5)
+    medium.repeat(1, success=False)
+    assert run(connector) == (results(), set(), None)
+
+
+def test_blocks_are_held_until_the_last_store(worker):
+    connector, medium = worker()
+    run(connector, {1: store(is_held=True, is_computed=True), 2: store(is_held=True, is_computed=True)})
+    medium.end(2)
+    assert run(connector)[0] == results()
+    medium.end(1, success=False)
+    told, _, meta = run(connector)
+    assert told == results(sending={"a"})
+    assert (meta.completed_jobs, meta.failed_jobs) == ({1: 1}, {1: 1})
+
+
+def ends_badly(medium):
+    medium.end(5, success=False)
+
+
+def refuses(medium):
+    pass
+
+
+@pytest.mark.parametrize("how", ["ends", "refused", "raises", "gone"])
+def test_a_failed_load_of_one_group(worker, how):
+    connector, medium = worker()
+    medium.refuses = how == "refused"
+    medium.error = RuntimeError("no device") if how == "raises" else None
+    job = TransferJob("a", None, gpu(3, 4)) if how == "gone" else load()
+    begin(connector, OffloadingConnectorMetadata({5: job}))
+    medium.error = None
+    if how == "ends":
+        medium.end(5, success=False)
+    told, invalid, meta = end(connector)
+    assert (told, invalid) == (results(recving={"a"}), {3, 4})
+    assert (meta.completed_jobs, meta.failed_jobs) == ({5: 1}, {5: 1})
+
+
+def test_a_failed_load_of_several_groups(worker):
+    connector, medium = worker(cache=kv_cache_config(((FULL, 4, 0), (FULL, 4, 0))))
+    run(connector, loads={5: load()})
+    medium.end(5, success=False)
+    assert run(connector)[:2] == (results(recving={"a"}, failed={"a"}), set())
+
+
+def test_a_load_in_the_step_is_waited_for_and_overtakes(worker):
+    connector, medium = worker()
+    begin(connector, OffloadingConnectorMetadata({5: load(sync=True), 6: load("b")}))
+    assert medium.calls == [("expedited", 5), ("load", 6), ("wait", [5])]
+    told, invalid, meta = end(connector)
+    assert (told, invalid, meta.completed_jobs) == (results(), set(), {5: 1})
+
+
+def test_a_load_in_the_step_that_does_not_end_has_failed(worker):
+    connector, medium = worker()
+    medium.ends_when_waited_for = False
+    told, invalid, meta = run(connector, loads={5: load(sync=True)})
+    assert (told, invalid) == (results(), {3, 4})
+    assert (meta.completed_jobs, meta.failed_jobs, meta.unended_jobs) == ({5: 1}, {5: 1}, {5: 1})
+    medium.end(5)
+    _, _, meta = run(connector)
+    assert meta == OffloadingWorkerMetadata(late_jobs={5: 1})
+
+
+def test_a_flushed_store_that_did_not_end_is_not_trusted(worker):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    medium.ends_when_waited_for = False
+    assert run(connector, flush={1})[2] is None
+    medium.end(1)
+    assert run(connector)[2].failed_jobs == {1: 1}
+
+
+def test_waiting_fails(worker):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    medium.error = OSError("gone")
+    _, _, meta = run(connector, flush={1})
+    assert (meta.failed_jobs, meta.unended_jobs) == ({1: 1}, {1: 1})
+    medium.error = None
+    medium.end(1)
+    assert run(connector)[2].late_jobs == {1: 1}
+
+
+def test_a_load_that_takes_too_long(worker, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
+    connector, medium = worker(load_timeout_seconds=10, store_timeout_seconds=0)
+    run(connector, {6: store()}, {5: load()})
+    now[0] = 9.9
+    assert run(connector)[0] == results()
+    now[0] = 10.0
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"a"}), {3, 4})
+    assert (meta.completed_jobs, meta.failed_jobs, meta.unended_jobs) == ({5: 1}, {5: 1}, {5: 1})
+    medium.end(5)
+    medium.repeat(5)
+    assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={5: 1}))
+
+
+@pytest.mark.parametrize("timeouts", [{"load_timeout_seconds": 10}, {"store_timeout_seconds": 10}])
+def test_a_store_that_takes_too_long_lets_go_of_its_blocks(worker, monkeypatch, timeouts):
+    now = [0.0]
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
+    connector, medium = worker(**timeouts)
+    run(connector, {6: store(is_held=True, is_computed=True)})
+    now[0] = 10.0
+    told, _, meta = run(connector)
+    assert (told, meta.failed_jobs, meta.unended_jobs) == (results(sending={"a"}), {6: 1}, {6: 1})
+    medium.end(6)
+    assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={6: 1}))
+
+
+def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
+    connector, medium = worker(load_timeout_seconds=1)
+    run(connector, loads={5: load()})
+    now[0] = 1.0
+    run(connector)
+    _, _, meta = run(connector, flush={5})
+    assert medium.calls[-1] == ("wait", [5])
+    assert meta == OffloadingWorkerMetadata(late_jobs={5: 1})
+
+
+def test_only_the_first_of_replicas_stores(worker):
+    connector, medium = worker(rank=1, world_size=2)
+    connector.side._writes = False
+    told, _, meta = run(connector, {1: store(is_held=True, is_computed=True), 2: store("b")}, {3: load()})
+    assert (told, meta.completed_jobs) == (results(sending={"a"}), {1: 1, 2: 1})
+    assert medium.calls == [("load", 3)]
+
+
+def test_get_finished_for_older_engines(worker):
+    connector, medium = worker()
+    begin(connector, OffloadingConnectorMetadata({5: load()}))
+    medium.end(5)
+    assert connector.get_finished(set()) == (set(), {"a"})
+
+
+def test_a_step_before_the_caches(make):
+    from kv_offload_configs import kv_cache_config, vllm_config
+
+    from kv_api import KVConnectorRole
+    from kv_offload import OffloadingConnector
+
+    connector = OffloadingConnector(vllm_config(), KVConnectorRole.WORKER, kv_cache_config())
+    with pytest.raises(KVError, match="a step began before register_kv_caches"):
+        connector.get_transfer_results(set())
+
+
+def test_shutdown(worker):
+    connector, medium = worker()
+    connector.shutdown()
+    assert medium.calls == [("shutdown",)]
+
+
+def test_metadata_joins():
+    one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {}, {9: 1})
+    two = OffloadingWorkerMetadata({1: 1, 3: 1}, {}, {3: 1}, {9: 1})
+    assert one.aggregate(two) == OffloadingWorkerMetadata({1: 2, 2: 1, 3: 1}, {1: 1}, {3: 1}, {9: 2})
