@@ -139,11 +139,40 @@ def test_an_asynchronous_load_takes_a_step_of_its_own_and_a_second_allocation_ca
     assert "save_kv_layer" in worker
 
 
+def test_the_sources_of_a_preempted_request_are_not_asked_for() -> None:
+    traced = Traced(MEMORY)
+    traced.add("r1", 10, output=3)
+    traced.step()
+    assert traced.world.engine.reset(running=True, connector=False)
+    scheduler, _ = traced.step()
+    assert traced.args("update_state_after_alloc")[0][2] == 8
+    assert "get_external_cache_hit_sources" not in scheduler
+
+
 def test_with_drafts_the_end_of_the_stores_waits_for_the_draft_model() -> None:
     traced = Traced(MEMORY, spec_tokens=1)
     traced.add("r1", 10)
     _, worker = traced.step()
     assert worker[-len(COLLECT) - 2 :] == [*COLLECT, "wait_for_save", "clear_connector_metadata"]
+
+
+def test_a_step_that_computes_nothing_waits_for_no_drafts() -> None:
+    traced = Traced(MEMORY, spec_tokens=1)
+    traced.add("r1", 10)
+    traced.step()
+    scheduler, worker = traced.step()  # it tells that the request has ended
+    assert scheduler[0] == "build_connector_meta"
+    assert worker == [*BEGIN, "start_load_kv", "wait_for_save", *COLLECT, "clear_connector_metadata"]
+
+
+def test_runner_v2_says_that_the_forward_pass_is_over() -> None:
+    traced = Traced(MEMORY, runner=2)
+    traced.add("r1", 10)
+    _, worker = traced.step()
+    begin = [*BEGIN, *FORWARD, "finish_forward", "start_load_kv"]
+    assert worker == [*begin, "wait_for_save", *COLLECT, "clear_connector_metadata"]
+    traced.step()
+    assert traced.names("worker")[:4] == [*BEGIN, "finish_forward", "start_load_kv"]
 
 
 @pytest.mark.parametrize("runner", [1, 2])

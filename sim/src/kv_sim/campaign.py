@@ -23,6 +23,7 @@ from kv_sim.coverage import Coverage
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.legal import NEVER_BETWEEN_ACTIONS, STATES, Expected
 from kv_sim.subject import Subject
+from kv_sim.table import aligned
 
 BATCH_SEEDS = 5
 PATIENCE_SECONDS = 20.0
@@ -252,10 +253,10 @@ def tables(campaign: Campaign, expected: Expected) -> list[str]:
             for state in STATES
         ]
         rows.append([action, *cells])
-    lines = [*_aligned(rows), ""]
+    lines = [*aligned(rows), ""]
     names = [*expected.situations, *expected.excluded_situations]
     shown = [[name, str(situations[name]) if name in expected.situations else "-"] for name in names]
-    lines += _aligned([["situation", "times"], *shown])
+    lines += aligned([["situation", "times"], *shown])
     reasons: dict[str, list[str]] = {}
     for (action, state), reason in expected.excluded.items():
         reasons.setdefault(reason, []).append(f"{action} × {state}")
@@ -268,14 +269,3 @@ def tables(campaign: Campaign, expected: Expected) -> list[str]:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

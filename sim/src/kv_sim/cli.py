@@ -5,6 +5,7 @@ it stands; 3 the testbed itself failed, which is never the connector's fault; 13
 """
 
 import argparse
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim import campaign, legal, report, selection
+from kv_sim.conformance.command import conform
+from kv_sim.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, say
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, Run, replay, run_seed
@@ -28,17 +31,11 @@ from kv_sim.violation import Invariant
 from kv_sim.watch import WatchedWorld, Watcher
 from kv_sim.world import World
 
-FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
-
-
-def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     options = parser_of(COMMANDS).parse_args(arguments)
+    logging.getLogger().addHandler(logging.NullHandler())  # a connector's warnings are no news here
     try:
         selection.check_numbers(options)
         selection.look_in_this_folder()
@@ -247,6 +244,7 @@ def _subjects(options: argparse.Namespace) -> int:
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "fuzz": _fuzz,
     "replay-schedule": _replay,
+    "conform": conform,
     "campaign": _campaign,
     "subjects": _subjects,
 }

@@ -1,6 +1,6 @@
 """``WorldConfig``: how large and how hostile one world is. Drawn from a seed, or read from a schedule file."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
@@ -11,9 +11,13 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """One KV cache group. ``window`` is in tokens and only for sliding windows."""
+    """One KV cache group.
 
-    kind: Literal["full", "sliding"] = "full"
+    ``window``: how many tokens one of them needs, itself among them; 0: all. Of states it is 2: what the token
+    before has left. A state's block holds the state after the last token in it.
+    """
+
+    kind: Literal["full", "sliding", "state"] = "full"
     window: int = 0
 
 
@@ -85,6 +89,8 @@ class WorldConfig:
         return cls(**{**values, "groups": groups, "silent": frozenset(values["silent"])})
 
 
+STATE = GroupConfig("state", 2)
+
 SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
 """Kinds of trouble that a world may leave out altogether."""
 
@@ -119,4 +125,20 @@ def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
         host_slots=random.choice([4, 8, 16, 64]),
         trouble=random.choice([1, 1, 1, 5]),
         silent=silent,
+    )
+
+
+def with_states(config: WorldConfig, random: Random) -> WorldConfig:
+    """Maybe give a world of several groups one of states, in the place of the last or beside the others.
+
+    A state can't be taken back, so there are no drafts then.
+    """
+    if len(config.groups) == 1 or random.random() < 0.4:
+        return config
+    kept = random.choice([config.groups[:-1], config.groups])
+    return replace(
+        config,
+        groups=(*kept, STATE),
+        num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
+        spec_tokens=0,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig, draw_config
+from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig, draw_config, with_states
 from kv_sim.coverage import Coverage
 from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
@@ -44,6 +44,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     config = replace(draw_config(random), engine=engine)
     if Trait.GROUPS not in subject.traits:
         config = replace(config, groups=(GroupConfig(),))
+    elif Trait.STATES in subject.traits:
+        config = with_states(config, random)
     if Trait.RANKS not in subject.traits:
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:

@@ -28,6 +28,7 @@ SILENT: Final = frozenset(
         "bind_connector_metadata",
         "bind_kv_cache_manager",
         "clear_connector_metadata",
+        "finish_forward",
         "get_finished_count",
         "get_mem_pool_context",
         "has_connector_metadata",

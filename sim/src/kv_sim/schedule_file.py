@@ -169,8 +169,16 @@ def _header(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subject(values: dict[str, Any]) -> Subject:
-    wanted = {"kv_connector": str, "module_path": str | None, "extra_config": dict, "traits": list}
-    check_keys("subject", values, wanted, optional={"module_path", "extra_config"})
+    wanted = {
+        "kv_connector": str,
+        "module_path": str | None,
+        "extra_config": dict,
+        "traits": list,
+        "blocks_per_chunk": int,
+    }
+    check_keys("subject", values, wanted, optional={"module_path", "extra_config", "blocks_per_chunk"})
+    if values.get("blocks_per_chunk", 1) < 1:
+        raise Bad(f"subject.blocks_per_chunk: at least 1, got {values['blocks_per_chunk']}")
     read_names("subject.traits", values["traits"], Trait)
     return Subject.from_json(values)
 

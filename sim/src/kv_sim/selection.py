@@ -115,6 +115,15 @@ def parse_extra(text: str) -> dict[str, Any]:
     return value
 
 
+def with_spec(spec: str, extra: str | None) -> str:
+    """``--spec``: extra settings in which OffloadingConnector uses the medium ``module:Class``."""
+    module, _, name = spec.partition(":")
+    if not module or not name:
+        raise ConfigError(f"an offloading medium is named module:Class, got {spec!r}")
+    own = {"spec_name": name, "spec_module_path": module}
+    return json.dumps({**own, **(parse_extra(extra) if extra is not None else {})})
+
+
 def parse_traits(text: str) -> frozenset[Trait]:
     """``--traits``: names with commas between them, or ``none``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -178,6 +187,7 @@ def unclaimed(schedule: Schedule) -> list[str]:
     resets = any(action.kind is Kind.RESET and action.args["connector"] for action in schedule.history)
     needs: Mapping[Trait, tuple[bool, str]] = {
         Trait.GROUPS: (len(config.groups) > 1, f"its world has {len(config.groups)} groups"),
+        Trait.STATES: (any(group.kind == "state" for group in config.groups), "its world has a group of states"),
         Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
         Trait.ZEROING: (config.zero_new_blocks and config.runner == 2, "runner V2 zeroes new blocks"),
         Trait.FAILURES: (bool(kinds & {Kind.FAIL, Kind.SPOIL, Kind.RESTART}), "copies fail"),

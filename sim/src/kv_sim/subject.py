@@ -13,6 +13,8 @@ class Trait(StrEnum):
 
     GROUPS = "groups"
     """Several KV cache groups."""
+    STATES = "states"
+    """Groups whose blocks hold states, which only count at a block's end. Needs ``GROUPS``."""
     RANKS = "ranks"
     """Several workers."""
     FAILURES = "failures"
@@ -40,6 +42,8 @@ class Subject:
     module_path: str | None = None
     extra_config: dict[str, Any] = field(default_factory=dict)
     traits: frozenset[Trait] = frozenset(Trait)
+    blocks_per_chunk: int = 1
+    """What it keeps, it keeps in chunks of so many blocks: the end of a prompt may be too short for one."""
 
     def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
         """The ``--kv-transfer-config`` of a world."""
@@ -62,6 +66,7 @@ class Subject:
             "module_path": self.module_path,
             "extra_config": self.extra_config,
             "traits": sorted(self.traits),
+            "blocks_per_chunk": self.blocks_per_chunk,
         }
 
     @classmethod

@@ -6,44 +6,22 @@ history: ``apply`` skips what is not legal. Same seed, same history, same digest
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from kv_sim.actions import Action, Kind
+from kv_sim.actions import Action
 from kv_sim.arrivals import Arrivals
 from kv_sim.checkers import quiescence
+from kv_sim.choices import pick
 from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.memory.copies import Copy, State
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import Subject
 from kv_sim.violation import Referee
-
-WEIGHTS: dict[Kind, int] = {
-    Kind.ADD: 12,
-    Kind.STEP: 30,
-    Kind.SCHEDULE: 12,
-    Kind.EXECUTE: 14,
-    Kind.RETIRE: 14,
-    Kind.PROCESS: 14,
-    Kind.SETTLE: 4,
-    Kind.FINISH: 14,
-    Kind.ADVANCE: 6,
-    Kind.FAIL: 4,
-    Kind.SPOIL: 1,
-    Kind.LOSE: 1,
-    Kind.REPEAT: 2,
-    Kind.RESTART: 1,
-    Kind.ABORT: 5,
-    Kind.RESET: 2,
-}
-
-TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
-"""What a world with more trouble does more often."""
 
 
 class World:
@@ -78,87 +56,7 @@ class World:
 
     def act(self, random: Random) -> None:
         """Pick one legal action and take it."""
-        choices = self._choices()
-        kinds = list(choices)
-        kind = random.choices(kinds, [self._weight(k) for k in kinds])[0]
-        args = choices[kind]
-        self.apply(Action(kind, args(random) if callable(args) else args), random)
-
-    def _weight(self, kind: Kind) -> int:
-        return WEIGHTS[kind] * (self.config.trouble if kind in TROUBLE else 1)
-
-    def _choices(self) -> dict[Kind, Any]:
-        """Every kind of action that is legal now, with its arguments or what draws them."""
-        engine, config = self.engine, self.config
-        choices: dict[Kind, Any] = {}
-        unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
-        if len(unfinished) < 2 * config.max_running + 2:
-            choices[Kind.ADD] = lambda random: {"spec": asdict(self.arrivals.draw(random, self._taken_ids()))}
-        if engine.has_work:
-            choices[Kind.STEP] = {}
-            if engine.can_schedule and config.run_ahead:
-                choices[Kind.SCHEDULE] = {}
-        ranks = range(config.world_size)
-        executable = [rank for rank in ranks if engine.executable(rank)]
-        if executable:
-            choices[Kind.EXECUTE] = lambda random: {"rank": random.choice(executable)}
-        retirable = [rank for rank in ranks if engine.devices[rank].queue]
-        if retirable:
-            choices[Kind.RETIRE] = lambda random: {"rank": random.choice(retirable)}
-        if engine.processable():
-            choices[Kind.PROCESS] = {}
-        self._copy_choices(choices)
-        # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
-        if self._may("fail", Trait.FAILURES) and not config.run_ahead:
-            choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
-        if self._may("restart", Trait.FAILURES):
-            choices[Kind.RESTART] = lambda random: {
-                "rank": random.choice(ranks),
-                "memory": not config.run_ahead and random.random() < 0.5,
-            }
-        if unfinished:
-            choices[Kind.ABORT] = lambda random: {"request": self._whom_to_abort(random, unfinished)}
-        choices[Kind.RESET] = lambda random: {
-            "running": random.random() < 0.5,
-            "connector": self._may("reset_all", Trait.RESET) and random.random() < 0.5,
-        }
-        for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
-            if kind.value in config.silent:
-                choices.pop(kind, None)
-        return choices
-
-    def _whom_to_abort(self, random: Random, unfinished: list[SimRequest]) -> str:
-        """One of them; more often one that loads, since few do."""
-        loading = [request for request in unfinished if request.awaits_load]
-        return random.choice(loading if loading and random.random() < 0.75 else unfinished).request_id
-
-    def _copy_choices(self, choices: dict[Kind, Any]) -> None:
-        startable = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.startable()]
-        if not startable:
-            return
-
-        def one(random: Random) -> dict[str, Any]:
-            rank, copy = random.choice(startable)
-            return {"rank": rank, "copy": copy.copy_id}
-
-        choices[Kind.SETTLE] = {}
-        choices[Kind.FINISH] = one
-        choices[Kind.ADVANCE] = lambda random: {**one(random), "pages": random.randint(1, 2)}
-        if self._may("fail", Trait.FAILURES):
-            choices[Kind.FAIL] = one
-        if self._may("lose", Trait.LOSSES):
-            choices[Kind.LOSE] = one
-        ended = [(d.rank, copy) for d in self.engine.devices for copy in d.copies.ended[-3:]]
-        if ended and self._may("repeat", Trait.REPEATS):
-
-            def again(random: Random) -> dict[str, Any]:
-                rank, copy = random.choice(ended)
-                return {"rank": rank, "copy": copy.copy_id}
-
-            choices[Kind.REPEAT] = again
-
-    def _may(self, kind: str, trait: Trait) -> bool:
-        return kind not in self.config.silent and trait in self.subject.traits
+        self.apply(pick(self, random), random)
 
     # -- applying ------------------------------------------------------------------------------
 
@@ -178,14 +76,14 @@ class World:
         self._digest.update(json.dumps(self.history[-1].to_json(), sort_keys=True).encode())
         return True
 
-    def _taken_ids(self) -> set[str]:
+    def taken_ids(self) -> set[str]:
         """Ids that must not be added now: requests that the engine has, or that a step under way computes."""
         under_way = (step.output.num_scheduled_tokens for step in self.engine.steps)
         return set(self.engine.scheduler.requests).union(*under_way)
 
     def _add(self, args: dict[str, Any], random: Random | None) -> bool:
         spec = RequestSpec(**args["spec"])
-        if spec.request_id in self._taken_ids():
+        if spec.request_id in self.taken_ids():
             return False
         self.engine.add(spec)
         return True

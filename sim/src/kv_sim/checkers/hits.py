@@ -18,6 +18,7 @@ from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee
 
 if TYPE_CHECKING:
+    from kv_sim.engine.engine import Engine
     from kv_sim.world import World
 
 MOST_PROBES = 4
@@ -77,6 +78,7 @@ class Served:
 def check_kept(world: "World", settle: Callable[[], bool]) -> None:
     """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
     engine, traits = world.engine, world.subject.traits
+    tells = Trait.EVENTS in traits and world.config.role != "kv_producer"  # which may have it and not find it
     if Trait.KEEPS not in traits or any(group.window for group in world.config.groups):
         return  # what slid out of a window was not there to be stored
     ended = list(engine.outcome.ended)
@@ -86,16 +88,23 @@ def check_kept(world: "World", settle: Callable[[], bool]) -> None:
     for spec in probes:
         engine.take_events()
         told = {key[-1] for key in engine.mirror.blocks}
+        failed = _count_failed(engine)
         found, request = _ask_again(world, spec, settle)
         _compare(world, request, found, stored)
-        if Trait.EVENTS in traits:
+        if tells and _count_failed(engine) == failed:  # else something was dropped since
             _compare_events(world, request, found, told)
     if Trait.RESET in traits and probes and engine.reset(running=False, connector=True):
         _ask_again(world, probes[0], settle)
 
 
+def _count_failed(engine: "Engine") -> int:
+    return sum(copy.state is State.FAILED for device in engine.devices for copy in device.copies.ended)
+
+
 def _nothing_was_left_out(world: "World", ended: Iterable[SimRequest]) -> bool:
     engine = world.engine
+    if world.config.role != "kv_both":
+        return False  # a consumer need not store, a producer need not load
     for copies in (device.copies for device in engine.devices):
         if copies.running or copies.restarts or any(copy.state is not State.DONE for copy in copies.ended):
             return False
@@ -130,6 +139,7 @@ def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]
     size = world.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
+    run -= run % world.subject.blocks_per_chunk
     if found < run * size:
         world.referee.fail(
             Invariant.HITS,
@@ -141,9 +151,10 @@ def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]
 
 def _compare_events(world: "World", request: SimRequest, found: int, told: set[bytes]) -> None:
     """What was found had been announced, and the first block that wasn't found had not."""
-    size = world.config.block_size
-    for index, block_hash in enumerate(request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]):
-        is_found = (index + 1) * size <= found
+    size, factor = world.config.block_size, world.subject.blocks_per_chunk
+    hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
+    for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block
+        block_hash, is_found = hashes[index], (index + 1) * size <= found
         if is_found != (block_hash in told):
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
             world.referee.fail(

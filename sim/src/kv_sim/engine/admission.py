@@ -40,6 +40,11 @@ class Admission:
             if not self._is_ready(request) or (request.num_stale_output_tokens and not request.drop_stale_output):
                 skip(queue)
                 continue
+            if queue is self._state.holding and request.request_id not in self._state.blocks.tables:
+                # Its load failed, and it holds nothing any more. vLLM leaves it here, where a lack of room for it
+                # keeps those behind from going on, although their loads have ended.
+                self._state.waiting.appendleft(queue.popleft())
+                continue
             fit = self._admit(plan, request)
             if fit is None:
                 skip(queue)
@@ -153,7 +158,7 @@ class Admission:
             else:
                 self._state.shadow.step_rights.update(dict.fromkeys(targets, self._state.num_steps))
         self._state.connector.update_state_after_alloc(request, Tables(tables.get_block_ids()), external)
-        if external:
+        if external and not request.num_preemptions:  # hits are counted once for each request
             self._state.connector.get_external_cache_hit_sources(request, external)
 
     def _reserved_blocks(self) -> int:

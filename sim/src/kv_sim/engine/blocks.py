@@ -124,6 +124,8 @@ class KVCacheManager:
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
         """Blocks that were allocated since the last step took them."""
+        self._new_states: set[int] = set()
+        """State blocks that got their hash since then: the step that is being planned computes them."""
 
     def tables_of(self, request_id: str) -> Tables:
         """The tables of a request; empty ones if it has none."""
@@ -197,6 +199,8 @@ class KVCacheManager:
     ) -> bool:
         """Whether all of a request fits now; one that doesn't isn't admitted."""
         tables, taken = self._begin(request_id, hit, computed_tokens)
+        if any(block in self._new_states for table in hit or () for block in table):
+            return False  # requests of one step can't go on from each other's states
         needed = self.blocks_to_allocate(tables, total_tokens, computed_tokens, whole=True)
         return needed + taken <= self.block_pool.num_free
 
@@ -236,6 +240,8 @@ class KVCacheManager:
         for group, table in enumerate(tables.groups):
             for index in range(tables.num_cached[group], min(full, len(table))):
                 self.block_pool.cache(group, block_hashes[index], table[index])
+                if self.config.groups[group].kind == "state":
+                    self._new_states.add(table[index])
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
 
     def drop_passed(self, request_id: str, tokens: int) -> list[int]:
@@ -267,6 +273,7 @@ class KVCacheManager:
     def take_fresh(self) -> list[int]:
         """The blocks that were allocated since the last call and are still held."""
         fresh, self.fresh = self.fresh, []
+        self._new_states.clear()
         return list(dict.fromkeys(block for block in fresh if self.block_pool.ref_counts[block]))
 
     def check(self) -> None:

@@ -7,7 +7,11 @@ from kv_api import AttentionKind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.subject import Subject
 
-KINDS = {"full": AttentionKind.FULL, "sliding": AttentionKind.SLIDING_WINDOW}
+KINDS = {
+    "full": AttentionKind.FULL,
+    "sliding": AttentionKind.SLIDING_WINDOW,
+    "state": AttentionKind.STATE_SPACE,
+}
 
 
 def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
@@ -28,6 +32,7 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
             async_scheduling=config.async_scheduling,
         ),
         kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
+        use_v2_model_runner=config.runner == 2,
     )
 
 
@@ -46,6 +51,7 @@ def kv_cache_config(config: WorldConfig) -> Any:
         ],
         prefix_cacheable_group_ids=tuple(range(len(config.groups))),
         hash_block_size=config.block_size,
+        needs_kv_cache_zeroing=config.zero_new_blocks,
     )
 
 
@@ -62,6 +68,6 @@ def _spec(config: WorldConfig, group: GroupConfig) -> Any:
     return SimpleNamespace(
         kind=KINDS[group.kind],
         block_size=config.block_size,
-        sliding_window=group.window or None,
+        sliding_window=group.window if group.kind == "sliding" else None,
         page_size_bytes=config.page_bytes,
     )

@@ -1,8 +1,9 @@
 """A rank's worker: calls the connector's hooks for a step in vLLM's order, and gives the device its work.
 
 Runner V1 and V2 differ in when new blocks are zeroed: V2 does it before ``handle_preemptions``, so there a fence
-doesn't protect a freed block whose new owner gets it zeroed. With speculative decoding the end of a step waits for
-the draft model, so ``wait_for_save`` comes after the transfer results.
+doesn't protect a freed block whose new owner gets it zeroed; and only V2 calls ``finish_forward``. With speculative
+decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the transfer results; a
+step that computes nothing has none to wait for.
 """
 
 from kv_api import KVConnectorOutput
@@ -10,6 +11,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
+from kv_sim.memory.copies import State
 from kv_sim.memory.device import Device, KVCache, LaunchedStep
 
 
@@ -39,6 +41,7 @@ class Worker:
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
+        self.device.waited_steps += all(c.state is State.LOST for c in self.device.copies.running.values())
         zero = output.new_block_ids_to_zero or []
         if self.config.runner == 2:
             self.device.zero(zero, step.number)
@@ -52,9 +55,12 @@ class Worker:
             connector.start_load_kv(forward)
         if output.total_num_scheduled_tokens:
             self._forward(step)
+        if self.config.runner == 2:
+            connector.finish_forward()
         if not output.has_sync_kv_loads:
             connector.start_load_kv(forward)
-        if not self.config.spec_tokens:
+        waits_for_drafts = self.config.spec_tokens and output.total_num_scheduled_tokens
+        if not waits_for_drafts:
             connector.wait_for_save()
         results = connector.get_transfer_results(set(output.finished_req_ids))
         report = KVConnectorOutput(
@@ -66,7 +72,7 @@ class Worker:
             kv_cache_events=connector.get_kv_connector_kv_cache_events(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
-        if self.config.spec_tokens:
+        if waits_for_drafts:
             connector.wait_for_save()
         connector.clear_connector_metadata()
         return report

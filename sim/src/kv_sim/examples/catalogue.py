@@ -1,6 +1,7 @@
 """The subjects that come with the testbed, by the names that the command line knows."""
 
-from typing import Final
+from math import lcm
+from typing import Any, Final
 
 from kv_sim.subject import Subject, Trait
 
@@ -44,8 +45,32 @@ def several(
         for child in children
     ]
     traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
-    return Subject(kv_connector, module_path, {"connectors": connectors}, traits)
+    grain = lcm(*(child.blocks_per_chunk for child in children))
+    return Subject(kv_connector, module_path, {"connectors": connectors}, traits, grain)
 
+
+def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) -> Subject:
+    """kv-offload's connector over kv-offload-cpu, with these settings."""
+    return Subject(
+        "TimedOffloadingConnector",
+        "kv_sim.offload",
+        {
+            "spec_name": "WorldCPUOffloadingSpec",
+            "spec_module_path": "kv_sim.offload",
+            "load_timeout_seconds": 12,
+            **extra_config,
+        },
+        frozenset(Trait) - without,
+        extra_config.get("blocks_per_chunk", 1),
+    )
+
+
+OFFLOAD: Final = offloading()
+OFFLOAD_CHUNKS: Final = offloading(
+    blocks_per_chunk=2, eviction_policy="arc", offload_prompt_only=False, self_describing_kv_events=True
+)
+OFFLOAD_IN_STEP: Final = offloading(sync_load_budget_bytes=1 << 20, eviction_policy="s3fifo")
+OFFLOAD_HELD: Final = offloading(hold_blocks="always", blocks_per_chunk=3, eviction_policy="sieve")
 
 SUBJECTS: Final[dict[str, Subject]] = {
     "memory": MEMORY,
@@ -56,4 +81,10 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+later": several(LATER, LATER),
     "later+patient": several(LATER, PATIENT),
     "patient+memory": several(PATIENT, MEMORY),
+    "offload": OFFLOAD,
+    "offload-chunks": OFFLOAD_CHUNKS,
+    "offload-in-step": OFFLOAD_IN_STEP,
+    "offload-held": OFFLOAD_HELD,
+    "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
+    "later+offload": several(LATER, OFFLOAD),
 }

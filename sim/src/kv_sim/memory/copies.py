@@ -5,7 +5,8 @@ some pages: torn) or never (lost). It samples or writes memory at the moment a p
 a real stream could do to a careless connector happens here. Reports may come twice; nobody above may notice.
 
 A copy with ``after_compute`` starts only when every step that was launched before it has retired, like a CUDA
-stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission.
+stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission; one
+that is lost moves nothing more and keeps nobody waiting.
 """
 
 from collections.abc import Sequence
@@ -163,10 +164,9 @@ class CopyEngine:
         copy = self.running.get(copy_id)
         if copy is None:
             return True
-        chain = [*self._before(copy), copy]
-        if any(other.state is State.LOST for other in chain):
+        if copy.state is State.LOST:
             return False
-        for other in chain:
+        for other in (*self._before(copy), copy):
             self.pages.retire_until(other.after_step)
             if other is copy and self.spoiled:
                 self.spoiled = False
@@ -222,7 +222,7 @@ class CopyEngine:
         return [
             other
             for other in self.running.values()
-            if other.stream == copy.stream and other.copy_id < copy.copy_id
+            if other.stream == copy.stream and other.copy_id < copy.copy_id and other.state is not State.LOST
         ]
 
     def _end(self, copy: Copy, state: State) -> None:

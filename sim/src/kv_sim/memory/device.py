@@ -78,6 +78,9 @@ class Device:
         self.keys = layer_keys(rank, len(config.groups), config.layers)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
+        self.waited_steps = 0
+        """Steps that this rank's worker executed while no copy was under way that can end: what stands for time.
+        A copy that is only late is none that a timeout may give up."""
         self.copies = CopyEngine(self)
 
     # -- host memory, for connectors -----------------------------------------------------------
@@ -116,12 +119,19 @@ class Device:
         others = [copy for copy in self.copies.running.values() if copy.after_step <= self.retired_steps]
         self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others)
         self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
+        states = [group for group, spec in enumerate(self.config.groups) if spec.kind == "state"]
+        tokens = [group for group in range(len(self.config.groups)) if group not in states]
         for attention in step.attentions:
-            for group in range(len(self.config.groups)):
+            for group in states:
+                self._read_state(step, attention, group)
+        for attention in step.attentions:
+            for group in states:
+                self._write_states(step, attention, group)
+            for group in tokens:
                 self._write(step, attention, group)
         for attention in step.attentions:
-            for group, window in enumerate(step.windows):
-                self._read(step, attention, group, step.first_read(attention, window))
+            for group in tokens:
+                self._read(step, attention, group, step.first_read(attention, step.windows[group]))
         self.queue.popleft()
         return step
 
@@ -181,6 +191,29 @@ class Device:
                     + f" (group {group}, layer {layer}, step {step.number})",
                 )
             )
+
+    def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """Leave the state after the last token in each block that the step reaches."""
+        size, table = self.config.block_size, attention.tables[group]
+        for index in range(attention.start // size, (attention.end - 1) // size + 1):
+            state = attention.hashes[min((index + 1) * size, attention.end) - 1]
+            self.memory[table[index]] = (state ^ self.keys[group])[:, None]
+            who = f"step {step.number} for request {attention.request_id}"
+            self.shadow.last_writer[self.rank][table[index]] = who
+
+    def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """Go on from the state after the token before the step's first."""
+        before = attention.start - 1
+        if before < 0:
+            return
+        block = attention.tables[group][before // self.config.block_size]
+        got = self.memory[block] ^ self.keys[group][:, None]
+        if not np.array_equal(got, np.broadcast_to(attention.hashes[before], got.shape)):
+            layer, offset = (int(x) for x in np.argwhere(got != attention.hashes[before])[0])
+            held = int(self.memory[block, layer, offset])
+            told = self.shadow.explain_content(self.rank, attention.request_id, before, block, held)
+            message = f"{told} (group {group}, layer {layer}, step {step.number}, which goes on from this state)"
+            step.problems.append(ContentProblem(attention.request_id, block, message))
 
     # -- copies --------------------------------------------------------------------------------
 

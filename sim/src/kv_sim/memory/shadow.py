@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
 from kv_sim.violation import Invariant, Referee
 
 
@@ -63,7 +63,7 @@ class Shadow:
         directions: Iterable[Direction],
     ) -> None:
         for copy in copies:
-            if copy.direction in directions:
+            if copy.direction in directions and copy.state is not State.LOST:  # that one moves nothing more
                 for block in copy.blocks_left:
                     if block in blocks:
                         self.violation(
@@ -108,7 +108,9 @@ class Shadow:
         self._host_slot_is_free(rank, copy, slot, copies.running.values())
         for other in copies.running.values():
             one_loads = Direction.LOAD in (copy.direction, other.direction)
-            if other is not copy and one_loads and block in other.blocks_left:
+            if other is copy or other.state is State.LOST:
+                continue
+            if one_loads and block in other.blocks_left:
                 whose = f"rank {rank} block {block} (of {self.owner(block)})"
                 self.violation(Invariant.OWNERSHIP, f"{whose}: {copy} and {other} use it at the same time")
 
@@ -122,7 +124,11 @@ class Shadow:
 
     def _host_slot_is_free(self, rank: int, copy: Copy, slot: int, copies: Iterable[Copy]) -> None:
         for other in copies:
-            if other is copy or slot not in {s for _, s in other.pairs[other.copied :]}:
+            if (
+                other is copy
+                or other.state is State.LOST
+                or slot not in {s for _, s in other.pairs[other.copied :]}
+            ):
                 continue
             if Direction.STORE in (copy.direction, other.direction):
                 self.violation(

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, several
-from kv_sim.subject import Subject
+from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, offloading, several
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, ranks, transfers
+from kv_sim.zoo import hits, offload, ranks, transfers
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -68,4 +68,33 @@ _SEVERAL: Final = (
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),
 )
 
-PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL)
+_FENCED: Final = offloading(without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never")
+_HELD: Final = offloading(without=frozenset({Trait.LOSSES}), hold_blocks="always")
+_CHUNKS: Final = offloading(
+    without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never", blocks_per_chunk=2
+)
+_IN_STEP: Final = offloading(without=frozenset({Trait.LOSSES}), sync_load_budget_bytes=1 << 20)
+
+_OFFLOADED: Final = (
+    plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
+    plant(offload.StoresBeforeCompute, "#45704", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload.FreedBlocksNotFenced, "#29870", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload.OneChunkAStep, "#53498", _I.HITS, _FENCED),
+    plant(offload.FailedStoreReadable, "", _I.CONTENT, _FENCED),
+    plant(offload.BadChunkPromisedAgain, "LMCache#3388", _I.LIVENESS, _FENCED),
+    plant(offload.LoadsPinNothing, "LMCache#993", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.LIVENESS),
+    plant(offload.SubChunkOffsetIgnored, "#28950", _I.CONTENT, _CHUNKS),
+    plant(offload.FailureKnowsOneGroup, "#45474", _I.PROTOCOL, _FENCED, _I.CONTENT),
+    plant(offload.FailedLoadNotTold, "LMCache#3388", _I.CONTENT, _FENCED),
+    plant(offload.AlwaysHolds, "#46240", _I.LIVENESS, _HELD, _I.PROTOCOL, _I.HITS),
+    plant(offload.KeysWithoutGroup, "#44701", _I.CONTENT, _FENCED, _I.NO_CRASH),
+    plant(offload.OneRankIsEnough, "#23917", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload.ReplicasTakenForGranted, "#50821", _I.GEOMETRY, _FENCED, _I.CONTENT),
+    plant(offload.ResetForgetsJobs, "#57727", _I.OWNERSHIP, _FENCED),
+    plant(offload.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
+    plant(offload.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
+    plant(offload.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
+    plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
+)
+
+PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)

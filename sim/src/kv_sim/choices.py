@@ -1,0 +1,138 @@
+"""What may happen next in a world, and how likely it is: the part of it that invents a history.
+
+A choice is a kind of action with its arguments, or with what draws them from the world's ``Random``. What isn't
+legal now is not among the choices; what the subject doesn't claim to withstand, or the world leaves out, neither.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kv_sim.actions import Action, Kind
+from kv_sim.engine.request import SimRequest
+from kv_sim.subject import Trait
+
+if TYPE_CHECKING:
+    from kv_sim.world import World
+
+Args: TypeAlias = dict[str, Any]
+Choices: TypeAlias = dict[Kind, Args | Callable[[Random], Args]]
+
+WEIGHTS: Mapping[Kind, int] = {
+    Kind.ADD: 12,
+    Kind.STEP: 30,
+    Kind.SCHEDULE: 12,
+    Kind.EXECUTE: 14,
+    Kind.RETIRE: 14,
+    Kind.PROCESS: 14,
+    Kind.SETTLE: 4,
+    Kind.FINISH: 14,
+    Kind.ADVANCE: 6,
+    Kind.FAIL: 4,
+    Kind.SPOIL: 1,
+    Kind.LOSE: 1,
+    Kind.REPEAT: 2,
+    Kind.RESTART: 1,
+    Kind.ABORT: 5,
+    Kind.RESET: 2,
+}
+
+TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
+"""What a world with more trouble does more often."""
+
+
+def pick(world: "World", random: Random) -> Action:
+    """One legal action."""
+    choices = legal_choices(world)
+    kinds = list(choices)
+    weights = [WEIGHTS[kind] * (world.config.trouble if kind in TROUBLE else 1) for kind in kinds]
+    kind = random.choices(kinds, weights)[0]
+    args = choices[kind]
+    return Action(kind, args(random) if callable(args) else args)
+
+
+def legal_choices(world: "World") -> Choices:
+    """Every kind of action that is legal now."""
+    engine, config = world.engine, world.config
+    choices: Choices = {}
+    unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
+    if len(unfinished) < 2 * config.max_running + 2:
+        choices[Kind.ADD] = lambda random: {"spec": asdict(world.arrivals.draw(random, world.taken_ids()))}
+    if engine.has_work:
+        choices[Kind.STEP] = {}
+        if engine.can_schedule and config.run_ahead:
+            choices[Kind.SCHEDULE] = {}
+    _add_work_of_ranks(world, choices)
+    if engine.processable():
+        choices[Kind.PROCESS] = {}
+    _add_copies(world, choices)
+    _add_trouble_of_ranks(world, choices)
+    if unfinished:
+        choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
+    choices[Kind.RESET] = lambda random: {
+        "running": random.random() < 0.5,
+        "connector": _may(world, "reset_all", Trait.RESET) and random.random() < 0.5,
+    }
+    for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
+        if kind.value in config.silent:
+            choices.pop(kind, None)
+    return choices
+
+
+def _add_work_of_ranks(world: "World", choices: Choices) -> None:
+    ranks = range(world.config.world_size)
+    executable = [rank for rank in ranks if world.engine.executable(rank)]
+    if executable:
+        choices[Kind.EXECUTE] = lambda random: {"rank": random.choice(executable)}
+    retirable = [rank for rank in ranks if world.engine.devices[rank].queue]
+    if retirable:
+        choices[Kind.RETIRE] = lambda random: {"rank": random.choice(retirable)}
+
+
+def _add_trouble_of_ranks(world: "World", choices: Choices) -> None:
+    ranks, run_ahead = range(world.config.world_size), world.config.run_ahead
+    # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
+    if _may(world, "fail", Trait.FAILURES) and not run_ahead:
+        choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
+    if _may(world, "restart", Trait.FAILURES):
+        choices[Kind.RESTART] = lambda random: {
+            "rank": random.choice(ranks),
+            "memory": not run_ahead and random.random() < 0.5,
+        }
+
+
+def _add_copies(world: "World", choices: Choices) -> None:
+    startable = [(d.rank, copy) for d in world.engine.devices for copy in d.copies.startable()]
+    if not startable:
+        return
+
+    def one(random: Random) -> Args:
+        rank, copy = random.choice(startable)
+        return {"rank": rank, "copy": copy.copy_id}
+
+    choices[Kind.SETTLE] = {}
+    choices[Kind.FINISH] = one
+    choices[Kind.ADVANCE] = lambda random: {**one(random), "pages": random.randint(1, 2)}
+    if _may(world, "fail", Trait.FAILURES):
+        choices[Kind.FAIL] = one
+    if _may(world, "lose", Trait.LOSSES):
+        choices[Kind.LOSE] = one
+    ended = [(d.rank, copy) for d in world.engine.devices for copy in d.copies.ended[-3:]]
+    if ended and _may(world, "repeat", Trait.REPEATS):
+
+        def again(random: Random) -> Args:
+            rank, copy = random.choice(ended)
+            return {"rank": rank, "copy": copy.copy_id}
+
+        choices[Kind.REPEAT] = again
+
+
+def _may(world: "World", kind: str, trait: Trait) -> bool:
+    return kind not in world.config.silent and trait in world.subject.traits
+
+
+def _whom_to_abort(random: Random, unfinished: list[SimRequest]) -> str:
+    """One of them; more often one that loads, since few do."""
+    loading = [request for request in unfinished if request.awaits_load]
+    return random.choice(loading if loading and random.random() < 0.75 else unfinished).request_id

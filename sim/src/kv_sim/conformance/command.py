@@ -1,0 +1,43 @@
+"""``kv-sim conform``: everything that a connector claims, claim by claim."""
+
+import argparse
+from pathlib import Path
+
+from kv_api import ConfigError
+from kv_sim import selection
+from kv_sim.conformance import scenarios
+from kv_sim.conformance.report import failure_lines, summary_lines
+from kv_sim.console import FAILED, FINE, say
+from kv_sim.engines import find_engine
+
+
+def conform(options: argparse.Namespace) -> int:
+    """Run the command; a claim that doesn't hold ends it."""
+    find_engine(options.engine)
+    name, extra = options.name, options.extra
+    if options.spec is not None:
+        name, extra = name or "OffloadingConnector", selection.with_spec(options.spec, extra)
+    if name is None:
+        raise ConfigError("name a connector, or an offloading medium with --spec")
+    subject = selection.choose_subject(name, extra, options.traits)
+    start = selection.parse_seed(options.seed)
+    outcomes = []
+    for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):
+        outcome = scenarios.run_scenario(
+            subject,
+            scenario,
+            start=start,
+            histories=options.histories or scenarios.USUAL_HISTORIES,
+            actions=options.actions,
+            engine=options.engine,
+        )
+        outcomes.append(outcome)
+        if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE:
+            for text in failure_lines(name, extra, outcome.failure, Path(options.save)):
+                say(text)
+            say("")
+            break
+    for text in summary_lines(subject, outcomes):
+        say(text)
+    kept = all(o.failure is None or o.scenario.claim is scenarios.Claim.PROBED for o in outcomes)
+    return FINE if kept else FAILED

@@ -1,0 +1,111 @@
+"""A connector's scenarios as tests of pytest, and a summary of what they exercised.
+
+Every scenario is a test, so ``-k``, ``-x``, ``--junitxml`` and parallel runs work as usual. What a test found
+travels with its report as plain values, since it may have run in another process.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim import selection
+from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.conformance import report, scenarios
+from kv_sim.subject import Subject
+
+KEY: Final = "kv-sim"
+MEDIUM_CONNECTOR: Final = "OffloadingConnector"
+
+
+class ConnectorBroke(Exception):  # noqa: N818 - it carries what is printed
+    """A scenario failed; the arguments are the lines to print."""
+
+
+class Conformance:
+    """Adds the tests of one connector to a session, and sums up."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.name, self.subject, self.extra = _subject(config)
+        self.start = _checked(selection.parse_seed, config.getoption("--kv-seed") or "0")
+        histories = config.getoption("--kv-histories")
+        self.histories = scenarios.USUAL_HISTORIES if histories is None else histories
+        if self.histories < 1:
+            raise pytest.UsageError(f"--kv-histories: more than 0, got {self.histories}")
+        self.folder = Path(config.getoption("--kv-save") or config.rootpath)
+        self._rows: list[tuple[str, str, int, int, str]] = []
+        self._situations: Counter[str] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Add a test for each scenario; before others choose among the tests."""
+        for scenario in scenarios.scenarios_of(self.subject):
+            item = ScenarioItem.from_parent(session, name=f"{self.name}[{scenario.name}]")
+            item.scenario, item.plan = scenario, self
+            items.append(item)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what a test found."""
+        found: Any = dict(report.user_properties).get(KEY)
+        if report.when == "call" and found is not None:
+            self._rows.append(tuple(found["row"]))
+            self._situations.update(found["situations"])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what was tried and how often."""
+        if not self._rows:
+            return
+        terminalreporter.section(f"conformance of {self.name}")
+        for line in report.scenario_table(self._rows):
+            terminalreporter.line(line)
+        terminalreporter.line("")
+        for line in report.situation_table(self._situations):
+            terminalreporter.line(line)
+        for note in report.notes(self.subject, self._situations):
+            terminalreporter.line(f"note: {note}")
+
+
+class ScenarioItem(pytest.Item):
+    """One scenario."""
+
+    scenario: scenarios.Scenario
+    plan: Conformance
+
+    def runtest(self) -> None:
+        """Run its histories."""
+        plan = self.plan
+        outcome = scenarios.run_scenario(
+            plan.subject, self.scenario, start=plan.start, histories=plan.histories, engine=BUILTIN_ENGINE
+        )
+        found = {"row": report.row_of(outcome), "situations": dict(outcome.coverage.situations)}
+        self.user_properties.append((KEY, found))
+        if outcome.failure is not None:
+            raise ConnectorBroke(*report.failure_lines(plan.name, plan.extra, outcome.failure, plan.folder))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """A failure as the testbed prints it; anything else as a traceback."""
+        if isinstance(excinfo.value, ConnectorBroke):
+            return "\n".join(map(str, excinfo.value.args))
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """Where it is: in no file."""
+        return self.plan.folder, None, self.name
+
+
+def _subject(config: pytest.Config) -> tuple[str, Subject, str | None]:
+    connector, spec = config.getoption("--kv-connector"), config.getoption("--kv-spec")
+    extra, traits = config.getoption("--kv-extra"), config.getoption("--kv-traits")
+    if spec is not None:
+        extra = _checked(selection.with_spec, spec, extra)
+    name = connector or MEDIUM_CONNECTOR
+    return spec or name, _checked(selection.choose_subject, name, extra, traits), extra
+
+
+def _checked(function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None

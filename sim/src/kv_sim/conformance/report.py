@@ -1,0 +1,71 @@
+"""What is said about a connector's conformance: what was tried, how often, and what broke."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kv_sim.conformance.scenarios import LOADS, Claim, Outcome
+from kv_sim.coverage import Coverage
+from kv_sim.fuzz import Failure
+from kv_sim.legal import SITUATIONS
+from kv_sim.report import fail_lines, file_stem, replay_line
+from kv_sim.schedule_file import Schedule, write_schedule
+from kv_sim.shrink import shrink
+from kv_sim.subject import Subject, Trait
+from kv_sim.table import aligned
+
+
+def summary_lines(subject: Subject, outcomes: Sequence[Outcome]) -> list[str]:
+    """A table of the scenarios, what was reached in all of them, and what there is to say about that."""
+    total = Coverage()
+    for outcome in outcomes:
+        total.add(outcome.coverage)
+    lines = [*scenario_table([row_of(outcome) for outcome in outcomes]), "", *situation_table(total.situations)]
+    refused = sorted({outcome.refusal for outcome in outcomes if outcome.refusal is not None})
+    return lines + [f"note: {note}" for note in (*refused, *notes(subject, total.situations))]
+
+
+def row_of(outcome: Outcome) -> tuple[str, str, int, int, str]:
+    """A scenario's row, in plain values."""
+    scenario, failure = outcome.scenario, outcome.failure
+    if failure is not None:
+        said = f"breaks {failure.violation.invariant}"
+    elif outcome.refusal is not None:
+        said = "can't be tried"
+    elif not outcome.histories:
+        said = "no world shows it"
+    else:
+        said = "holds"
+    claim = "made" if scenario.claim is Claim.MADE else "probed"
+    return scenario.name, claim, outcome.histories, outcome.steps, said
+
+
+def scenario_table(rows: Sequence[tuple[str, str, int, int, str]]) -> list[str]:
+    """The scenarios, a line each."""
+    head = ["scenario", "claim", "histories", "steps", "result"]
+    return aligned([head, *[[str(cell) for cell in row] for row in rows]], left=2)
+
+
+def situation_table(situations: Mapping[str, int]) -> list[str]:
+    """How often each situation of the contract was reached."""
+    return aligned([["situation", "times"], *[[name, str(situations.get(name, 0))] for name in SITUATIONS]])
+
+
+def notes(subject: Subject, situations: Mapping[str, int]) -> list[str]:
+    """What one should know before one believes the table."""
+    found = []
+    if not any(situations.get(name) for name in LOADS):
+        found.append("no match ever found anything, so no load was tried: does it store what it should?")
+    unclaimed = [trait.value for trait in Trait if trait not in subject.traits]
+    if unclaimed:
+        found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")
+    return found
+
+
+def failure_lines(name: str, extra: str | None, failure: Failure, folder: Path) -> list[str]:
+    """A failure shrunk, saved, and as lines to paste."""
+    assert failure.seed is not None, "a scenario's failure has a seed"
+    shrunk = shrink(failure)
+    file = write_schedule(Schedule.of(shrunk), folder, file_stem(name, failure.seed))
+    traits = ",".join(sorted(failure.subject.traits)) or "none"
+    line = replay_line(name, failure.seed, extra=extra, traits=traits, engine=failure.config.engine)
+    return fail_lines(failure, shrunk, line, file)

@@ -1,0 +1,139 @@
+"""Scenarios: what of a connector's claims is tried in one go, and what came of it.
+
+The first is a plain engine. Then comes one for each trait that is claimed, so that a failure names the claim; then
+all of them together. A trait that isn't claimed can be probed: that fails nothing, and says what could be claimed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from random import Random
+from typing import Final
+
+from kv_api import ConfigError
+from kv_sim.coverage import Coverage
+from kv_sim.fuzz import Failure, config_for, run_seed
+from kv_sim.report import USUAL_ACTIONS
+from kv_sim.selection import check_groups
+from kv_sim.subject import Subject, Trait
+
+NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
+"""Traits that mean nothing without another."""
+
+USUAL_HISTORIES: Final = 100
+"""Of each scenario."""
+
+LOADS: Final = ("match: asynchronous load", "match: load in the step")
+"""Situations in which something was found."""
+
+MOST_SEEDS: Final = 40
+"""Seeds that are looked at for a world that shows a trait, for each history."""
+
+
+class Claim(Enum):
+    """Whose word a scenario is about."""
+
+    MADE = auto()
+    PROBED = auto()
+    """Nobody's: it is tried because somebody wants to know."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing to try."""
+
+    name: str
+    traits: frozenset[Trait]
+    shows: Trait | None = None
+    """The trait that its worlds must show, if worlds can."""
+    claim: Claim = Claim.MADE
+
+
+@dataclass
+class Outcome:
+    """What came of a scenario."""
+
+    scenario: Scenario
+    histories: int = 0
+    steps: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
+    failure: Failure | None = None
+    refusal: str | None = None
+    """Why a probe can't be made."""
+
+
+def scenarios_of(subject: Subject) -> list[Scenario]:
+    """What to try of what a subject claims."""
+    claimed = [trait for trait in Trait if trait in subject.traits]
+    single = [Scenario(str(trait), with_needs(trait) & subject.traits, trait) for trait in claimed]
+    together = [Scenario("together", subject.traits)] if len(claimed) > 1 else []
+    return [Scenario("plain", frozenset()), *single, *together]
+
+
+def probes_of(subject: Subject) -> list[Scenario]:
+    """What could be claimed besides."""
+    return [
+        Scenario(str(trait), with_needs(trait), trait, Claim.PROBED)
+        for trait in Trait
+        if trait not in subject.traits
+    ]
+
+
+def with_needs(trait: Trait) -> frozenset[Trait]:
+    """A trait, and what it means nothing without."""
+    needed = NEEDS.get(trait)
+    return frozenset({trait}) if needed is None else with_needs(needed) | {trait}
+
+
+def seeds_of(subject: Subject, scenario: Scenario, start: int, histories: int, engine: str) -> Iterator[int]:
+    """The seeds of a scenario: those from ``start`` on whose worlds show its trait."""
+    narrowed = replace(subject, traits=scenario.traits)
+    found = 0
+    for seed in range(start, start + histories * MOST_SEEDS):
+        if found == histories:
+            return
+        if _shows(narrowed, scenario.shows, seed, engine):
+            found += 1
+            yield seed
+
+
+def _shows(subject: Subject, trait: Trait | None, seed: int, engine: str) -> bool:
+    """Whether a world has what a trait is about. Most traits are about actions, which any world may take."""
+    if trait not in (Trait.GROUPS, Trait.STATES, Trait.RANKS, Trait.ZEROING):
+        return True
+    config = config_for(subject, Random(seed), engine)
+    return {
+        Trait.GROUPS: len(config.groups) > 1,
+        Trait.STATES: any(group.kind == "state" for group in config.groups),
+        Trait.RANKS: config.world_size > 1,
+        Trait.ZEROING: config.zero_new_blocks and config.runner == 2,
+    }[trait]
+
+
+def run_scenario(
+    subject: Subject,
+    scenario: Scenario,
+    *,
+    start: int = 0,
+    histories: int = USUAL_HISTORIES,
+    actions: int = USUAL_ACTIONS,
+    engine: str,
+) -> Outcome:
+    """Run a scenario up to the first failure."""
+    outcome = Outcome(scenario)
+    narrowed = replace(subject, traits=scenario.traits)
+    if scenario.claim is Claim.PROBED and Trait.GROUPS in scenario.traits:
+        try:
+            check_groups(subject)
+        except ConfigError as error:
+            outcome.refusal = str(error)
+            return outcome
+    for seed in seeds_of(subject, scenario, start, histories, engine):
+        run = run_seed(narrowed, seed, actions=actions, engine=engine)
+        outcome.histories += 1
+        outcome.steps += run.steps
+        outcome.coverage.add(run.coverage)
+        if run.failure is not None:
+            outcome.failure = run.failure
+            break
+    return outcome

@@ -1,0 +1,101 @@
+"""Host memory of the testbed as an offloading medium: kv-offload-cpu's manager and worker over the world's copies.
+
+``WorldCPUOffloadingSpec`` is `CPUOffloadingSpec` with another copy engine and other memory: the pages of a job are
+copied when the world says so, and fail, tear, get lost or are reported twice as it likes.
+``TimedOffloadingConnector`` is `OffloadingConnector` with a clock that the world moves. Nothing else of either is
+changed.
+"""
+
+from collections.abc import Collection
+
+from kv_api import CanonicalKVCaches, KVCaches
+from kv_offload.connector import OffloadingConnector
+from kv_offload.worker import OffloadingWorkerSide
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.sizing import HostLayout
+from kv_offload_cpu.spec import CPUOffloadingSpec
+from kv_offload_cpu.worker import HostMemory
+from kv_sim.memory import copies as world
+from kv_sim.memory.device import Device
+
+_DIRECTIONS = {Direction.STORE: world.Direction.STORE, Direction.LOAD: world.Direction.LOAD}
+
+
+class WorldMemory:
+    """Pages of a device's host memory: one for each chunk and block in it."""
+
+    def __init__(self, device: Device, layout: HostLayout) -> None:
+        self.blocks_per_chunk = layout.blocks_per_chunk
+        self.first_slot = device.allocate_host(layout.num_chunks * layout.blocks_per_chunk)
+
+    def release(self) -> None:
+        """A device keeps its memory."""
+
+
+class WorldCopyEngine:
+    """Jobs as copies of a device. Those of one direction run in order; an expedited one overtakes."""
+
+    def __init__(self, device: Device, memory: WorldMemory) -> None:
+        self._memory = memory
+        self._copies = device.copies.open()
+        self._jobs: dict[int, int] = {}
+        """Copy -> job. Kept when it ends, since its end may be reported again."""
+
+    def submit(
+        self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
+    ) -> None:
+        """Begin a copy."""
+        slots = self._memory.first_slot + copies.chunks * self._memory.blocks_per_chunk + copies.offsets
+        pairs = list(zip(copies.blocks.tolist(), slots.tolist(), strict=True))
+        stream = direction.value if urgency is Urgency.ORDINARY else urgency.value
+        self._jobs[self._copies.submit(_DIRECTIONS[direction], pairs, stream=stream)] = job_id
+
+    def poll(self) -> list[CopyResult]:
+        """What ended."""
+        return [CopyResult(self._jobs[end.copy_id], end.success) for end in self._copies.poll()]
+
+    def wait(self, job_ids: Collection[int]) -> None:
+        """Let these end now. What the world has lost moves nothing more."""
+        self._copies.wait([copy for copy, job in self._jobs.items() if job in job_ids])
+
+    def shutdown(self) -> None:
+        """Let everything end."""
+        self._copies.wait(list(self._jobs))
+
+
+class WorldCPUOffloadingSpec(CPUOffloadingSpec):
+    """Host memory whose copies are the world's."""
+
+    BLOCK_SIZE_ALIGNMENT = 1
+
+    def make_memory(self, layout: HostLayout) -> HostMemory:
+        """Made with the engine, which knows the device."""
+        return _NoMemory()
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
+        """Copies of the device that the KV caches are on."""
+        device = kv_caches.tensors[0].tensor.device
+        return WorldCopyEngine(device, WorldMemory(device, layout))
+
+
+class _NoMemory:
+    def release(self) -> None:
+        pass
+
+
+class TimedWorkerSide(OffloadingWorkerSide):
+    """Takes a step of its worker that nothing happens in for a second."""
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._device: Device = next(iter(kv_caches.values())).device
+        super().register_kv_caches(kv_caches)
+
+    def clock(self) -> float:
+        """Steps in which no copy was under way that will ever end."""
+        return float(self._device.waited_steps)
+
+
+class TimedOffloadingConnector(OffloadingConnector):
+    """Its timeouts are steps."""
+
+    worker_class = TimedWorkerSide

@@ -1,0 +1,40 @@
+"""pytest's door to the testbed: ``pytest --kv-connector my_package:MyConnector``.
+
+It is loaded into every pytest run of an environment that has kv-sim, so it imports nothing until it is asked for.
+"""
+
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_addoption(parser: "pytest.Parser") -> None:
+    """Add the options."""
+    group = parser.getgroup("kv-sim", "conformance of a KV connector")
+    group.addoption(
+        "--kv-connector", metavar="NAME", help="test this connector: module:Class, or an installed one"
+    )
+    group.addoption(
+        "--kv-spec", metavar="module:Class", help="test this offloading medium, below OffloadingConnector"
+    )
+    group.addoption("--kv-extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
+    group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")
+    group.addoption("--kv-seed", metavar="N", help="the first seed (default 0; 0x… is one, too)")
+    group.addoption("--kv-save", metavar="DIR", help="where to put schedules of failures (default: rootdir)")
+
+
+def pytest_configure(config: "pytest.Config") -> None:
+    """Add the tests, if a connector is to be tested."""
+    if config.getoption("--kv-connector") is None and config.getoption("--kv-spec") is None:
+        return
+    rootdir = str(config.rootpath)
+    if rootdir not in sys.path:  # there lies what somebody is writing
+        sys.path.append(rootdir)
+    with warnings.catch_warnings():  # whatever the user makes of warnings is meant for the connector
+        warnings.simplefilter("ignore")
+        from kv_sim.conformance.items import Conformance
+    config.pluginmanager.register(Conformance(config), "kv-sim-conformance")

@@ -1,0 +1,345 @@
+"""Bugs planted in kv-offload's connector, over the testbed's host memory: one part is replaced by a wrong one."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from kv_api import (
+    BlockIds,
+    CacheHitSource,
+    ForwardContext,
+    KVCacheConfig,
+    KVConnectorMetadata,
+    OffloadKey,
+    Request,
+    SchedulerOutput,
+    VllmConfig,
+)
+from kv_offload.describe import EngineDescription
+from kv_offload.jobs import Job
+from kv_offload.matching import Matching
+from kv_offload.metadata import OffloadingConnectorMetadata
+from kv_offload.outcomes import Outcomes
+from kv_offload.progress import Offer, Progress
+from kv_offload.request_state import RequestState
+from kv_offload.scheduler import OffloadingSchedulerSide
+from kv_offload.storing import Storing
+from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+
+
+class _Scheduler(OffloadingSchedulerSide):
+    """The right one, with parts that can be replaced."""
+
+    matching: ClassVar[type[Matching]] = Matching
+    storing: ClassVar[type[Storing]] = Storing
+    outcomes: ClassVar[type[Outcomes]] = Outcomes
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        engine: EngineDescription,
+        spec: Any,
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config, engine, spec)
+        self._matching = self.matching(self._books, lambda: self.clock())
+        self._storing = self.storing(self._books)
+        self._outcomes = self.outcomes(self._books)
+
+
+# -- stores ------------------------------------------------------------------------------------
+
+
+class _CountsSampled(Storing):
+    def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
+        if state.loads or not self._books.engine.can_store:
+            return False
+        state.progress.end(block_ids)
+        return self._store(state, state.request.num_tokens, is_final=True)
+
+
+class _SampledIsStored(_Scheduler):
+    storing = _CountsSampled
+
+
+class SampledTokenOffloaded(TimedOffloadingConnector):
+    """The last token of a request, which was sampled and never computed, counts as computed."""
+
+    scheduler_class = _SampledIsStored
+
+
+class _BeforeTheStep(TimedWorkerSide):
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, OffloadingConnectorMetadata)
+        for job in kv_connector_metadata.store_jobs.values():
+            job.is_computed = True
+        super().handle_preemptions(kv_connector_metadata)
+
+
+class StoresBeforeCompute(TimedOffloadingConnector):
+    """A store is submitted before the forward pass that computes what it stores."""
+
+    worker_class = _BeforeTheStep
+
+
+class _NoFlush(_Scheduler):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> OffloadingConnectorMetadata:
+        meta = super().build_connector_meta(scheduler_output)
+        meta.jobs_to_flush.clear()
+        return meta
+
+
+class FreedBlocksNotFenced(TimedOffloadingConnector):
+    """Blocks get a new owner while a store still reads them, and nobody waits for it."""
+
+    scheduler_class = _NoFlush
+
+
+class _SkipsChunks(Progress):
+    def offers(self, horizon: int, prompt: int, *, with_loaded: bool) -> list[Offer]:
+        return super().offers(horizon, prompt, with_loaded=with_loaded)[:1]
+
+
+class _OneChunkAStep(_Scheduler):
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        state = self._books.states[request.request_id]
+        state.progress = _SkipsChunks(self._books.layout)
+
+
+class OneChunkAStep(TimedOffloadingConnector):
+    """Of the chunks that a step completes only the first is stored; the others count as dealt with."""
+
+    scheduler_class = _OneChunkAStep
+
+
+class _BelievesInStores(Outcomes):
+    def _complete(self, job: Job) -> None:
+        job.has_failed = False
+        super()._complete(job)
+
+
+class _FailedStoreStays(_Scheduler):
+    outcomes = _BelievesInStores
+
+
+class FailedStoreReadable(TimedOffloadingConnector):
+    """A chunk is readable when its store has ended, whether it failed or not."""
+
+    scheduler_class = _FailedStoreStays
+
+
+# -- loads -------------------------------------------------------------------------------------
+
+
+class _DropsNothing(Outcomes):
+    def _fail_load(self, job: Job, *, is_stale: bool) -> None:
+        job.owner.progress.rewind()
+
+
+class _BadChunkStays(_Scheduler):
+    outcomes = _DropsNothing
+
+
+class BadChunkPromisedAgain(TimedOffloadingConnector):
+    """A chunk that couldn't be loaded is promised again, to the same request and to others."""
+
+    scheduler_class = _BadChunkStays
+
+
+class _UnpinsAtOnce(Matching):
+    def begin_load(self, state: RequestState, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        super().begin_load(state, tables, tokens)
+        job = next(reversed(self._books.jobs.live.values()))
+        self._books.manager.complete_load(job.keys, state.context)
+        job.keys = ()
+
+
+class _PinsNothing(_Scheduler):
+    matching = _UnpinsAtOnce
+
+
+class LoadsPinNothing(TimedOffloadingConnector):
+    """What is being loaded may be evicted, and its place filled with something else, meanwhile."""
+
+    scheduler_class = _PinsNothing
+
+
+class _LoadsWhereItBegins(Matching):
+    def begin_load(self, state: RequestState, tables: Sequence[Sequence[int]], tokens: int) -> None:
+        super().begin_load(state, tables, tokens)
+        job = next(reversed(self._books.meta.load_jobs.values()))
+        job.gpu_spec.block_indices = tuple(0 for _ in job.gpu_spec.block_indices)
+
+
+class _IgnoresOffsets(_Scheduler):
+    matching = _LoadsWhereItBegins
+
+
+class SubChunkOffsetIgnored(TimedOffloadingConnector):
+    """A load that begins inside a chunk takes the chunk's first blocks."""
+
+    scheduler_class = _IgnoresOffsets
+
+
+class _OneGroupOnly(TimedWorkerSide):
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        self._jobs._has_several_groups = False
+
+
+class FailureKnowsOneGroup(TimedOffloadingConnector):
+    """A failed load is told by its blocks, which an engine with several groups can't take."""
+
+    worker_class = _OneGroupOnly
+
+
+class _SilentFailures(TimedWorkerSide):
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        super().get_block_ids_with_load_errors()
+        return set()
+
+
+class FailedLoadNotTold(TimedOffloadingConnector):
+    """A load that failed is reported as received, and its blocks aren't reported as bad."""
+
+    worker_class = _SilentFailures
+
+
+class _NoAbortedLoads(_Scheduler):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        _, params = super().request_finished_all_groups(request, block_ids)
+        return self._books.engine.holds_blocks, params
+
+
+class AlwaysHolds(TimedOffloadingConnector):
+    """Blocks of every request that ends are held, also those of one that is still loading or has nothing new."""
+
+    scheduler_class = _NoAbortedLoads
+
+
+# -- keys, ranks, resets, books ----------------------------------------------------------------
+
+
+class _OneKey(Progress):
+    def extend_keys(self, request: Request, context: Any) -> None:
+        super().extend_keys(request, context)
+        for progress in self.groups:
+            progress.keys[:] = [OffloadKey(key[:-4] + bytes(4)) for key in progress.keys]
+
+    def check(self) -> None:
+        """The keys are wrong on purpose."""
+
+
+class _GroupsShareKeys(_Scheduler):
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        self._books.states[request.request_id].progress = _OneKey(self._books.layout)
+
+
+class KeysWithoutGroup(TimedOffloadingConnector):
+    """Chunks of different groups have the same key."""
+
+    scheduler_class = _GroupsShareKeys
+
+
+class _FirstReport(_Scheduler):
+    def on_new_request(self, request: Request) -> None:
+        self._books.jobs._world_size = 1
+        super().on_new_request(request)
+
+
+class OneRankIsEnough(TimedOffloadingConnector):
+    """A job has ended when the first rank says so."""
+
+    scheduler_class = _FirstReport
+
+
+class _OneWrites(TimedWorkerSide):
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        self._writes = self._engine.config.parallel.rank == 0
+
+
+class ReplicasTakenForGranted(TimedOffloadingConnector):
+    """Only the first rank stores, as if all of them held the same bytes."""
+
+    worker_class = _OneWrites
+
+
+class _FreshAfterReset(Outcomes):
+    def reset(self) -> None:
+        books = self._books
+        begin, books.jobs.begin_reset = books.jobs.begin_reset, lambda: []  # type: ignore[method-assign]
+        super().reset()
+        books.jobs.begin_reset = begin  # type: ignore[method-assign]
+
+
+class _JobsOutliveResets(_Scheduler):
+    outcomes = _FreshAfterReset
+
+
+class ResetForgetsJobs(TimedOffloadingConnector):
+    """Jobs in flight at a reset count afterwards as if there had been none."""
+
+    scheduler_class = _JobsOutliveResets
+
+
+class _KeepsTheAborted(_Scheduler):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if request.num_computed_tokens:
+            return super().request_finished_all_groups(request, block_ids)
+        return False, None
+
+
+class AbortBeforeAllocationLeaks(TimedOffloadingConnector):
+    """A request that ends before it was allocated anything is remembered for ever."""
+
+    scheduler_class = _KeepsTheAborted
+
+
+class _CountsAll(Matching):
+    def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
+        return {source: count + state.promise.local for source, count in super().sources(state, tokens).items()}
+
+
+class _LocalCounts(_Scheduler):
+    matching = _CountsAll
+
+
+class LocalHitsAreExternal(TimedOffloadingConnector):
+    """Tokens that were on the GPU already count as loaded."""
+
+    scheduler_class = _LocalCounts
+
+
+class _TellsNoEvictions(_Scheduler):
+    def take_events(self) -> Iterable[Any]:
+        return [event for event in super().take_events() if type(event).__name__ != "BlockRemoved"]
+
+
+class EvictionsNotTold(TimedOffloadingConnector):
+    """KV events tell what is stored, and never what is gone."""
+
+    scheduler_class = _TellsNoEvictions
+
+
+class _Impatient(TimedWorkerSide):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        syncs = [job for job in meta.load_jobs.values() if job.sync]
+        for job in syncs:
+            job.sync = False
+        super().start_load_kv(forward_context, **kwargs)
+        for job in syncs:
+            job.sync = True
+
+
+class InStepLoadNotAwaited(TimedOffloadingConnector):
+    """A load within the step is begun, and the forward pass doesn't wait for it."""
+
+    worker_class = _Impatient

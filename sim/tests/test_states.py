@@ -1,0 +1,96 @@
+"""Groups of states: what their blocks hold, when they are found, and that a wrong state is seen."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.blocks import NULL, KVCacheManager
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import LATER, OFFLOAD
+from kv_sim.fuzz import config_for, run_seed
+from kv_sim.subject import Trait
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+CONFIG = WorldConfig(num_blocks=40, block_size=4, groups=(GroupConfig(), STATE), max_step_tokens=6)
+STEP = Action(Kind.STEP)
+
+
+def request(name: str, tokens: int, output: int = 1) -> RequestSpec:
+    return RequestSpec(name, 0, tokens, 0, output, output)
+
+
+def world(*requests: RequestSpec, config: WorldConfig = CONFIG) -> World:
+    made = World(config, OFFLOAD)
+    for spec in requests:
+        made.engine.add(spec)
+    return made
+
+
+def test_a_block_holds_the_state_after_its_last_token() -> None:
+    made = world(request("r1", 10, output=2))
+    for _ in range(2):  # six tokens, four tokens
+        made.apply(STEP)
+    engine = made.engine
+    device, running = engine.devices[0], engine.scheduler.requests["r1"]
+    full, state = engine.scheduler.blocks.tables_of("r1").groups
+    words = running.hashes
+    assert len(full) == len(state) == 3
+    for index, end in ((1, 8), (2, 10)):
+        page = device.memory[state[index], 0] ^ device.keys[1][0]
+        assert set(page.tolist()) == {int(words[end - 1])}, f"block {index}"
+
+
+def test_a_wrong_state_is_seen_by_the_step_that_goes_on_from_it() -> None:
+    made = world(request("r1", 10, output=3))
+    made.apply(STEP)
+    (_, state) = made.engine.scheduler.blocks.tables_of("r1").groups
+    made.engine.devices[0].memory[state[1], 0, 3] ^= 1
+    with pytest.raises(Violation) as raised:
+        made.apply(STEP)
+    assert raised.value.invariant is Invariant.CONTENT
+    assert "request r1 token 5" in raised.value.message
+    assert "which goes on from this state" in raised.value.message
+
+
+def test_only_the_last_state_of_a_hit_is_held() -> None:
+    made = world(request("r1", 13), config=replace(CONFIG, max_step_tokens=16))
+    made.apply(STEP)
+    hashes = made.engine.scheduler.blocks
+    manager: KVCacheManager = hashes
+    (hit, tokens) = manager.find_hit(made.engine.outcome.ended[0].block_hashes, 12)
+    assert tokens == 12
+    assert [block != NULL for block in hit[0]] == [True, True, True]
+    assert [block != NULL for block in hit[1]] == [False, False, True]
+
+
+def test_requests_of_one_step_do_not_go_on_from_each_others_states() -> None:
+    specs = request("r1", 9), request("r2", 9)
+    made = world(*specs, config=replace(CONFIG, max_step_tokens=32))
+    step = made.engine.schedule(lambda request, drafts: 0)
+    assert list(step.output.num_scheduled_tokens) == ["r1"]
+    plain = world(*specs, config=replace(CONFIG, groups=(GroupConfig(),), max_step_tokens=32))
+    step = plain.engine.schedule(lambda request, drafts: 0)
+    assert step.output.num_scheduled_tokens == {"r1": 9, "r2": 1}
+
+
+def test_worlds_have_states_for_those_who_claim_them() -> None:
+    drawn = [config_for(OFFLOAD, Random(seed)) for seed in range(300)]
+    kinds = {tuple(group.kind for group in config.groups) for config in drawn}
+    assert {("full",), ("full", "sliding"), ("full", "state"), ("full", "sliding", "state")} == kinds
+    assert not any(config.spec_tokens for config in drawn if STATE in config.groups)
+    assert Trait.STATES not in LATER.traits
+    assert not any(STATE in config_for(LATER, Random(seed)).groups for seed in range(100))
+
+
+def test_states_are_stored_and_loaded() -> None:
+    loads = 0
+    for seed in range(40_000, 40_120):
+        if STATE in config_for(OFFLOAD, Random(seed)).groups:
+            run = run_seed(OFFLOAD, seed)
+            assert run.failure is None, f"seed {seed}: {run.failure.violation}"
+            loads += run.coverage.situations["match: asynchronous load"]
+    assert loads > 10
