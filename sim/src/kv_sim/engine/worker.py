@@ -1,9 +1,9 @@
 """A rank's worker: calls the connector's hooks for a step in vLLM's order, and gives the device its work.
 
 Runner V1 and V2 differ in when new blocks are zeroed: V2 does it before ``handle_preemptions``, so there a fence
-doesn't protect a freed block whose new owner gets it zeroed; and only V2 calls ``finish_forward``. With speculative
-decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the transfer results; a
-step that computes nothing has none to wait for.
+doesn't protect a freed block whose new owner gets it zeroed; and only V2 calls ``finish_forward``. With
+speculative decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the transfer
+results; a step that computes nothing has none to wait for.
 """
 
 from kv_api import KVConnectorOutput

@@ -1,0 +1,60 @@
+"""Offloading to host memory breaks nothing, however it is set up: policies, chunks, holding, loads in the step."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_offload_cpu import POLICIES
+from kv_sim.coverage import Coverage
+from kv_sim.examples.catalogue import offloading
+from kv_sim.fuzz import config_for, run_seed
+from kv_sim.subject import Subject, Trait
+from kv_sim.world import World
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "eviction_policy": st.sampled_from(sorted(POLICIES)),
+        "blocks_per_chunk": st.integers(1, 4),
+        "hold_blocks": st.sampled_from(["auto", "always", "never"]),
+        "sync_load_budget_bytes": st.sampled_from([0, 64, 1 << 20]),
+        "offload_prompt_only": st.booleans(),
+        "self_describing_kv_events": st.booleans(),
+        "store_threshold": st.sampled_from([0, 0, 2]),
+        "max_deferred_lookups": st.sampled_from([0, 1, 50]),
+    }
+)
+
+
+def subject_of(settings: dict[str, object]) -> Subject:
+    without = set()
+    if settings["hold_blocks"] == "never":
+        without.add(Trait.ZEROING)  # a fence comes too late there, as the README says
+    if settings["store_threshold"]:
+        without |= {Trait.KEEPS, Trait.EVENTS}  # what was offered once isn't stored
+    return offloading(without=frozenset(without), **settings)
+
+
+@given(settings=SETTINGS, random=st.randoms(use_true_random=False))
+def test_nothing_breaks(settings: dict[str, object], random: Random) -> None:
+    subject = subject_of(settings)
+    World(config_for(subject, random), subject).run(random, 40)
+
+
+@given(settings=SETTINGS, random=st.randoms(use_true_random=False))
+def test_nothing_breaks_where_hardly_anything_fits(settings: dict[str, object], random: Random) -> None:
+    subject = subject_of(settings)
+    config = config_for(subject, random)
+    factor = subject.blocks_per_chunk
+    World(replace(config, host_slots=max(factor, config.host_slots // 8)), subject).run(random, 40)
+
+
+def test_they_were_really_tried() -> None:
+    total = Coverage()
+    for seed, policy in enumerate(sorted(POLICIES) * 8):
+        run = run_seed(offloading(eviction_policy=policy, sync_load_budget_bytes=256), seed)
+        assert run.failure is None, f"{policy}, seed {seed}: {run.failure.violation}"
+        total.add(run.coverage)
+    for situation in ("match: asynchronous load", "match: load in the step", "match: ask again", "a copy fails"):
+        assert total.situations[situation] > 3, situation
