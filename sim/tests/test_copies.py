@@ -94,14 +94,14 @@ def test_waiting_runs_what_has_to_come_first() -> None:
     assert queue.poll() == [Result(first, True), Result(second, True)]
 
 
-def test_a_lost_copy_never_ends_and_holds_up_its_stream() -> None:
+def test_a_lost_copy_never_ends_and_keeps_nobody_waiting() -> None:
     copies, queue, pages = engine()
-    lost = queue.submit(Direction.STORE, [(1, 0)], stream="s")
-    behind = queue.submit(Direction.STORE, [(2, 1)], stream="s")
+    lost, behind, last = (queue.submit(Direction.STORE, [(n, n)], stream="s") for n in (1, 2, 3))
     copies.lose(copies.running[lost])
-    assert queue.wait([lost, behind]) == {lost, behind}
-    assert copies.startable() == []
-    assert pages.moved == []
+    assert [copy.copy_id for copy in copies.startable()] == [behind]
+    assert queue.wait([lost, last]) == {lost}
+    assert pages.moved == [(behind, 2, 2), (last, 3, 3)]
+    assert queue.poll() == [Result(behind, True), Result(last, True)]
 
 
 def test_workers_hear_of_their_own_copies_only() -> None:

@@ -3,13 +3,16 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 from kv_offload_device import Life
 from kv_offload_engine import Engine
 
 from kv_api import make_offload_key
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 4))
+"""A history takes a hundred times as long as what a profile counts on."""
 
 
 def new_request(random, names):
@@ -100,16 +103,19 @@ configs = st.fixed_dictionaries(
 )
 
 
+@FEWER
 @given(seeds, configs)
 def test_histories(seed, config):
     run(Random(seed), **config)
 
 
+@FEWER
 @given(seeds, st.integers(1, 3), st.booleans())
 def test_histories_with_loads_in_the_step(seed, per_chunk, hostile):
     run(Random(seed), groups=[(FULL, 4, 0)], in_step=True, per_chunk=per_chunk, hostile=hostile, trouble=2)
 
 
+@FEWER
 @given(seeds, configs)
 def test_what_ran_to_its_end_is_kept(seed, config):
     random = Random(seed)

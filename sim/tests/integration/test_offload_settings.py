@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_offload_cpu import POLICIES
@@ -26,25 +26,29 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 
-def subject_of(settings: dict[str, object]) -> Subject:
+
+def subject_of(setup: dict[str, object]) -> Subject:
     without = set()
-    if settings["hold_blocks"] == "never":
+    if setup["hold_blocks"] == "never":
         without.add(Trait.ZEROING)  # a fence comes too late there, as the README says
-    if settings["store_threshold"]:
+    if setup["store_threshold"]:
         without |= {Trait.KEEPS, Trait.EVENTS}  # what was offered once isn't stored
-    return offloading(without=frozenset(without), **settings)
+    return offloading(without=frozenset(without), **setup)
 
 
-@given(settings=SETTINGS, random=st.randoms(use_true_random=False))
-def test_nothing_breaks(settings: dict[str, object], random: Random) -> None:
-    subject = subject_of(settings)
+@FEWER
+@given(setup=SETTINGS, random=st.randoms(use_true_random=False))
+def test_nothing_breaks(setup: dict[str, object], random: Random) -> None:
+    subject = subject_of(setup)
     World(config_for(subject, random), subject).run(random, 40)
 
 
-@given(settings=SETTINGS, random=st.randoms(use_true_random=False))
-def test_nothing_breaks_where_hardly_anything_fits(settings: dict[str, object], random: Random) -> None:
-    subject = subject_of(settings)
+@FEWER
+@given(setup=SETTINGS, random=st.randoms(use_true_random=False))
+def test_nothing_breaks_where_hardly_anything_fits(setup: dict[str, object], random: Random) -> None:
+    subject = subject_of(setup)
     config = config_for(subject, random)
     factor = subject.blocks_per_chunk
     World(replace(config, host_slots=max(factor, config.host_slots // 8)), subject).run(random, 40)
