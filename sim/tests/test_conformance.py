@@ -1,7 +1,5 @@
-"""A connector's claims, tried one by one: by ``kv-sim conform``, and by pytest in a folder of somebody's own."""
+"""A connector's claims, tried one by one."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,99 +9,9 @@ from kv_sim.cli import main
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance.scenarios import Claim, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
-from kv_sim.schedule_file import read_schedule
 from kv_sim.subject import Subject, Trait
 
 CONNECTORS = Path(__file__).parent / "broken_connectors.py"
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run_pytest(tmp_path: Path) -> Run:
-    """Runs pytest, as a user would, in a folder that has connectors in ``mine.py`` and nothing else."""
-    (tmp_path / "mine.py").write_text(CONNECTORS.read_text())
-
-    def run(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", f"--rootdir={tmp_path}", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    return run
-
-
-# -- pytest ------------------------------------------------------------------------------------
-
-
-def test_a_sound_connector_passes_and_is_told_what_was_tried(run_pytest: Run) -> None:
-    code, out = run_pytest("--kv-connector=later", "--kv-traits=ranks,failures", "--kv-histories=3")
-    assert code == 0, out
-    assert "4 passed" in out
-    assert "conformance of later" in out
-    for name in ("plain", "ranks", "failures", "together"):
-        assert any(line.startswith(f"{name} ") and line.endswith("holds") for line in out.splitlines()), name
-    assert "a copy fails" in out
-    assert "not claimed, so not tried: groups, states, losses, repeats, zeroing, reset, keeps, events" in out
-
-
-def test_a_broken_one_fails_with_lines_to_paste(run_pytest: Run, tmp_path: Path) -> None:
-    code, out = run_pytest("--kv-connector=mine:Hasty", "--kv-traits=ranks", "--kv-histories=3", "-k", "ranks")
-    assert code == 1, out
-    assert "1 failed, 1 deselected" in out
-    assert "replay: kv-sim fuzz --connector mine:Hasty --traits ranks --seed" in out
-    assert "Traceback" not in out
-    [file] = tmp_path.glob("*.jsonl")
-    assert read_schedule(file).invariant in ("PROTOCOL", "OWNERSHIP")
-
-
-def test_the_users_own_warnings_as_errors_are_survived(run_pytest: Run, tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-    code, out = run_pytest("--kv-connector=memory", "--kv-histories=2")
-    assert code == 0, out
-
-
-def test_without_the_option_nothing_is_imported(run_pytest: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text(
-        "import sys\n\n\ndef test_it():\n"
-        "    assert 'kv_sim.pytest_plugin' in sys.modules\n"
-        "    assert not {'numpy', 'kv_api', 'kv_factory', 'kv_sim.world'} & set(sys.modules)\n"
-    )
-    code, out = run_pytest()
-    assert (code, "1 passed" in out) == (0, True), out
-
-
-def test_the_users_own_tests_run_beside(run_pytest: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text("def test_it():\n    pass\n")
-    code, out = run_pytest("--kv-connector=memory", "--kv-traits=none", "--kv-histories=1")
-    assert (code, "2 passed" in out) == (0, True), out
-
-
-def test_a_medium_is_driven_below_the_offloading_connector(run_pytest: Run) -> None:
-    spec = "--kv-spec=kv_sim.offload:WorldCPUOffloadingSpec"
-    code, out = run_pytest(spec, "--kv-traits=ranks,keeps", "--kv-histories=3")
-    assert code == 0, out
-    assert "conformance of kv_sim.offload:WorldCPUOffloadingSpec" in out
-    assert "no match ever found anything" not in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--kv-connector=mine:Hastyy"], "did you mean 'Hasty'?"),
-        (["--kv-connector=mine:Homeless"], "it can't be created: worker side: KeyError: 'home'"),
-        (["--kv-connector=mine:Hasty", "--kv-traits=rank"], "did you mean 'ranks'?"),
-        (["--kv-connector=mine:Hasty", "--kv-extra=3"], "expected a JSON object, got '3'"),
-        (["--kv-connector=mine:Hasty", "--kv-histories=0"], "--kv-histories: more than 0, got 0"),
-        (["--kv-connector=mine:Hasty", "--kv-seed=x"], "a seed is a whole number"),
-        (["--kv-spec=nowhere"], "an offloading medium is named module:Class, got 'nowhere'"),
-        (["--kv-spec=nowhere:Spec"], "there is no module 'nowhere'"),
-    ],
-)
-def test_a_misuse_is_a_usage_error(run_pytest: Run, arguments: list[str], message: str) -> None:
-    code, out = run_pytest(*arguments)
-    assert code == 4, out
-    assert message in out
-    assert "Traceback" not in out
-
 
 # -- kv-sim conform ----------------------------------------------------------------------------
 

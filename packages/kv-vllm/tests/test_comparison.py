@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
-from kv_vllm.comparison import Script, differences, follow
+from kv_vllm.comparison import DivergedError, Script, differences, follow
 from kv_vllm.trace import COMPARED, Abort, Add, Call, Reset, Schedule, Turn, arguments_of
 
 STEP = {"new": [{"request": "r", "blocks": [[1, 2]], "computed": 0}], "counts": {"r": 5}, "finished": []}
@@ -98,8 +98,11 @@ def test_differences_name_the_place(made, line):
 
 
 def test_the_order_of_scheduled_requests_is_a_difference():
-    made = differences({"counts": {"a": 1, "b": 1}}, {"counts": {"b": 1, "a": 1}})
-    assert made == ["counts: order ['a', 'b'], made ['b', 'a']"]
+    script = Script()
+    script.load([Call("build_connector_meta", {"counts": {"a": 1, "b": 1}}, None)])
+    with pytest.raises(DivergedError) as raised:
+        script.compare("build_connector_meta", {"counts": {"b": 1, "a": 1}})
+    assert raised.value.details == ("counts: order ['a', 'b'], made ['b', 'a']",)
 
 
 def test_objects_of_any_engine_are_reduced_alike():

@@ -89,7 +89,12 @@ def trace_of(*turns):
 
 
 ENDS = Turn(Process(1, {"r": Sampled((5, 0), ends=True, surplus=1)}, {}))
-REWINDS = Turn(Process(1, {}, {"invalid_block_ids": [1]}, rewound=("r",)))
+ONE = Turn(Process(1, {"r": Sampled((5,), ends=False)}, {}))
+TWO = Turn(Process(1, {"r": Sampled((5, 6), ends=False)}, {}))
+GONE = Turn(Abort("r", "running"))
+PREEMPTED = Turn(Reset(True, False, True))
+FAILS = Turn(Process(1, {}, {"invalid_block_ids": [1]}))
+SHARED = Turn(Process(1, {}, {"invalid_block_ids": [1]}, shares_failed_blocks=True))
 NOTHING = Turn(Schedule(1))
 
 
@@ -98,16 +103,22 @@ NOTHING = Turn(Schedule(1))
     [
         (WorldConfig(), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], NEW, None),
-        (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), (1, 1)),
-        (WorldConfig(spec_tokens=1, run_ahead=1), [NOTHING], NEW, (0, 0)),
+        (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), 1),
+        (WorldConfig(spec_tokens=1), [TWO, NOTHING, GONE, PREEMPTED], (0, 32), None),
+        (WorldConfig(spec_tokens=1), [ONE, GONE, PREEMPTED], (0, 32), None),
+        (WorldConfig(spec_tokens=1), [NOTHING, TWO, GONE], (0, 32), 2),
+        (WorldConfig(spec_tokens=1), [NOTHING, TWO, PREEMPTED], (0, 32), 2),
+        (WorldConfig(spec_tokens=1), [NOTHING, TWO, GONE], NEW, None),
+        (WorldConfig(spec_tokens=1, run_ahead=1), [NOTHING], NEW, 0),
         (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING], NEW, None),
-        (WorldConfig(run_ahead=1, async_scheduling=True), [NOTHING, NOTHING, REWINDS], NEW, (2, 2)),
-        (WorldConfig(), [NOTHING, REWINDS], NEW, (1, 1)),
+        (WorldConfig(failure_policy="recompute"), [NOTHING, FAILS, NOTHING], NEW, 2),
+        (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, NOTHING], NEW, None),
+        (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, SHARED], NEW, 2),
     ],
 )
 def test_exclusions(config, turns, version, expected):
     found = exclusion_of(config, trace_of(*turns), version)
-    assert (None if found is None else found[1]) == (None if expected is None else expected[1])
+    assert (None if found is None else found[1]) == expected
 
 
 def test_what_an_old_vllm_hides_is_not_asked_for():
@@ -118,8 +129,10 @@ def test_what_an_old_vllm_hides_is_not_asked_for():
 
 
 def test_an_excluded_end_is_cut_off_and_its_beginning_compared(monkeypatch):
-    turns = [Turn(Add("r", (1,), 1, None, None, False), [Call("on_new_request", {}, None)]), NOTHING, REWINDS]
+    call = Call("on_new_request", {}, None)
+    turns = [Turn(Add("r", (1,), 1, None, None, False), [call]), FAILS, Turn(Schedule(2), [call])]
     monkeypatch.setattr(module, "record", lambda *args: trace_of(*turns))
+    monkeypatch.setattr(Cell, "world", lambda *args: WorldConfig(failure_policy="recompute"))
     result = run_cell(Cell(True, 1), {"later": SUBJECTS["later"]}, [0], parrot, NEW)
     assert (result.agree, result.calls, len(result.excluded)) == (1, 1, 1)
 

@@ -35,7 +35,9 @@ def test_what_needs_neither_vllm_nor_the_testbed_imports_neither(module):
     assert imported_by(module) == sorted(["kv_vllm", *NEEDS[module]])
 
 
-@pytest.mark.parametrize("module", ["recorder", "situations", "matrix", "differential"])
+@pytest.mark.parametrize(
+    "module", ["recorder", "situations", "matrix", "differential", "hunt", "subjects", "driver_ledger"]
+)
 def test_what_needs_the_testbed_imports_no_vllm(module):
     modules = imported_by(f"kv_vllm.{module}")
     assert "kv_sim" in modules

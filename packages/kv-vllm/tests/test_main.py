@@ -14,15 +14,20 @@ def no_vllm(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.version", None)
 
 
-@pytest.mark.parametrize("command", ["drift", "differential"])
+@pytest.mark.parametrize("command", ["drift", "differential", "fuzz"])
 def test_without_vllm_it_says_so(command, no_vllm, capsys):
     assert main([command]) == 2
-    assert "compares with the installed vLLM, and none can be imported" in capsys.readouterr().err
+    assert "needs the installed vLLM, and none can be imported" in capsys.readouterr().err
 
 
 def test_an_unknown_subject_is_named_with_the_known_ones(capsys):
     assert main(["differential", "--subject", "latter"]) == 2
     assert "unknown subject 'latter'; known: memory, later, patient" in capsys.readouterr().err
+
+
+def test_an_unknown_subject_to_fuzz_is_named_with_those_of_vllm(capsys):
+    assert main(["fuzz", "--subject", "example"]) == 2
+    assert "unknown subject 'example'; known: vllm-example, vllm-example+example" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seeds", ["", "x", "5-x", "9-3"])

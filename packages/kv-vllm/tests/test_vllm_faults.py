@@ -18,17 +18,19 @@ FAILED = Process(1, {"r": Sampled((7,), ends=False)}, {"invalid_block_ids": [1]}
 
 
 class Connector:
-    """Has the first block of every prompt that isn't cached, and writes down what it is asked."""
+    """Has the first blocks of every prompt, as far as they aren't cached, and writes down what it is asked."""
 
-    def __init__(self):
+    def __init__(self, has, is_async):
+        self.has = has
+        self.is_async = is_async
         self.calls = []
 
     def call(self, name, *arguments):
         plain = arguments_of(name, arguments)
         self.calls.append((name, plain))
         if name == "get_num_new_matched_tokens":
-            return (4 - plain["local"], False)
-        return (False, None) if name == "request_finished" else False
+            return (self.has - plain["local"], self.is_async)
+        return {"request_finished": (False, None), "get_loaded_kv_cache_group_ids": (0,)}.get(name, False)
 
     def last(self, name):
         return [plain for called, plain in self.calls if called == name][-1]
@@ -36,21 +38,21 @@ class Connector:
 
 @pytest.fixture
 def engine():
-    """Makes vLLM's scheduler, with a connector that loads in the step."""
+    """Makes vLLM's scheduler, with a connector."""
     pytest.importorskip("vllm")
     vllm_version()
     from kv_vllm.vllm_scheduler import VllmScheduler
 
-    def make(**world):
-        connector = Connector()
+    def make(has=4, is_async=False, **world):
+        connector = Connector(has, is_async)
         trace = Trace([], all_groups=False, requires_delivery=False)
-        return VllmScheduler(WorldConfig(failure_policy="recompute", **world), trace, connector), connector
+        return VllmScheduler(WorldConfig(**{"failure_policy": "recompute", **world}), trace, connector), connector
 
     return make
 
 
-def added(name):
-    return Add(name, PROMPT, 5, None, None, False)
+def added(name, prompt=PROMPT):
+    return Add(name, prompt, 5, None, None, False)
 
 
 def test_a_failed_load_in_the_step_leaves_a_placeholder(engine):
@@ -92,3 +94,49 @@ def test_the_connector_is_asked_for_what_is_not_cached(engine):
     ):
         scheduler.apply(event)
     assert connector.last("get_num_new_matched_tokens")["local"] == 4
+
+
+def test_a_failed_block_that_two_requests_share_counts_as_computed_for_the_second(engine):
+    """Both fail for it, and the connector is told that the second one ends with eight tokens; nobody has them."""
+    scheduler, connector = engine(has=8, failure_policy="fail")
+    shared = tuple(range(100, 108))
+    report = {"invalid_block_ids": [1, 2]}
+    events = (added("r", (*shared, 1, 2)), added("s", (*shared, 3, 4, 5)), Schedule(1), Process(1, {}, report))
+    for event in events:
+        scheduler.apply(event)
+    finished = [(plain["request"], plain["computed"]) for name, plain in connector.calls if "finished" in name]
+    assert finished == [("r", 0), ("s", 8)]
+
+
+def test_nobody_recomputes_a_shared_block_whose_first_request_goes_away(engine):
+    """The second one goes on after eight tokens, which no load filled and nobody computes."""
+    scheduler, connector = engine(has=8)
+    shared = tuple(range(100, 108))
+    for event in (
+        added("r", (*shared, 1, 2)),
+        added("s", (*shared, 3, 4, 5)),
+        Schedule(1),
+        Process(1, {}, {"invalid_block_ids": [1, 2]}),
+        Abort("r", "running"),
+        Schedule(2),
+    ):
+        scheduler.apply(event)
+    (again,) = connector.last("build_connector_meta")["cached"]
+    assert (again["request"], again["computed"]) == ("s", 8)
+
+
+LONG = tuple(range(100, 122))
+"""Six blocks, of which the connector has four."""
+
+
+@pytest.mark.parametrize("end", ["fails", "ends well"])
+def test_a_failed_asynchronous_load_is_in_the_way_of_the_next(engine, end):
+    """Of 8 free blocks the request needs 4, and reserves 6 for itself: it never gets any."""
+    scheduler, connector = engine(has=16, is_async=True, num_blocks=9)
+    failed = [1] if end == "fails" else []
+    report = {"finished_recving": ["r"], "invalid_block_ids": failed}
+    for event in (added("r", LONG), Schedule(1), Process(1, {}, report), Schedule(2), Schedule(3), Schedule(4)):
+        scheduler.apply(event)
+    blocks = [plain["blocks"] for name, plain in connector.calls if name == "update_state_after_alloc"]
+    asked = [name for name, _ in connector.calls if name == "get_num_new_matched_tokens"]
+    assert (len(blocks), len(asked)) == ((1, 4) if failed else (2, 1))

@@ -1,9 +1,12 @@
-"""The command line: ``python -m kv_vllm differential`` and ``python -m kv_vllm drift``."""
+"""The command line: ``python -m kv_vllm differential``, ``… drift`` and ``… fuzz``."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from time import monotonic
 
 from kv_vllm.installed import MissingError
 
@@ -20,6 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.set_defaults(run=_differential)
     drift = commands.add_parser("drift", help="compare the contract with the installed vLLM's classes")
     drift.set_defaults(run=_drift)
+    fuzz = commands.add_parser("fuzz", help="drive vLLM's own connectors until time is up")
+    fuzz.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: all of vLLM's")
+    fuzz.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
+    fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
+    fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
+    fuzz.set_defaults(run=_fuzz)
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -41,8 +50,7 @@ def _seeds(text: str) -> range:
 
 
 def _differential(options: argparse.Namespace) -> int:
-    if find_spec("kv_sim") is None:
-        raise MissingError("the differential needs the testbed: install kv-vllm[sim]")
+    _need_the_testbed()
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.differential import USUAL_SUBJECTS, differential
     from kv_vllm.installed import vllm_version
@@ -69,6 +77,34 @@ def _drift(options: argparse.Namespace) -> int:
     from kv_vllm.drift import drift
 
     return 0 if drift(_show) else 1
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    _need_the_testbed()
+    from kv_sim.examples.catalogue import SUBJECTS
+    from kv_vllm.hunt import hunt, show_found
+    from kv_vllm.installed import vllm_version
+    from kv_vllm.subjects import VLLM_SUBJECTS
+
+    known = {**VLLM_SUBJECTS, **SUBJECTS}
+    names = options.subject or list(VLLM_SUBJECTS)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"unknown subject {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
+        return 2
+    version = vllm_version()
+    _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
+    failed = False
+    for name in names:
+        until = monotonic() + 60 * options.minutes / len(names)
+        found = hunt(known[name], count(options.seed), lambda until=until: monotonic() < until)  # type: ignore[misc]
+        failed |= show_found(name, found, Path(options.save), _show)
+    return 1 if failed else 0
+
+
+def _need_the_testbed() -> None:
+    if find_spec("kv_sim") is None:
+        raise MissingError("this needs the testbed: install kv-vllm[sim]")
 
 
 def _show(text: str) -> None:

@@ -67,8 +67,8 @@ class Script:
         self._next += 1
         if call.name != name:
             raise DivergedError(_shown(call.name, call.arguments), _shown(name, made))
-        if call.arguments != made:
-            details = differences(call.arguments, made)
+        details = differences(call.arguments, made)  # not `!=`: the order of scheduled requests counts
+        if details:
             raise DivergedError(_shown(name, call.arguments), _shown(name, made), details)
         return call.answer
 

@@ -51,6 +51,18 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "parameters",
         "named as in the base class; vLLM's MultiConnector renames it, and the scheduler passes it by position",
     ),
+    Intended(
+        "OffloadingManager",
+        "lookup_prefix",
+        "missing there",
+        "looks up many keys with one call; its default asks lookup for each, so vLLM's managers lose nothing",
+    ),
+    Intended(
+        "OffloadingManager",
+        "drop",
+        "missing there",
+        "forgets chunks of which a load failed: vLLM asserts that none does",
+    ),
     *_new_in_033("KVConnectorBase_V1", "missing there", *_SLEEP),
     *_new_in_033("MultiConnector", "missing there", *_SLEEP),
     *_new_in_033("contract of KVConnectorBase_V1", "missing there", *_SLEEP),

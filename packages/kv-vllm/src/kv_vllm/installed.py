@@ -20,7 +20,7 @@ SETTINGS: Final = {
 
 
 class MissingError(ImportError):
-    """What would be compared isn't installed."""
+    """What is needed isn't installed."""
 
 
 def vllm_version() -> tuple[int, int]:
@@ -31,7 +31,7 @@ def vllm_version() -> tuple[int, int]:
     try:
         text: str = import_module("vllm.version").__version__
     except ImportError as error:
-        raise MissingError(f"this compares with the installed vLLM, and none can be imported: {error}") from error
+        raise MissingError(f"this needs the installed vLLM, and none can be imported: {error}") from error
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
         raise MissingError(f"the installed vLLM has version {text!r}, from which nothing can be told")

@@ -5,16 +5,19 @@ scheduler's connector until the next one belongs to it. Calls before the first t
 recorded.
 """
 
+from collections import Counter
 from random import Random
 from typing import Any
 
+from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
-from kv_sim.subject import Subject
+from kv_sim.memory.copies import Direction
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
 from kv_vllm.trace import (
@@ -97,6 +100,7 @@ class RecordingEngine(Engine):
         step = self.steps[0]
         before = {name: self.scheduler.requests.get(name) for name in step.output.num_scheduled_tokens}
         known = {name: request.num_tokens for name, request in before.items() if request is not None}
+        held = Counter(block for r in self.scheduler.running for block in self._blocks(r))
         turn = self._open(Process(step.number, {}, {}))
         super().process()
         sampled = {}
@@ -105,13 +109,12 @@ class RecordingEngine(Engine):
                 drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
                 count = 1 + drafts - step.rejected.get(name, 0)
                 sampled[name] = _sampled(before[name], known.get(name, 0), count)
-        turn.event = Process(step.number, sampled, self._report, self._rewound())
+        shares = any(held[block] > 1 for block in self._report.get("invalid_block_ids", ()))
+        turn.event = Process(step.number, sampled, self._report, shares)
 
-    def _rewound(self) -> tuple[str, ...]:
-        """Requests that go on running although a load in the step failed them."""
-        failed = set(self._report.get("invalid_block_ids", ()))
-        tables = {r.request_id: self.scheduler.blocks.tables_of(r.request_id) for r in self.scheduler.running}
-        return tuple(name for name, table in tables.items() if any(failed & set(group) for group in table.groups))
+    def _blocks(self, request: SimRequest) -> set[int]:
+        tables = self.scheduler.blocks.tables_of(request.request_id)
+        return {block for table in tables.groups for block in table}
 
 
 def _sampled(request: SimRequest | None, known: int, count: int) -> Sampled:
@@ -124,10 +127,32 @@ def _sampled(request: SimRequest | None, known: int, count: int) -> Sampled:
     return Sampled(taken + (0,) * wasted, ends, wasted if ends else 0)
 
 
+class RecordedWorld(World):
+    """A world with more of what is rare: aborts of requests whose load was just reported, and failed loads."""
+
+    def act(self, random: Random) -> None:
+        reported, silent = sorted(self.engine.scheduler.loaded), self.config.silent
+        if reported and Kind.ABORT.value not in silent and random.random() < 0.3:
+            self.apply(Action(Kind.ABORT, {"request": random.choice(reported)}), random)
+            return
+        fails = Trait.FAILURES in self.subject.traits and Kind.FAIL.value not in silent
+        loads = self._loads() if fails else []
+        if loads and random.random() < 0.1:
+            rank, copy = random.choice(loads)
+            self.apply(Action(Kind.FAIL, {"rank": rank, "copy": copy}), random)
+            return
+        super().act(random)
+
+    def _loads(self) -> list[tuple[int, int]]:
+        """Loads under way: rank and copy."""
+        startable = ((d.rank, copy) for d in self.engine.devices for copy in d.copies.startable())
+        return [(rank, copy.copy_id) for rank, copy in startable if copy.direction is Direction.LOAD]
+
+
 def record(subject: Subject, config: WorldConfig, random: Random, actions: int) -> Trace:
     """Run one world and give its trace back. The end of the world is left out: it goes around the engine."""
     cut = None
-    world = World(config, subject, engine_class=RecordingEngine)
+    world = RecordedWorld(config, subject, engine_class=RecordingEngine)
     engine = world.engine
     assert isinstance(engine, RecordingEngine), f"the world made a {type(engine).__name__}"
     try:

@@ -22,12 +22,12 @@ MINIMA: Final[Mapping[str, int]] = {
     "preempted": 500,
     "resumed": 300,
     "abort: waiting": 500,
-    "abort: waiting for a load": 20,
+    "abort: waiting for a load": 10,
     "abort: load reported": 2,
     "abort: running": 500,
-    "abort: preempted": 20,
-    "failed load, recompute": 5,
-    "failed load, fail": 5,
+    "abort: preempted": 10,
+    "failed load, recompute": 4,
+    "failed load, fail": 4,
     "reset: done": 200,
     "reset: refused": 200,
     "reset: raised": 100,
@@ -37,7 +37,7 @@ MINIMA: Final[Mapping[str, int]] = {
     "an id is finished and new in one step": 4,
     "blocks held after the end": 500,
     "a store is reported": 500,
-    "drafts are scheduled": 400,
+    "drafts are scheduled": 150,
     "accepted drafts go to waste": 200,
     "several groups": 50,
 }
@@ -61,8 +61,7 @@ def situations_of(trace: Trace, config: WorldConfig) -> Counter[str]:
                 counts["reset with running requests"] += running
                 counts["reset with the connector"] += connector
             case Process(_, sampled, report):
-                if "invalid_block_ids" in report or "failed_recving" in report:
-                    counts[f"failed load, {config.failure_policy}"] += 1
+                counts[f"failed load, {config.failure_policy}"] += turn.event.has_failed_loads
                 counts["a store is reported"] += len(report.get("finished_sending", ()))
                 counts["accepted drafts go to waste"] += sum(tokens.surplus > 0 for tokens in sampled.values())
         _count_calls(turn, counts, preempted)

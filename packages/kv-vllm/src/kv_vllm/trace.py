@@ -69,8 +69,13 @@ class Process:
     sampled: dict[str, Sampled]
     report: dict[str, list[Any]]
     """What the workers report together."""
-    rewound: tuple[str, ...] = ()
-    """Requests that stay among the running ones and have blocks which a load failed to fill."""
+    shares_failed_blocks: bool = False
+    """Whether several running requests have a block that a load failed to fill."""
+
+    @property
+    def has_failed_loads(self) -> bool:
+        """Whether a load is reported as failed."""
+        return bool(self.report.get("invalid_block_ids") or self.report.get("failed_recving"))
 
 
 @dataclass(frozen=True)

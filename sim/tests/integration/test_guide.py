@@ -8,7 +8,7 @@ import pytest
 
 from kv_sim.cli import main
 
-GUIDE = Path(__file__).parents[2] / "docs" / "connector.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "connector.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 [CONNECTOR, MISTAKE] = [text for kind, text in BLOCKS if kind == "python"]
 [TABLE, FAILURE] = [text for kind, text in BLOCKS if kind == ""]

@@ -1,0 +1,268 @@
+"""``VllmEngine``: vLLM's own schedulers and hooks over the testbed's memory; ``kv-sim fuzz --engine vllm``.
+
+The scheduler is vLLM's ``Scheduler`` or ``AsyncScheduler``, the hooks of a step are called by vLLM's code, reports
+of ranks are joined by vLLM's ``KVOutputAggregator``, and the connector gets vLLM's objects. Memory, kernels,
+copies and rights are the testbed's, as are the tokens that the model samples. A world acts on it as on the
+testbed's engine.
+
+Always: a request that vLLM knows has one twin (``driver_ledger``), which says what vLLM says, and its tokens are
+those that the model would have given. Where vLLM is known to go wrong by itself (after a failed load that is
+recomputed, or of a block that several requests share), a history ends: ``goes_on_after_known_faults`` is for
+whoever wants to see it.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.hits import Served
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.output import SchedulerOutput, Step
+from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.scheduler import RejectDrafts
+from kv_sim.guard import HistoryEnds, LogCall
+from kv_sim.memory.device import Attention, Device
+from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Referee
+from kv_vllm.driver_crash import crashes
+from kv_vllm.driver_ledger import Ledger, Twin
+from kv_vllm.driver_setup import Setup, request_of
+from kv_vllm.driver_view import SchedulerView
+from kv_vllm.matrix import without_states
+
+
+@dataclass
+class VllmStep(Step):
+    """A step under way, and what only this engine needs of it."""
+
+    lives: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Each request's twin and how often it had been preempted: drafts count for this life of it only."""
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    """What each request samples."""
+
+
+@dataclass
+class Ended:
+    """What the checkers ask of the testbed's ``Outcome``."""
+
+    ledger: Ledger
+
+    @property
+    def ended(self) -> list[SimRequest]:
+        """Requests that ended, for the books."""
+        return self.ledger.ended
+
+
+class VllmEngine(Engine):
+    """One engine of vLLM's with one connector."""
+
+    goes_on_after_known_faults = False
+
+    @classmethod
+    def fit(cls, config: WorldConfig) -> WorldConfig:
+        """The world nearest to ``config`` that vLLM's schedulers can be.
+
+        No drafts where vLLM computes them without the token before them: under pipeline parallelism. No groups of
+        states. And no id comes back: vLLM's front ends add to each what makes it unique.
+        """
+        config = without_states(config)
+        if config.run_ahead and not config.async_scheduling:
+            config = replace(config, spec_tokens=0)
+        return replace(config, silent=config.silent | {"same_id"})
+
+    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+        self.config = config
+        self.referee = referee
+        self.shadow = Shadow(config.world_size, referee)
+        self.mirror = Mirror(referee)
+        self.served = Served(referee, config.block_size, is_on=Trait.KEEPS in subject.traits)
+        self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
+        self.steps: deque[Step] = deque()
+        self.forgiven: dict[int, int] = {}
+        self.devices = [Device(rank, config, self.shadow) for rank in range(config.world_size)]
+        setup = Setup(config, subject, referee, self._logged(log), self.ledger)
+        self.workers = [setup.worker(device) for device in self.devices]  # type: ignore[misc]
+        self.vllm, self.guard = setup.scheduler(self.served)
+        self.connectors = setup.connectors
+        self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
+        self.guard.set_xfer_handshake_metadata_pp_aware({})
+        self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
+        self.outcome = Ended(self.ledger)  # type: ignore[assignment]
+
+    def _logged(self, log: LogCall) -> LogCall:
+        """Watchers know the testbed's requests and steps, not vLLM's."""
+
+        def call(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+            log(side, name, tuple(map(self._known, args)), answer)
+
+        return call
+
+    def _known(self, value: Any) -> Any:
+        if isinstance(value, VllmSchedulerOutput):
+            return SchedulerOutput(**{part.name: getattr(value, part.name) for part in fields(SchedulerOutput)})
+        return self.ledger.twins.get(getattr(value, "request_id", ""), value)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, spec: RequestSpec) -> SimRequest:
+        """A request arrives."""
+        twin = Twin(spec, self.config.block_size, self.config.max_model_len)
+        request = request_of(twin)
+        self.ledger.twins[spec.request_id] = twin
+        with crashes(self.referee, "add_request"):
+            self.vllm.add_request(request)
+        return twin
+
+    def abort(self, request_id: str) -> None:
+        """A request's client went away."""
+        with crashes(self.referee, "finish_requests"):
+            self.vllm.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self.ledger.follow(self.vllm.requests)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        """``reset_prefix_cache``. None: it raised, as it does when a load holds blocks."""
+        try:
+            with crashes(self.referee, "reset_prefix_cache", but=RuntimeError):
+                return bool(self.vllm.reset_prefix_cache(running, connector))
+        except RuntimeError:
+            return None
+        finally:
+            self.ledger.follow(self.vllm.requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine's loop goes on."""
+        return bool(self.vllm.has_requests())
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were scheduled."""
+        return self.ledger.step
+
+    # -- a step's way --------------------------------------------------------------------------
+
+    def schedule(self, reject_drafts: RejectDrafts) -> Step:
+        """Schedule one more step."""
+        ledger = self.ledger
+        ledger.begin_step()
+        with crashes(self.referee, "schedule"):
+            output = self.vllm.schedule()
+        ledger.follow(self.vllm.requests)
+        held = [block.block_id for block in self.vllm.kv_cache_manager.block_pool.blocks if block.ref_cnt]
+        poison, load_targets = ledger.poison(held)
+        step = VllmStep(
+            ledger.step, output, [], poison, load_targets, ledger.sync_targets, {}, self._sampling(output)
+        )
+        for name, count in output.num_scheduled_tokens.items():
+            self._attend(step, ledger.twins[name], count, reject_drafts)
+            self.served.compute(ledger.twins[name])
+        self.steps.append(step)
+        return step
+
+    def _sampling(self, output: Any) -> set[str]:
+        """Who gets to its last known token in the step."""
+        requests = self.vllm.requests
+        return {name for name in output.num_scheduled_tokens if not requests[name].is_prefill_chunk}
+
+    def _attend(self, step: VllmStep, twin: Twin, count: int, reject_drafts: RejectDrafts) -> None:
+        """Write down what the devices compute for a request, which drafts are wrong, and what it samples."""
+        name = twin.request_id
+        drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
+        life = step.lives[name] = (id(twin), twin.num_preemptions)
+        unseen = sum(
+            s.rejected.get(name, 0) for s in self.steps if isinstance(s, VllmStep) and s.lives.get(name) == life
+        )
+        end = twin.num_computed_tokens - unseen
+        rejected = reject_drafts(name, drafts) if drafts else 0
+        hashes = twin.hashes
+        if rejected:
+            step.rejected[name] = rejected
+            hashes = hashes.copy()
+            hashes[end - rejected : end] = twin.wrong_draft_hashes(end - rejected, end)
+        if name in step.sampling:
+            tokens = twin.future[end - drafts : end - rejected + 1]
+            step.tokens[name] = tokens + [0] * (1 + drafts - rejected - len(tokens))
+        tables = tuple(tuple(table) for table in self.vllm.kv_cache_manager.get_block_ids(name))
+        step.attentions.append(Attention(name, end - count, end, tables, hashes))
+
+    def process(self) -> None:
+        """Take in the output of the oldest step."""
+        step = self.processable()
+        assert isinstance(step, VllmStep), "no step has come back"
+        self.steps.popleft()
+        reports = [step.reports[rank] for rank in range(self.config.world_size)]
+        for report in reports:
+            self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
+        self._judge_content(step)
+        output: Any = step.output
+        names = list(output.num_scheduled_tokens)
+        joined = self._joined(names, step, reports)
+        self._end_at_shared_failure(joined.kv_connector_output)
+        with crashes(self.referee, "update_from_output"):
+            self.vllm.update_from_output(output, joined)
+        self._take_drafts([name for name in names if name in step.sampling])
+        self.shadow.end_step(step.number)
+        self.ledger.follow(self.vllm.requests)
+        self._check_tokens()
+        self._end_at_known_fault(joined.kv_connector_output)
+
+    def _joined(self, names: list[str], step: VllmStep, reports: list[Any]) -> ModelRunnerOutput:
+        outputs = [
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[step.tokens.get(name, []) for name in names],
+                kv_connector_output=report,
+            )
+            for report in reports
+        ]
+        joined: ModelRunnerOutput = self.aggregator.aggregate(outputs, 0)
+        return joined
+
+    def _take_drafts(self, sampled: list[str]) -> None:
+        """Without async scheduling vLLM's engine core asks the workers for the drafts of a step."""
+        if self.config.spec_tokens and not self.config.async_scheduling:
+            drafts = [[0] * self.config.spec_tokens for _ in sampled]
+            self.vllm.update_draft_token_ids(DraftTokenIds(sampled, drafts))
+
+    def _check_tokens(self) -> None:
+        """What a request holds is what the model gave it."""
+        for name, request in self.vllm.requests.items():
+            twin = self.ledger.twins[name]
+            tokens = list(request.all_token_ids)
+            if tokens != twin.future[: len(tokens)]:
+                first = next(i for i, (a, b) in enumerate(zip(tokens, twin.future, strict=False)) if a != b)
+                self.referee.fail(
+                    Invariant.CONTENT,
+                    f"request {name} token {first}: it holds {tokens[first]}, the model gave {twin.future[first]}",
+                )
+
+    def _end_at_shared_failure(self, report: KVConnectorOutput) -> None:
+        tables = (self.vllm.kv_cache_manager.get_block_ids(r.request_id) for r in self.vllm.running)
+        held = Counter(block for groups in tables for block in {block for table in groups for block in table})
+        shared = any(held[block] > 1 for block in report.invalid_block_ids)
+        if shared and not self.goes_on_after_known_faults:
+            raise HistoryEnds("several requests share a failed block, and vLLM counts it as computed for one")
+
+    def _end_at_known_fault(self, report: KVConnectorOutput) -> None:
+        failed = report.invalid_block_ids or report.failed_recving
+        if failed and self.config.failure_policy == "recompute" and not self.goes_on_after_known_faults:
+            raise HistoryEnds("a failed load is recomputed, after which vLLM itself goes wrong")
+
+    def take_events(self) -> None:
+        """Apply the connector's news to what a router would believe."""
+        self.ledger.announced(self.guard.take_events())
+
+    def check(self) -> None:
+        """Recount: every reference to a block stands in a table or waits to be freed."""
+        self.scheduler.check()
+        for device in self.devices:
+            device.copies.check()

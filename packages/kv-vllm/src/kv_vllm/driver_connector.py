@@ -1,0 +1,92 @@
+"""The connector that vLLM gets in the driver: of vLLM's own class, it hands each call to a guarded connector.
+
+vLLM asks by ``isinstance`` what a connector is, and the testbed wants to see every call. So vLLM's scheduler and
+its runners hold a ``DrivenConnector``, and behind it is a ``Guard`` of the testbed with the connector that is
+driven, ours or vLLM's. Arguments and answers pass as they are, with two exceptions that vLLM inspects (the sources
+of a hit) or that are told to the testbed as well (its ``Ledger``, or its worker). vLLM imports this file by name.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
+
+BEHIND_KEY: Final = "kv_vllm_behind"
+"""Where a transfer config says what is behind the connector: a ``Guard``, and who else is told."""
+
+
+class DrivenConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """One of vLLM's connectors, by its class; what it does is what the one behind it does."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._guard, self._told = vllm_config.kv_transfer_config.kv_connector_extra_config[BEHIND_KEY]
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return bool(self._guard.requires_kv_delivery)
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return bool(self._guard.connector.supports_divergent_local_hybrid_hits)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        answer = self._guard.get_num_new_matched_tokens(request, num_computed_tokens)
+        self._told.matched(request.request_id, num_computed_tokens, answer)
+        return answer
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._told.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
+        self._guard.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
+        sources = self._guard.get_external_cache_hit_sources(request, num_external_tokens)
+        return {CacheHitSource(source.value): count for source, count in sources.items()}
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> Any:
+        answer = self._guard.request_finished(request, block_ids)
+        self._told.finished(request, answer[0])
+        return answer
+
+    def take_events(self) -> Any:
+        events = list(self._guard.take_events())
+        self._told.announced(events)
+        return events
+
+    def reset_cache(self) -> Any:
+        answer = self._guard.reset_cache()
+        self._told.forgot(answer)
+        return answer
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        self._told.begins()
+        self._guard.bind_connector_metadata(connector_metadata)
+
+
+class DrivenHMAConnector(DrivenConnector, SupportsHMA):  # type: ignore[misc]
+    """The same for a connector that knows several KV cache groups."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        answer = self._guard.request_finished_all_groups(request, block_ids)
+        self._told.finished(request, answer[0])
+        return answer
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def method(self: DrivenConnector, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._guard, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _row in (*CONTRACT, *HMA_CONTRACT):
+    _is_called = (
+        _row.side is not Side.CLASS and _row.kind is Kind.METHOD and hasattr(KVConnectorBase_V1, _row.name)
+    )
+    if _is_called and _row.name not in vars(DrivenConnector):
+        setattr(DrivenConnector, _row.name, _handed_on(_row.name))
+DrivenConnector.__abstractmethods__ = DrivenHMAConnector.__abstractmethods__ = frozenset()

@@ -1,0 +1,36 @@
+"""``crashes``: an error that vLLM raises in the driver becomes a violation that says where it comes from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kv_sim.guard import HistoryEnds
+from kv_sim.violation import Invariant, Referee, TestbedError, Violation
+
+
+class _Nothing(Exception):  # noqa: N818 - a stand-in, never raised
+    """No error."""
+
+
+@contextmanager
+def crashes(
+    referee: Referee, what: str, *, but: type[Exception] = _Nothing, raises: type[Violation] = Violation
+) -> Iterator[None]:
+    """Whatever vLLM raises in ``what``, a legal history has led it to. ``but`` is let through."""
+    try:
+        yield
+    except (Violation, HistoryEnds, TestbedError, but):
+        raise
+    except Exception as error:
+        message = f"vLLM, {what}: {type(error).__name__}: {error} ({_innermost(error)})"
+        if Invariant.NO_CRASH in referee.silent:
+            raise HistoryEnds(message) from error
+        raise raises(Invariant.NO_CRASH, message) from error
+
+
+def _innermost(error: BaseException) -> str:
+    trace = error.__traceback__
+    assert trace is not None, "an error that was raised has a traceback"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} in {code.co_qualname}"

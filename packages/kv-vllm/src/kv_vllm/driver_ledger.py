@@ -1,0 +1,166 @@
+"""``Ledger``: what the testbed has to know of a run of vLLM's scheduler, and vLLM doesn't keep.
+
+For each request there is a *twin*: the testbed's request with all it will ever hold, and with vLLM's own block
+hashes. ``follow`` copies vLLM's view of the request to it. A twin lives as long as vLLM knows the request; those
+that ended are kept in ``ended``. Which blocks a load may write is written down at the allocation that announces
+it, and crossed out when the load is reported or its step has come back.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, cast
+
+from kv_api import KVConnectorTransferResults
+from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.hits import Served
+from kv_sim.checkers.protocol import check_reports
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.scheduler import Scheduler
+from kv_sim.memory.shadow import Shadow
+from kv_sim.violation import Invariant, Referee
+
+STATUS: Final = {
+    "WAITING": Status.WAITING,
+    "WAITING_FOR_REMOTE_KVS": Status.WAITING_FOR_REMOTE_KVS,
+    "RUNNING": Status.RUNNING,
+    "PREEMPTED": Status.PREEMPTED,
+    "FINISHED_STOPPED": Status.FINISHED_STOPPED,
+    "FINISHED_LENGTH_CAPPED": Status.FINISHED_STOPPED,
+    "FINISHED_ABORTED": Status.FINISHED_ABORTED,
+    "FINISHED_ERROR": Status.FINISHED_ERROR,
+}
+"""vLLM's states of a request that a world leads to."""
+
+
+class SortedSet(set[str]):
+    """A set whose members come in order. vLLM takes them as they come, and histories have to repeat."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
+class Twin(SimRequest):
+    """A request as the testbed knows it."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._block_size
+
+    @property
+    def future(self) -> list[int]:
+        """Every token that the request will ever hold, as far as a model could go."""
+        return self._tokens
+
+    def take_hashes(self, hashes: Sequence[bytes]) -> None:
+        """Tell blocks apart as vLLM does."""
+        self._block_hashes = list(hashes)
+
+    def follow(self, request: Any) -> None:
+        """Take over what vLLM knows of the request."""
+        self.status = STATUS[request.status.name]
+        self.num_computed_tokens = request.num_computed_tokens
+        self.num_output_tokens = request.num_output_tokens
+        self.num_preemptions = request.num_preemptions
+
+
+class Ledger:
+    """The testbed's books."""
+
+    def __init__(self, block_size: int, referee: Referee, shadow: Shadow, served: Served, mirror: Mirror) -> None:
+        self.twins: dict[str, Twin] = {}
+        self.ended: list[SimRequest] = []
+        self.fresh: list[int] = []
+        """Blocks that were allocated since the step in the making began."""
+        self.async_targets: list[int] = []
+        self.sync_targets: dict[str, list[int]] = {}
+        self.step = 0
+        """The step in the making, or the last one that was made."""
+        self._block_size = block_size
+        self._referee = referee
+        self._shadow = shadow
+        self._served = served
+        self._mirror = mirror
+        self._matches: dict[str, tuple[int, bool]] = {}
+        """Request -> the local tokens of its last match, and whether the answer was asynchronous."""
+
+    def begin_step(self) -> None:
+        """A step is scheduled."""
+        self.step += 1
+        self.fresh, self.async_targets, self.sync_targets = [], [], {}
+
+    # -- what the connector is told and answers -------------------------------------------------
+
+    def matched(self, request_id: str, local: int, answer: tuple[int | None, bool]) -> None:
+        """A match was answered."""
+        self._matches[request_id] = (local, answer[1])
+
+    def allocated(self, request_id: str, tables: tuple[list[int], ...], external: int) -> None:
+        """A request got its blocks, and maybe a load into some of them is announced."""
+        self._shadow.owners.update({block: request_id for table in tables for block in table})
+        if external <= 0:
+            return
+        local, is_async = self._matches[request_id]
+        first, last = local // self._block_size, -(-(local + external) // self._block_size)
+        targets = [block for table in tables for block in table[first:last] if block]
+        if is_async:
+            self.twins[request_id].awaits_load = True
+            self.async_targets += targets
+            self._shadow.load_rights.update(dict.fromkeys(targets, request_id))
+        else:
+            self.sync_targets[request_id] = targets
+            self._shadow.step_rights.update(dict.fromkeys(targets, self.step))
+
+    def judge(self, output: Any) -> None:
+        """Check which transfers the workers report as ended, and leave only what is legal in it."""
+        results = KVConnectorTransferResults(
+            set(output.finished_sending or ()), set(output.finished_recving or ()), output.failed_recving
+        )
+        check_reports(cast(Scheduler, self), results, self._referee)  # all it asks for are the requests
+        output.finished_sending = SortedSet(results.finished_sending) or None
+        output.finished_recving = SortedSet(results.finished_recving) or None
+        rights = self._shadow.load_rights
+        for block in [block for block, owner in rights.items() if owner in results.finished_recving]:
+            del rights[block]
+
+    @property
+    def requests(self) -> dict[str, Twin]:
+        """The twins, in the words of the checkers."""
+        return self.twins
+
+    def finished(self, request: Any, holds: bool) -> None:
+        """A request ended."""
+        twin = self.twins[request.request_id]
+        twin.follow(request)
+        self._matches.pop(request.request_id, None)
+        if holds and twin.awaits_load:
+            self._referee.fail(
+                Invariant.PROTOCOL,
+                f"request {request.request_id}: request_finished holds its blocks for a store "
+                "while its load is under way; whichever is reported first frees them",
+            )
+        twin.is_held = holds
+        self.ended.append(twin)
+
+    def announced(self, events: Iterable[Any]) -> None:
+        """The connector's news."""
+        self._mirror.take(events)
+
+    def forgot(self, answer: bool | None) -> None:
+        """The connector's cache was reset."""
+        if answer:
+            self._served.reset([*self.ended, *self.twins.values()])
+
+    # -- what vLLM knows ------------------------------------------------------------------------
+
+    def follow(self, requests: dict[str, Any]) -> None:
+        """Take over vLLM's view of its requests; those that it forgot are forgotten."""
+        self.twins = {name: self.twins[name] for name in requests}
+        for name, twin in self.twins.items():
+            twin.follow(requests[name])
+
+    def poison(self, held: Iterable[int]) -> tuple[list[int], list[int]]:
+        """New blocks that are still held: those whose bytes nobody promised, and those that a load will fill."""
+        targets = {block for blocks in (self.async_targets, *self.sync_targets.values()) for block in blocks}
+        still = set(held)
+        fresh = [block for block in dict.fromkeys(self.fresh) if block in still]
+        return [block for block in fresh if block not in targets], [block for block in fresh if block in targets]

@@ -1,0 +1,173 @@
+"""``Setup``: makes what a ``VllmEngine`` consists of, in vLLM's order: the workers first, then the scheduler.
+
+Whose connector it is decides who makes it and what it gets for a layer: one of a class of vLLM's is made by vLLM's
+factory and gets tensors; any other is made by ours and gets the testbed's ``KVCache``. Both get vLLM's
+configuration. ``{folder}`` in a text of the extra config is a folder of this world's own, for those with files.
+"""
+
+import shutil
+import tempfile
+import weakref
+from importlib import import_module
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
+from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as VllmBase
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from kv_api import ConfigError, KVConnectorRole, SupportsHMA
+from kv_sim.checkers.hits import Served
+from kv_sim.config import WorldConfig
+from kv_sim.guard import Guard, LogCall, NotCreated, create
+from kv_sim.memory.device import Device
+from kv_sim.subject import Subject
+from kv_sim.violation import Referee
+from kv_vllm.driver_connector import BEHIND_KEY
+from kv_vllm.driver_crash import crashes
+from kv_vllm.driver_ledger import Ledger, Twin
+from kv_vllm.driver_worker import VllmWorker, VllmWorkerV2
+from kv_vllm.tensors import device_tensor
+from kv_vllm.vllm_world import (
+    WorldVllmConfig,
+    kv_cache_config,
+    layer_name,
+    make_request,
+    make_scheduler,
+    vllm_config,
+)
+
+FOLDER = "{folder}"
+
+
+def request_of(twin: Twin) -> Request:
+    """The request that vLLM gets for a twin, which takes over its block hashes."""
+    spec, size = twin.spec, twin.block_size
+    whole = make_request("whole", list(twin.future), SamplingParams(max_tokens=1), size, (spec.salt, spec.adapter))
+    twin.take_hashes(whole.block_hashes)
+    output = twin.future[twin.num_prompt_tokens :][: spec.output_tokens]
+    params = SamplingParams(max_tokens=spec.max_tokens, ignore_eos=True)
+    if spec.output_tokens < spec.max_tokens:
+        if output.index(output[-1]) == len(output) - 1:
+            params = SamplingParams(max_tokens=spec.max_tokens, ignore_eos=True, stop_token_ids=[output[-1]])
+        else:  # it would stop too early
+            params = SamplingParams(max_tokens=spec.output_tokens, ignore_eos=True)
+    request = make_request(spec.request_id, list(spec.prompt), params, size, (spec.salt, spec.adapter))
+    request.skip_reading_prefix_cache = spec.skip_reading_prefix_cache
+    return request
+
+
+class Setup:
+    """The parts of one engine."""
+
+    def __init__(
+        self, world: WorldConfig, subject: Subject, referee: Referee, log: LogCall, ledger: Ledger
+    ) -> None:
+        self.connectors: list[Any] = []
+        self._world = world
+        self._referee = referee
+        self._log = log
+        self._ledger = ledger
+        self._transfer = self._transfer_values(subject)
+        self._is_vllms = is_vllms(subject)
+
+    def _transfer_values(self, subject: Subject) -> dict[str, Any]:
+        config = subject.transfer_config(self._world)
+        return {
+            "kv_connector": config.kv_connector,
+            "kv_role": config.kv_role,
+            "engine_id": config.engine_id,
+            "kv_load_failure_policy": config.kv_load_failure_policy,
+            "kv_connector_module_path": config.kv_connector_module_path,
+            "kv_connector_extra_config": self._filled(config.kv_connector_extra_config),
+        }
+
+    def _filled(self, value: Any, folder: list[str] | None = None) -> Any:
+        """The extra config with a folder of its own."""
+        folder = [] if folder is None else folder
+        if isinstance(value, dict):
+            return {key: self._filled(item, folder) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._filled(item, folder) for item in value]
+        if isinstance(value, str) and FOLDER in value:
+            if not folder:
+                folder.append(tempfile.mkdtemp(prefix="kv_vllm-"))
+                weakref.finalize(self._ledger, shutil.rmtree, folder[0], ignore_errors=True)
+            return value.replace(FOLDER, folder[0])
+        return value
+
+    def _config(self, rank: int = 0) -> WorldVllmConfig:
+        return vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
+
+    def _driven(self, guard: Guard, told: Any, connector: str, rank: int = 0) -> WorldVllmConfig:
+        """The configuration of the connector that vLLM holds."""
+        values = {
+            **self._transfer,
+            "kv_connector": connector,
+            "kv_connector_module_path": "kv_vllm.driver_connector",
+            "kv_connector_extra_config": {BEHIND_KEY: (guard, told)},
+        }
+        return vllm_config(self._world, KVTransferConfig(**values), rank)
+
+    def _create(self, role: str, rank: int = 0) -> Any:
+        config, cache_config = self._config(rank), kv_cache_config(self._world)
+        if not self._is_vllms:
+            made: Any = create(config, KVConnectorRole[role], cache_config, self._referee)
+        else:
+            with crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
+                made = VllmFactory.create_connector(config, VllmRole[role], cache_config)
+        self.connectors.append(made)
+        return made
+
+    def worker(self, device: Device) -> VllmWorker:
+        """The worker of a rank."""
+        guard = Guard(self._create("WORKER", device.rank), f"worker {device.rank}", self._referee, self._log)
+        caches = {
+            layer_name(group, layer): device_tensor(device, layer) if self._is_vllms else device.kv_cache(layer)
+            for group in range(len(self._world.groups))
+            for layer in range(self._world.layers)
+        }
+        kind = VllmWorkerV2 if self._world.runner == 2 else VllmWorker
+        return kind(
+            self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
+        )
+
+    def scheduler(self, served: Served) -> tuple[Any, Guard]:
+        """The scheduler of vLLM, and the guard of its connector."""
+        connector = self._create("SCHEDULER")
+        knows_groups = isinstance(connector, (SupportsHMA, VllmSupportsHMA))
+        if len(self._world.groups) > 1 and not knows_groups:
+            raise ConfigError(f"{type(connector).__name__} doesn't support several KV cache groups")
+        guard = Guard(connector, "scheduler", self._referee, self._log, served)
+        name = "DrivenHMAConnector" if knows_groups else "DrivenConnector"
+        with crashes(self._referee, "the scheduler's constructor"):
+            scheduler = make_scheduler(self._world, self._driven(guard, self._ledger, name), log_stats=True)
+        self._watch(scheduler)
+        return scheduler, guard
+
+    def _watch(self, scheduler: Any) -> None:
+        """Hear of new blocks, and judge what is reported before vLLM acts on it."""
+        pool, ledger = scheduler.kv_cache_manager.block_pool, self._ledger
+        take, update = pool.get_new_blocks, scheduler._update_from_kv_xfer_finished
+
+        def get_new_blocks(num_blocks: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = take(num_blocks, *args, **kwargs)
+            ledger.fresh += [block.block_id for block in blocks]
+            return blocks
+
+        def reported(output: Any) -> None:
+            ledger.judge(output)
+            update(output)
+
+        pool.get_new_blocks, scheduler._update_from_kv_xfer_finished = get_new_blocks, reported
+
+
+def is_vllms(subject: Subject) -> bool:
+    """Whether the connector is of a class of vLLM's. One without a module is one that our factory knows."""
+    if subject.module_path is None:
+        return False
+    found = getattr(import_module(subject.module_path), subject.kv_connector, None)
+    return isinstance(found, type) and issubclass(found, VllmBase)

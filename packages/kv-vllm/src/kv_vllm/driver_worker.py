@@ -1,0 +1,145 @@
+"""A rank's worker in the driver: vLLM's own code calls the connector's hooks, the testbed's device does the work.
+
+For runner V1 that is ``KVConnectorModelRunnerMixin``, for V2 ``ActiveKVConnector``. What surrounds them is in the
+model runners, which need a GPU, and is done here in their order: V1 calls ``handle_preemptions`` and then zeroes
+new blocks, V2 zeroes them before it does anything else. With drafts the end of a step waits for the draft model
+(V2: since 0.33). The device runs all layers of a step as one, so every ``wait_for_layer_load`` comes before it and
+every ``save_kv_layer`` after it; a real model goes layer by layer.
+"""
+
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.utils import copy_kv_blocks
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.forward_context import set_forward_context
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.output import Step
+from kv_sim.memory.copies import State
+from kv_sim.memory.device import Device, LaunchedStep
+from kv_vllm.driver_connector import DrivenConnector
+from kv_vllm.vllm_world import kv_cache_config
+
+
+@contextmanager
+def process_of(connector: DrivenConnector) -> Iterator[None]:
+    """Be the worker process that has this connector: vLLM has one for each."""
+    assert kv_transfer_state._KV_CONNECTOR_AGENT is None, "two workers of a process are at work at the same time"
+    kv_transfer_state._KV_CONNECTOR_AGENT = connector
+    try:
+        yield
+    finally:
+        kv_transfer_state._KV_CONNECTOR_AGENT = None
+
+
+class VllmWorker:
+    """One rank."""
+
+    def __init__(
+        self, world: WorldConfig, device: Device, driven: Callable[[Any], Any], kv_caches: dict[str, Any]
+    ) -> None:
+        """``driven`` makes the configuration of the rank's connector, which tells this worker when it begins."""
+        self.world = world
+        self.device = device
+        self._config = driven(self)
+        self._layers = kv_caches
+        self._config.compilation_config.static_forward_context.update(
+            {name: SimpleNamespace(kv_cache=cache) for name, cache in kv_caches.items()}
+        )
+        self._load_targets: list[int] = []
+        self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, kv_cache_config(world))
+        with process_of(self.connector):
+            self.connector.get_mem_pool_context()
+            self._start()
+            self.connector.get_handshake_metadata()
+
+    def _start(self) -> None:
+        self.connector.register_kv_caches(self._layers)
+        self.connector.set_host_xfer_buffer_ops(copy_kv_blocks)
+
+    def begins(self) -> None:
+        """The connector has seen to preempted requests: from now on loads may come."""
+        self.device.poison(self._load_targets)
+
+    def execute(self, step: Step) -> KVConnectorOutput:
+        """Run the hooks of a step and launch its kernels; returns what the connector reports."""
+        self._load_targets = step.load_targets
+        # What stands for time, as the testbed's own worker counts it.
+        self.device.waited_steps += all(copy.state is State.LOST for copy in self.device.copies.running.values())
+        output: Any = step.output
+        if self.world.world_size > 1:  # each process has a copy of its own
+            output = pickle.loads(pickle.dumps(output))
+        with process_of(self.connector):
+            report = self._execute(output, step)
+        return report if report is not None else KVConnectorOutput()
+
+    def _execute(self, output: Any, step: Step) -> KVConnectorOutput | None:
+        """The order of runner V1."""
+        self.connector.handle_preemptions(output.kv_connector_metadata)
+        self._zero(output, step)
+        if not output.total_num_scheduled_tokens:
+            empty = KVConnectorModelRunnerMixin.kv_connector_no_forward(output, self._config)
+            return empty.kv_connector_output
+        waits_for_drafts = bool(self.world.spec_tokens)
+        with (
+            set_forward_context(self._attention(), self._config),
+            KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(
+                output, defer_finalize=waits_for_drafts
+            ) as report,
+        ):
+            self._forward(step)
+        if waits_for_drafts:
+            KVConnectorModelRunnerMixin.finalize_kv_connector()
+        return report
+
+    def _zero(self, output: Any, step: Step) -> None:
+        self.device.zero(output.new_block_ids_to_zero or [], step.number)
+
+    def _attention(self) -> dict[str, Any]:
+        """What stands for the attention backend's metadata: there is a forward pass."""
+        return {name: SimpleNamespace() for name in self._layers}
+
+    def _forward(self, step: Step) -> None:
+        for name in self._layers:
+            self.connector.wait_for_layer_load(name)
+        windows = tuple(group.window for group in self.world.groups)
+        self.device.launch(
+            LaunchedStep(step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows)
+        )
+        for name, attention in self._attention().items():
+            self.connector.save_kv_layer(name, self._layers[name], attention)
+
+
+class VllmWorkerV2(VllmWorker):
+    """The same in the order of runner V2."""
+
+    def _start(self) -> None:
+        self._active = ActiveKVConnector(self._config, self._layers)
+        self._can_wait = "defer_finalize" in inspect.signature(self._active.post_forward).parameters
+
+    def _execute(self, output: Any, step: Step) -> KVConnectorOutput | None:
+        self._zero(output, step)
+        if not output.total_num_scheduled_tokens:
+            empty = self._active.no_forward(output)
+            return empty.kv_connector_output
+        batch = SimpleNamespace(idx_mapping=None, req_ids=list(output.num_scheduled_tokens))
+        batch.num_tokens = output.total_num_scheduled_tokens
+        with set_forward_context(self._attention(), self._config):
+            self._active.pre_forward(output, batch)
+            self._forward(step)
+        self._active.finish_forward()
+        finished = output.finished_req_ids
+        if not (self.world.spec_tokens and self._can_wait):
+            return self._active.post_forward(finished)
+        report = self._active.post_forward(finished, defer_finalize=True)
+        self._active.finalize_step()
+        return report

@@ -1,0 +1,86 @@
+"""``hunt``: fuzz a subject until time is up, and keep one shrunk history of each kind of failure.
+
+Two failures are of one kind if they break the same invariant in the same words, numbers aside. A kept one was
+replayed twice from its shrunk history, and broke both times; one that didn't is counted apart.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kv_sim.fuzz import Failure, replay, run_seed
+from kv_sim.schedule_file import Schedule, write_schedule
+from kv_sim.shrink import shrink
+from kv_sim.subject import Subject
+from kv_sim.violation import Violation
+
+MOST_REPLAYS = 600
+"""Tries to make a history shorter."""
+
+
+@dataclass
+class Found:
+    """What a hunt has found in one subject."""
+
+    histories: int = 0
+    failures: dict[str, Failure] = field(default_factory=dict)
+    """Kind -> the shortest history of it."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Kind -> how many seeds led to it."""
+    unsteady: list[str] = field(default_factory=list)
+    """Failures that a replay didn't show again: a matter of the driver."""
+
+
+def kind_of(violation: Violation) -> str:
+    """A violation without what differs from one history to the next."""
+    text = re.sub(r"/\S*/", "", str(violation))
+    text = re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b", "#", text)
+    text = re.sub(r"\(begun for [^)]*\)", "", text)
+    return re.sub(r"(['\"]?)\br?\d+\b\1", "#", text)
+
+
+def hunt(
+    subject: Subject, seeds: Iterable[int], goes_on: Callable[[], bool], *, engine: str = "vllm", actions: int = 80
+) -> Found:
+    """Run seeds while ``goes_on``, and shrink the first failure of each kind."""
+    found = Found()
+    for seed in seeds:
+        if not goes_on():
+            break
+        found.histories += 1
+        failure = run_seed(subject, seed, engine=engine, actions=actions).failure
+        if failure is None:
+            continue
+        kind = kind_of(failure.violation)
+        found.counts[kind] += 1
+        if found.counts[kind] == 1:
+            _keep(found, failure)
+    return found
+
+
+def _keep(found: Found, failure: Failure) -> None:
+    short = shrink(failure, most_replays=MOST_REPLAYS)
+    kind = kind_of(short.violation)
+    again = [replay(short.subject, short.config, short.history)[1] for _ in range(2)]
+    if any(violation is None or kind_of(violation) != kind for violation in again):
+        found.unsteady.append(f"seed {failure.seed}: {failure.violation}")
+        return
+    other = found.failures.get(kind)
+    if other is None or len(short.history) < len(other.history):
+        found.failures[kind] = short
+
+
+def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None]) -> bool:
+    """Say what a hunt found, and write the schedules. True: there is something."""
+    show(f"{name}: {found.histories} histories, {found.counts.total()} failures")
+    for kind, times in found.counts.most_common():
+        show(f"  {times} times: {kind}")
+    for failure in found.failures.values():
+        words = re.findall(r"[A-Za-z_]+", str(failure.violation))
+        file = write_schedule(Schedule.of(failure), folder, "-".join([name, *words[:4]]).lower())
+        show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
+    for line in found.unsteady:
+        show(f"  not shown by a replay: {line}")
+    return bool(found.counts)

@@ -1,0 +1,49 @@
+"""Connectors of vLLM's that the driver can drive, as subjects of the testbed, with what they claim to withstand.
+
+``ExampleConnector`` writes files, ``OffloadingConnector`` gets ``HostCopySpec``; the ones of hardware and networks
+aren't here. No one claims ``FAILURES``: ``ExampleConnector`` has no copies, and ``OffloadingConnector`` asserts
+that every job ends well.
+"""
+
+from typing import Any, Final
+
+from kv_sim.examples.catalogue import several
+from kv_sim.subject import Subject, Trait
+
+_V1: Final = "vllm.distributed.kv_transfer.kv_connector.v1"
+
+
+def example(name: str) -> Subject:
+    """``ExampleConnector`` with a folder of its own."""
+    return Subject(
+        "ExampleConnector",
+        f"{_V1}.example_connector",
+        {"shared_storage_path": f"{{folder}}/{name}"},
+        frozenset({Trait.RANKS, Trait.ZEROING}),
+    )
+
+
+def offloading(**options: Any) -> Subject:
+    """``OffloadingConnector`` over the testbed's copies."""
+    return Subject(
+        "OffloadingConnector",
+        f"{_V1}.offloading_connector",
+        {"spec_name": "HostCopySpec", "spec_module_path": "kv_vllm.host_copy", **options},
+        frozenset({Trait.GROUPS, Trait.RANKS, Trait.REPEATS, Trait.RESET}),
+    )
+
+
+def multi(*children: Subject) -> Subject:
+    """A ``MultiConnector`` of vLLM's over these."""
+    return several(*children, module_path=f"{_V1}.multi_connector")
+
+
+VLLM_SUBJECTS: Final[dict[str, Subject]] = {
+    "vllm-example": example("a"),
+    "vllm-example+example": multi(example("a"), example("b")),
+    "vllm-offloading": offloading(),
+    "vllm-offloading-all": offloading(offload_prompt_only=False),
+    "vllm-offloading-chunks": offloading(blocks_per_chunk=2, offload_prompt_only=False),
+    "vllm-offloading+offloading": multi(offloading(), offloading(blocks_per_chunk=2)),
+    "vllm-offloading+example": multi(offloading(), example("a")),
+}

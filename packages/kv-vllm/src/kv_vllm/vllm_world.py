@@ -1,0 +1,202 @@
+"""vLLM's own schedulers, configurations and requests, sized like a world of the testbed.
+
+There is no model, no weights and no network. What vLLM derives from hardware and options that a world doesn't have
+(steps under way, the runner, the number of drafts, zeroing) is set from outside; everything else is vLLM's own.
+"""
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kv_sim.config import WorldConfig
+
+VOCABULARY: Final = 60_000
+"""More than the tokens of the testbed."""
+
+MODEL: Final = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+}
+
+
+class WorldVllmConfig(VllmConfig):  # type: ignore[misc]
+    """A configuration that takes from a world what vLLM would derive. ``world`` is set after a copy."""
+
+    world: WorldConfig
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self.world.max_concurrent_steps
+
+    @property
+    def use_v2_model_runner(self) -> bool:
+        return self.world.runner == 2
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.world.spec_tokens
+
+
+class _Ordered:
+    """Ends requests in the order of their ids. vLLM takes a set's members as they come, and frees blocks so."""
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        names = [request_ids] if isinstance(request_ids, str) else sorted(request_ids)
+        finish = super().finish_requests  # type: ignore[misc]
+        return [request for name in names for request in finish(name, finished_status)]
+
+
+class OrderedScheduler(_Ordered, Scheduler):  # type: ignore[misc]
+    """vLLM's ``Scheduler``."""
+
+
+class OrderedAsyncScheduler(_Ordered, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's ``AsyncScheduler``."""
+
+
+@cache
+def _base() -> VllmConfig:
+    """A configuration of the smallest model; made once, since vLLM takes its time over it."""
+    init_none_hash(sha256)
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
+        return VllmConfig(
+            model_config=ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=1),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=4,
+                max_num_batched_tokens=64,
+                max_model_len=MODEL["max_position_embeddings"],
+                enable_chunked_prefill=True,
+                is_encoder_decoder=False,
+                async_scheduling=False,
+            ),
+            cache_config=CacheConfig(block_size=4, cache_dtype="auto", enable_prefix_caching=True),
+            device_config=DeviceConfig("cpu"),
+        )
+
+
+def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -> WorldVllmConfig:
+    """The configuration that vLLM and its connectors get; the worker of ``rank`` gets one of its own."""
+    base = _base()
+    config = object.__new__(WorldVllmConfig)
+    config.__dict__.update(base.__dict__)
+    config.world = world
+    config.model_config = copy.copy(base.model_config)
+    config.model_config.max_model_len = world.max_model_len
+    config.scheduler_config = scheduler = copy.copy(base.scheduler_config)
+    scheduler.max_num_seqs = world.max_running
+    scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = world.max_step_tokens
+    scheduler.async_scheduling = world.async_scheduling
+    scheduler.disable_hybrid_kv_cache_manager = len(world.groups) == 1
+    config.cache_config = copy.copy(base.cache_config)
+    config.cache_config.block_size = world.block_size
+    config.cache_config.num_gpu_blocks = world.num_blocks
+    config.kv_transfer_config = transfer
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    config.parallel_config = parallel = copy.copy(base.parallel_config)
+    # All ranks are tensor parallel to vLLM: what it does for pipelines alone is no business of a connector.
+    parallel.tensor_parallel_size = parallel.world_size = world.world_size
+    parallel.rank = rank
+    config.compilation_config = copy.copy(base.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    return config
+
+
+class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
+    """A cache whose new blocks have to be zeroed if the world says so; vLLM derives that from kinds of layers."""
+
+    is_zeroed = False
+
+    @property
+    def needs_kv_cache_zeroing(self) -> bool:
+        return self.is_zeroed
+
+
+def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
+    """Groups and their layers; a page of a layer is as large as the testbed's."""
+
+    def spec(window: int) -> Any:
+        size = {"block_size": world.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+        return SlidingWindowSpec(**size, sliding_window=window) if window else FullAttentionSpec(**size)
+
+    groups = [
+        KVCacheGroupSpec([layer_name(number, layer) for layer in range(world.layers)], spec(group.window))
+        for number, group in enumerate(world.groups)
+    ]
+    config = WorldKVCacheConfig(num_blocks=world.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.is_zeroed = world.zero_new_blocks
+    return config
+
+
+def layer_name(group: int, layer: int) -> str:
+    """What a layer of a group is called."""
+    return f"group{group}.layer{layer}"
+
+
+def make_scheduler(world: WorldConfig, config: WorldVllmConfig, *, log_stats: bool) -> Scheduler:
+    """The scheduler of a world; it creates the connector that its configuration names."""
+    return (OrderedAsyncScheduler if world.async_scheduling else OrderedScheduler)(
+        vllm_config=config,
+        kv_cache_config=kv_cache_config(world),
+        block_size=world.block_size,
+        hash_block_size=world.block_size,
+        log_stats=log_stats,
+        structured_output_manager=StructuredOutputManager(config),
+    )
+
+
+def make_request(
+    request_id: str,
+    tokens: list[int],
+    params: SamplingParams,
+    block_size: int,
+    identity: tuple[str | None, str | None] = (None, None),
+) -> Request:
+    """A request; its identity is its salt and its adapter."""
+    salt, adapter = identity
+    params.update_from_generation_config({}, None)
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        sampling_params=params,
+        pooling_params=None,
+        block_hasher=get_request_block_hasher(block_size, sha256),
+        cache_salt=salt,
+        lora_request=LoRARequest(adapter, 1, "/none") if adapter else None,
+    )

@@ -1,0 +1,51 @@
+"""The set-up of a CPU build of vLLM, on made-up environments."""
+
+import subprocess
+import sys
+import zipfile
+
+import cpu_vllm
+import pytest
+
+
+def test_torch_and_extras_are_left_out():
+    listed = ["numpy>=2", "torch==2.13.0", "torchaudio", "torchvision", "ray; extra == 'ray'", "regex"]
+    assert cpu_vllm.needs(listed) == ["numpy>=2", "regex"]
+
+
+def test_it_gets_the_name_that_vllm_asks_for(tmp_path):
+    for _ in range(2):
+        cpu_vllm.name(tmp_path, "0.32.0")
+    (stub,) = tmp_path.iterdir()
+    assert stub.name == "vllm-0.32.0+cpu.dist-info"
+    assert "Name: vllm\nVersion: 0.32.0+cpu" in (stub / "METADATA").read_text()
+    assert {file.name for file in stub.iterdir()} == {"METADATA", "INSTALLER", "RECORD"}
+
+
+def test_newer_python_lies_over_older_compiled_files(tmp_path):
+    site, wheels, folder = (tmp_path / part for part in ("site", "wheels", "folder"))
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / "a.py").write_text("old")
+    (site / "vllm" / "_C.abi3.so").write_text("compiled")
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "vllm-0.33.0-cp38-abi3.whl", "w") as archive:
+        for name, text in {
+            "vllm/a.py": "new",
+            "vllm/_C.abi3.so": "for another machine",
+            "vllm/b.json": "{}",
+        }.items():
+            archive.writestr(name, text)
+    cpu_vllm.newer(site, wheels, folder)
+    assert (folder / "vllm" / "a.py").read_text() == "new"
+    assert (folder / "vllm" / "_C.abi3.so").read_text() == "compiled"
+    assert (folder / "vllm" / "b.json").exists()
+    code = f"import site, sys; site.addsitedir({str(site)!r}); print(sys.path[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(folder)
+    cpu_vllm.older(site)
+    assert sorted(file.name for file in site.iterdir()) == ["vllm"]
+
+
+def test_an_unknown_command_is_named_with_the_known_ones():
+    with pytest.raises(SystemExit, match="unknown command 'newest'; known: name, needs, newer, older"):
+        cpu_vllm.main("newest")

@@ -1,0 +1,66 @@
+"""Hunting, with the testbed's own engine: kinds of failures, and what is kept of each."""
+
+from itertools import count
+
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_sim.fuzz import replay
+from kv_sim.schedule_file import read_schedule
+from kv_sim.violation import Invariant, Violation
+from kv_sim.zoo.registry import PLANTED
+from kv_vllm.hunt import Found, hunt, kind_of, show_found
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("request r12 token 80: block 9 holds 0xa8e8", "request # token #: block # holds #"),
+        ("KeyError: 'r3' (scheduler.py:12 in A.b)", "KeyError: # (scheduler.py:# in A.b)"),
+        ("no file /tmp/a-b_c/0123456789abcdef/x.bin", "no file x.bin"),
+        ("store copy 3 (begun for request r1) is", "store copy #  is"),
+        ("16 tokens in V1 and r_x", "# tokens in V1 and r_x"),
+    ],
+)
+def test_kinds_leave_out_what_differs_from_one_history_to_the_next(message, kind):
+    assert kind_of(Violation(Invariant.CONTENT, message)) == f"CONTENT  {kind}"
+
+
+def found_in(name, tries):
+    (planted,) = [planted for planted in PLANTED if planted.subject.kv_connector == name]
+    left = iter(range(tries))
+    return hunt(planted.subject, count(), lambda: next(left, None) is not None, engine="builtin")
+
+
+def test_one_short_history_of_each_kind_is_kept(tmp_path):
+    found = found_in("ReportsEveryEnd", 4)
+    assert found.histories == 4
+    assert (len(found.counts), found.unsteady) == (1, [])
+    (kind,) = found.counts
+    failure = found.failures[kind]
+    assert len(failure.history) <= 4
+    lines = []
+    assert show_found("Some", found, tmp_path, lines.append)
+    assert lines[:2] == [
+        f"Some: 4 histories, {found.counts[kind]} failures",
+        f"  {found.counts[kind]} times: {kind}",
+    ]
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("some-protocol-request-r")
+    again = read_schedule(file)
+    assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
+
+
+def test_nothing_found_is_said(tmp_path):
+    lines = []
+    assert not show_found("Some", Found(histories=3), tmp_path, lines.append)
+    assert lines == ["Some: 3 histories, 0 failures"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_that_a_replay_does_not_show_is_told_apart(monkeypatch):
+    monkeypatch.setattr("kv_vllm.hunt.replay", lambda *args: (None, None))
+    found = found_in("ReportsEveryEnd", 1)
+    assert found.failures == {}
+    assert [line.split(":")[0] for line in found.unsteady] == ["seed 0"]
