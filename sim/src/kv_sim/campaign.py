@@ -19,6 +19,7 @@ from itertools import count
 from typing import Any
 
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.console import let_connectors_log_nothing
 from kv_sim.coverage import Coverage
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.legal import NEVER_BETWEEN_ACTIONS, STATES, Expected
@@ -210,6 +211,7 @@ def _without_interrupts() -> Iterator[None]:
 
 def _process(plan: Plan, worker: int, batches: Any, stop: Any) -> None:
     """A worker's process."""
+    let_connectors_log_nothing()
     work(plan, worker, batches.put, stop.is_set)
 
 

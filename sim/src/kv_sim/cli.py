@@ -5,7 +5,6 @@ it stands; 3 the testbed itself failed, which is never the connector's fault; 13
 """
 
 import argparse
-import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim import campaign, legal, report, selection
 from kv_sim.conformance.command import conform
-from kv_sim.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, say
+from kv_sim.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, let_connectors_log_nothing, say
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, Run, replay, run_seed
@@ -35,7 +34,7 @@ from kv_sim.world import World
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     options = parser_of(COMMANDS).parse_args(arguments)
-    logging.getLogger().addHandler(logging.NullHandler())  # a connector's warnings are no news here
+    let_connectors_log_nothing()
     try:
         selection.check_numbers(options)
         selection.look_in_this_folder()
