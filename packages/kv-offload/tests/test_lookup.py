@@ -49,6 +49,8 @@ def is_possible(group, answers, local, boundary, counts):
     if group.kind is STATE and boundary % size:
         return False
     chunks = {token // size for token in tokens_needed(group, local, boundary)}
+    if group.is_draft:
+        chunks.add(boundary // size)  # where the token after the last one is
     return all(chunk < len(answers) and answers[chunk] in counts for chunk in chunks)
 
 
@@ -80,7 +82,8 @@ def lookups(draw):
         kind = draw(st.sampled_from([FULL, FULL, WINDOW, STATE]))
         size = draw(st.sampled_from([2, 4]))
         window = draw(st.integers(1, 14)) if kind is WINDOW else 0
-        groups.append(Group(group_id, kind, size, per_chunk, 1, window))
+        is_draft = kind is not STATE and draw(st.sampled_from([False, False, True]))
+        groups.append(Group(group_id, kind, size, per_chunk, 1, window, is_draft=is_draft))
         states = st.sampled_from([HIT, HIT, HIT, HIT, MISS, PENDING, RETRY])
         answers.append(draw(st.lists(states, max_size=24 // (size * per_chunk))))
     local = 4 * draw(st.integers(0, 4))

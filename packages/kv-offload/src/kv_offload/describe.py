@@ -102,6 +102,7 @@ def describe_engine(
             group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
             group.window_tokens,
             group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
+            bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
         )
         for group_id, group in zip(group_ids, described, strict=True)
     )

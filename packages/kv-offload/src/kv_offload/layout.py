@@ -23,6 +23,8 @@ class Group:
     """Sliding window: how many tokens attention reads, the computed one among them."""
     bytes_per_block: int = 0
     """Of one worker, over all layers of the group."""
+    is_draft: bool = False
+    """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 
     @property
     def tokens_per_chunk(self) -> int:
@@ -44,6 +46,18 @@ class Group:
         if self.first_needed(boundary) >= boundary:
             return range(0)
         return range(first, max(first, -(-boundary // size)))
+
+    def chunks_needed(self, local: int, boundary: int) -> range:
+        """The chunks that must be there so that a request can go on at ``boundary``.
+
+        Those that a load reads; and of a draft model the one with the token at the boundary, too, since it proves
+        that the token before was computed with the same one after it.
+        """
+        chunks = self.chunks_of(self.blocks_to_load(local, boundary))
+        if not self.is_draft:
+            return chunks
+        proof = boundary // self.tokens_per_chunk
+        return range(chunks.start if chunks else proof, proof + 1)
 
     def chunks_of(self, blocks: range) -> range:
         """The chunks that a range of blocks lies in."""

@@ -84,23 +84,27 @@ def _is_readable(answer: LookupResult) -> bool:
 
 def _full(group: Group, answers: Answers, local: int, limit: int, counts: Counts) -> int:
     """Every chunk from the request's own tokens on."""
-    size, boundary = group.tokens_per_chunk, local
-    chunk = local // size
-    while boundary < limit and counts(answers.of(chunk)):
-        chunk += 1
-        boundary = chunk * size
-    return min(boundary, limit)
+    first = local // group.tokens_per_chunk
+    for chunk in range(first, max(first, group.chunks_needed(local, limit).stop)):
+        if not counts(answers.of(chunk)):
+            return max(local, _before(group, chunk))
+    return limit
+
+
+def _before(group: Group, chunk: int) -> int:
+    """The highest boundary that doesn't need a chunk."""
+    return chunk * group.tokens_per_chunk - group.is_draft
 
 
 def _sliding_window(group: Group, answers: Answers, local: int, limit: int, counts: Counts) -> int:
     """The chunks that the window before the boundary reaches, as far as they aren't the request's own."""
     boundary = limit
     while boundary > local:
-        needed = group.chunks_of(group.blocks_to_load(local, boundary))
+        needed = group.chunks_needed(local, boundary)
         gap = next((chunk for chunk in reversed(needed) if not counts(answers.of(chunk))), None)
         if gap is None:
             return boundary
-        boundary = gap * group.tokens_per_chunk
+        boundary = _before(group, gap)
     return local
 
 
@@ -128,12 +132,12 @@ def find_match(
     asked = sorted(zip(groups, answers, strict=True), key=lambda pair: pair[0].kind is not AttentionKind.FULL)
     for group, of_group in asked:
         if group.kind is AttentionKind.FULL:
-            of_group.ask_prefix(local // group.tokens_per_chunk, -(-limit // group.tokens_per_chunk))
+            of_group.ask_prefix(local // group.tokens_per_chunk, group.chunks_needed(local, limit).stop)
     boundary = _agree(asked, local, limit, _is_there)
     if all(
         _is_readable(of_group.of(chunk))
         for group, of_group in asked
-        for chunk in group.chunks_of(group.blocks_to_load(local, boundary))
+        for chunk in (group.chunks_needed(local, boundary) if boundary > local else ())
     ):
         return Match(boundary)
     if may_wait:

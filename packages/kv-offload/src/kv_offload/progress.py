@@ -18,6 +18,16 @@ from kv_api import AttentionKind, OffloadKey, ReqContext, Request, get_offload_g
 from kv_offload.layout import Group, Layout
 
 
+class Horizon(NamedTuple):
+    """How much of a request may be stored now."""
+
+    tokens: int
+    settled: int
+    """The same for a draft model: it computes the last token once more when the one after it is known."""
+    prompt: int
+    """Tokens of the prompt."""
+
+
 class Offer(NamedTuple):
     """A chunk to store, and where its bytes are."""
 
@@ -70,10 +80,11 @@ class GroupProgress:
             found = {block: index for index, block in enumerate(self.table) if block}
             assert found == self._index_of, f"group {group_id}: blocks at {found}, known at {self._index_of}"
 
-    def chunk_limit(self, horizon: int) -> int:
-        """Chunks that end within ``horizon`` tokens and have keys and blocks."""
+    def chunk_limit(self, horizon: Horizon) -> int:
+        """Chunks that end within the horizon and have keys and blocks."""
+        tokens = horizon.settled if self.group.is_draft else horizon.tokens
         return min(
-            horizon // self.group.tokens_per_chunk, len(self.keys), len(self.table) // self.group.blocks_per_chunk
+            tokens // self.group.tokens_per_chunk, len(self.keys), len(self.table) // self.group.blocks_per_chunk
         )
 
     def blocks_of(self, chunk: int) -> range:
@@ -143,8 +154,8 @@ class Progress:
 
     # -- offers --------------------------------------------------------------------------------
 
-    def offers(self, horizon: int, prompt: int, *, with_loaded: bool) -> list[Offer]:
-        """What is complete within ``horizon`` tokens and was not offered, in the order of tokens."""
+    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Offer]:
+        """What is complete within the horizon and was not offered, in the order of tokens."""
         found: list[Offer] = []
         for place, progress in enumerate(self.groups):
             for chunk in range(progress.cursor, progress.chunk_limit(horizon)):
@@ -153,14 +164,15 @@ class Progress:
                 indices = progress.blocks_of(chunk)
                 blocks = tuple(progress.table[indices.start : indices.stop])
                 end = (chunk + 1) * progress.group.tokens_per_chunk
-                if 0 in blocks or not is_reachable(self._layout, progress.group, end, (prompt, horizon)):
+                ends = (horizon.prompt, horizon.tokens)
+                if 0 in blocks or not is_reachable(self._layout, progress.group, end, ends):
                     continue
                 found.append(Offer(end, place, chunk, progress.keys[chunk], blocks, indices.start))
         found.sort(key=lambda offer: (offer.end_token, offer.place))
         return found
 
-    def pass_over(self, horizon: int, left: Iterable[Offer]) -> None:
-        """Everything within ``horizon`` has been dealt with, but for the offers that are ``left``."""
+    def pass_over(self, horizon: Horizon, left: Iterable[Offer]) -> None:
+        """Everything within the horizon has been dealt with, but for the offers that are ``left``."""
         cursors = [max(progress.cursor, progress.chunk_limit(horizon)) for progress in self.groups]
         for offer in left:
             cursors[offer.place] = min(cursors[offer.place], offer.chunk)
@@ -186,7 +198,7 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     all of them, a token before one of ``ends``. Where a window's chunks are finer than that, and it is short, some
     lie out of its reach.
     """
-    if group.kind is not AttentionKind.SLIDING_WINDOW:
+    if group.kind is not AttentionKind.SLIDING_WINDOW or group.is_draft:
         return True
     sizes = {other.tokens_per_chunk for other in layout.groups if other.kind is AttentionKind.FULL}
     if len(sizes) != 1:

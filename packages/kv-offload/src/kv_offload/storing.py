@@ -17,7 +17,7 @@ from kv_offload.fresh import fresh_blocks, tables_of_step
 from kv_offload.jobs import JobKind
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
-from kv_offload.progress import Offer
+from kv_offload.progress import Horizon, Offer
 from kv_offload.request_state import RequestState
 from kv_offload.stores import gpu_spec, in_batches, job_order
 
@@ -89,9 +89,11 @@ class Storing:
     def _store(self, state: RequestState, known: int, *, is_final: bool) -> bool:
         """Offer what is complete within ``known`` tokens. Returns whether anything is stored."""
         progress, request = state.progress, state.request
-        horizon = min(known, self._limit(state))
+        tokens, prompt = min(known, self._limit(state)), request.num_prompt_tokens
+        is_open = tokens == known > prompt and not is_final
+        horizon = Horizon(tokens, tokens - is_open, prompt)
         progress.extend_keys(request, state.context)
-        offers = progress.offers(horizon, request.num_prompt_tokens, with_loaded=state.offers_loaded)
+        offers = progress.offers(horizon, with_loaded=state.offers_loaded)
         left: list[Offer] = []
         begun = False
         for batch in in_batches(self._books.layout, offers):

@@ -19,7 +19,7 @@ from kv_offload.jobs import Job
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.outcomes import Outcomes
-from kv_offload.progress import Offer, Progress
+from kv_offload.progress import Horizon, Offer, Progress
 from kv_offload.request_state import RequestState
 from kv_offload.scheduler import OffloadingSchedulerSide
 from kv_offload.storing import Storing
@@ -95,8 +95,8 @@ class FreedBlocksNotFenced(TimedOffloadingConnector):
 
 
 class _SkipsChunks(Progress):
-    def offers(self, horizon: int, prompt: int, *, with_loaded: bool) -> list[Offer]:
-        return super().offers(horizon, prompt, with_loaded=with_loaded)[:1]
+    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Offer]:
+        return super().offers(horizon, with_loaded=with_loaded)[:1]
 
 
 class _OneChunkAStep(_Scheduler):
