@@ -84,7 +84,7 @@ class Holder:
 
 def a_name_that_stays(referee: Referee) -> None:
     ended = SimpleNamespace(ended=[SimpleNamespace(request_id="r1")])
-    engine: Any = SimpleNamespace(connectors=[Holder()], referee=referee, outcome=ended)
+    engine: Any = SimpleNamespace(connectors=[Holder()], referee=referee, outcome=ended, devices=[])
     conservation.check_connectors(engine)
 
 

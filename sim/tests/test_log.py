@@ -38,14 +38,14 @@ def request(name: str, **changes: Any) -> Action:
     return Action(Kind.ADD, {"spec": {**spec, **changes}})
 
 
-@pytest.mark.parametrize("name", sorted(SUBJECTS))
+@pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_watching_changes_nothing(name: str) -> None:
     for seed in range(8):
         _, digest = log_of(SUBJECTS[name], seed)
         assert digest == run_seed(SUBJECTS[name], seed).digest
 
 
-@pytest.mark.parametrize("name", sorted(SUBJECTS))
+@pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_lines_are_short_and_name_no_addresses(name: str) -> None:
     for seed in range(8):
         lines, _ = log_of(SUBJECTS[name], seed)

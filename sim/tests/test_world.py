@@ -6,7 +6,7 @@ import sys
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_sim.actions import Action
@@ -17,7 +17,7 @@ from kv_sim.subject import Subject
 from kv_sim.world import World
 
 
-@pytest.mark.parametrize("name", sorted(SUBJECTS))
+@pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_the_books_balance_after_every_action(name: str) -> None:
     subject = SUBJECTS[name]
     for seed in range(25):
@@ -29,6 +29,7 @@ def test_the_books_balance_after_every_action(name: str) -> None:
         world.rest()
 
 
+@settings(max_examples=max(10, settings().max_examples // 4))
 @given(random=st.randoms(use_true_random=False), name=st.sampled_from(sorted(SUBJECTS)))
 def test_hypothesis_drives_the_same_world(random: Random, name: str) -> None:
     subject = SUBJECTS[name]
@@ -37,7 +38,7 @@ def test_hypothesis_drives_the_same_world(random: Random, name: str) -> None:
     world.engine.check()
 
 
-@pytest.mark.parametrize("name", sorted(SUBJECTS))
+@pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -> None:
     subject = SUBJECTS[name]
     for seed in range(15):
@@ -56,7 +57,7 @@ def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -
 SCRIPT = """
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
-print([run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(4)])
+print([run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(2)])
 """
 
 
@@ -72,7 +73,7 @@ def test_a_digest_does_not_depend_on_the_process() -> None:
         for hash_seed in ("1", "2")
     ]
     assert digests[0] == digests[1]
-    here = [run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(4)]
+    here = [run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(2)]
     assert str(here) == digests[0].strip()
 
 

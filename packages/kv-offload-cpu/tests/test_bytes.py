@@ -3,11 +3,14 @@
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_layouts import BytesModel, Job, jobs, make_caches, offloading_config, shapes
 
 from kv_offload_cpu import CPUOffloadingSpec
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
 
 NUM_CHUNKS = 6
 
@@ -35,6 +38,7 @@ def make_workers(shape, num_ranks, folder, replicated, extra):
     return workers, arrays, models
 
 
+@FEWER
 @given(st.data())
 def test_what_is_stored_is_what_is_loaded(data):
     shape = data.draw(shapes())

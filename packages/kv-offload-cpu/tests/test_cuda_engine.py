@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_device import FakeDevice
 from kv_offload_cpu_layouts import BytesModel, Job, Shape, Tensor, jobs, make_caches, shapes
@@ -13,6 +13,9 @@ from kv_offload_cpu.copy.cuda import CudaCopyEngine
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.copy.tensors import TensorPages
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 NUM_CHUNKS = 6
@@ -54,6 +57,7 @@ def machine():
     one.engine.check()
 
 
+@FEWER
 @given(st.data())
 def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(data):
     machine = Machine(data.draw(shapes()))

@@ -3,17 +3,21 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_world import ACTIONS, World
 
 from kv_offload_cpu import POLICIES
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
 
 numbers = st.integers(0, 999)
 actions = st.lists(st.tuples(st.sampled_from(ACTIONS), numbers, numbers), min_size=20, max_size=100)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
+@FEWER
 @given(capacity=st.integers(1, 14), threshold=st.integers(0, 3), discards=st.booleans(), actions=actions)
 def test_short_histories(policy, capacity, threshold, discards, actions):
     world = World(policy, capacity, threshold, discards)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_layouts import Job, jobs, shapes
 
@@ -11,6 +11,9 @@ from kv_offload_cpu import HostLayout, PageCopies
 from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, join_neighbours
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.copy.tensors import TensorPages
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
 
 NUM_CHUNKS = 6
 
@@ -30,6 +33,7 @@ def pages_of(job, shape):
     return page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout_of(shape), len(shape.groups))
 
 
+@FEWER
 @given(st.data())
 def test_pages_are_those_of_a_loop_over_blocks(data):
     shape = data.draw(shapes())
@@ -40,6 +44,7 @@ def test_pages_are_those_of_a_loop_over_blocks(data):
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == list(job.pages(shape.blocks_per_chunk))
 
 
+@FEWER
 @given(st.data())
 def test_ranges_cover_each_byte_once_as_a_loop_over_pages_says(data):
     shape = data.draw(shapes())

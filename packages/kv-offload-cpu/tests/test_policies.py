@@ -3,11 +3,14 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_models import MODELS
 
 from kv_offload_cpu import POLICIES, Run
+
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
 
 ACTIONS = ["store", "store", "store", "land", "fail", "access", "load", "unload", "finish"]
 actions = st.lists(
@@ -131,6 +134,7 @@ class World:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+@FEWER
 @given(capacity=st.integers(1, 12), actions=actions)
 def test_it_evicts_what_the_papers_algorithm_evicts(name, capacity, actions):
     world = World(name, capacity)
@@ -160,6 +164,7 @@ def replay(name, capacity, accesses):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+@FEWER
 @given(capacity=st.integers(1, 30), accesses=st.lists(st.integers(0, 60), max_size=300))
 def test_one_chunk_at_a_time_it_is_the_textbooks_cache(name, capacity, accesses):
     replay(name, capacity, accesses)

@@ -1,6 +1,6 @@
 """The queues that policies are made of, against lists; and that what is dead in them doesn't pile up."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_models import LRUModel
 
@@ -8,10 +8,14 @@ from kv_offload_cpu import Run
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 from kv_offload_cpu.policy.recency import RecencyList
 
+FEWER = settings(max_examples=max(10, settings().max_examples // 2))
+"""One of these takes long."""
+
 CAPACITY = 16
 slots = st.integers(0, CAPACITY - 1)
 
 
+@FEWER
 @given(st.lists(st.tuples(st.sampled_from(["push", "push", "remove", "pop"]), slots), max_size=300))
 def test_fifo(actions):
     queue, model = Fifo(), []
@@ -62,6 +66,7 @@ others = st.tuples(
 )
 
 
+@FEWER
 @given(actions=st.lists(uses | others, min_size=30, max_size=250), pinned=st.sets(slots, max_size=3))
 def test_recency_list(actions, pinned):
     recency, model = RecencyList(CAPACITY), LRUModel(CAPACITY)

@@ -155,25 +155,20 @@ def _run_processes(plan: Plan, take: Callable[[Batch], None], deadline: float | 
     with _without_interrupts():
         for worker in workers:
             worker.start()
-    interrupted = False
     left = plan.jobs
     end: float | None = None
-    while left:
-        try:
+    with _interrupts_noted() as interrupts:
+        while left:
             now = time.monotonic()
-            if end is None and deadline is not None and now >= deadline:
+            if end is None and (interrupts or (deadline is not None and now >= deadline)):
                 stop.set()
                 end = now + PATIENCE_SECONDS
             batch = _next_batch(batches, workers, left, end)
             left -= batch.is_last
             take(batch)
-        except KeyboardInterrupt:
-            interrupted = True
-            stop.set()
-            end = time.monotonic() + PATIENCE_SECONDS
-    for worker in workers:
-        worker.join()
-    if interrupted:
+        for worker in workers:
+            worker.join()
+    if interrupts:
         raise KeyboardInterrupt
 
 
@@ -205,6 +200,21 @@ def _without_interrupts() -> Iterator[None]:
         return
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Ctrl-C as a note to look at: an exception in the middle of a queue's work would leave its lock taken."""
+    noted: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
+    except ValueError:  # not the main thread, where no interrupt comes
+        yield noted
+        return
+    try:
+        yield noted
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -15,7 +15,7 @@ from kv_sim.violation import Invariant
 from kv_sim.world import World
 
 FIRST_SEED = 1_000
-HISTORIES, HISTORIES_OF_SEVERAL = 60, 40
+HISTORIES, HISTORIES_OF_SEVERAL = 45, 30
 each = pytest.mark.parametrize("name", sorted(SUBJECTS))
 reached: dict[str, Coverage] = {}
 
