@@ -4,6 +4,7 @@ The first request computes its prompt into some blocks; the second, with the sam
 Every byte is compared, on numpy and on torch.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,6 +20,8 @@ from kv_factory import KVConnectorFactory
 BLOCK, BLOCKS, PROMPT = 4, 24, 23
 LAYERS = {"layers.0": (2, BLOCK, 3), "layers.1": (2, BLOCK, 3), "layers.2": (1, BLOCK, 5)}
 """Layer -> the shape of one of its blocks."""
+PATIENCE = 30_000
+"""Steps of a millisecond or more until something has gone wrong."""
 HASHES = [bytes([index]) * 32 for index in range(PROMPT // BLOCK)]
 
 
@@ -141,13 +144,13 @@ class Pair:
         self.step((request, blocks, 0))
         request.num_computed_tokens, request.num_tokens = PROMPT, PROMPT + 1
         hold, _ = self.scheduler.request_finished(request, blocks)
-        held = hold
-        self.step(finished=request)
-        for _ in range(10_000):
-            if not held and not self.scheduler.has_pending_push_work():
+        report = self.step(finished=request)
+        for _ in range(PATIENCE):
+            hold = hold and request.request_id not in (report.finished_sending or ())
+            if not hold and not self.scheduler.has_pending_push_work():
                 return
+            time.sleep(0.001)  # a thread copies meanwhile
             report = self.step()
-            held = held and request.request_id not in (report.finished_sending or ())
         raise AssertionError("the store never ends")
 
     def load(self, request: Request, blocks: list[int], local: int) -> tuple[int, KVConnectorOutput]:
@@ -157,10 +160,11 @@ class Pair:
         assert tokens
         assert is_async
         self.scheduler.update_state_after_alloc(request, blocks_of(blocks), tokens)
-        for _ in range(10_000):
+        for _ in range(PATIENCE):
             report = self.step()
             if request.request_id in (report.finished_recving or ()):
                 return tokens, report
+            time.sleep(0.001)
         raise AssertionError("the load never ends")
 
 

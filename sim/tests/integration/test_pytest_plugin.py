@@ -17,6 +17,7 @@ Run = Callable[..., tuple[int, str]]
 def run_pytest(tmp_path: Path) -> Run:
     """Runs pytest, as a user would, in a folder that has connectors in ``mine.py`` and nothing else."""
     (tmp_path / "mine.py").write_text(CONNECTORS.read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")  # or one further up would count
 
     def run(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", f"--rootdir={tmp_path}", *arguments]

@@ -163,15 +163,19 @@ class Admission:
 
     def _reserved_blocks(self) -> int:
         """Blocks that requests in the middle of a prefill or load still need, and room for a step of drafts."""
-        config, blocks = self._state.config, self._state.blocks
+        config = self._state.config
         decode = 1 + config.spec_tokens if config.spec_tokens else 0
-        still_needed = sum(
-            blocks.blocks_to_allocate(
-                blocks.tables_of(request.request_id).groups,
-                request.num_tokens + decode,
-                request.num_computed_tokens,
-                whole=True,
-            )
-            for request in self._state.inflight_prefills
-        )
+        still_needed = sum(self._still_needed(request, decode) for request in self._state.inflight_prefills)
         return still_needed + -(-decode // config.block_size) * len(config.groups)
+
+    def _still_needed(self, request: SimRequest, decode: int) -> int:
+        """As vLLM counts the rest of a request, but never less than its next chunk.
+
+        vLLM takes the null blocks before a window off what the window may hold at most. With several groups it so
+        admits loads that leave no room for those before them, and none of them ever goes on.
+        """
+        blocks, computed = self._state.blocks, request.num_computed_tokens
+        tables, total = blocks.tables_of(request.request_id).groups, request.num_tokens + decode
+        chunk = min(total, computed + self._state.config.max_step_tokens)
+        rest = blocks.blocks_to_allocate(tables, total, computed, whole=True)
+        return max(rest, blocks.blocks_to_allocate(tables, chunk, computed))
