@@ -152,12 +152,14 @@ def _run_processes(plan: Plan, take: Callable[[Batch], None], deadline: float | 
         context.Process(target=_process, args=(plan, worker, batches, stop), daemon=True)
         for worker in range(plan.jobs)
     ]
-    with _without_interrupts():
+    with _on_interrupt(signal.SIG_IGN):  # workers inherit that it is ignored; this process tells them
         for worker in workers:
             worker.start()
     left = plan.jobs
     end: float | None = None
-    with _interrupts_noted() as interrupts:
+    interrupts: list[int] = []
+    # Noted, not raised: an exception in the middle of a queue's work would leave its lock taken.
+    with _on_interrupt(lambda number, frame: interrupts.append(number)):
         while left:
             now = time.monotonic()
             if end is None and (interrupts or (deadline is not None and now >= deadline)):
@@ -191,30 +193,15 @@ def _next_batch(batches: Any, workers: list[Any], left: int, end: float | None) 
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal. Workers inherit that it is ignored; this process tells them."""
+def _on_interrupt(handler: Any) -> Iterator[None]:
+    """Have Ctrl-C, which reaches all processes of a terminal, do this in the place of raising an exception."""
     try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = signal.signal(signal.SIGINT, handler)
     except ValueError:  # not the main thread, where no interrupt comes
         yield
         return
     try:
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
-    """Ctrl-C as a note to look at: an exception in the middle of a queue's work would leave its lock taken."""
-    noted: list[int] = []
-    try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
-    except ValueError:  # not the main thread, where no interrupt comes
-        yield noted
-        return
-    try:
-        yield noted
     finally:
         signal.signal(signal.SIGINT, before)
 
