@@ -1,15 +1,12 @@
 """Bugs planted in kv-offload's connector, over the testbed's host memory: one part is replaced by a wrong one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kv_api import (
     BlockIds,
-    CacheHitSource,
-    ForwardContext,
     KVCacheConfig,
     KVConnectorMetadata,
-    OffloadKey,
     Request,
     SchedulerOutput,
     VllmConfig,
@@ -26,7 +23,7 @@ from kv_offload.storing import Storing
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
 
 
-class _Scheduler(OffloadingSchedulerSide):
+class PartedScheduler(OffloadingSchedulerSide):
     """The right one, with parts that can be replaced."""
 
     matching: ClassVar[type[Matching]] = Matching
@@ -57,7 +54,7 @@ class _CountsSampled(Storing):
         return self._store(state, state.request.num_tokens, is_final=True)
 
 
-class _SampledIsStored(_Scheduler):
+class _SampledIsStored(PartedScheduler):
     storing = _CountsSampled
 
 
@@ -81,7 +78,7 @@ class StoresBeforeCompute(TimedOffloadingConnector):
     worker_class = _BeforeTheStep
 
 
-class _NoFlush(_Scheduler):
+class _NoFlush(PartedScheduler):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> OffloadingConnectorMetadata:
         meta = super().build_connector_meta(scheduler_output)
         meta.jobs_to_flush.clear()
@@ -99,7 +96,7 @@ class _SkipsChunks(Progress):
         return super().offers(horizon, with_loaded=with_loaded)[:1]
 
 
-class _OneChunkAStep(_Scheduler):
+class _OneChunkAStep(PartedScheduler):
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         state = self._books.states[request.request_id]
@@ -118,7 +115,7 @@ class _BelievesInStores(Outcomes):
         super()._complete(job)
 
 
-class _FailedStoreStays(_Scheduler):
+class _FailedStoreStays(PartedScheduler):
     outcomes = _BelievesInStores
 
 
@@ -136,7 +133,7 @@ class _DropsNothing(Outcomes):
         job.owner.progress.rewind()
 
 
-class _BadChunkStays(_Scheduler):
+class _BadChunkStays(PartedScheduler):
     outcomes = _DropsNothing
 
 
@@ -154,7 +151,7 @@ class _UnpinsAtOnce(Matching):
         job.keys = ()
 
 
-class _PinsNothing(_Scheduler):
+class _PinsNothing(PartedScheduler):
     matching = _UnpinsAtOnce
 
 
@@ -171,7 +168,7 @@ class _LoadsWhereItBegins(Matching):
         job.gpu_spec.block_indices = tuple(0 for _ in job.gpu_spec.block_indices)
 
 
-class _IgnoresOffsets(_Scheduler):
+class _IgnoresOffsets(PartedScheduler):
     matching = _LoadsWhereItBegins
 
 
@@ -205,7 +202,7 @@ class FailedLoadNotTold(TimedOffloadingConnector):
     worker_class = _SilentFailures
 
 
-class _NoAbortedLoads(_Scheduler):
+class _NoAbortedLoads(PartedScheduler):
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -217,129 +214,3 @@ class AlwaysHolds(TimedOffloadingConnector):
     """Blocks of every request that ends are held, also those of one that is still loading or has nothing new."""
 
     scheduler_class = _NoAbortedLoads
-
-
-# -- keys, ranks, resets, books ----------------------------------------------------------------
-
-
-class _OneKey(Progress):
-    def extend_keys(self, request: Request, context: Any) -> None:
-        super().extend_keys(request, context)
-        for progress in self.groups:
-            progress.keys[:] = [OffloadKey(key[:-4] + bytes(4)) for key in progress.keys]
-
-    def check(self) -> None:
-        """The keys are wrong on purpose."""
-
-
-class _GroupsShareKeys(_Scheduler):
-    def on_new_request(self, request: Request) -> None:
-        super().on_new_request(request)
-        self._books.states[request.request_id].progress = _OneKey(self._books.layout)
-
-
-class KeysWithoutGroup(TimedOffloadingConnector):
-    """Chunks of different groups have the same key."""
-
-    scheduler_class = _GroupsShareKeys
-
-
-class _FirstReport(_Scheduler):
-    def on_new_request(self, request: Request) -> None:
-        self._books.jobs._world_size = 1
-        super().on_new_request(request)
-
-
-class OneRankIsEnough(TimedOffloadingConnector):
-    """A job has ended when the first rank says so."""
-
-    scheduler_class = _FirstReport
-
-
-class _OneWrites(TimedWorkerSide):
-    def register_kv_caches(self, kv_caches: Any) -> None:
-        super().register_kv_caches(kv_caches)
-        self._writes = self._engine.config.parallel.rank == 0
-
-
-class ReplicasTakenForGranted(TimedOffloadingConnector):
-    """Only the first rank stores, as if all of them held the same bytes."""
-
-    worker_class = _OneWrites
-
-
-class _FreshAfterReset(Outcomes):
-    def reset(self) -> None:
-        books = self._books
-        begin, books.jobs.begin_reset = books.jobs.begin_reset, lambda: []  # type: ignore[method-assign]
-        super().reset()
-        books.jobs.begin_reset = begin  # type: ignore[method-assign]
-
-
-class _JobsOutliveResets(_Scheduler):
-    outcomes = _FreshAfterReset
-
-
-class ResetForgetsJobs(TimedOffloadingConnector):
-    """Jobs in flight at a reset count afterwards as if there had been none."""
-
-    scheduler_class = _JobsOutliveResets
-
-
-class _KeepsTheAborted(_Scheduler):
-    def request_finished_all_groups(
-        self, request: Request, block_ids: BlockIds
-    ) -> tuple[bool, dict[str, Any] | None]:
-        if request.num_computed_tokens:
-            return super().request_finished_all_groups(request, block_ids)
-        return False, None
-
-
-class AbortBeforeAllocationLeaks(TimedOffloadingConnector):
-    """A request that ends before it was allocated anything is remembered for ever."""
-
-    scheduler_class = _KeepsTheAborted
-
-
-class _CountsAll(Matching):
-    def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
-        return {source: count + state.promise.local for source, count in super().sources(state, tokens).items()}
-
-
-class _LocalCounts(_Scheduler):
-    matching = _CountsAll
-
-
-class LocalHitsAreExternal(TimedOffloadingConnector):
-    """Tokens that were on the GPU already count as loaded."""
-
-    scheduler_class = _LocalCounts
-
-
-class _TellsNoEvictions(_Scheduler):
-    def take_events(self) -> Iterable[Any]:
-        return [event for event in super().take_events() if type(event).__name__ != "BlockRemoved"]
-
-
-class EvictionsNotTold(TimedOffloadingConnector):
-    """KV events tell what is stored, and never what is gone."""
-
-    scheduler_class = _TellsNoEvictions
-
-
-class _Impatient(TimedWorkerSide):
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        meta = self._get_connector_metadata()
-        assert isinstance(meta, OffloadingConnectorMetadata)
-        syncs = [job for job in meta.load_jobs.values() if job.sync]
-        for job in syncs:
-            job.sync = False
-        super().start_load_kv(forward_context, **kwargs)
-        for job in syncs:
-            job.sync = True
-
-
-class InStepLoadNotAwaited(TimedOffloadingConnector):
-    """A load within the step is begun, and the forward pass doesn't wait for it."""
-
-    worker_class = _Impatient

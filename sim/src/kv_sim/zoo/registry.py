@@ -5,7 +5,7 @@ from typing import Final
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, offload, ranks, transfers
+from kv_sim.zoo import hits, offload, offload_books, ranks, transfers
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -87,14 +87,14 @@ _OFFLOADED: Final = (
     plant(offload.FailureKnowsOneGroup, "#45474", _I.PROTOCOL, _FENCED, _I.CONTENT),
     plant(offload.FailedLoadNotTold, "LMCache#3388", _I.CONTENT, _FENCED),
     plant(offload.AlwaysHolds, "#46240", _I.LIVENESS, _HELD, _I.PROTOCOL, _I.HITS),
-    plant(offload.KeysWithoutGroup, "#44701", _I.CONTENT, _FENCED, _I.NO_CRASH),
-    plant(offload.OneRankIsEnough, "#23917", _I.OWNERSHIP, _FENCED, _I.CONTENT),
-    plant(offload.ReplicasTakenForGranted, "#50821", _I.GEOMETRY, _FENCED, _I.CONTENT),
-    plant(offload.ResetForgetsJobs, "#57727", _I.OWNERSHIP, _FENCED),
-    plant(offload.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
-    plant(offload.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
-    plant(offload.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
-    plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
+    plant(offload_books.KeysWithoutGroup, "#44701", _I.CONTENT, _FENCED, _I.NO_CRASH),
+    plant(offload_books.OneRankIsEnough, "#23917", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_books.ReplicasTakenForGranted, "#50821", _I.GEOMETRY, _FENCED, _I.CONTENT),
+    plant(offload_books.ResetForgetsJobs, "#57727", _I.OWNERSHIP, _FENCED),
+    plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
+    plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
+    plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
+    plant(offload_books.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)

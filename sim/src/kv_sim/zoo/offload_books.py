@@ -1,0 +1,142 @@
+"""Bugs planted in what kv-offload's connector keeps: keys, counts of ranks, resets, requests, events."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kv_api import (
+    BlockIds,
+    CacheHitSource,
+    ForwardContext,
+    OffloadKey,
+    Request,
+)
+from kv_offload.matching import Matching
+from kv_offload.metadata import OffloadingConnectorMetadata
+from kv_offload.outcomes import Outcomes
+from kv_offload.progress import Progress
+from kv_offload.request_state import RequestState
+from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.zoo.offload import PartedScheduler
+
+
+class _OneKey(Progress):
+    def extend_keys(self, request: Request, context: Any) -> None:
+        super().extend_keys(request, context)
+        for progress in self.groups:
+            progress.keys[:] = [OffloadKey(key[:-4] + bytes(4)) for key in progress.keys]
+
+    def check(self) -> None:
+        """The keys are wrong on purpose."""
+
+
+class _GroupsShareKeys(PartedScheduler):
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        self._books.states[request.request_id].progress = _OneKey(self._books.layout)
+
+
+class KeysWithoutGroup(TimedOffloadingConnector):
+    """Chunks of different groups have the same key."""
+
+    scheduler_class = _GroupsShareKeys
+
+
+class _FirstReport(PartedScheduler):
+    def on_new_request(self, request: Request) -> None:
+        self._books.jobs._world_size = 1
+        super().on_new_request(request)
+
+
+class OneRankIsEnough(TimedOffloadingConnector):
+    """A job has ended when the first rank says so."""
+
+    scheduler_class = _FirstReport
+
+
+class _OneWrites(TimedWorkerSide):
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        self._writes = self._engine.config.parallel.rank == 0
+
+
+class ReplicasTakenForGranted(TimedOffloadingConnector):
+    """Only the first rank stores, as if all of them held the same bytes."""
+
+    worker_class = _OneWrites
+
+
+class _FreshAfterReset(Outcomes):
+    def reset(self) -> None:
+        books = self._books
+        begin, books.jobs.begin_reset = books.jobs.begin_reset, lambda: []  # type: ignore[method-assign]
+        super().reset()
+        books.jobs.begin_reset = begin  # type: ignore[method-assign]
+
+
+class _JobsOutliveResets(PartedScheduler):
+    outcomes = _FreshAfterReset
+
+
+class ResetForgetsJobs(TimedOffloadingConnector):
+    """Jobs in flight at a reset count afterwards as if there had been none."""
+
+    scheduler_class = _JobsOutliveResets
+
+
+class _KeepsTheAborted(PartedScheduler):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if request.num_computed_tokens:
+            return super().request_finished_all_groups(request, block_ids)
+        return False, None
+
+
+class AbortBeforeAllocationLeaks(TimedOffloadingConnector):
+    """A request that ends before it was allocated anything is remembered for ever."""
+
+    scheduler_class = _KeepsTheAborted
+
+
+class _CountsAll(Matching):
+    def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
+        return {source: count + state.promise.local for source, count in super().sources(state, tokens).items()}
+
+
+class _LocalCounts(PartedScheduler):
+    matching = _CountsAll
+
+
+class LocalHitsAreExternal(TimedOffloadingConnector):
+    """Tokens that were on the GPU already count as loaded."""
+
+    scheduler_class = _LocalCounts
+
+
+class _TellsNoEvictions(PartedScheduler):
+    def take_events(self) -> Iterable[Any]:
+        return [event for event in super().take_events() if type(event).__name__ != "BlockRemoved"]
+
+
+class EvictionsNotTold(TimedOffloadingConnector):
+    """KV events tell what is stored, and never what is gone."""
+
+    scheduler_class = _TellsNoEvictions
+
+
+class _Impatient(TimedWorkerSide):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        syncs = [job for job in meta.load_jobs.values() if job.sync]
+        for job in syncs:
+            job.sync = False
+        super().start_load_kv(forward_context, **kwargs)
+        for job in syncs:
+            job.sync = True
+
+
+class InStepLoadNotAwaited(TimedOffloadingConnector):
+    """A load within the step is begun, and the forward pass doesn't wait for it."""
+
+    worker_class = _Impatient
