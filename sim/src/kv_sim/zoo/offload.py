@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from kv_api import (
     BlockIds,
+    ForwardContext,
     KVCacheConfig,
     KVConnectorMetadata,
     Request,
@@ -214,3 +215,21 @@ class AlwaysHolds(TimedOffloadingConnector):
     """Blocks of every request that ends are held, also those of one that is still loading or has nothing new."""
 
     scheduler_class = _NoAbortedLoads
+
+
+class _Impatient(TimedWorkerSide):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        syncs = [job for job in meta.load_jobs.values() if job.sync]
+        for job in syncs:
+            job.sync = False
+        super().start_load_kv(forward_context, **kwargs)
+        for job in syncs:
+            job.sync = True
+
+
+class InStepLoadNotAwaited(TimedOffloadingConnector):
+    """A load within the step is begun, and the forward pass doesn't wait for it."""
+
+    worker_class = _Impatient

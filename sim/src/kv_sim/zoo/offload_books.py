@@ -6,12 +6,10 @@ from typing import Any
 from kv_api import (
     BlockIds,
     CacheHitSource,
-    ForwardContext,
     OffloadKey,
     Request,
 )
 from kv_offload.matching import Matching
-from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.outcomes import Outcomes
 from kv_offload.progress import Progress
 from kv_offload.request_state import RequestState
@@ -122,21 +120,3 @@ class EvictionsNotTold(TimedOffloadingConnector):
     """KV events tell what is stored, and never what is gone."""
 
     scheduler_class = _TellsNoEvictions
-
-
-class _Impatient(TimedWorkerSide):
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        meta = self._get_connector_metadata()
-        assert isinstance(meta, OffloadingConnectorMetadata)
-        syncs = [job for job in meta.load_jobs.values() if job.sync]
-        for job in syncs:
-            job.sync = False
-        super().start_load_kv(forward_context, **kwargs)
-        for job in syncs:
-            job.sync = True
-
-
-class InStepLoadNotAwaited(TimedOffloadingConnector):
-    """A load within the step is begun, and the forward pass doesn't wait for it."""
-
-    worker_class = _Impatient

@@ -94,7 +94,7 @@ _OFFLOADED: Final = (
     plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
     plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
-    plant(offload_books.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
+    plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)
