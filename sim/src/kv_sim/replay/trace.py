@@ -1,0 +1,36 @@
+"""``Trace``: requests as they were recorded, whatever the format they were recorded in.
+
+A block of a trace is named by an integer. Equal integers mean the same tokens *after the same tokens*: an id names the
+whole prefix up to the end of its block, so two requests share exactly their leading run of equal ids. A reader of a format
+whose ids mean something else (ids that name one block's tokens only, ids that are local to a session) makes them mean this.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    arrival_seconds: float
+    """When it arrived, counted from the first request of the trace."""
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """The ids of its prompt's blocks; the last may stand for fewer tokens than a block has."""
+
+
+class Trace(Protocol):
+    """A trace that can be gone through any number of times, in order of arrival."""
+
+    @property
+    def name(self) -> str:
+        """How a report calls it."""
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens a block of this trace has."""
+
+    def __iter__(self) -> Iterator[TraceRequest]: ...
