@@ -22,9 +22,12 @@ class Violation(Exception):  # noqa: N818 - the word of the documentation
     """A checker found that an invariant is broken."""
 
     def __init__(self, invariant: Invariant, message: str) -> None:
-        super().__init__(f"{invariant}  {message}")
+        super().__init__(invariant, message)  # both: an exception is pickled by its arguments
         self.invariant = invariant
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.invariant}  {self.message}"
 
 
 class TestbedError(Exception):

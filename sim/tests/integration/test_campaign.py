@@ -48,6 +48,19 @@ def test_what_is_counted_does_not_depend_on_the_processes() -> None:
     assert alone.coverage.pairs == by_hand.pairs
 
 
+def test_a_failure_comes_back_whole_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    hasty = {"hasty": HASTY}
+    here = run_campaign(Plan(hasty, histories=12, jobs=1)).failures["hasty"]
+    elsewhere = run_campaign(Plan(hasty, histories=12, jobs=2)).failures["hasty"]
+    again = run_seed(HASTY, elsewhere.seed or 0).failure
+    for found in (here, elsewhere):
+        assert found.violation.invariant is Invariant.PROTOCOL
+        assert str(found.violation) == f"PROTOCOL  {found.violation.message}"
+    assert again is not None
+    assert (elsewhere.history, str(elsewhere.violation)) == (again.history, str(again.violation))
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_campaign_ends_by_the_clock(jobs: int) -> None:
     """It ends, in order and uninterrupted; how much it did meanwhile is the machine's business."""
