@@ -29,6 +29,7 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.watch import WatchedWorld, Watcher
 from kv_sim.world import World
+from kv_sim.zoo.command import zoo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -245,5 +246,6 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "replay-schedule": _replay,
     "conform": conform,
     "campaign": _campaign,
+    "zoo": zoo,
     "subjects": _subjects,
 }

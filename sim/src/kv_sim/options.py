@@ -68,6 +68,12 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     long.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(long)
     _add_save(long)
+
+    bugs = command("zoo", "hunt the planted bugs, and say who caught each")
+    bugs.add_argument("names", nargs="*", metavar="BUG", help="only these")
+    bugs.add_argument("--list", action="store_true", help="say what they are, and hunt nothing")
+    bugs.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    bugs.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     command("subjects", "list the connectors that the testbed knows")
     return parser
 

@@ -7,6 +7,7 @@ and compares it with what it must hold. Who may touch a block is written down in
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -117,7 +118,8 @@ class Device:
         self.poison(step.poison)
         # Copies that wait for this step come after it by construction.
         others = [copy for copy in self.copies.running.values() if copy.after_step <= self.retired_steps]
-        self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others)
+        changed = partial(self._changes, step)
+        self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others, changed)
         self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
         states = [group for group, spec in enumerate(self.config.groups) if spec.kind == "state"]
         tokens = [group for group in range(len(self.config.groups)) if group not in states]
@@ -156,6 +158,28 @@ class Device:
         for block in blocks:
             self.memory[block] = POISON
             self.shadow.last_writer[self.rank][block] = "nobody since it was allocated"
+
+    def _changes(self, step: LaunchedStep, block: int) -> bool:
+        """Whether a step will leave other bytes in a block than there are now.
+
+        Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
+        blocks may be reading them.
+        """
+        if block in step.poison:
+            return True
+        size = self.config.block_size
+        for attention in step.attentions:
+            for group, table in enumerate(attention.tables):
+                for index in range(attention.start // size, (attention.end - 1) // size + 1):
+                    if table[index] != block:
+                        continue
+                    if self.config.groups[group].kind == "state":
+                        return True
+                    first, end = max(attention.start, index * size), min(attention.end, (index + 1) * size)
+                    held = self.memory[block, :, first - index * size : end - index * size]
+                    if not np.array_equal(held, attention.hashes[first:end] ^ self.keys[group][:, None]):
+                        return True
+        return False
 
     def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         size, table = self.config.block_size, attention.tables[group]
@@ -229,7 +253,9 @@ class Device:
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the ledger allows it."""
-        self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, self.copies)
+        self.shadow.about_to_move(
+            self.rank, copy, block, slot, len(self.host), self.queue, self.copies, self._changes
+        )
         if not 0 <= slot < len(self.host):
             return  # the ledger said so already
         if copy.direction is Direction.STORE:

@@ -5,8 +5,8 @@ be the right ones. Rights come from the engine (blocks that a load was announced
 steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
 """
 
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
 
 from kv_sim.memory.content import POISON, ZERO
 from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
@@ -19,6 +19,10 @@ class UsesBlocks(Protocol):
     number: int
     reads: set[int]
     writes: set[int]
+
+
+def _always(*where: Any) -> bool:
+    return True
 
 
 class Shadow:
@@ -41,9 +45,20 @@ class Shadow:
 
     # -- compute -------------------------------------------------------------------------------
 
-    def about_to_write(self, rank: int, blocks: Collection[int], what: str, copies: Iterable[Copy]) -> None:
-        """A kernel writes ``blocks``: no copy may be using them."""
-        self._no_copy_uses(rank, blocks, what, copies, (Direction.STORE, Direction.LOAD))
+    def about_to_write(
+        self,
+        rank: int,
+        blocks: Collection[int],
+        what: str,
+        copies: Iterable[Copy],
+        changes: Callable[[int], bool] = _always,
+    ) -> None:
+        """A kernel writes ``blocks``: no copy may be using them, but to read what it doesn't change."""
+        copies = list(copies)
+        self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
+        read = [block for copy in copies if copy.direction is Direction.STORE for block in copy.blocks_left]
+        changed = {block for block in read if block in blocks and changes(block)}
+        self._no_copy_uses(rank, changed, what, copies, (Direction.STORE,))
 
     def about_to_read(self, rank: int, blocks: Collection[int], what: str, copies: Iterable[Copy]) -> None:
         """Somebody reads ``blocks``: no load may be writing them."""
@@ -83,6 +98,7 @@ class Shadow:
         slots: int,
         queue: Iterable[UsesBlocks],
         copies: CopyEngine,
+        changes: Callable[[Any, int], bool] = _always,
     ) -> None:
         """A copy moves one page: is the block its, and is neither end in somebody else's use?"""
         if not 0 <= slot < slots:
@@ -97,7 +113,7 @@ class Shadow:
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} writes it "
                     f"while step {number} is still using it",
                 )
-            if copy.direction is Direction.STORE and block in writes:
+            if copy.direction is Direction.STORE and block in writes and changes(step, block):
                 self.violation(
                     Invariant.OWNERSHIP,
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} reads it "

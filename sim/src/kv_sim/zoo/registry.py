@@ -5,7 +5,7 @@ from typing import Final
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, offload, offload_books, ranks, transfers
+from kv_sim.zoo import hits, offload, offload_books, offload_waits, ranks, transfers
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -75,6 +75,13 @@ _CHUNKS: Final = offloading(
 )
 _IN_STEP: Final = offloading(without=frozenset({Trait.LOSSES}), sync_load_budget_bytes=1 << 20)
 
+_OFFSET: Final = offloading(
+    without=frozenset({Trait.LOSSES, Trait.ZEROING}),
+    hold_blocks="never",
+    spec_name="TwiceOffsetSpec",
+    spec_module_path="kv_sim.zoo.offload_waits",
+)
+
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
     plant(offload.StoresBeforeCompute, "#45704", _I.OWNERSHIP, _FENCED, _I.CONTENT),
@@ -94,6 +101,9 @@ _OFFLOADED: Final = (
     plant(offload_books.AbortBeforeAllocationLeaks, "#44100", _I.CONSERVATION, _FENCED),
     plant(offload_books.LocalHitsAreExternal, "#28585", _I.ACCOUNTING, _FENCED),
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
+    plant(offload_waits.WaitsForFailedStores, "", _I.WORK, _FENCED, _I.LIVENESS),
+    plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
+    plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET),
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
 )
 

@@ -1,0 +1,107 @@
+"""Bugs planted in kv-offload's connector: who waits for whom without an end, and a rank that is somewhere else."""
+
+from typing import Any
+
+from kv_api import BlockIds, LookupResult, OffloadKey, Request
+from kv_offload.matching import Matching
+from kv_offload.outcomes import Outcomes
+from kv_offload_cpu.copy.engine import CopyEngine
+from kv_offload_cpu.sizing import HostLayout
+from kv_sim.memory.device import Device
+from kv_sim.offload import TimedOffloadingConnector, WorldCopyEngine, WorldCPUOffloadingSpec, WorldMemory
+from kv_sim.zoo.offload import PartedScheduler
+
+
+class _WokenBySuccess(Matching):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.awaited: dict[str, OffloadKey] = {}
+        """Request -> the chunk in flight that it was put off for."""
+
+    def match(self, request: Request, local: int) -> tuple[int | None, bool]:
+        awaited = self.awaited.get(request.request_id)
+        state = self._books.states.get(request.request_id)
+        look_up = self._books.manager.lookup
+        if awaited and state and look_up(awaited, state.context) is not LookupResult.HIT:
+            return None, False
+        self.awaited.pop(request.request_id, None)
+        answer = super().match(request, local)
+        if answer[0] is None:
+            state = self._books.states[request.request_id]
+            keys = [key for progress in state.progress.groups for key in progress.keys]
+            pending = (key for key in keys if look_up(key, state.context) is LookupResult.HIT_PENDING)
+            self.awaited[request.request_id] = next(pending)
+        return answer
+
+
+class _WakesBySuccess(PartedScheduler):
+    matching = _WokenBySuccess
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._matching.awaited.pop(request.request_id, None)  # type: ignore[attr-defined]
+        return super().request_finished_all_groups(request, block_ids)
+
+
+class WaitsForFailedStores(TimedOffloadingConnector):
+    """Who was put off for a chunk in flight is woken when it becomes resident, and not when its store fails."""
+
+    scheduler_class = _WakesBySuccess
+
+
+class _OneAtATime(Matching):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.loading: dict[OffloadKey, int] = {}
+        """A chunk that is being loaded, and the job."""
+
+    def match(self, request: Request, local: int) -> tuple[int | None, bool]:
+        answer = super().match(request, local)
+        groups = self._books.states[request.request_id].progress.groups
+        is_shared = any(key in self.loading for progress in groups for key in progress.keys)
+        return (None, False) if answer[0] and is_shared else answer
+
+    def begin_load(self, *args: Any) -> None:
+        super().begin_load(*args)
+        begun = max(self._books.jobs.live.values(), key=lambda job: job.job_id)
+        self.loading.update(dict.fromkeys(begun.keys, begun.job_id))
+
+
+class _FreesForTheLiving(Outcomes):
+    marks: _OneAtATime
+
+    def _complete(self, job: Any) -> None:
+        super()._complete(job)
+        if job.owner.context.req_id in self._books.states:
+            for key in job.keys:
+                self.marks.loading.pop(key, None)
+
+
+class _LoadsInTurn(PartedScheduler):
+    matching = _OneAtATime
+    outcomes = _FreesForTheLiving
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._outcomes.marks = self._matching  # type: ignore[attr-defined]
+
+
+class SharedLoadsInTurn(TimedOffloadingConnector):
+    """Who shares a chunk that is being loaded waits for that load; one that was aborted keeps its mark."""
+
+    scheduler_class = _LoadsInTurn
+
+
+class TwiceOffsetSpec(WorldCPUOffloadingSpec):
+    """A worker's own memory is as large as its rank's part, and is addressed as if it held everyone's."""
+
+    def make_copy_engine(self, kv_caches: Any, layout: HostLayout, memory: Any) -> CopyEngine:
+        device: Device = kv_caches.tensors[0].tensor.device
+        own = WorldMemory(device, layout)
+        own.first_slot += self.config.parallel.rank * layout.num_chunks * layout.blocks_per_chunk
+        return WorldCopyEngine(device, own)
+
+
+class RankOffsetTwice(TimedOffloadingConnector):
+    """The offset of a rank within the memory of all is added to a pointer that begins at that rank's part."""
