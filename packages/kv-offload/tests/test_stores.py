@@ -72,6 +72,37 @@ class TestStores:
         assert connector.build_connector_meta(step(finished="a")) == plan()
         assert manager.finished
 
+    def test_a_step_that_completes_no_chunk_looks_at_nothing(self, fenced, monkeypatch):
+        connector, _ = fenced(offload_prompt_only=False)
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        a.num_computed_tokens, hashes = 8, a.block_hashes
+        looked = []
+        monkeypatch.setattr(Request, "block_hashes", property(lambda request: looked.append(request) or hashes))
+        for known in (9, 10, 11):
+            a.tokens.append(known - 1)
+            a.num_computed_tokens = known - 1
+            assert connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1})) == plan()
+            assert not looked
+        a.tokens.append(11)
+        a.num_computed_tokens = 11
+        connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert looked
+
+    def test_a_prompt_that_grows_is_looked_at_when_twice_as_much_is_known(self, fenced):
+        connector, _ = fenced()
+        a = Request("a", range(20), prompt=8)
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3, 4, 5], count=10).store_jobs[0].src_spec == gpu(1, 2)
+        stored = []
+        for known in range(11, 21):
+            a.num_prompt_tokens = known
+            a.num_computed_tokens = known - 1
+            meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+            stored += [(known, job.src_spec) for job in meta.store_jobs.values()]
+        assert stored == [(20, gpu(3, 4, 5, index=2))]
+
     @pytest.mark.parametrize(
         ("params", "stored"), [({"max_offload_tokens": 7}, 1), ({"max_offload_tokens": 0}, 0)]
     )

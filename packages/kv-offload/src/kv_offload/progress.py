@@ -100,6 +100,8 @@ class Progress:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self.groups = tuple(GroupProgress(group) for group in layout.groups)
+        self.next_end = 0
+        """Before so many tokens are known there is nothing to offer: what makes most steps cost nothing."""
 
     def extend_keys(self, request: Request, context: ReqContext) -> None:
         """Name the chunks that are covered by block hashes now."""
@@ -136,6 +138,7 @@ class Progress:
         for progress in self.groups:
             progress.set_table(())
             progress.cursor = 0
+        self.next_end = 0
 
     def vacate(self, blocks: Set[int]) -> None:
         """Others got ``blocks``: of ours, only what slid out of a window can be among them."""
@@ -178,12 +181,21 @@ class Progress:
             cursors[offer.place] = min(cursors[offer.place], offer.chunk)
         for progress, cursor in zip(self.groups, cursors, strict=True):
             progress.cursor = max(progress.cursor, cursor)
+        self.next_end = min(
+            ((progress.cursor + 1) * progress.group.tokens_per_chunk for progress in self.groups), default=0
+        )
 
     def rewind(self) -> None:
         """Offer everything again: what was loaded or stored can't be relied on."""
         for progress in self.groups:
             progress.cursor = 0
             progress.loaded = range(0)
+        self.next_end = 0
+
+    def stop_at(self, limit: int, known: int) -> None:
+        """``limit`` tokens may be stored at all. If they have been, look again when twice as many are known."""
+        if limit < self.next_end:
+            self.next_end = max(self.next_end, 2 * known)
 
     def check(self) -> None:
         """Recount."""

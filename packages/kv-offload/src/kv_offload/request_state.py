@@ -9,6 +9,7 @@ are chunks that a load of this life couldn't deliver; they are misses for it fro
 says.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,8 +64,8 @@ class RequestState:
     """Of the last load: which tokens each chunk supplies."""
 
     def store_limit(self, *, prompt_only: bool) -> int:
-        """How many of its tokens may be stored at all."""
-        limit = self.request.num_prompt_tokens if prompt_only else self.request.num_tokens
+        """How many of its tokens may be stored, also of those that it will have. A prompt may still grow."""
+        limit = self.request.num_prompt_tokens if prompt_only else sys.maxsize
         return limit if self.max_offload_tokens is None else min(limit, self.max_offload_tokens)
 
     def refuse_store(self) -> None:

@@ -58,9 +58,10 @@ class Storing:
 
         Tokens count that are known: what was computed beyond them rests on drafts, which may be rejected.
         """
+        states = self._books.states
         for request_id, count in output.num_scheduled_tokens.items():
-            state = self._books.states.get(request_id)
-            if state is None:
+            state = states.get(request_id)
+            if state is None or state.request.num_computed_tokens + count < state.progress.next_end:
                 continue
             if state.steps_to_skip:
                 state.steps_to_skip -= 1
@@ -89,7 +90,8 @@ class Storing:
     def _store(self, state: RequestState, known: int, *, is_final: bool) -> bool:
         """Offer what is complete within ``known`` tokens. Returns whether anything is stored."""
         progress, request = state.progress, state.request
-        tokens, prompt = min(known, self._limit(state)), request.num_prompt_tokens
+        limit, prompt = self._limit(state), request.num_prompt_tokens
+        tokens = min(known, limit)
         is_open = tokens == known > prompt and not is_final
         horizon = Horizon(tokens, tokens - is_open, prompt)
         progress.extend_keys(request, state.context)
@@ -101,6 +103,7 @@ class Storing:
             left += batch[taken:]
             begun |= is_begun
         progress.pass_over(horizon, left)
+        progress.stop_at(limit, known)
         if left:
             state.refuse_store()
         else:

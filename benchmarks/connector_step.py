@@ -1,0 +1,203 @@
+"""What a connector costs vLLM's scheduler: our OffloadingConnector beside vLLM's own, in one process.
+
+vLLM's `Scheduler` runs with made-up model output and no worker: every copy of a step is reported as ended with the
+next one. Three situations: `decode`, a step of 256 requests that each sample a token; `prompts only`, the same with
+`offload_prompt_only`; `long prompt`, all steps of a prompt of 100,000 tokens. Then `decode` again where every
+request has a longer history. Times are processor time of `schedule` and `update_from_output` together; of a decoding
+step the median, of everything the best of `--repeat` rounds, in which the subjects take turns. A connector's share is
+what its subject takes beyond the one without a connector.
+
+    python benchmarks/connector_step.py [--repeat 3] [--steps 48] [--json FILE]
+
+Needs kv-vllm and a vLLM (the CPU build does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+from kv_offload import metadata as ours
+from kv_sim.config import WorldConfig
+
+try:
+    import torch
+    import vllm
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import common as theirs
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from kv_vllm.vllm_world import make_request, vllm_config
+except ModuleNotFoundError as error:
+    print(f"nothing is compared: {error}")
+    raise SystemExit(0) from None
+
+BLOCK_TOKENS = 16
+REQUESTS = 256
+PROMPT_TOKENS = 64
+LONG_PROMPT_TOKENS = 100_000
+STEP_TOKENS = 2048
+NUM_BLOCKS = 80_000
+PAGE_BYTES = 2 * BLOCK_TOKENS * 4
+CHUNKS = 60_000
+
+SUBJECTS = ("none", "vllm", "ours")
+GOALS = {"decode": 1 / 3, "prompts only": 1 / 10, "long prompt": 1 / 5}
+
+
+class Server:
+    """A scheduler with one of the connectors, and workers that are always done by the next step."""
+
+    def __init__(self, subject: str, *, prompt_only: bool = False) -> None:
+        self._meta = {"vllm": theirs, "ours": ours}.get(subject)
+        self._ended: dict[int, int] = {}
+        world = WorldConfig(
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_TOKENS,
+            max_running=REQUESTS,
+            max_step_tokens=STEP_TOKENS,
+        )
+        config = vllm_config(world, None if subject == "none" else transfer(subject, prompt_only))  # type: ignore[arg-type]
+        config.kv_events_config = None
+        config.model_config.max_model_len = 2 * LONG_PROMPT_TOKENS
+        config.scheduler_config.max_model_len = 2 * LONG_PROMPT_TOKENS
+        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        cache = KVCacheConfig(
+            num_blocks=NUM_BLOCKS,
+            kv_cache_tensors=[
+                KVCacheTensor(PAGE_BYTES * NUM_BLOCKS, ["layer"], PAGE_BYTES * NUM_BLOCKS, PAGE_BYTES)
+            ],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        )
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=cache,
+            block_size=BLOCK_TOKENS,
+            hash_block_size=BLOCK_TOKENS,
+            log_stats=False,
+            structured_output_manager=StructuredOutputManager(config),
+        )
+
+    def add(self, name: str, tokens: list[int]) -> None:
+        """A request arrives; its blocks are hashed here, before any clock runs."""
+        params = SamplingParams(max_tokens=1 << 20, ignore_eos=True)
+        self.scheduler.add_request(make_request(name, tokens, params, BLOCK_TOKENS))
+
+    def step(self) -> float:
+        """One step; returns the seconds that the scheduler took."""
+        begin = process_time()
+        output = self.scheduler.schedule()
+        seconds = process_time() - begin
+        names = list(output.num_scheduled_tokens)
+        sampled = [[7] if self._is_sampling(name) else [] for name in names]
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=self._report(),
+        )
+        if self._meta is not None:
+            planned = output.kv_connector_metadata
+            self._ended = dict.fromkeys([*planned.load_jobs, *planned.store_jobs], 1)
+        begin = process_time()
+        self.scheduler.update_from_output(output, result)
+        return seconds + process_time() - begin
+
+    def _is_sampling(self, name: str) -> bool:
+        request = self.scheduler.requests[name]
+        return bool(request.num_computed_tokens >= request.num_tokens)
+
+    def _report(self) -> KVConnectorOutput | None:
+        if self._meta is None or not self._ended:
+            return None
+        return KVConnectorOutput(kv_connector_worker_meta=self._meta.OffloadingWorkerMetadata(self._ended))
+
+
+def transfer(subject: str, prompt_only: bool) -> KVTransferConfig:
+    """The same settings for both."""
+    return KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_module_path="kv_vllm" if subject == "ours" else None,
+        kv_connector_extra_config={
+            "cpu_bytes_to_use": 4096 * CHUNKS,
+            "block_size": BLOCK_TOKENS,
+            "offload_prompt_only": prompt_only,
+        },
+    )
+
+
+def decode(subject: str, steps: int, *, prompt_only: bool = False, prompt_tokens: int = PROMPT_TOKENS) -> float:
+    """Seconds of a step in which all requests sample a token."""
+    server = Server(subject, prompt_only=prompt_only)
+    for number in range(REQUESTS):
+        # In each step some of them fill a block, as in a server that has run for a while.
+        server.add(f"r{number}", [number + 1, *range(1, prompt_tokens + number % BLOCK_TOKENS)])
+    while len(server.scheduler.running) < REQUESTS or not all(
+        request.num_output_tokens for request in server.scheduler.running
+    ):
+        server.step()
+    return median(server.step() for _ in range(steps))
+
+
+def long_prompt(subject: str) -> float:
+    """Seconds of all steps of one long prompt."""
+    server = Server(subject)
+    server.add("warm", list(range(1, 200)))
+    while not server.scheduler.requests["warm"].num_output_tokens:
+        server.step()
+    server.add("long", [1 + number % 50_000 for number in range(LONG_PROMPT_TOKENS)])
+    seconds = 0.0
+    while not server.scheduler.requests["long"].num_output_tokens:
+        seconds += server.step()
+    return seconds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a connector costs vLLM's scheduler.")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    situations = {
+        "decode": lambda subject: decode(subject, arguments.steps),
+        "prompts only": lambda subject: decode(subject, arguments.steps, prompt_only=True),
+        "long prompt": long_prompt,
+        "decode, 1,024 tokens each": lambda subject: decode(subject, arguments.steps, prompt_tokens=1024),
+    }
+    gc.disable()
+    rows: dict[str, dict[str, float]] = {}
+    for name, run in situations.items():
+        best = dict.fromkeys(SUBJECTS, float("inf"))
+        for _ in range(arguments.repeat):
+            for subject in SUBJECTS:
+                best[subject] = min(best[subject], run(subject))
+                gc.collect()
+        rows[name] = best
+    print(f"vLLM {vllm.__version__}, milliseconds; share: what is added to a scheduler without a connector")
+    print(f"{'':26} {'none':>8} {'vllm':>8} {'ours':>8}  {'share':>8} {'ours':>8} {'ratio':>7}  goal")
+    for name, best in rows.items():
+        share, own = best["vllm"] - best["none"], best["ours"] - best["none"]
+        times = " ".join(f"{1e3 * best[subject]:8.2f}" for subject in SUBJECTS)
+        goal = f"{GOALS[name]:.2f}" if name in GOALS else ""
+        print(f"{name:26} {times}  {1e3 * share:8.2f} {1e3 * own:8.2f} {own / share:7.3f}  {goal}".rstrip())
+    if arguments.json:
+        text = json.dumps(
+            {"python": platform.python_version(), "vllm": vllm.__version__, "seconds": rows}, indent=1
+        )
+        Path(arguments.json).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""What share of the mistakes that a machine makes is found by the testbed alone.
+
+A mutant is one changed place: a comparison flipped, `and` for `or`, a `not` lost, a sum for a difference, a number
+one larger, True for False, a statement dropped. Not changed is what the testbed doesn't drive: reading of options,
+recounts (`check`), errors, assertions, annotations. Each mutant runs in a process of its own, over subjects that
+use the package, until a checker objects. A mutant that never ends counts as found, too.
+
+    python benchmarks/mutants.py [--package kv_multi …] [--sample 20] [--histories 60] [--jobs 1] [--json FILE]
+
+`--only FILE:LINE` runs those of one place. What survives is printed, to be judged: some mutants behave
+as the original does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+ACTIONS = 80
+PATIENCE_SECONDS = 240
+"""A mutant that runs for longer hangs."""
+
+PACKAGES = {
+    "kv_multi": ("*.py",),
+    "kv_offload": ("*.py",),
+    "kv_offload_cpu": ("manager.py", "pool.py", "tracker.py", "fences.py", "events.py", "stats.py", "policy/*.py"),
+}
+"""What is mutated; of kv-offload-cpu what is pure."""
+
+NOT_DRIVEN = {"__init__.py", "options.py", "log.py", "clock.py", "prom.py", "params.py"}
+"""Reading of options, logging, wall clocks, Prometheus objects: the testbed has nothing to hold against them."""
+
+SKIPPED_FUNCTIONS = {"check", "__repr__", "__str__", "shutdown", "bind_kv_cache_manager", "build_prom_metrics"}
+"""Recounts, texts, and the end of a process."""
+
+FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the `index`-th place of a module that can be changed."""
+
+    module: str
+    file: str
+    index: int
+    line: int
+    change: str
+
+
+class Mutator(ast.NodeTransformer):
+    """Goes through the places of a module that can be changed, and changes one of them, or lists them all."""
+
+    def __init__(self, wanted: int | None = None) -> None:
+        self.places: list[tuple[int, str]] = []
+        self._wanted = wanted
+
+    def _is_wanted(self, node: ast.AST, before: str, after: str) -> bool:
+        self.places.append((getattr(node, "lineno", 0), f"{_short(before)}  →  {_short(after)}"))
+        return len(self.places) - 1 == self._wanted
+
+    def _replace(self, node: Any, new: Any) -> Any:
+        ast.copy_location(new, node)
+        return new if self._is_wanted(node, ast.unparse(node), ast.unparse(new)) else None
+
+    # -- what is left alone --------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        """Only bodies; not those that the testbed has no view of."""
+        if node.name not in SKIPPED_FUNCTIONS:
+            node.body = [self.visit(statement) for statement in node.body]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Annotations are for readers."""
+        if node.value is not None:
+            node.value = self.visit(node.value)
+        return node
+
+    def _leave(self, node: Any) -> Any:
+        return node
+
+    visit_Raise = visit_Assert = visit_Import = visit_ImportFrom = visit_JoinedStr = _leave  # noqa: N815
+
+    # -- what is changed -----------------------------------------------------------------------
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        """Another comparison."""
+        self.generic_visit(node)
+        if len(node.ops) == 1 and type(node.ops[0]) in FLIPPED:
+            flipped = ast.Compare(node.left, [FLIPPED[type(node.ops[0])]()], node.comparators)
+            return self._replace(node, flipped) or node
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        """`and` for `or`."""
+        self.generic_visit(node)
+        return (
+            self._replace(node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values))
+            or node
+        )
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        """A `not` lost."""
+        self.generic_visit(node)
+        return (self._replace(node, node.operand) if isinstance(node.op, ast.Not) else None) or node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        """Another sum."""
+        self.generic_visit(node)
+        if type(node.op) in SWAPPED:
+            return self._replace(node, ast.BinOp(node.left, SWAPPED[type(node.op)](), node.right)) or node
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        """One more, or the opposite."""
+        if isinstance(node.value, bool):
+            return self._replace(node, ast.Constant(not node.value)) or node
+        if isinstance(node.value, int):
+            return self._replace(node, ast.Constant(node.value + 1)) or node
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """Types in brackets are for readers; an index is not."""
+        self.generic_visit(node)
+        return node
+
+    def _droppable(self, node: Any) -> Any:
+        self.generic_visit(node)
+        dropped = ast.copy_location(ast.Pass(), node)
+        return dropped if self._is_wanted(node, ast.unparse(node), "(dropped)") else node
+
+    visit_AugAssign = visit_Delete = visit_Continue = _droppable  # noqa: N815
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """A call whose value nobody wants; a docstring is none."""
+        return self._droppable(node) if isinstance(node.value, ast.Call) else node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Something that is kept for later: without a local name, nothing else fails."""
+        kept = all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+        in_init = any(isinstance(t, ast.Attribute) and ast.unparse(t).startswith("self.") for t in node.targets)
+        if kept and not (in_init and isinstance(node.value, ast.Name | ast.Call | ast.Dict | ast.List | ast.Set)):
+            return self._droppable(node)
+        self.generic_visit(node)
+        return node
+
+
+def _short(code: str) -> str:
+    text = " ".join(code.split())
+    return text if len(text) <= 70 else text[:67] + "..."
+
+
+# -- the mutants of a package ------------------------------------------------------------------
+
+
+def mutants_of(package: str) -> list[Mutant]:
+    """All mutants of a package, in the order of its source."""
+    folder = Path(_origin(package)).parent
+    files = sorted({file for pattern in PACKAGES[package] for file in folder.glob(pattern)})
+    found = []
+    for file in files:
+        if file.name in NOT_DRIVEN and file.parent == folder:
+            continue
+        name = ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+        mutator = Mutator()
+        mutator.visit(ast.parse(file.read_text(encoding="utf-8")))
+        where = f"{package}/{file.relative_to(folder).as_posix()}"
+        found += [Mutant(name, where, i, line, text) for i, (line, text) in enumerate(mutator.places)]
+    return found
+
+
+def _origin(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, f"{module} is not installed"
+    return spec.origin
+
+
+class _Mutated:
+    """Finds one module, and gives its mutant in its place."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._mutant.module:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None and spec.origin is not None
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        code = compile(ast.fix_missing_locations(Mutator(self._mutant.index).visit(tree)), spec.origin, "exec")
+        spec.loader.exec_module = lambda module: exec(code, module.__dict__)  # type: ignore[method-assign]
+        return spec
+
+
+# -- the testbed -------------------------------------------------------------------------------
+
+
+def subjects_of(package: str) -> list[Any]:
+    """What drives a package: all its ways of working that the testbed knows."""
+    from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, offloading, several
+    from kv_sim.subject import Trait
+
+    if package == "kv_multi":
+        three = several(LATER, MEMORY, LATER)
+        return [*(subject for name, subject in SUBJECTS.items() if "+" in name and "offload" not in name), three]
+    if package == "kv_offload_cpu":
+        threshold = offloading(store_threshold=2, without=frozenset({Trait.KEEPS, Trait.EVENTS}))
+        policies = [offloading(eviction_policy=policy) for policy in ("lru", "arc", "s3fifo", "sieve")]
+        return [*policies, SUBJECTS["offload-chunks"], threshold]
+    fenced = offloading(hold_blocks="never", without=frozenset({Trait.ZEROING}))
+    prompts = offloading(hold_blocks="never", offload_prompt_only=True, without=frozenset({Trait.ZEROING}))
+    single = [subject for name, subject in SUBJECTS.items() if name.startswith("offload") and "+" not in name]
+    return [fenced, *single, prompts]
+
+
+def verdict_of(mutant: Mutant, histories: int) -> str:
+    """Who found it: an invariant, `hangs`, `testbed` (the testbed itself failed), or `survives`."""
+    sys.meta_path.insert(0, _Mutated(mutant))  # type: ignore[arg-type]
+    signal.alarm(PATIENCE_SECONDS)
+    try:
+        from kv_sim.console import let_connectors_log_nothing
+        from kv_sim.fuzz import run_seed
+
+        let_connectors_log_nothing()
+        subjects = subjects_of(mutant.module.split(".", maxsplit=1)[0])
+    except Exception:  # noqa: BLE001 - a mutant may fail when it is imported, like any code
+        return "import"
+    try:
+        for seed in range(histories):
+            for subject in subjects:
+                run = run_seed(subject, seed, actions=ACTIONS)
+                if run.failure is not None:
+                    return str(run.failure.violation.invariant)
+    except Exception:  # noqa: BLE001 - what reached the testbed made no sense to it
+        return "testbed"
+    return "survives"
+
+
+def _judge(work: tuple[Mutant, int]) -> tuple[Mutant, str]:
+    """In a process of its own, since modules are imported once."""
+    mutant, histories = work
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write_end, verdict_of(mutant, histories).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        verdict = pipe.read()
+    os.waitpid(child, 0)
+    return mutant, verdict or "hangs"
+
+
+def judged(mutants: Sequence[Mutant], histories: int, jobs: int) -> Iterator[tuple[Mutant, str]]:
+    """Each mutant and its verdict, in order."""
+    work = [(mutant, histories) for mutant in mutants]
+    if jobs == 1:
+        yield from map(_judge, work)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(_judge, work)
+
+
+def main() -> None:
+    """Judge and print."""
+    parser = argparse.ArgumentParser(description="Mutants of our packages under the testbed.")
+    parser.add_argument("--package", nargs="+", choices=list(PACKAGES), default=list(PACKAGES))
+    parser.add_argument("--sample", type=int, default=20, help="how many of each package; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--histories", type=int, default=60, help="of each subject, before a mutant has survived")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", metavar="FILE:LINE")
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    results = []
+    print(f"{'package':16} {'mutants':>7} {'judged':>6} {'found':>6}  by whom")
+    for package in arguments.package:
+        mutants = known = mutants_of(package)
+        if arguments.only:
+            mutants = [m for m in known if f"{m.file}:{m.line}" == arguments.only]
+        elif arguments.sample:
+            chosen = sorted(Random(arguments.seed).sample(range(len(known)), min(arguments.sample, len(known))))
+            mutants = [known[index] for index in chosen]
+        rows = list(judged(mutants, arguments.histories, arguments.jobs))
+        counts = Counter(verdict for _, verdict in rows)
+        survivors = counts.pop("survives", 0) + counts.get("testbed", 0)
+        found = f"{1 - survivors / len(rows):.0%}" if rows else "-"
+        text = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        print(f"{package:16} {len(known):>7} {len(rows):>6} {found:>6}  {text}", flush=True)
+        for mutant, verdict in rows:
+            if verdict in ("survives", "testbed"):
+                print(f"  {verdict}  {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
+        results += [{**asdict(mutant), "verdict": verdict} for mutant, verdict in rows]
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
