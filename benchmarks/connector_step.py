@@ -1,11 +1,11 @@
 """What a connector costs vLLM's scheduler: our OffloadingConnector beside vLLM's own, in one process.
 
-vLLM's `Scheduler` runs with made-up model output and no worker: every copy of a step is reported as ended with the
-next one. Three situations: `decode`, a step of 256 requests that each sample a token; `prompts only`, the same with
-`offload_prompt_only`; `long prompt`, all steps of a prompt of 100,000 tokens. Then `decode` again where every
-request has a longer history. Times are processor time of `schedule` and `update_from_output` together; of a decoding
-step the median, of everything the best of `--repeat` rounds, in which the subjects take turns. A connector's share is
-what its subject takes beyond the one without a connector.
+vLLM's `Scheduler` runs with made-up model output and no worker: every copy of a step is reported as ended with
+the next one. Three situations: `decode`, a step of 256 requests that each sample a token; `prompts only`, the same
+with `offload_prompt_only`; `long prompt`, all steps of a prompt of 100,000 tokens. Then `decode` again where every
+request has a longer history. Times are processor time of `schedule` and `update_from_output` together; of a
+decoding step the median, of everything the best of `--repeat` rounds, in which the subjects take turns. A
+connector's share is what its subject takes beyond the one without a connector.
 
     python benchmarks/connector_step.py [--repeat 3] [--steps 48] [--json FILE]
 
@@ -21,7 +21,6 @@ import platform
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import Any
 
 from kv_offload import metadata as ours
 from kv_sim.config import WorldConfig
