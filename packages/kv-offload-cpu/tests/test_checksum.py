@@ -8,6 +8,7 @@ from kv_api import KVError, TransferResult
 from kv_offload_cpu import CPUOffloadingSpec, Direction
 from kv_offload_cpu.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.engine import CopyResult
+from kv_offload_cpu.stats import CHECKSUM_MISMATCHES
 
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
 STORED = Job(((3, 4, 5), (6,)), ((2, 1), (0,)), (0, 1))
@@ -92,6 +93,19 @@ def test_a_failed_load_is_reported_once_beside_others(worker):
     assert results[2] == TransferResult(2, False)
     assert results[3].success
     assert worker.get_finished() == []
+
+
+def test_changed_pages_are_counted_once(worker):
+    assert worker.take_counts() == {}
+    assert run(worker, 1, STORED, Direction.STORE)
+    assert worker.take_counts() == {}
+    for place in ((2, 0, 0, 0), (1, 0, 0, 0)):
+        worker._memory.bytes[at(*place)] ^= 1
+    assert not run(worker, 2, STORED, Direction.LOAD)
+    assert worker.take_counts() == {CHECKSUM_MISMATCHES: 2}
+    assert worker.take_counts() == {}
+    assert not run(worker, 3, STORED, Direction.LOAD)
+    assert worker.take_counts() == {CHECKSUM_MISMATCHES: 2}
 
 
 def test_a_load_that_makes_no_sense_is_refused_before_memory_is_read(worker):

@@ -98,9 +98,9 @@ def test_the_tokens_that_fit_are_those_of_the_longest_requests():
 
 
 def test_the_metrics_are_those_that_will_be_reported():
-    assert CPUOffloadingSpec.build_metric_definitions({"store_threshold": 2}) == METRICS
+    assert CPUOffloadingSpec.build_metric_definitions({"store_threshold": 2, "checksum": True}) == METRICS
     without = set(METRICS) - set(CPUOffloadingSpec.build_metric_definitions({}))
-    assert without == {"vllm:kv_offload_stores_skipped"}
+    assert without == {"vllm:kv_offload_stores_skipped", "vllm:kv_offload_cpu_checksum_mismatches"}
 
 
 def test_the_worker_is_made_once():

@@ -7,8 +7,19 @@ from kv_offload_configs import make, vllm_config
 from kv_offload_medium import ScriptedSpec, StrictManager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kv_api import CacheHitSource, KVConnectorStats, OffloadingCounterMetadata, OffloadingGaugeMetadata
-from kv_offload import OffloadingConnector, OffloadingConnectorStats, TransferStats
+from kv_api import (
+    CacheHitSource,
+    KVConnectorOutput,
+    KVConnectorStats,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+)
+from kv_offload import (
+    OffloadingConnector,
+    OffloadingConnectorStats,
+    OffloadingWorkerMetadata,
+    TransferStats,
+)
 from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, STORE_BYTES
 from kv_offload.sources import count_sources
 
@@ -38,6 +49,15 @@ def test_the_payload_says_what_it_is():
         },
         "info": None,
     }
+
+
+def test_what_workers_of_the_medium_counted_is_added():
+    connector = make()
+    for amount in (2, 3):
+        meta = OffloadingWorkerMetadata(medium_counts={"broken": amount})
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=meta))
+    stats = connector.get_kv_connector_stats().to_dict()
+    assert (stats["types"]["broken"], stats["data"]["broken"]) == ("counter", {(): 5})
 
 
 def test_stats_add_up():

@@ -54,6 +54,20 @@ def test_a_store_begins_after_the_forward_pass(worker):
     assert medium.calls[3:] == [("store", 7)]
 
 
+def test_what_the_medium_counts_is_told_even_if_no_job_ended(worker):
+    connector, medium = worker()
+    told = [{"broken": 2}, {}, {"broken": 1, "odd": 4}]
+    medium.take_counts = lambda: told.pop(0)
+    metas = [run(connector)[2] for _ in range(3)]
+    assert metas == [
+        OffloadingWorkerMetadata(medium_counts={"broken": 2}),
+        None,
+        OffloadingWorkerMetadata(medium_counts={"broken": 1, "odd": 4}),
+    ]
+    both = metas[0].aggregate(metas[2])
+    assert both.medium_counts == {"broken": 3, "odd": 4}
+
+
 def test_the_end_of_jobs_is_told_once(worker):
     connector, medium = worker()
     assert run(connector, {1: store()}, {2: load("b")}) == (results(), set(), None)

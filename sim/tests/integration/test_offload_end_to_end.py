@@ -217,6 +217,24 @@ def test_what_one_request_computed_another_gets_back(pair: Any, caches: dict[str
     pair.worker.side.check()
 
 
+def test_a_byte_that_changed_in_host_memory_is_a_miss_and_a_metric(caches: dict[str, Any]) -> None:
+    pair = Pair(caches, {"checksum": True})
+    source, target = [3, 9, 4, 17, 5, 6], [20, 1, 2, 8, 7, 10]
+    pair.store(Request("first"), source)
+    pair.worker.side._medium._memory.bytes[0] ^= 1  # of the first chunk
+    before = [block_bytes(caches, block) for block in range(BLOCKS)]
+    second = Request("second")
+    _, report = pair.load(second, target, 0)
+    assert report.invalid_block_ids == set(target[:5])
+    assert [block_bytes(caches, block) for block in range(BLOCKS)] == before
+    counted = pair.scheduler.get_kv_connector_stats().to_dict()["data"]
+    assert counted["vllm:kv_offload_cpu_checksum_mismatches"] == {(): 1}
+    assert counted["vllm:kv_offload_load_failure"] == {(): 1}
+    assert pair.scheduler.get_num_new_matched_tokens(Request("third"), 0) == (0, False)
+    pair.worker.shutdown()
+    pair.scheduler.shutdown()
+
+
 def test_another_prompt_finds_nothing(pair: Any) -> None:
     pair.store(Request("first"), [3, 9, 4, 17, 5, 6])
     other = Request("other", block_hashes=[bytes([99 - index]) * 32 for index in range(PROMPT // BLOCK)])

@@ -17,7 +17,7 @@ from kv_offload_cpu.info import CPUOffloadingInfo, offloading_info
 from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.options import MemoryChoice, read_options
 from kv_offload_cpu.sizing import HostLayout, plan_layout
-from kv_offload_cpu.stats import METRICS, STORES_SKIPPED
+from kv_offload_cpu.stats import CHECKSUM_MISMATCHES, METRICS, STORES_SKIPPED
 
 if TYPE_CHECKING:
     from kv_offload_cpu.copy.engine import CopyEngine
@@ -61,7 +61,8 @@ class CPUOffloadingSpec(OffloadingSpec):
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         threshold = extra_config.get("store_threshold", 0)
         skips = isinstance(threshold, int) and threshold >= 2
-        return {name: metric for name, metric in METRICS.items() if skips or name != STORES_SKIPPED}
+        counted = {STORES_SKIPPED: skips, CHECKSUM_MISMATCHES: bool(extra_config.get("checksum", False))}
+        return {name: metric for name, metric in METRICS.items() if counted.get(name, True)}
 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:

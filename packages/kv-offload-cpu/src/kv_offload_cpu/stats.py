@@ -17,6 +17,7 @@ ALLOCATION_SIZE: Final = "vllm:kv_offload_cpu_allocation_size"
 # Not vLLM's kv_offload_allocation_failure: that one is the connector's, who counts refusals of any medium.
 ALLOCATION_FAILURE: Final = "vllm:kv_offload_cpu_allocation_failure"
 STORES_SKIPPED: Final = "vllm:kv_offload_stores_skipped"
+CHECKSUM_MISMATCHES: Final = "vllm:kv_offload_cpu_checksum_mismatches"
 
 METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
     USAGE: OffloadingGaugeMetadata("Share of the CPU cache that jobs are using, so that nothing can evict it."),
@@ -25,6 +26,9 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
     ALLOCATION_SIZE: OffloadingHistogramMetadata("Chunks allocated by one store."),
     ALLOCATION_FAILURE: OffloadingCounterMetadata("Stores refused because too much of the CPU cache is in use."),
     STORES_SKIPPED: OffloadingCounterMetadata("Chunks not stored because they weren't offered often enough."),
+    CHECKSUM_MISMATCHES: OffloadingCounterMetadata(
+        "Pages in the CPU cache that had changed since they were stored."
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCo
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.sizing import HostLayout
+from kv_offload_cpu.stats import CHECKSUM_MISMATCHES
 
 _log = getLogger("kv_offload_cpu")
 
@@ -71,6 +72,7 @@ class CPUOffloadingWorker(OffloadingWorker):
         self._ended: list[TransferResult] = []
         self._reported = 0
         self._is_shut_down = False
+        self._told_mismatches = 0
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         copies = self._pages(job_id, Direction.STORE, src_spec, dst_spec)
@@ -106,6 +108,12 @@ class CPUOffloadingWorker(OffloadingWorker):
                 self.counts.lost += 1
                 _log.error("%s job %d is lost: its copy ended, or never will", self._running[job_id].value, job_id)
                 self._end(CopyResult(job_id, success=False))
+
+    def take_counts(self) -> dict[str, int]:
+        """What was counted since the last call, by metric. kv-offload's connector asks; vLLM's doesn't."""
+        mismatches = getattr(self.engine, "mismatches", 0)
+        new, self._told_mismatches = mismatches - self._told_mismatches, mismatches
+        return {CHECKSUM_MISMATCHES: new} if new else {}
 
     def shutdown(self) -> None:
         if self._is_shut_down:

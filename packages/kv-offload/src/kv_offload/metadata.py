@@ -1,6 +1,7 @@
 """What the two sides of the connector send each other, in vLLM's form where vLLM has one."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kv_api import GPULoadStoreSpec, KVConnectorMetadata, KVConnectorWorkerMetadata, LoadStoreSpec
 
@@ -78,6 +79,7 @@ class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
 
     ``completed_jobs`` counts ends of any kind, once a worker; ``failed_jobs`` and ``unended_jobs`` say which of
     them failed, and which of those were only given up; ``late_jobs``, that a copy that was given up has ended.
+    ``medium_counts`` has what the medium's workers counted, by metric.
     """
 
     completed_jobs: dict[int, int] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
     unended_jobs: dict[int, int] = field(default_factory=dict)
     late_jobs: dict[int, int] = field(default_factory=dict)
     transfer_stats: TransferStats = field(default_factory=TransferStats)
+    medium_counts: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "OffloadingWorkerMetadata":
         if not isinstance(other, OffloadingWorkerMetadata):
@@ -95,8 +98,9 @@ class OffloadingWorkerMetadata(KVConnectorWorkerMetadata):
             _sum(self.unended_jobs, other.unended_jobs),
             _sum(self.late_jobs, other.late_jobs),
             self.transfer_stats.aggregate(other.transfer_stats),
+            _sum(self.medium_counts, other.medium_counts),
         )
 
 
-def _sum(mine: dict[int, int], theirs: dict[int, int]) -> dict[int, int]:
-    return {job: mine.get(job, 0) + theirs.get(job, 0) for job in sorted({*mine, *theirs})}
+def _sum(mine: dict[Any, int], theirs: dict[Any, int]) -> dict[Any, int]:
+    return {key: mine.get(key, 0) + theirs.get(key, 0) for key in sorted({*mine, *theirs})}

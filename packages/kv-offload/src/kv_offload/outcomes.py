@@ -29,6 +29,8 @@ class Outcomes:
         meta = output.kv_connector_worker_meta
         if isinstance(meta, OffloadingWorkerMetadata):
             books.stats.add_transfers(meta.transfer_stats)
+            for name, amount in meta.medium_counts.items():
+                books.stats.increase(name, amount)
             for job_id, ended in meta.completed_jobs.items():
                 failed, unended = meta.failed_jobs.get(job_id, 0), meta.unended_jobs.get(job_id, 0)
                 report = books.jobs.report(job_id, ended, failed, unended)

@@ -10,7 +10,7 @@ A store is *distrusted* if its blocks may have been written before it had read t
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kv_api import KVConnectorTransferResults, TransferResult
@@ -119,9 +119,15 @@ class RunningJobs:
         blocks, self._invalid_blocks = self._invalid_blocks, set()
         return blocks
 
+    def count(self, medium_counts: Mapping[str, int]) -> None:
+        """The medium counted these, by metric."""
+        counts = self._meta.medium_counts
+        for name, amount in medium_counts.items():
+            counts[name] = counts.get(name, 0) + amount
+
     def take_meta(self) -> OffloadingWorkerMetadata | None:
         """What the scheduler's half is told."""
-        if not (self._meta.completed_jobs or self._meta.late_jobs):
+        if self._meta == OffloadingWorkerMetadata():
             return None
         meta, self._meta = self._meta, OffloadingWorkerMetadata()
         return meta
