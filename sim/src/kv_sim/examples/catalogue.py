@@ -1,6 +1,8 @@
 """The subjects that come with the testbed, by the names that the command line knows."""
 
+from collections.abc import Mapping
 from math import lcm
+from types import MappingProxyType
 from typing import Any, Final
 
 from kv_sim.subject import Subject, Trait
@@ -30,12 +32,20 @@ PATIENT: Final = Subject(
     "kv_sim.examples.patient",
     traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.KEEPS}),
 )
+FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
+"""Raises, so it is driven only below a MultiConnector that switches it off then."""
 
 
 def several(
-    *children: Subject, kv_connector: str = "MultiConnector", module_path: str | None = "kv_multi"
+    *children: Subject,
+    kv_connector: str = "MultiConnector",
+    module_path: str | None = "kv_multi",
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
-    """A MultiConnector over these. It claims what all of them claim; only one of several would tell all events."""
+    """A MultiConnector over these, with its own ``settings``.
+
+    It claims what all of them claim; only one of several would tell all events.
+    """
     connectors = [
         {
             "kv_connector": child.kv_connector,
@@ -46,7 +56,7 @@ def several(
     ]
     traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
     grain = lcm(*(child.blocks_per_chunk for child in children))
-    return Subject(kv_connector, module_path, {"connectors": connectors}, traits, grain)
+    return Subject(kv_connector, module_path, {"connectors": connectors, **settings}, traits, grain)
 
 
 def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) -> Subject:
@@ -81,6 +91,8 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+later": several(LATER, LATER),
     "later+patient": several(LATER, PATIENT),
     "patient+memory": several(PATIENT, MEMORY),
+    "longest": several(LATER, MEMORY, settings={"load_policy": "longest"}),
+    "later+flaky": several(LATER, FLAKY, settings={"on_child_error": "quarantine"}),
     "offload": OFFLOAD,
     "offload-chunks": OFFLOAD_CHUNKS,
     "offload-in-step": OFFLOAD_IN_STEP,
