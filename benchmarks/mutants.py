@@ -228,12 +228,15 @@ class _Mutated:
 
 def subjects_of(package: str) -> list[Any]:
     """What drives a package: all its ways of working that the testbed knows."""
-    from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, offloading, several
+    from kv_sim.examples.catalogue import FLAKY, LATER, MEMORY, SUBJECTS, offloading, several
     from kv_sim.subject import Trait
 
     if package == "kv_multi":
         three = several(LATER, MEMORY, LATER)
-        return [*(subject for name, subject in SUBJECTS.items() if "+" in name and "offload" not in name), three]
+        flaky = several(FLAKY, MEMORY, settings={"on_child_error": "quarantine"})
+        nested = several(several(LATER, MEMORY), LATER)
+        names = ("later+memory", "longest", "later+flaky", "later+later", "patient+memory", "offload+offload")
+        return [*(SUBJECTS[name] for name in names), three, flaky, nested]
     if package == "kv_offload_cpu":
         threshold = offloading(store_threshold=2, without=frozenset({Trait.KEEPS, Trait.EVENTS}))
         policies = [offloading(eviction_policy=policy) for policy in ("lru", "arc", "s3fifo", "sieve")]

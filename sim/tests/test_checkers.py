@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from kv_api import BlockRemoved, BlockStored, CacheHitSource, KVConnectorTransferResults
+from kv_api import BlockRemoved, BlockStored, CacheHitSource, KVConnectorStats, KVConnectorTransferResults
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
 from kv_sim.checkers.hits import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY
+from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
 from kv_sim.memory.shadow import Shadow
@@ -177,6 +178,28 @@ def a_source_of_nothing(referee: Referee) -> None:
     accounting.check_sources("r1", 8, {CacheHitSource.HOST: 8, CacheHitSource.DISK: 0}, referee)
 
 
+class Forgetful(MemoryConnector):
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return Counted(dict.fromkeys(data or {}, 0))
+
+
+class Counted(KVConnectorStats):
+    def reduce(self) -> dict[str, Any]:
+        return self.data
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+def stats_that_arrive_as_others(referee: Referee) -> None:
+    accounting.check_stats(Forgetful, None, referee)
+    accounting.check_stats(Forgetful, Counted({}), referee)
+    accounting.check_stats(MemoryConnector, Counted({"loads": 3}), referee)  # it can't rebuild any
+    accounting.check_stats(Forgetful, Counted({"loads": 0}), referee)
+    accounting.check_stats(Forgetful, Counted({"loads": 3}), referee)
+
+
 def removed_and_never_stored(referee: Referee) -> None:
     accounting.Mirror(referee).take([BlockRemoved([b"x"], "CPU")])
 
@@ -249,6 +272,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         "8 tokens are loaded, but their sources are counted as {'host': 4}",
     ),
     (I.ACCOUNTING, a_source_of_nothing, "'disk': 0"),
+    (I.ACCOUNTING, stats_that_arrive_as_others, "stats {'loads': 3} arrive as {'loads': 0} where they are shown"),
     (
         I.ACCOUNTING,
         removed_and_never_stored,

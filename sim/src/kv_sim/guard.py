@@ -76,6 +76,12 @@ class Guard:
         accounting.check_sources(request.request_id, num_external_tokens, answer, self._referee)
         return answer
 
+    def get_kv_connector_stats(self) -> Any:
+        """Ask, and check that what was counted arrives where it is shown."""
+        answer = self.call("get_kv_connector_stats")
+        accounting.check_stats(type(self.connector), answer, self._referee)
+        return answer
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the connector."""
         try:

@@ -1,14 +1,22 @@
 """ACCOUNTING: what a connector counts and announces is what happened.
 
-The sources of a hit add up to the hit. KV events describe a cache that could exist: nothing is removed that was
-not announced before, and what a mirror holds after all events is what the connector says is resident.
+The sources of a hit add up to the hit. Stats are the same numbers in the process that shows them. KV events describe
+a cache that could exist: nothing is removed that was not announced before, and what a mirror holds after all events
+is what the connector says is resident.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from kv_api import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from kv_api import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    KVConnectorBase_V1,
+    KVConnectorStats,
+)
 from kv_sim.violation import Invariant, Referee
 
 
@@ -20,6 +28,17 @@ def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -
         referee.fail(
             Invariant.ACCOUNTING,
             f"request {request_id}: {tokens} tokens are loaded, but their sources are counted as {named}",
+        )
+
+
+def check_stats(connector: type[KVConnectorBase_V1], stats: KVConnectorStats | None, referee: Referee) -> None:
+    """The class can rebuild the stats from what crosses to the process that shows them, if it can at all."""
+    if stats is None or stats.is_empty():
+        return
+    rebuilt = connector.build_kv_connector_stats(stats.to_dict())
+    if rebuilt is not None and rebuilt.reduce() != stats.reduce():
+        referee.fail(
+            Invariant.ACCOUNTING, f"stats {stats.reduce()} arrive as {rebuilt.reduce()} where they are shown"
         )
 
 
