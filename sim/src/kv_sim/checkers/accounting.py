@@ -1,8 +1,8 @@
 """ACCOUNTING: what a connector counts and announces is what happened.
 
-The sources of a hit add up to the hit. Stats are the same numbers in the process that shows them. KV events describe
-a cache that could exist: nothing is removed that was not announced before, and what a mirror holds after all events
-is what the connector says is resident.
+The sources of a hit add up to the hit. Stats are the same numbers in the process that shows them. KV events
+describe a cache that could exist: nothing is removed that was not announced before, and what a mirror holds after
+all events is what the connector says is resident.
 """
 
 from collections import Counter
