@@ -4,7 +4,7 @@ import json
 import pickle
 
 from kv_api import Medium, OffloadingEvent, ReqContext
-from kv_offload_cpu import METRICS, CPUOffloadingStats
+from kv_offload_cpu import CPUOffloadingSpec, CPUOffloadingStats
 from kv_offload_cpu.stats import (
     ALLOCATION_FAILURE,
     ALLOCATION_SIZE,
@@ -103,6 +103,12 @@ def test_stats(make, keys, store):
     }
 
 
+def test_what_is_counted_is_what_the_spec_declares(make):
+    for threshold in (0, 1, 2):
+        declared = CPUOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
+        assert set(make(4, store_threshold=threshold).get_stats().data) == set(declared)
+
+
 def test_stats_add_up():
     total = CPUOffloadingStats()
     assert total.is_empty()
@@ -126,6 +132,6 @@ def test_stats_travel(make, store):
     manager = make(4)
     store(manager, [0, 1])
     stats = manager.get_stats()
-    assert stats.data.keys() == METRICS.keys()
+    assert stats.data.keys() == CPUOffloadingSpec.build_metric_definitions({}).keys()
     assert pickle.loads(pickle.dumps(stats)) == stats
     assert json.loads(json.dumps(stats.to_dict())) == stats.data

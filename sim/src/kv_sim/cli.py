@@ -23,6 +23,7 @@ from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.log import Log
 from kv_sim.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
 from kv_sim.perfetto import Perfetto
+from kv_sim.replay import command as replaying
 from kv_sim.schedule_file import Schedule, read_schedule, write_schedule
 from kv_sim.shrink import shrink
 from kv_sim.subject import Subject, Trait
@@ -34,7 +35,8 @@ from kv_sim.zoo.command import zoo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
-    options = parser_of(COMMANDS).parse_args(arguments)
+    typed = sys.argv[1:] if arguments is None else arguments
+    options = parser_of(COMMANDS, typed).parse_args(typed)
     let_connectors_log_nothing()
     try:
         selection.check_numbers(options)
@@ -243,6 +245,8 @@ def _subjects(options: argparse.Namespace) -> int:
 
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "fuzz": _fuzz,
+    "replay": replaying.replay,
+    "size": replaying.size,
     "replay-schedule": _replay,
     "conform": conform,
     "campaign": _campaign,

@@ -2,10 +2,11 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.replay.arguments import add_replay_arguments, add_size_arguments
 from kv_sim.report import USUAL_ACTIONS
 from kv_sim.subject import Trait
 
@@ -15,8 +16,8 @@ USUAL_MINUTES: Final = 10.0
 Command = Callable[[argparse.Namespace], int]
 
 
-def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """The parser; what it finds has ``run``, the command's function."""
+def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser; what it finds has ``run``, the command's function. Some options depend on what was ``typed``."""
     parser = argparse.ArgumentParser(
         prog="kv-sim", description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed."
     )
@@ -40,6 +41,10 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
     )
     _add_engine(fuzz, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
+
+    traced = command("replay", "replay a request trace on a host cache, and say what it would have answered")
+    add_replay_arguments(traced, typed)
+    add_size_arguments(command("size", "say how much host memory a trace is worth, and how to configure it"))
 
     again = command("replay-schedule", "replay a schedule file, maybe onto another connector")
     again.add_argument("file", metavar="FILE")

@@ -31,7 +31,7 @@ from kv_offload_cpu.fences import JobKind
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool
-from kv_offload_cpu.stats import Counters, CPUOffloadingStats
+from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
 
@@ -177,7 +177,10 @@ class CPUOffloadingManager(OffloadingManager):
         return () if self._events is None else self._events.take(self._pool.is_held)
 
     def get_stats(self) -> CPUOffloadingStats:
-        return self._counters.take(*self._pool.usage())
+        stats = self._counters.take(*self._pool.usage())
+        if self._tracker is None:  # nothing is skipped, and the spec declares no such metric
+            del stats.data[STORES_SKIPPED]
+        return stats
 
     def config_info(self) -> Sequence[ConfigInfoMapping]:
         return [{} if self._info is None else self._info.as_config_info()]

@@ -32,7 +32,7 @@ class Admission:
             holds = request.request_id in self._state.blocks.tables
             (skipped_holding if holds else skipped).appendleft(request)
 
-        while plan.budget > 0 and len(self._state.running) < self._state.config.max_running:
+        while plan.budget > 0 and self._state.num_running < self._state.config.max_running:
             queue = self._state.holding or self._state.waiting
             if not queue:
                 break

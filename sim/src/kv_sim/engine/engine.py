@@ -6,7 +6,7 @@ are scheduled meanwhile. Nothing happens by itself: the world calls.
 """
 
 from collections import deque
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
@@ -32,6 +32,8 @@ class Engine:
     it has to offer, too.
     """
 
+    scheduler_class: ClassVar[type[Scheduler]] = Scheduler
+
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that this engine can be."""
@@ -46,27 +48,38 @@ class Engine:
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
-        cache_config = kv_cache_config(config)
-        self.devices = [Device(rank, config, self.shadow) for rank in range(config.world_size)]
+        cache_config = self.describe_caches()
+        self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
         for device in self.devices:
-            connector = create(
-                vllm_config(config, subject, device.rank), KVConnectorRole.WORKER, cache_config, referee
-            )
+            connector = create(self.describe(subject, device.rank), KVConnectorRole.WORKER, cache_config, referee)
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
             self.workers.append(Worker(config, device, guard))
-        connector = create(vllm_config(config, subject), KVConnectorRole.SCHEDULER, cache_config, referee)
+        connector = create(self.describe(subject, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
         guarded = cast(KVConnectorBase_V1, Guard(connector, "scheduler", referee, log, self.served))
-        self.scheduler = Scheduler(config, guarded, self.shadow, all_groups=isinstance(connector, SupportsHMA))
+        all_groups = isinstance(connector, SupportsHMA)
+        self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
         guarded.bind_kv_cache_manager(self.scheduler.blocks)
         self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
         guarded.set_xfer_handshake_metadata_pp_aware({})
         self.outcome = Outcome(self.scheduler, referee)
+
+    def describe(self, subject: Subject, rank: int) -> Any:
+        """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
+        return vllm_config(self.config, subject, rank)
+
+    def describe_caches(self) -> Any:
+        """What a connector is told of the KV caches; fits ``kv_api.KVCacheConfig``."""
+        return kv_cache_config(self.config)
+
+    def make_device(self, rank: int) -> Device:
+        """The device of a rank."""
+        return Device(rank, self.config, self.shadow)
 
     # -- requests ------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What a step does, as the connector sees it and as the workers execute it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
@@ -11,7 +12,7 @@ class NewRequestData:
     """A request that runs for the first time (with runner V2 also one that resumes)."""
 
     req_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
 

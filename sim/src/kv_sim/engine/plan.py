@@ -109,7 +109,7 @@ class StepPlan:
         new = [
             NewRequestData(
                 entry.request.request_id,
-                list(entry.request.spec.prompt),
+                entry.request.prompt_token_ids,
                 entry.tables.get_block_ids(),
                 entry.computed,
             )

@@ -119,6 +119,11 @@ class SimRequest:
         return self._tokens[: self.num_tokens]
 
     @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """The tokens of the prompt."""
+        return self._tokens[: self.num_prompt_tokens]
+
+    @property
     def block_hashes(self) -> Sequence[bytes]:
         """One hash for each full block of known tokens."""
         return self._block_hashes[: self.num_tokens // self._block_size]

@@ -11,6 +11,7 @@ scheduled before has come back (``deferred_frees``).
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import ClassVar
 
 from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
@@ -27,6 +28,8 @@ RejectDrafts = Callable[[str, int], int]
 
 class Scheduler:
     """State of the scheduler between steps."""
+
+    admission_class: ClassVar[type[Admission]] = Admission
 
     def __init__(
         self, config: WorldConfig, connector: KVConnectorBase_V1, shadow: Shadow, *, all_groups: bool
@@ -53,7 +56,7 @@ class Scheduler:
         self.defers_frees = config.max_concurrent_steps > 1 and config.role != "kv_producer"
         self.requires_delivery = connector.requires_kv_delivery
         self.all_groups = all_groups
-        self.admission = Admission(self)
+        self.admission = self.admission_class(self)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -70,6 +73,11 @@ class Scheduler:
         unfinished = len(self.running) + len(self.waiting) + len(self.holding)
         return bool(unfinished or self.finished_req_ids or len(self.requests) > unfinished)
 
+    @property
+    def num_running(self) -> int:
+        """How many requests run."""
+        return len(self.running)
+
     # -- one step ------------------------------------------------------------------------------
 
     def schedule(self, reject_drafts: RejectDrafts) -> tuple[SchedulerOutput, StepPlan]:
@@ -84,9 +92,13 @@ class Scheduler:
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
-        plan.attend(self.requests, self.blocks, reject_drafts)
+        self.attend(plan, reject_drafts)
         self._after_schedule(plan)
         return output, plan
+
+    def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
+        """Write down what the devices will do."""
+        plan.attend(self.requests, self.blocks, reject_drafts)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         index = 0

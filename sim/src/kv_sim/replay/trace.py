@@ -1,8 +1,9 @@
 """``Trace``: requests as they were recorded, whatever the format they were recorded in.
 
-A block of a trace is named by an integer. Equal integers mean the same tokens *after the same tokens*: an id names the
-whole prefix up to the end of its block, so two requests share exactly their leading run of equal ids. A reader of a format
-whose ids mean something else (ids that name one block's tokens only, ids that are local to a session) makes them mean this.
+A block of a trace is named by an integer. Equal integers mean the same tokens *after the same tokens*: an id
+names the whole prefix up to the end of its block, so two requests share exactly their leading run of equal ids.
+A reader of a format whose ids mean something else (ids that name one block's tokens only, ids that are local to
+a session) makes them mean this.
 """
 
 from collections.abc import Iterator

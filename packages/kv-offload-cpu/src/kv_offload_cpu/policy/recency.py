@@ -67,17 +67,20 @@ class RecencyList:
         runs, run_of = self._runs, self._run_of
         while len(taken) < count and runs:
             run, slots = next(iter(runs.items()))
-            before = len(slots)
-            while slots and len(taken) < count:
-                slot = slots.pop()
-                if run_of[slot] is slots:
-                    run_of[slot] = None
-                    if pins[slot]:
-                        parked[slot] = None
-                        self._size -= 1
-                    else:
-                        taken.append(slot)
-            self._entries -= before - len(slots)
+            # As many entries as chunks are missing, the last one first.
+            tail = slots[: len(taken) - count - 1 : -1]
+            del slots[-len(tail) :]
+            self._entries -= len(tail)
+            live = dict.fromkeys([slot for slot in tail if run_of[slot] is slots])
+            for slot in live:
+                run_of[slot] = None
+            if any(map(pins.__getitem__, live)):
+                pinned = [slot for slot in live if pins[slot]]
+                parked.update(dict.fromkeys(pinned))
+                self._size -= len(pinned)
+                taken += [slot for slot in live if not pins[slot]]
+            else:
+                taken += live
             if not slots:
                 del runs[run]
         self._size -= len(taken)

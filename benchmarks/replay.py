@@ -1,0 +1,240 @@
+"""How fast a trace is replayed: ours beside LMCache's cache simulator, in one process; and how exactly.
+
+Three tables, on the conversation trace that ships with kv-sim:
+
+* one replay with statistics: ours goes through the real CPUOffloadingManager, theirs through its ``simulate``;
+* an LRU curve of 20 capacities: ours from stack distances, theirs ``simulate(fast=True)`` for each of them;
+* the same trace cut into blocks of 16 tokens (9 million references): ours only.
+
+A time is processor time, the best of ``--repeat`` rounds, rounds of both taken in turns. Traces are in memory, in
+each one's own form, before a time is taken. Theirs needs only sortedcontainers: unpack its wheel (``pip download
+--no-deps lmcache``) and name the folder.
+
+``--reference`` prints the hit ratios of all policies at the capacities of the reference table: of the policies a
+block at a time (the textbook's), and of the manager as a server drives it, where a prompt's blocks are offered
+together. ``--figure FILE`` draws Figure 9 (Synthetic) of the Mooncake paper beside ours.
+
+    python benchmarks/replay.py [--lmcache FOLDER] [--repeat 3] [--skip-fine] [--reference] [--figure FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+import types
+from collections.abc import Callable
+from math import log10
+from pathlib import Path
+from typing import Any
+
+from kv_api import ReqContext
+from kv_offload_cpu import POLICIES, CPUOffloadingManager
+from kv_sim.replay import Columns, open_trace
+from kv_sim.replay.cache import Setup, keys_of, replay_cache
+from kv_sim.replay.columns import ColumnsBuilder
+from kv_sim.replay.curve import Totals
+from kv_sim.replay.shape import shape_of
+from kv_sim.replay.sizing import usual_capacities
+from kv_sim.replay.stack import Order, lru_curve
+from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
+from kv_sim.table import aligned
+
+CAPACITIES = {
+    "mooncake-conversation": (182, 1827, 9139, 18279, 45697),
+    "mooncake-synthetic": (43, 439, 2196, 4392, 10981),
+}
+FIGURE_9 = {
+    10**4: 0.0004,
+    10**5: 0.0117,
+    10**6: 0.1461,
+    2 * 10**6: 0.2345,
+    4 * 10**6: 0.3805,
+    5 * 10**6: 0.4352,
+    8 * 10**6: 0.5447,
+    10**7: 0.5886,
+    5 * 10**7: 0.6583,
+    10**8: 0.6583,
+    10**9: 0.6583,
+}
+FINE_TOKENS = 16
+
+
+def load_simulate(folder: Path) -> Callable[..., Any]:
+    """LMCache's ``simulate``, without the rest of LMCache: its packages import torch."""
+    for name in ("lmcache", "lmcache.tools", "lmcache.tools.cache_simulator"):
+        module = types.ModuleType(name)
+        module.__path__ = [str(folder.joinpath(*name.split(".")))]
+        sys.modules[name] = module
+    from lmcache.tools.cache_simulator.simulator import simulate  # type: ignore[import-not-found]
+
+    found: Callable[..., Any] = simulate
+    return found
+
+
+def take_turns(repeat: int, works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of each, the best of some rounds."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(repeat):
+        for name, work in works.items():
+            begin = time.process_time()
+            work()
+            best[name] = min(best[name], time.process_time() - begin)
+    return best
+
+
+def with_statistics(columns: Columns, capacity: int) -> None:
+    """One replay, and everything that is reported of it."""
+    shape = shape_of(columns)
+    outcome = replay_cache(columns, Setup("lru", capacity))
+    hits_by_tier(columns, outcome)
+    ages_of(columns, shape, outcome)
+    series_of(columns, shape, outcome)
+
+
+def curve_of(columns: Columns, capacities: list[int]) -> list[float]:
+    """The ratios of LRU at some capacities."""
+    totals = Totals.of(columns)
+    curve = lru_curve(columns, shape_of(columns), max(capacities))
+    return [curve.at(size).ratios(totals).block for size in capacities]
+
+
+def compare(columns: Columns, simulate: Callable[..., Any] | None, repeat: int) -> None:
+    """The first two tables."""
+    sizes = usual_capacities(shape_of(columns).unique_blocks, 20)
+    one, many = {"ours": lambda: with_statistics(columns, 18_279)}, {"ours": lambda: curve_of(columns, sizes)}
+    if simulate is not None:
+        events = [
+            {"chunk_hashes": [f"{b:016x}" for b in r.blocks], "seq_len": r.input_tokens, "chunk_size": 512}
+            for r in columns
+        ]
+        one["LMCache simulate"] = lambda: simulate(events, 18_279, 1)
+        many["LMCache fast sweep"] = lambda: [simulate(events, size, 1, fast=True) for size in sizes]
+    for title, works in (
+        ("a replay with statistics, 18,279 blocks", one),
+        ("an LRU curve of 20 capacities", many),
+    ):
+        found = take_turns(repeat, works)
+        count = columns.references * (len(sizes) if works is many else 1)
+        rows = [["", "seconds", "M references/s", "ratio"]]
+        for name, seconds in found.items():
+            ratio = max(found.values()) / seconds
+            rows.append([name, f"{seconds:.3f}", f"{count / seconds / 1e6:.2f}", f"{ratio:.1f}x"])
+        print(title, *aligned(rows), "", sep="\n")
+
+
+def finer(columns: Columns, tokens: int) -> Columns:
+    """The same trace in smaller blocks."""
+    parts, builder = columns.block_tokens // tokens, ColumnsBuilder()
+    for request in columns:
+        ids = [block * parts + part for block in request.blocks for part in range(parts)]
+        count = -(-request.input_tokens // tokens)
+        builder.add(request.arrival_seconds, request.input_tokens, request.output_tokens, ids[:count])
+    return builder.finish(f"{columns.name} by {tokens}", tokens)
+
+
+def measure_fine(columns: Columns) -> None:
+    """The third table."""
+    fine = finer(columns, FINE_TOKENS)
+    capacity = 18_279 * columns.block_tokens // FINE_TOKENS
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rows = [["", "seconds", "M references/s"]]
+    works = {
+        "replay with statistics": lambda: with_statistics(fine, capacity),
+        "LRU curve of 20": lambda: curve_of(fine, usual_capacities(32 * 182_790, 20)),
+    }
+    for name, seconds in take_turns(1, works).items():
+        rows.append([name, f"{seconds:.2f}", f"{fine.references / seconds / 1e6:.2f}"])
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{fine.references:,} references of 16 tokens, {capacity:,} blocks; memory grew by {grown:.0f} MiB")
+    print(*aligned(rows), "", sep="\n")
+
+
+def one_at_a_time(columns: Columns, policy: str, capacity: int) -> float:
+    """The real manager, a request for each block, the head last: a policy as its paper has it."""
+    manager, hits = CPUOffloadingManager(capacity, policy), 0
+    for keys in keys_of(columns):
+        hits += manager.lookup_prefix(keys, ReqContext("asks")).hits
+        for key in reversed(keys):
+            one = ReqContext("stores")
+            output = manager.prepare_store([key], one)
+            assert output is not None, "one block always fits"
+            manager.complete_store(output.keys_to_store, one)
+        manager.get_stats()
+    return hits / columns.references
+
+
+def print_reference() -> None:
+    """Hit ratios by block, all policies and capacities."""
+    for name, capacities in CAPACITIES.items():
+        columns = open_trace(name)
+        rows = [["block ratio", *(f"{size:,}" for size in capacities)]]
+        for policy in POLICIES:
+            single = [one_at_a_time(columns, policy, size) for size in capacities]
+            hits = [replay_cache(columns, Setup(policy, size)).cpu_hits.sum() for size in capacities]
+            rows.append([f"{policy}, a block at a time", *(f"{ratio:.4f}" for ratio in single)])
+            rows.append([f"{policy}, as a server", *(f"{hit / columns.references:.4f}" for hit in hits)])
+        print(name, *aligned(rows), "", sep="\n")
+
+
+def draw_figure(file: Path) -> None:
+    """Figure 9, Synthetic, as SVG."""
+    columns = open_trace("mooncake-synthetic")
+    shape, totals = shape_of(columns), Totals.of(columns)
+    curve = lru_curve(columns, shape, shape.unique_blocks, Order.TAIL_LAST)
+    ours = {tokens: curve.at(tokens // 512).ratios(totals).full_block for tokens in FIGURE_9}
+
+    def at(tokens: float, ratio: float) -> tuple[float, float]:
+        return 60 + (log10(tokens) - 4) / 5 * 620, 300 - ratio / 0.7 * 270
+
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 350" font-family="sans-serif" font-size="12">'
+    ]
+    parts.append('<rect width="700" height="350" fill="#ffffff"/>')
+    for step in range(8):
+        x, y = at(1e4, step / 10)
+        parts.append(f'<line x1="60" x2="680" y1="{y:.1f}" y2="{y:.1f}" stroke="#e4e4df"/>')
+        parts.append(f'<text x="52" y="{y + 4:.1f}" text-anchor="end" fill="#5d6068">{step / 10:.1f}</text>')
+    for power in range(4, 10):
+        x, _ = at(10.0**power, 0)
+        parts.append(f'<text x="{x:.1f}" y="318" text-anchor="middle" fill="#5d6068">1e{power}</text>')
+    points = " ".join("{:.1f},{:.1f}".format(*at(*pair)) for pair in ours.items())
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#1f5fd6" stroke-width="2"/>')
+    for pair in FIGURE_9.items():
+        x, y = at(*pair)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="none" stroke="#c4480c" stroke-width="2"/>')
+    parts.append('<text x="370" y="340" text-anchor="middle" fill="#5d6068">capacity in tokens</text>')
+    parts.append('<text x="80" y="46" fill="#1f5fd6">kv-sim, LRU</text>')
+    parts.append('<text x="80" y="64" fill="#c4480c">○ Mooncake, FAST 2025, Figure 9, Synthetic</text></svg>\n')
+    file.write_text("\n".join(parts), encoding="utf-8")
+    worst = max(abs(ours[tokens] - ratio) for tokens, ratio in FIGURE_9.items())
+    print(f"{file}: {len(ours)} points, the farthest is {worst:.4f} off")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Replays, side by side with LMCache's simulator.")
+    parser.add_argument("--lmcache", type=Path, metavar="FOLDER", help="where lmcache's wheel is unpacked")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--skip-fine", action="store_true")
+    parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--figure", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.reference or options.figure:
+        if options.reference:
+            print_reference()
+        if options.figure:
+            draw_figure(options.figure)
+        return
+    simulate = None if options.lmcache is None else load_simulate(options.lmcache)
+    if simulate is None:
+        print("without --lmcache only our own times are taken\n")
+    columns = open_trace("mooncake-conversation")
+    compare(columns, simulate, options.repeat)
+    if not options.skip_fine:
+        measure_fine(columns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What a notebook calls: a trace in, numbers out, in as few words as on the command line."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kv_sim.replay.cache import Setup
+from kv_sim.replay.columns import Columns
+from kv_sim.replay.models import find_model
+from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.results import CacheReplay, results_of
+from kv_sim.replay.shape import shape_of
+from kv_sim.replay.sizing import Sizing, size_trace, usual_capacities
+from kv_sim.replay.units import Footprint, parse_capacity
+
+__all__ = ["CacheReplay", "Columns", "Sizing", "TraceOptions", "open_trace", "replay", "size"]
+
+Capacity = int | str
+"""Blocks, or a size such as ``"64GiB"`` or ``"10Mtokens"``."""
+
+
+def replay(
+    trace: Columns | str | Path,
+    policy: str = "lru",
+    capacity: Capacity = 0,
+    *,
+    gpu_capacity: Capacity = 0,
+    model: str | None = None,
+    bytes_per_token: int | None = None,
+    store_threshold: int = 0,
+) -> CacheReplay:
+    """Replay a trace through the real manager with one policy at one capacity."""
+    columns = _opened(trace)
+    footprint = _footprint(columns, model, bytes_per_token)
+    setup = Setup(policy, _blocks(capacity, footprint), _blocks(gpu_capacity, footprint), store_threshold)
+    [run] = results_of(columns, shape_of(columns), replay_all(columns, [setup]), footprint).runs
+    return run
+
+
+def size(
+    trace: Columns | str | Path,
+    policies: Sequence[str] = ("lru", "arc", "s3fifo", "sieve"),
+    capacities: Sequence[Capacity] | None = None,
+    *,
+    points: int = 20,
+    gpu_capacity: Capacity = 0,
+    budget: Capacity | None = None,
+    model: str | None = None,
+    bytes_per_token: int | None = None,
+    jobs: int = 1,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Sizing:
+    """Sweep capacities and policies, and recommend one of each."""
+    columns = _opened(trace)
+    footprint, shape = _footprint(columns, model, bytes_per_token), shape_of(columns)
+    if capacities is None:
+        sizes = usual_capacities(shape.unique_blocks, points)
+    else:
+        sizes = [_blocks(capacity, footprint) for capacity in capacities]
+    return size_trace(
+        columns,
+        shape,
+        policies,
+        sizes,
+        footprint,
+        gpu_blocks=_blocks(gpu_capacity, footprint),
+        budget_blocks=None if budget is None else _blocks(budget, footprint),
+        jobs=jobs,
+        progress=progress,
+    )
+
+
+def _opened(trace: Columns | str | Path) -> Columns:
+    return trace if isinstance(trace, Columns) else open_trace(trace)
+
+
+def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:
+    if model is not None and bytes_per_token is None:
+        bytes_per_token = find_model(model).bytes_per_token("bf16")
+    return Footprint(columns.block_tokens, bytes_per_token)
+
+
+def _blocks(capacity: Capacity, footprint: Footprint) -> int:
+    return capacity if isinstance(capacity, int) else parse_capacity(capacity, footprint, "capacity")

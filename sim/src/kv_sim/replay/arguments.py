@@ -1,0 +1,176 @@
+"""The options of ``kv-sim replay`` and ``kv-sim size``, and what they mean."""
+
+import argparse
+import importlib
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from kv_api import ConfigError
+from kv_offload_cpu.policy import POLICIES, find_policy
+from kv_sim.replay.models import DTYPES, MODELS, find_model
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.source import SHIPPED
+from kv_sim.replay.units import EXPECTED, Footprint
+
+TIMED: Final = "kv_sim.replay.timed.command"
+ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
+
+
+class Fidelity(Enum):
+    """How much of a server is modelled."""
+
+    CACHE = "cache"
+    """The cache's contents, request by request, without a clock."""
+    ENGINE = "engine"
+    """An engine with time: batches, copies, waiting."""
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
+    """The options of ``replay``; those of engine fidelity only if it is asked for."""
+    _add_trace(parser)
+    _add_footprint(parser)
+    parser.add_argument(
+        "--fidelity", choices=_values(Fidelity), default=Fidelity.CACHE.value, help="cache (default) or engine"
+    )
+    _add_policies(parser, "lru")
+    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
+    _add_gpu(parser)
+    parser.add_argument(
+        "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
+    )
+    parser.add_argument(
+        "--write-oracle", metavar="FILE", help="write the trace as libCacheSim's oracleGeneral, too"
+    )
+    _add_outputs(parser)
+    if "engine" in typed or "--fidelity=engine" in typed:
+        importlib.import_module(TIMED).add_arguments(parser)
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``size``."""
+    _add_trace(parser)
+    _add_footprint(parser)
+    _add_policies(parser, ",".join(ALL_POLICIES))
+    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
+    parser.add_argument("--points", type=int, default=20, metavar="N", help="or so many of them (default 20)")
+    parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
+    _add_gpu(parser)
+    _add_outputs(parser)
+
+
+def trace_options(options: argparse.Namespace) -> TraceOptions:
+    """How to read the trace."""
+    for name in ("requests", "block_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    if options.stagger < 0:
+        raise ConfigError(f"--stagger: expected at least 0 seconds, got {options.stagger:g}")
+    return TraceOptions(
+        options.format,
+        options.time_unit,
+        options.block_size,
+        Partial(options.partial_block),
+        IdMeaning(options.ids),
+        IdScope(options.id_scope),
+        OnError(options.on_error),
+        Unsorted(options.unsorted),
+        None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
+        options.seed,
+        options.stagger,
+        options.requests,
+    )
+
+
+def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None]:
+    """The bytes of a token, and the sum that they come from."""
+    if options.bytes_per_token is not None:
+        if options.model is not None:
+            raise ConfigError("--model and --bytes-per-token: give one of them")
+        if options.bytes_per_token < 1:
+            raise ConfigError(f"--bytes-per-token: expected at least 1, got {options.bytes_per_token}")
+        return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
+    if options.model is None:
+        return None, None
+    model = find_model(options.model, options.kv_dtype)
+    return model.bytes_per_token(options.kv_dtype), f"{options.model}: {model.sum_shown(options.kv_dtype)}"
+
+
+def footprint_of(options: argparse.Namespace, block_tokens: int) -> Footprint:
+    """What a block takes."""
+    return Footprint(block_tokens, bytes_per_token(options)[0])
+
+
+def policies_of(options: argparse.Namespace) -> list[str]:
+    """The policies asked for; ``all`` is each of them."""
+    names = [name.strip() for name in options.policy.split(",")]
+    wanted = [one for name in names for one in (ALL_POLICIES if name == "all" else (name,))]
+    for name in wanted:
+        find_policy(name, options.cache_policy_module_path)
+    return list(dict.fromkeys(wanted))
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace", metavar="TRACE", help=f"a file, a folder of files, or a shipped one: {', '.join(SHIPPED)}"
+    )
+    reading = parser.add_argument_group("how the trace is read")
+    reading.add_argument("--format", metavar="NAME", help=f"instead of by its contents: {', '.join(FORMATS)}")
+    reading.add_argument("--time-unit", metavar="UNIT", help="s, ms, us or ns (default: the format's)")
+    reading.add_argument("--block-size", type=int, metavar="N", help="tokens of a block (default: the format's)")
+    reading.add_argument("--partial-block", choices=_values(Partial), default="keep", help="a last block not full")
+    reading.add_argument(
+        "--ids",
+        choices=_values(IdMeaning),
+        default="auto",
+        help="what an id names: a prefix, or a block by itself",
+    )
+    reading.add_argument(
+        "--id-scope", choices=_values(IdScope), default="auto", help="where equal ids mean equal blocks"
+    )
+    reading.add_argument("--on-error", choices=_values(OnError), default="stop", help="at a malformed record")
+    reading.add_argument("--unsorted", choices=_values(Unsorted), default="stop", help="at times that go back")
+    reading.add_argument("--stagger", type=float, default=0.0, metavar="S", help="seconds from session to session")
+    reading.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
+    reading.add_argument(
+        "--assume-sharing", metavar="HOW", help="for traces without ids: none, or zipf:prefixes=…"
+    )
+    reading.add_argument("--seed", type=int, default=0, metavar="N", help="for --assume-sharing (default 0)")
+
+
+def _add_footprint(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("what a token takes")
+    model.add_argument("--model", metavar="NAME", help=", ".join(MODELS))
+    model.add_argument("--kv-dtype", default="bf16", metavar="TYPE", help=f"{', '.join(DTYPES)} (default bf16)")
+    model.add_argument("--bytes-per-token", type=int, metavar="N", help="of all layers, over all workers")
+
+
+def _add_policies(parser: argparse.ArgumentParser, usual: str) -> None:
+    known = ", ".join(POLICIES)
+    parser.add_argument("--policy", default=usual, metavar="NAMES", help=f"{known}, or all (default {usual})")
+    parser.add_argument("--cache-policy-module-path", metavar="MODULE", help="where another policy is found")
+
+
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu-capacity", metavar="SIZE", help="the GPU's prefix cache in front (default: none)")
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write everything as JSON; - prints it instead of the table"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a report as one page that needs no network")
+
+
+def _values(choices: type[Enum]) -> list[str]:
+    return [str(choice.value) for choice in choices]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

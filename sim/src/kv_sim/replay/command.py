@@ -1,0 +1,153 @@
+"""``kv-sim replay`` and ``kv-sim size``: reads, replays and reports what was asked for."""
+
+import argparse
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kv_api import ConfigError
+from kv_sim.console import FINE, say
+from kv_sim.replay import arguments
+from kv_sim.replay.arguments import Fidelity
+from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.columns import Columns
+from kv_sim.replay.oracle import write_oracle
+from kv_sim.replay.page import replay_page, size_page
+from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.progress import Progress
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.report_json import replays_as_json, sizing_as_json
+from kv_sim.replay.report_text import replay_lines, size_lines
+from kv_sim.replay.results import results_of
+from kv_sim.replay.shape import shape_of
+from kv_sim.replay.sizing import size_trace, usual_capacities
+from kv_sim.replay.units import Footprint, parse_capacity
+
+USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
+"""Of the different blocks of a trace: the capacities of a replay that names none."""
+
+
+def replay(options: argparse.Namespace) -> int:
+    """``kv-sim replay``."""
+    _check_places(options, options.write_oracle)
+    progress = Progress()
+    columns = _read(options, progress)
+    if options.write_oracle is not None:
+        count = write_oracle(columns, Path(options.write_oracle))
+        say(f"{options.write_oracle}: {count:,} records of libCacheSim's oracleGeneral")
+    if Fidelity(options.fidelity) is Fidelity.ENGINE:
+        return _replay_engine(columns, options, progress)
+    footprint = arguments.footprint_of(options, columns.block_tokens)
+    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    shape = shape_of(columns)
+    capacities = _capacities(options, footprint) or _usual(shape.unique_blocks)
+    module, threshold = options.cache_policy_module_path, options.store_threshold
+    if threshold < 0:
+        raise ConfigError(f"--store-threshold: expected at least 0, got {threshold}")
+    setups = [Setup(policy, size, gpu_blocks, threshold, module) for policy in policies for size in capacities]
+    outcomes = replay_all(columns, setups, options.jobs, lambda share: progress.share("replaying", share))
+    progress.clear()
+    found = results_of(columns, shape, outcomes, footprint)
+    model = arguments.bytes_per_token(options)[1]
+    _report(options, replays_as_json(found, model), replay_lines(found, model), lambda: replay_page(found, model))
+    return FINE
+
+
+def size(options: argparse.Namespace) -> int:
+    """``kv-sim size``."""
+    _check_places(options, None)
+    progress = Progress()
+    columns = _read(options, progress)
+    footprint = arguments.footprint_of(options, columns.block_tokens)
+    shape = shape_of(columns)
+    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
+    capacities = _capacities(options, footprint) or usual_capacities(shape.unique_blocks, options.points)
+    found = size_trace(
+        columns,
+        shape,
+        policies,
+        capacities,
+        footprint,
+        gpu_blocks=gpu_blocks,
+        budget_blocks=budget,
+        jobs=options.jobs,
+        progress=lambda share: progress.share("sweeping", share),
+        policy_module=options.cache_policy_module_path,
+    )
+    progress.clear()
+    model = arguments.bytes_per_token(options)[1]
+
+    def page() -> str:
+        setup = Setup(
+            found.recommended.policy,
+            found.recommended.capacity,
+            gpu_blocks,
+            policy_module=options.cache_policy_module_path,
+        )
+        [run] = results_of(columns, shape, [replay_cache(columns, setup)], footprint).runs
+        return size_page(found, model, run)
+
+    _report(options, sizing_as_json(found, model), size_lines(found, model), page)
+    return FINE
+
+
+def _read(options: argparse.Namespace, progress: Progress) -> Columns:
+    columns = open_trace(
+        options.trace, arguments.trace_options(options), lambda count: progress.count("reading requests", count)
+    )
+    progress.clear()
+    return columns
+
+
+def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
+    for option in ("capacity", "gpu_capacity", "html"):
+        if getattr(options, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} is of --fidelity cache; --help lists what engine has")
+    total = 2 * max(1, len(columns))
+    found = importlib.import_module(arguments.TIMED).run(
+        columns, options, lambda count: progress.share("replaying", count / total)
+    )
+    progress.clear()
+    _report(options, found.as_json(), found.table().splitlines(), str)
+    return FINE
+
+
+def _capacities(options: argparse.Namespace, footprint: Footprint) -> list[int]:
+    if options.capacity is None:
+        return []
+    sizes = [parse_capacity(text, footprint) for text in options.capacity.split(",")]
+    return list(dict.fromkeys(sizes))
+
+
+def _usual(unique_blocks: int) -> list[int]:
+    return sorted({max(1, int(unique_blocks * share)) for share in USUAL_SHARES})
+
+
+def _gpu_blocks(options: argparse.Namespace, footprint: Footprint) -> int:
+    return 0 if options.gpu_capacity is None else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
+
+
+def _check_places(options: argparse.Namespace, oracle: str | None) -> None:
+    """A place that can't be written is known before an hour of work."""
+    for option, place in (("--json", options.json), ("--html", options.html), ("--write-oracle", oracle)):
+        if place not in (None, "-") and not Path(place).resolve().parent.is_dir():
+            raise ConfigError(f"{option} {place}: there is no such folder")
+
+
+def _report(
+    options: argparse.Namespace, data: Mapping[str, Any], lines: Iterable[str], page: Callable[[], str]
+) -> None:
+    if options.json == "-":
+        say(json.dumps(data, indent=1))
+    else:
+        for line in lines:
+            say(line)
+    if options.json not in (None, "-"):
+        Path(options.json).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if options.html is not None:
+        Path(options.html).write_text(page(), encoding="utf-8")
+        if options.json != "-":
+            say(f"{options.html}: the report as a page")

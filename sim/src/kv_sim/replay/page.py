@@ -1,0 +1,206 @@
+"""The report as one page: everything inline, so that it opens from disk and can be mailed."""
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from kv_sim.replay.chart import Line, Mark, bar_chart, log_chart, series_chart
+from kv_sim.replay.report_text import show_seconds
+from kv_sim.replay.results import CacheReplay, Replays
+from kv_sim.replay.sizing import Sizing
+from kv_sim.replay.style import STYLE
+from kv_sim.replay.tally import AGE_EDGES_SECONDS
+from kv_sim.replay.units import Footprint, show_bytes, show_count
+
+_COLOURS = 5
+
+
+def size_page(found: Sizing, model: str | None, recommended: CacheReplay) -> str:
+    """The page of ``size``; ``recommended`` is a replay of its recommended point."""
+    parts = [*_head(found, model), _answer(found), _curves_of_sizing(found), *_details(recommended)]
+    return _page(f"{found.trace}: how much host memory", [*parts, _size_table(found)])
+
+
+def replay_page(found: Replays, model: str | None) -> str:
+    """The page of ``replay``; what changes over time is shown of the run that answers most."""
+    best = max(found.runs, key=lambda run: run.both.token)
+    parts = [*_head(found, model), *_curves_of_runs(found), *_details(best), _replay_table(found)]
+    return _page(f"{found.trace}: replay", parts)
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>",
+            *parts,
+            "</main></body></html>\n",
+        ]
+    )
+
+
+def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
+    totals, infinite = found.totals, found.infinite
+    facts = {
+        "requests": f"{found.requests:,}",
+        "time": show_seconds(found.duration_seconds),
+        "prompt tokens": show_count(totals.tokens),
+        f"blocks of {totals.block_tokens} tokens": f"{totals.blocks:,}",
+        "different blocks": f"{found.unique_blocks:,}",
+        "reusable tokens": f"{infinite.token:.1%}",
+    }
+    yield f"<header><h1>{escape(found.trace)}</h1>"
+    yield '<p class="soft">What a host cache for KV would have answered.</p><dl class="facts">'
+    yield "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    notes = [*found.notes, *([model] if model else [])]
+    yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
+
+
+def _answer(found: Sizing) -> str:
+    chosen, foot = found.recommended, found.footprint
+    size, config = foot.bytes_of(chosen.capacity), found.config()
+    tokens = f"{show_count(chosen.capacity * foot.block_tokens)} tokens"
+    big = f"{show_bytes(size)} of host memory" if size is not None else f"{tokens} in host memory"
+    ratios = chosen.ratios
+    code = (
+        f"<pre>--kv-transfer-config '{escape(json.dumps(config), quote=False)}'</pre>"
+        if config is not None
+        else '<p class="soft">For GiB and a configuration to paste: --model NAME or --bytes-per-token N.</p>'
+    )
+    return (
+        '<section class="answer"><h2>Recommended</h2>'
+        f'<p class="big">{escape(big)}, policy {escape(chosen.policy)}</p>'
+        f"<p>{tokens} in {chosen.capacity:,} blocks answer <b>{ratios.token:.1%}</b> of prompt tokens "
+        f"({ratios.block:.1%} of blocks, {ratios.full_block:.1%} of full blocks). A cache without end: "
+        f'{found.infinite.token:.1%}.</p><p class="soft">{escape(found.reason[0].upper() + found.reason[1:])}.</p>'
+        f"{code}</section>"
+    )
+
+
+def _curves_of_sizing(found: Sizing) -> str:
+    capacities, chosen = found.capacities, found.recommended
+    lines = [
+        Line(f"c{index % _COLOURS}", name, [(size, r.token) for size, r in zip(capacities, curve, strict=True)])
+        for index, (name, curve) in enumerate(found.curves.items())
+    ]
+    lines += _bounds(capacities, [ratios.token for ratios in found.best], found.infinite.token)
+    mark = Mark(
+        chosen.capacity, chosen.ratios.token, f"{_size(found.footprint, chosen.capacity)}, {chosen.policy}"
+    )
+    return _curves(lines, found.footprint, mark if len(capacities) > 1 else None)
+
+
+def _curves_of_runs(found: Replays) -> Iterator[str]:
+    by_policy: dict[str, list[CacheReplay]] = {}
+    for run in found.runs:
+        by_policy.setdefault(run.setup.policy, []).append(run)
+    sizes = sorted({run.setup.capacity for run in found.runs})
+    if len(sizes) < 2:
+        return
+    lines = [
+        Line(f"c{index % _COLOURS}", name, sorted((run.setup.capacity, run.both.token) for run in runs))
+        for index, (name, runs) in enumerate(by_policy.items())
+    ]
+    best = {run.setup.capacity: run.best.token for run in found.runs}
+    lines += _bounds(sizes, [best[size] for size in sizes], found.infinite.token)
+    yield _curves(lines, found.runs[0].footprint, None)
+
+
+def _bounds(sizes: Sequence[int], best: Sequence[float], infinite: float) -> list[Line]:
+    ends = [(sizes[0], infinite), (sizes[-1], infinite)]
+    return [
+        Line("bound", "MIN, the most possible", list(zip(sizes, best, strict=True)), has_dots=False),
+        Line("infinite", "infinite cache", ends, has_dots=False),
+    ]
+
+
+def _curves(lines: Sequence[Line], foot: Footprint, mark: Mark | None) -> str:
+    title = "Prompt tokens answered, by capacity"
+    unit = "host memory" if foot.block_bytes is not None else "capacity in tokens"
+    # In the unit that is shown, so that its round numbers get the ticks.
+    scale = foot.block_bytes / 2**30 if foot.block_bytes is not None else float(foot.block_tokens)
+    scaled = [Line(x.style, x.name, [(size * scale, y) for size, y in x.points], x.has_dots) for x in lines]
+    placed = None if mark is None else Mark(mark.x * scale, mark.y, mark.text)
+    show = (lambda x: show_bytes(int(x * 2**30))) if foot.block_bytes is not None else show_count
+    chart = log_chart(scaled, title, f"{unit} (logarithmic)", show, placed)
+    return f"<section><h2>{title}</h2>{_legend([(x.style, x.name) for x in lines])}{chart}</section>"
+
+
+def _details(run: CacheReplay) -> Iterator[str]:
+    what = f"{run.setup.policy}, {_size(run.footprint, run.setup.capacity)}"
+    series = run.series
+    end = series[1].begin_seconds * len(series) if len(series) > 1 else 1.0
+    scale, unit = (60.0, "minutes") if end < 14_400 else (3600.0, "hours")
+    layers = [("c0", "host memory", [one.cpu_hits / max(1, one.blocks) for one in series])]
+    if run.setup.gpu_blocks:
+        layers.insert(0, ("c2", "GPU", [one.gpu_hits / max(1, one.blocks) for one in series]))
+    over = ("infinite cache", [one.reusable / max(1, one.blocks) for one in series])
+    chart = series_chart(layers, over, "blocks answered over time", end / scale, f"{unit} of the trace")
+    legend = _legend([*((style, name) for style, name, _ in layers), ("bound", "infinite cache")])
+    yield f'<section><h2>Blocks answered over time</h2><p class="soft">{escape(what)}</p>{legend}{chart}</section>'
+    total = sum(run.ages.counts) or 1
+    names = [f"< {show_seconds(edge)}" for edge in AGE_EDGES_SECONDS] + ["older"]
+    bars = [(name, count / total) for name, count in zip(names, run.ages.counts, strict=True)]
+    last = max((index for index, (_, share) in enumerate(bars) if share), default=0)
+    chart = bar_chart(bars[: last + 1], "age of what was answered", "time since the block was last used")
+    ages = run.ages
+    text = (
+        f"Half of them younger than {show_seconds(ages.p50_seconds)}, 99 % than {show_seconds(ages.p99_seconds)}."
+    )
+    yield f'<section><h2>Age of what host memory answered</h2><p class="soft">{text}</p>{chart}</section>'
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    sample = (
+        '<svg viewBox="0 0 26 10" aria-hidden="true"><line class="line {}" x1="1" x2="25" y1="5" y2="5"/></svg>'
+    )
+    items = (f"<li>{sample.format(style)}{escape(name)}</li>" for style, name in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _size_table(found: Sizing) -> str:
+    foot = found.footprint
+    gain = "+1 GiB" if foot.block_bytes else "+1M tokens"
+    scale = 2**30 / foot.block_bytes if foot.block_bytes else 1e6 / foot.block_tokens
+    head = ["capacity", "tokens", *found.policies, "MIN", gain]
+    rows = []
+    for index, (size, step) in enumerate(zip(found.capacities, found.gains(), strict=True)):
+        cells = [_size(foot, size), show_count(size * foot.block_tokens)]
+        cells += [f"{curve[index].token:.1%}" for curve in found.curves.values()]
+        rows.append([*cells, f"{found.best[index].token:.1%}", f"+{100 * step * scale:.2g} %"])
+    here = found.capacities.index(found.recommended.capacity)
+    return _table("Hits by prompt tokens", head, rows, here)
+
+
+def _replay_table(found: Replays) -> str:
+    head = ["policy", "capacity", "tokens", "blocks hit", "tokens hit", "full blocks hit", "by GPU", "MIN"]
+    head += ["loaded", "stored", "evicted", "refused"]
+    rows = []
+    for run in found.runs:
+        foot, both = run.footprint, run.both
+        cells = [run.setup.policy, _size(foot, run.setup.capacity)]
+        cells.append(show_count(run.setup.capacity * foot.block_tokens))
+        cells += [
+            f"{value:.1%}" for value in (both.block, both.token, both.full_block, run.gpu.token, run.best.token)
+        ]
+        moved = (run.loaded_blocks, run.stored_blocks, run.evicted_blocks, run.refused_blocks)
+        rows.append([*cells, *(_size(foot, count) for count in moved)])
+    return _table("All runs", head, rows, None)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], here: int | None) -> str:
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = []
+    for index, row in enumerate(rows):
+        style = ' class="here"' if index == here else ""
+        body.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
+    return (
+        f'<section><h2>{escape(title)}</h2><div class="scroll"><table><thead><tr>{top}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div></section>"
+    )
+
+
+def _size(foot: Footprint, blocks: int) -> str:
+    size = foot.bytes_of(blocks)
+    return f"{blocks:,} blocks" if size is None else show_bytes(size)

@@ -1,0 +1,28 @@
+"""Azure's LLM inference traces, CSV: times of day and lengths. No ids."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, whole
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    text = record["TIMESTAMP"]
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise MalformedError(f"TIMESTAMP: expected a date and a time, got {text!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    yield Record(moment.timestamp(), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
+
+
+AZURE = Format(
+    "azure",
+    "Azure CSV: TIMESTAMP, ContextTokens, GeneratedTokens; no ids",
+    Container.CSV,
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    _parse,
+)

@@ -1,0 +1,22 @@
+"""BurstGPT, CSV: seconds and lengths. No ids. A request that failed has no response tokens, and counts, too."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import Record, number, whole
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    yield Record(
+        number(record, "Timestamp"), whole(record, "Request tokens"), whole(record, "Response tokens"), None
+    )
+
+
+BURSTGPT = Format(
+    "burstgpt",
+    "BurstGPT CSV: Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type; no ids",
+    Container.CSV,
+    ("Timestamp", "Request tokens", "Response tokens"),
+    _parse,
+)

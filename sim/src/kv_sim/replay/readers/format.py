@@ -1,0 +1,44 @@
+"""``Format``: what a reader says of its format. Everything that all formats share is done elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kv_sim.replay.readers.record import Record
+
+
+class Container(Enum):
+    """How records lie in a file."""
+
+    JSON = "json"
+    """One object a line, or one object or list in the whole file."""
+    CSV = "csv"
+    """A line of column names, then one line a record."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of traces."""
+
+    name: str
+    about: str
+    container: Container
+    fields: tuple[str, ...]
+    """The fields without which a record isn't of this format."""
+    parse: Callable[[Mapping[str, Any]], Iterator[Record]]
+    """The requests of one record; raises `MalformedError`."""
+    unit_seconds: float = 1.0
+    """What one unit of its times is."""
+    block_tokens: int | None = None
+    """Tokens of a block, where the format fixes it or usually has it."""
+    is_session_local: bool = False
+    """Whether ids mean something within their session only."""
+    merges_sessions: bool = False
+    """Whether the times of every session begin anew, so that sorting is part of reading."""
+    matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
+    """A further look at a record that has all fields."""
+
+    def is_of(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record looks like one of this format."""
+        return all(field in record for field in self.fields) and self.matches(record)

@@ -1,0 +1,29 @@
+"""LMBench's GMI traces: like Mooncake's, but times are strings of nanoseconds and ids aren't chained."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import Record, id_list, number, session_of, whole
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    yield Record(
+        number(record, "timestamp"),
+        whole(record, "input_length"),
+        whole(record, "output_length", usual=0),
+        id_list(record, "hash_ids"),
+        session_of(record, "session_id"),
+    )
+
+
+LMBENCH = Format(
+    "lmbench",
+    "LMBench (GMI) JSON lines: as Mooncake's, timestamp is a string of nanoseconds, ids aren't chained",
+    Container.JSON,
+    ("timestamp", "input_length", "hash_ids"),
+    _parse,
+    unit_seconds=1e-9,
+    block_tokens=512,
+    matches=lambda record: isinstance(record["timestamp"], str),
+)

@@ -1,0 +1,52 @@
+"""Mooncake's JSON lines, which aiperf and Dynamo's replay read, too: prefix ids of 512-token blocks, milliseconds.
+
+A later turn of a session may have a ``delay`` instead of a ``timestamp``. How long its answer took is not in the
+file, so such a turn is taken to arrive that long after the turn before it arrived.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, session_of, whole
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    session = session_of(record, "session_id")
+    ids: list[Id] = id_list(record, "hash_ids")
+    if record.get("timestamp") is None:
+        if session is None or record.get("delay") is None:
+            raise MalformedError("timestamp: no such field, and no session_id with a delay instead")
+        time, delay = None, number(record, "delay")
+    else:
+        time, delay = number(record, "timestamp"), None
+    yield DelayedRecord(
+        time,
+        whole(record, "input_length"),
+        whole(record, "output_length", usual=0),
+        ids,
+        session,
+        is_session_local=True if record.get("hash_id_scope") == "local" else None,
+        delay=delay,
+    )
+
+
+class DelayedRecord(Record):
+    """A record whose time is counted from the turn before, where ``time`` is None."""
+
+    __slots__ = ("delay",)
+
+    def __init__(self, *values: Any, delay: int | float | None, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.delay = delay
+
+
+MOONCAKE = Format(
+    "mooncake",
+    "Mooncake JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512 tokens",
+    Container.JSON,
+    ("input_length", "hash_ids"),
+    _parse,
+    unit_seconds=1e-3,
+    block_tokens=512,
+)

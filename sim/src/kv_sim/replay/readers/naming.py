@@ -1,0 +1,125 @@
+"""From the ids of a file to ids that name a whole prefix, which is what a `Trace` promises.
+
+Ids in files mean one of two things: a prefix up to the end of a block, or a block's tokens by themselves. They
+are *chained* here: a block's id is a hash of its parent's id and its own. That makes a prefix id of the second
+kind, and only renames the first kind, so it is right for both, and it is what is done unless one is sure. Where
+ids mean something in a session only, the chain of each session begins with the session.
+
+Python's hash of a tuple of small integers is the same in every process, whatever ``PYTHONHASHSEED`` is.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Final
+
+from kv_sim.replay.readers.record import Id
+
+_SMALL: Final = (1 << 61) - 1
+"""Integers from 0 to here hash to themselves."""
+
+_SAMPLE_REFERENCES: Final = 1 << 18
+
+
+class IdMeaning(Enum):
+    """What an id in a file names."""
+
+    AUTO = "auto"
+    """Either; they are chained."""
+    PREFIX = "prefix"
+    """The prefix up to the end of the block: taken as they are."""
+    BLOCK = "block"
+    """The block's tokens by themselves: chained."""
+
+
+class IdScope(Enum):
+    """Where equal ids mean equal blocks."""
+
+    AUTO = "auto"
+    """As the format says."""
+    GLOBAL = "global"
+    SESSION = "session"
+
+
+class Naming:
+    """Names the blocks of requests."""
+
+    def __init__(self, meaning: IdMeaning, scope: IdScope) -> None:
+        self._chains = meaning is not IdMeaning.PREFIX
+        self._scope = scope
+        self._roots: dict[str | None, int] = {}
+
+    def name(self, ids: Sequence[Id], session: str | None, *, is_local: bool) -> Sequence[int]:
+        """Ids of prefixes, in 64 bits. ``is_local``: what the file says of the scope, where nobody said it."""
+        if not ids:
+            return ()
+        numbers = as_numbers(ids)
+        if self._scope is not IdScope.AUTO:
+            is_local = self._scope is IdScope.SESSION
+        if self._chains:
+            chained = accumulate(numbers, _chain, initial=self._root(session) if is_local else 0)
+            next(chained)
+            return list(chained)
+        if is_local:
+            root = self._root(session)
+            return [hash((root, number)) for number in numbers]
+        return numbers
+
+    def _root(self, session: str | None) -> int:
+        root = self._roots.get(session)
+        if root is None:
+            root = self._roots[session] = digest(f"session {session}")
+        return root
+
+
+class Evidence:
+    """What the first references say about the meaning of ids: a prefix id has always the same id before it."""
+
+    def __init__(self, limit: int = _SAMPLE_REFERENCES) -> None:
+        self._before: dict[tuple[str | None, Id], Id | None] = {}
+        self._left = limit
+        self.conflict: str | None = None
+
+    def add(self, ids: Sequence[Id], session: str | None, where: str) -> None:
+        """Look at one request, while there is no answer and the sample isn't full."""
+        if self.conflict is not None or self._left <= 0:
+            return
+        self._left -= len(ids)
+        before: Id | None = None
+        for one in ids:
+            known = self._before.setdefault((session, one), before)
+            if known != before:
+                self.conflict = (
+                    f"id {_short(one)} comes after {_short(known)} and after {_short(before)} ({where})"
+                )
+                return
+            before = one
+
+
+def as_numbers(ids: Sequence[Id]) -> Sequence[int]:
+    """Ids as integers that hash to themselves; others and strings by a digest."""
+    try:
+        if min(ids) >= 0 and max(ids) < _SMALL:  # type: ignore[operator]
+            return ids  # type: ignore[return-value]
+    except TypeError:
+        pass
+    return [one if isinstance(one, int) and 0 <= one < _SMALL else digest(one) for one in ids]
+
+
+def digest(one: Id) -> int:
+    """61 bits of an id."""
+    kind = "i" if isinstance(one, int) else "s"
+    data = f"{kind}{one}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") & (_SMALL >> 1)
+
+
+def _chain(parent: int, number: int) -> int:
+    return hash((parent, number))
+
+
+def _short(one: Id | None) -> str:
+    if one is None:
+        return "the begin of a prompt"
+    text = repr(one)
+    return text if len(text) <= 24 else f"{text[:21]}..."

@@ -1,0 +1,102 @@
+"""From lines to objects: what a file holds, one mapping a record, each with the line that it comes from."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.format import Container
+from kv_sim.replay.readers.source import lines_of, whole_text
+
+MAX_PROBLEM = 60
+
+
+class Place(NamedTuple):
+    """Where a record stands."""
+
+    file: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Broken(NamedTuple):
+    """A line that isn't a record at all."""
+
+    reason: str
+
+
+Found = tuple[Place, Mapping[str, Any] | Broken]
+
+
+class _Shape(Enum):
+    LINES = 1
+    DOCUMENT = 2
+    TABLE = 3
+
+
+def objects_of(path: Path) -> tuple[Container, Iterator[Found]]:
+    """How the records of a file lie in it, and the records."""
+    lines = lines_of(path)
+    first = next(lines, None)
+    if first is None:
+        raise ConfigError(f"{path}: there is nothing in this file")
+    shape = _shape(first[1])
+    if shape is _Shape.TABLE:
+        return Container.CSV, _table(path, first, lines)
+    if shape is _Shape.LINES:
+        return Container.JSON, _json_lines(path, chain([first], lines))
+    return Container.JSON, _document(path)
+
+
+def _shape(line: str) -> _Shape:
+    text = line.strip()
+    if text[0] not in "{[":
+        return _Shape.TABLE
+    try:
+        json.loads(text)
+    except ValueError:
+        return _Shape.LINES if text[0] == "{" and text[-1] == "}" else _Shape.DOCUMENT
+    return _Shape.LINES if text[0] == "{" else _Shape.DOCUMENT
+
+
+def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
+    for number, line in lines:
+        try:
+            value = json.loads(line.strip())
+        except json.JSONDecodeError as error:
+            yield Place(path, number), Broken(f"not JSON from column {error.colno} on")
+            continue
+        if isinstance(value, dict):
+            yield Place(path, number), value
+        else:
+            yield Place(path, number), Broken(f"expected an object, got {_short(line.strip())}")
+
+
+def _document(path: Path) -> Iterator[Found]:
+    try:
+        value = json.loads(whole_text(path))
+    except json.JSONDecodeError as error:
+        yield Place(path, error.lineno), Broken(f"not JSON from column {error.colno} on")
+        return
+    for item in value if isinstance(value, list) else [value]:
+        yield Place(path, 1), item if isinstance(item, dict) else Broken("expected an object")
+
+
+def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
+    names = [name.strip() for name in next(csv.reader([header[1]]))]
+    for number, line in lines:
+        cells = next(csv.reader([line]))
+        if len(cells) != len(names):
+            yield Place(path, number), Broken(f"{len(cells)} columns, expected {len(names)}: {', '.join(names)}")
+        else:
+            yield Place(path, number), dict(zip(names, cells, strict=True))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM else f"{text[: MAX_PROBLEM - 3]}..."

@@ -1,0 +1,254 @@
+"""``open_trace``: from files of any known format to a trace, with an account of everything that was decided.
+
+The first records are looked at before anything is decided (format, unit of time, block size); then each record is
+checked, its blocks are named, and it goes into columns. Whatever is left out is counted, and said.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final
+
+from kv_api import ConfigError
+from kv_api.errors import unknown_name
+from kv_sim.replay.columns import Columns, ColumnsBuilder
+from kv_sim.replay.readers.account import Account
+from kv_sim.replay.readers.catalogue import FORMATS, detect
+from kv_sim.replay.readers.format import Format
+from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
+from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
+from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
+from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
+from kv_sim.replay.readers.source import SHIPPED, files_of
+
+_LOOK_AT: Final = 1000
+"""Records that are read before the units are decided."""
+
+Progress = Callable[[int], None]
+"""Told how many requests were read, now and then."""
+
+
+def open_trace(
+    path: str | Path, options: TraceOptions | None = None, progress: Progress = lambda count: None
+) -> Columns:
+    """Read a trace: a file, a folder of files, or the name of one that ships with this package."""
+    options = options or TraceOptions()
+    if str(path) in SHIPPED and options.ids is IdMeaning.AUTO and not Path(path).exists():
+        options = replace(options, ids=IdMeaning.PREFIX)  # known, and their own ids are worth keeping
+    return _Opening(path, options).read(progress)
+
+
+class _Opening:
+    """One trace while it is read."""
+
+    def __init__(self, path: str | Path, options: TraceOptions) -> None:
+        self._path = path
+        self._options = options
+        self._account = Account()
+        self._evidence = Evidence()
+        self._notes: list[str] = []
+        self._sessions: dict[str | None, float] = {}
+        self._starts: dict[str | None, float] = {}
+        if options.format is not None and options.format not in FORMATS:
+            raise ConfigError(f"--format: {unknown_name('format', options.format, FORMATS)}")
+        if options.time_unit is not None and options.time_unit not in UNITS:
+            raise ConfigError(f"--time-unit: {unknown_name('unit', options.time_unit, UNITS)}")
+        if options.block_tokens is not None and options.block_tokens < 1:
+            raise ConfigError(f"--block-size: expected at least 1, got {options.block_tokens}")
+
+    def read(self, progress: Progress) -> Columns:
+        files = files_of(self._path)
+        form, found = self._format_of(files)
+        records = self._records(form, chain([found], (objects_of(file)[1] for file in files[1:])))
+        if self._options.requests is not None:
+            records = islice(records, self._options.requests)
+        first = list(islice(records, _LOOK_AT))
+        if not first:
+            raise ConfigError(f"{self._path}: there is no request in it{self._skipped()}")
+        unit_seconds = self._choose_unit(form, [record for _, record in first])
+        block_tokens = self._choose_block(form, [record for _, record in first])
+        builder = self._build(form, chain(first, records), unit_seconds, block_tokens, progress)
+        self._notes += self._account.notes()
+        name = Path(self._path).name if Path(self._path).exists() else str(self._path)
+        return builder.finish(name, block_tokens, [f"format: {form.name}", *self._notes])
+
+    # What is decided
+
+    def _format_of(self, files: list[Path]) -> tuple[Format, Iterator[Found]]:
+        container, found = objects_of(files[0])
+        if self._options.format is not None:
+            form = FORMATS[self._options.format]
+            if form.container is not container:
+                raise ConfigError(
+                    f"{files[0]}: --format {form.name} is {form.container.name}, this looks like {container.name}"
+                )
+            return form, found
+        kept: list[Found] = []
+        for place, value in found:
+            kept.append((place, value))
+            if isinstance(value, Broken):
+                if self._options.on_error is OnError.STOP:
+                    raise ConfigError(f"{place}: {value.reason}")
+                continue
+            return detect(value, container, str(place)), chain(kept, found)
+        raise ConfigError(f"{files[0]}: no line of it is a record")
+
+    def _choose_unit(self, form: Format, first: list[Record]) -> float:
+        if self._options.time_unit is not None:
+            return UNITS[self._options.time_unit]
+        guessed = guess_unit(first)
+        if guessed is None or UNITS[guessed] == form.unit_seconds:
+            return form.unit_seconds
+        self._notes.append(f"times look like {guessed} since 1970 (--time-unit)")
+        return UNITS[guessed]
+
+    def _choose_block(self, form: Format, first: list[Record]) -> int:
+        if self._options.block_tokens is not None:
+            return self._options.block_tokens
+        told = first[0].block_tokens
+        if told is not None:
+            return told
+        if first[0].ids is None:
+            return BLOCK_TOKENS
+        chosen = guess_block_tokens(first, form.block_tokens)
+        if chosen is None:
+            raise ConfigError(f"{self._path}: the block size can't be told from this trace: say --block-size")
+        share = agreement(first, chosen)
+        if chosen != form.block_tokens:
+            self._notes.append(
+                f"blocks look like {chosen} tokens, not {form.block_tokens}: lengths and ids of {share:.0%} of "
+                "requests agree (--block-size)"
+            )
+        elif share < 0.5:
+            self._notes.append(f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens")
+        return chosen
+
+    # What is done with each record
+
+    def _records(self, form: Format, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
+        for place, value in chain.from_iterable(files):
+            try:
+                if isinstance(value, Broken):
+                    raise MalformedError(value.reason)
+                missing = [name for name in form.fields if name not in value]
+                if missing:
+                    raise MalformedError(
+                        f"{missing[0]}: no such field, and it isn't of format {form.name} without"
+                    )
+                for record in form.parse(value):
+                    yield place, record
+            except MalformedError as error:
+                if self._options.on_error is OnError.STOP:
+                    raise ConfigError(f"{place}: {error} (--on-error skip goes on)") from None
+                self._account.skip(f"{place}: {error}")
+
+    def _build(
+        self,
+        form: Format,
+        records: Iterator[tuple[Place, Record]],
+        unit_seconds: float,
+        block_tokens: int,
+        progress: Progress,
+    ) -> ColumnsBuilder:
+        options, builder = self._options, ColumnsBuilder()
+        naming = Naming(options.ids, options.scope)
+        sorts = options.unsorted is Unsorted.SORT or form.merges_sessions
+        sharer: Sharer | None = None
+        zero: int | float | None = None
+        for count, (place, record) in enumerate(records):
+            if record.block_tokens not in (None, block_tokens) and options.block_tokens is None:
+                raise ConfigError(
+                    f"{place}: blocks of {record.block_tokens} tokens after such of {block_tokens}; "
+                    "one trace has blocks of one size"
+                )
+            if zero is None and record.time is not None:
+                zero = record.time
+            arrival = self._arrival(record, zero, unit_seconds, count, form)
+            if arrival < builder.latest_arrival and not sorts:
+                raise ConfigError(
+                    f"{place}: it arrives {builder.latest_arrival - arrival:g} s before the request above it; "
+                    "--unsorted sort sorts them"
+                )
+            if record.ids is None:
+                sharer = sharer or self._sharer(block_tokens, form)
+                record.ids = sharer.ids_for(record.input_tokens)
+            is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
+            self._look_at(record, is_local=is_local, place=place)
+            ids = self._fitting(record, block_tokens)
+            named = naming.name(ids, record.session, is_local=is_local)
+            builder.add(arrival, record.input_tokens, record.output_tokens, named)
+            if not count & 0xFFF:
+                progress(count)
+        self._say_meaning(form)
+        return builder
+
+    def _arrival(
+        self, record: Record, zero: int | float | None, unit_seconds: float, count: int, form: Format
+    ) -> float:
+        session = record.session
+        if isinstance(record, DelayedRecord) and record.time is None:
+            self._account.delayed += 1
+            arrival = self._sessions.get(session, 0.0) + float(record.delay or 0) * unit_seconds
+        elif record.time is None:
+            arrival = float(count)  # no times: one a second, so that there is an order
+            if not count:
+                self._notes.append("the trace has no times: one request a second is assumed")
+        elif form.merges_sessions:
+            start = self._starts.setdefault(session, len(self._starts) * self._options.stagger_seconds)
+            arrival = start + float(record.time) * unit_seconds
+        else:
+            arrival = float(record.time - (zero or 0)) * unit_seconds
+        if isinstance(record, DelayedRecord):
+            self._sessions[session] = arrival
+        return arrival
+
+    def _sharer(self, block_tokens: int, form: Format) -> Sharer:
+        sharing = self._options.sharing
+        if sharing is None:
+            raise ConfigError(
+                f"{self._path}: format {form.name} has no block ids, so nothing says which prompts share a "
+                "prefix. Say what to assume: --assume-sharing none, or for example "
+                "--assume-sharing zipf:prefixes=100,tokens=1024,skew=1,share=0.8 (with --seed)"
+            )
+        self._notes.append(describe(sharing, self._options.seed))
+        return Sharer(sharing, self._options.seed, block_tokens)
+
+    def _look_at(self, record: Record, *, is_local: bool, place: Place) -> None:
+        assert record.ids is not None
+        if self._options.scope is not IdScope.AUTO:
+            is_local = self._options.scope is IdScope.SESSION
+        self._evidence.add(record.ids, record.session if is_local else None, str(place))
+
+    def _fitting(self, record: Record, block_tokens: int) -> "list[int | str]":
+        """As many ids as the request has blocks."""
+        account, ids = self._account, list(record.ids or ())
+        full, most = record.input_tokens // block_tokens, -(-record.input_tokens // block_tokens)
+        if len(ids) > most:
+            account.surplus_requests += 1
+            account.surplus_ids += len(ids) - most
+            del ids[most:]
+        if len(ids) < full:
+            account.short_requests += 1
+        if len(ids) > full and self._options.partial is Partial.DROP:
+            account.dropped_blocks += 1
+            del ids[full:]
+        return ids
+
+    def _say_meaning(self, form: Format) -> None:
+        conflict, meaning = self._evidence.conflict, self._options.ids
+        if conflict is not None and meaning is IdMeaning.PREFIX:
+            raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
+        if conflict is not None:
+            self._notes.append(f"ids name a block by itself, so they were chained: {conflict}")
+        if form.is_session_local and self._options.scope is IdScope.AUTO:
+            self._notes.append(
+                "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+            )
+
+    def _skipped(self) -> str:
+        skipped = self._account.skipped
+        return f" ({skipped} malformed records, first: {self._account.reasons[0]})" if skipped else ""

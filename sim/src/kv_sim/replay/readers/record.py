@@ -1,0 +1,83 @@
+"""``Record``: one request as a file has it, and the checks of its fields."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeAlias
+
+Id: TypeAlias = int | str
+
+
+class MalformedError(ValueError):
+    """A record that can't be a request; says why, not where."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One request. ``time`` is in the file's unit; None where the format has no times."""
+
+    time: int | float | None
+    input_tokens: int
+    output_tokens: int
+    ids: Sequence[Id] | None
+    """None where the format has no ids."""
+    session: str | None = None
+    block_tokens: int | None = None
+    """Where a record says it itself."""
+    is_session_local: bool | None = None
+    """Whether ids mean something in their session only, where a record says it itself."""
+
+
+def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
+    """A count: an integer of at least 0, maybe written as 12.0 or, in a table, as text."""
+    value = record.get(field)
+    if value is None and usual is not None:
+        return usual
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = record[field]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise MalformedError(f"{field}: expected a whole number of at least 0, got {_shown(record, field)}")
+    return value
+
+
+def number(record: Mapping[str, Any], field: str) -> int | float:
+    """A time: any finite number. Integers stay integers, since nanoseconds don't fit a float."""
+    value = record.get(field)
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            value = int(text) if text.lstrip("+-").isdigit() else float(text)
+        except ValueError:
+            value = None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+        raise MalformedError(f"{field}: expected a number, got {_shown(record, field)}")
+    return value
+
+
+def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
+    """Block ids: integers of any size, or strings."""
+    value = record.get(field)
+    if not isinstance(value, list):
+        raise MalformedError(f"{field}: expected a list of ids, got {_shown(record, field)}")
+    for one in value:
+        if not isinstance(one, (int, str)) or isinstance(one, bool):
+            raise MalformedError(f"{field}: expected integers or strings, got {one!r}")
+    return value
+
+
+def session_of(record: Mapping[str, Any], field: str) -> str | None:
+    """The name of a session, if there is one."""
+    value = record.get(field)
+    return None if value is None else str(value)
+
+
+def _shown(record: Mapping[str, Any], field: str) -> str:
+    if field not in record:
+        return "no such field"
+    text = repr(record[field])
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,95 @@
+"""From paths to text: which files a trace is, and their lines, decompressed; errors name file and line."""
+
+import gzip
+import importlib
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any, Final
+
+from kv_api import ConfigError
+
+SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
+"""Traces that come with this package, by name."""
+
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt", ".log")
+_PACKED: Final = (".xz", ".gz", ".zst")
+_XZ, _GZIP, _ZSTD = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """The files of a trace: a shipped one by its name, a file, or the files of a folder by their names."""
+    name, place = str(path), Path(path)
+    if name in SHIPPED and not place.exists():
+        found = resources.files("kv_sim.replay") / "traces" / f"{name}.jsonl.xz"
+        return [Path(str(found))]
+    if place.is_dir():
+        files = sorted(file for file in place.rglob("*") if file.is_file() and _looks_like_a_trace(file))
+        if not files:
+            known = " ".join(_SUFFIXES)
+            raise ConfigError(f"{path}: there is no trace in this folder ({known}, also with {' '.join(_PACKED)})")
+        return files
+    if not place.exists():
+        raise ConfigError(f"{path}: there is no such file; traces that ship with kv-sim: {', '.join(SHIPPED)}")
+    return [place]
+
+
+def _looks_like_a_trace(file: Path) -> bool:
+    name = file.name.lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    return name.endswith(_SUFFIXES)
+
+
+def open_text(path: Path) -> IO[str]:
+    """The text of a file, whatever it is packed with, by its first bytes."""
+    with path.open("rb") as file:
+        magic = file.read(6)
+    if magic == _XZ:
+        binary: Any = lzma.open(path, "rb")  # noqa: SIM115 - whoever reads the text closes it
+    elif magic[:2] == _GZIP:
+        binary = gzip.open(path, "rb")  # noqa: SIM115
+    elif magic[:4] == _ZSTD:
+        binary = _open_zstd(path)
+    else:
+        binary = path.open("rb")
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None)
+
+
+def _open_zstd(path: Path) -> Any:
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError:
+        raise ConfigError(
+            f"{path}: packed with zstd, which needs the package zstandard: "
+            "pip install 'kv-sim[zstd]', or unpack it"
+        ) from None
+    return zstandard.open(path, "rb")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that aren't blank, numbered from 1."""
+    number = 0
+    try:
+        with open_text(path) as text:
+            for number, line in enumerate(text, 1):
+                if not line.isspace():
+                    yield number, line
+    except BrokenFile as error:
+        raise ConfigError(f"{path}: truncated or damaged after line {number}: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}:{number + 1}: this is not text in UTF-8") from None
+    except Exception as error:
+        if type(error).__module__.startswith("zstandard"):
+            raise ConfigError(f"{path}: truncated or damaged after line {number}: {error}") from None
+        raise
+
+
+def whole_text(path: Path) -> str:
+    """The text of a file that is one document."""
+    return "".join(line for _, line in lines_of(path))

@@ -1,0 +1,29 @@
+"""What ``--json`` writes: everything that is known, by name, units last."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kv_sim.replay.results import Replays
+from kv_sim.replay.sizing import Sizing
+from kv_sim.replay.tally import AGE_EDGES_SECONDS
+
+
+def replays_as_json(found: Replays, model: str | None = None) -> Mapping[str, Any]:
+    """Of ``replay``."""
+    data = asdict(found) | {"fidelity": "cache", "model": model, "age_edges_seconds": AGE_EDGES_SECONDS}
+    for run, values in zip(found.runs, data["runs"], strict=True):
+        values["capacity_bytes"] = run.capacity_bytes
+        values["loaded_bytes"], values["stored_bytes"] = run.loaded_bytes, run.stored_bytes
+    return data
+
+
+def sizing_as_json(found: Sizing, model: str | None = None) -> Mapping[str, Any]:
+    """Of ``size``."""
+    capacities_bytes = [found.footprint.bytes_of(size) for size in found.capacities]
+    return asdict(found) | {
+        "model": model,
+        "capacities_bytes": capacities_bytes,
+        "token_ratio_per_block": found.gains(),
+        "kv_transfer_config": found.config(),
+    }

@@ -1,0 +1,118 @@
+"""What ``replay`` and ``size`` print."""
+
+import json
+from collections.abc import Iterator
+
+from kv_sim.replay.curve import Ratios
+from kv_sim.replay.results import CacheReplay, Replays
+from kv_sim.replay.sizing import Sizing
+from kv_sim.replay.units import Footprint, show_bytes, show_count
+from kv_sim.table import aligned
+
+
+def show_seconds(seconds: float) -> str:
+    """A time for people."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def trace_lines(found: Replays | Sizing, model: str | None) -> Iterator[str]:
+    """What was replayed."""
+    totals = found.totals
+    yield (
+        f"{found.trace}: {found.requests:,} requests in {show_seconds(found.duration_seconds)}, "
+        f"{show_count(totals.tokens)} prompt tokens, {totals.blocks:,} blocks of {totals.block_tokens} tokens, "
+        f"{found.unique_blocks:,} different ones"
+    )
+    for note in found.notes:
+        yield f"  {note}"
+    if model is not None:
+        yield f"  {model}"
+    yield f"an infinite cache answers: {ratios_shown(found.infinite)}"
+
+
+def ratios_shown(ratios: Ratios) -> str:
+    """Ratios with their definitions."""
+    return f"{ratios.block:.3f} of blocks, {ratios.token:.3f} of tokens, {ratios.full_block:.3f} of full blocks"
+
+
+def replay_lines(found: Replays, model: str | None) -> Iterator[str]:
+    """The table of ``replay``."""
+    yield from trace_lines(found, model)
+    has_gpu = any(run.setup.gpu_blocks for run in found.runs)
+    yield ""
+    rows = [_replay_header(has_gpu), *(_replay_row(run, has_gpu) for run in found.runs)]
+    yield from aligned(rows)
+    yield ""
+    where = "host memory and the GPU's prefix cache" if has_gpu else "host memory"
+    yield f"Ratios are hits of {where}: of all blocks, of all prompt tokens, of all full blocks."
+    yield "MIN: the most that any policy could answer, by token. Age: since a hit was last used, median and 90 %."
+
+
+def _replay_header(has_gpu: bool) -> list[str]:
+    head = ["policy", "blocks", "tokens", "memory", "block", "token", "full block"]
+    head += ["GPU token", "CPU token"] if has_gpu else []
+    return [*head, "MIN", "loaded", "stored", "evicted", "refused", "age", "90 %"]
+
+
+def _replay_row(run: CacheReplay, has_gpu: bool) -> list[str]:
+    setup, foot = run.setup, run.footprint
+    row = [setup.policy, f"{setup.capacity:,}", show_count(setup.capacity * foot.block_tokens)]
+    row += [_bytes(foot, setup.capacity), f"{run.both.block:.3f}", f"{run.both.token:.3f}"]
+    row.append(f"{run.both.full_block:.3f}")
+    row += [f"{run.gpu.token:.3f}", f"{run.cpu.token:.3f}"] if has_gpu else []
+    row.append(f"{run.best.token:.3f}")
+    row += [_traffic(foot, count) for count in (run.loaded_blocks, run.stored_blocks, run.evicted_blocks)]
+    row.append(_traffic(foot, run.refused_blocks))
+    return [*row, show_seconds(run.ages.p50_seconds), show_seconds(run.ages.p90_seconds)]
+
+
+def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
+    """The table of ``size``, the recommendation and the configuration."""
+    yield from trace_lines(found, model)
+    if found.gpu_blocks:
+        yield f"the GPU's prefix cache alone ({found.gpu_blocks:,} blocks): {ratios_shown(found.gpu_alone)}"
+    yield ""
+    yield "hits by prompt tokens:"
+    yield from aligned(_size_rows(found))
+    yield ""
+    yield from _recommendation(found)
+
+
+def _size_rows(found: Sizing) -> list[list[str]]:
+    foot = found.footprint
+    per = "+1 GiB" if foot.block_bytes else "+1M tokens"
+    rows = [["blocks", "tokens", "memory", *found.policies, "MIN", per, ""]]
+    for index, (size, gain) in enumerate(zip(found.capacities, found.gains(), strict=True)):
+        scale = 2**30 / foot.block_bytes if foot.block_bytes else 1e6 / foot.block_tokens
+        row = [f"{size:,}", show_count(size * foot.block_tokens), _bytes(foot, size)]
+        row += [f"{curve[index].token:.3f}" for curve in found.curves.values()]
+        row += [f"{found.best[index].token:.3f}", f"+{100 * gain * scale:.2g} %"]
+        rows.append([*row, "◀ here" if size == found.recommended.capacity else ""])
+    return rows
+
+
+def _recommendation(found: Sizing) -> Iterator[str]:
+    chosen, foot = found.recommended, found.footprint
+    size = foot.bytes_of(chosen.capacity)
+    memory = f" = {show_bytes(size)}" if size is not None else ""
+    tokens = chosen.capacity * foot.block_tokens
+    yield f"recommended: {chosen.policy}, {chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}"
+    yield f"  {found.reason}"
+    yield f"  answers {ratios_shown(chosen.ratios)}"
+    config = found.config()
+    if config is None:
+        yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
+    else:
+        yield f"--kv-transfer-config '{json.dumps(config)}'"
+
+
+def _bytes(foot: Footprint, blocks: int) -> str:
+    size = foot.bytes_of(blocks)
+    return "-" if size is None else show_bytes(size)
+
+
+def _traffic(foot: Footprint, blocks: int) -> str:
+    return show_count(blocks) if foot.block_bytes is None or not blocks else _bytes(foot, blocks)

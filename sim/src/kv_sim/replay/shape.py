@@ -1,0 +1,117 @@
+"""The shape of a trace: each request's blocks in *segments*, by the request that used them last.
+
+Ids are prefix ids, so whoever uses a block uses all blocks before it. Seen from a request, the last user of its
+blocks therefore changes only a few times along the prompt, to ever older requests, and at last to nobody.
+Everything that depends on recency or on the next use depends on these segments alone: a trace of nine million
+references has but some ten thousand more segments than requests, and a bound or a curve takes a step for each of
+them.
+
+Which blocks were used before, and by whom, comes from sorting the ids: once for a small trace; for a large one by
+parts of the ids, so that memory stays bounded.
+"""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_api import ConfigError
+from kv_sim.replay.columns import Columns, Ints
+
+Requests: TypeAlias = npt.NDArray[np.int32]
+
+SORT_AT_ONCE: Final = 1 << 24
+"""Ids that are sorted in one part."""
+
+NOBODY: Final = -1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Segments in the order of requests, and within one of the prompt; ``user`` is a request or `NOBODY`."""
+
+    request: Ints
+    start: Ints
+    length: Ints
+    user: Ints
+    requests: int
+
+    @property
+    def unique_blocks(self) -> int:
+        """Different blocks of the trace."""
+        return int(self.length[self.user == NOBODY].sum())
+
+    @property
+    def reused_blocks(self) -> int:
+        """References that an infinite cache answers."""
+        return int(self.length[self.user != NOBODY].sum())
+
+    def check(self, columns: Columns) -> None:
+        """Recount: the segments of a request cover its blocks, ever older users, nobody last."""
+        counts = np.zeros(self.requests, dtype=np.int64)
+        np.add.at(counts, self.request, self.length)
+        assert (counts == columns.counts).all(), "segments don't cover the blocks"
+        assert (self.length > 0).all(), "an empty segment"
+        same = self.request[1:] == self.request[:-1]
+        assert (self.user[1:][same] < self.user[:-1][same]).all(), "users don't get older along a prompt"
+        assert (self.user < self.request).all(), "a user that comes later"
+
+
+def shape_of(columns: Columns, sort_at_once: int = SORT_AT_ONCE) -> Shape:
+    """The shape of a trace; an error if its ids aren't prefix ids."""
+    request_of = np.repeat(np.arange(len(columns), dtype=np.int32), columns.counts)
+    users = _last_users(columns, request_of, sort_at_once)
+    total = len(users)
+    new_segment = np.ones(total, dtype=bool)
+    if total:
+        new_segment[1:] = (users[1:] != users[:-1]) | (request_of[1:] != request_of[:-1])
+    firsts = np.flatnonzero(new_segment)
+    request = request_of[firsts].astype(np.int64)
+    return Shape(
+        request,
+        firsts - columns.offsets[:-1][request],
+        np.diff(np.append(firsts, total)),
+        users[firsts].astype(np.int64),
+        len(columns),
+    )
+
+
+def _last_users(columns: Columns, request_of: Requests, at_once: int) -> Requests:
+    """For each reference, the request that used the block last."""
+    blocks = columns.blocks
+    parts = max(1, -(-len(blocks) // at_once))
+    users: Requests = np.full(len(blocks), NOBODY, dtype=np.int32)
+    for part in range(parts):
+        places = _places_of_part(blocks, part, parts, at_once) if parts > 1 else np.arange(len(blocks))
+        ids = blocks[places]
+        order = np.argsort(ids, kind="stable")
+        again = np.flatnonzero(ids[order[1:]] == ids[order[:-1]])
+        place, before = places[order[again + 1]], places[order[again]]
+        _refuse_other_ids(columns, request_of, place, before)
+        users[place] = request_of[before]
+    return users
+
+
+def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, before: Ints) -> None:
+    """A prefix id stands at the same place of every prompt, after the same id."""
+    depth, old_depth = (at - columns.offsets[request_of[at]] for at in (place, before))
+    parents = columns.blocks[np.maximum(place - 1, 0)] != columns.blocks[np.maximum(before - 1, 0)]
+    wrong = np.flatnonzero((depth != old_depth) | ((depth > 0) & parents))
+    if len(wrong):
+        first = wrong[np.argmin(place[wrong])]
+        raise ConfigError(
+            f"{columns.name}: request {int(request_of[place[first]]) + 1} has id "
+            f"{int(columns.blocks[place[first]])} after other ids than request "
+            f"{int(request_of[before[first]]) + 1}: these aren't prefix ids; --ids block chains them"
+        )
+
+
+def _places_of_part(blocks: Ints, part: int, parts: int, step: int) -> Ints:
+    """Where the ids of one part are; looked for piece by piece, since the ids may lie in a file."""
+    found = [
+        np.flatnonzero((blocks[first : first + step] * 0x9E3779B1 >> 7) % parts == part) + first
+        for first in range(0, len(blocks), step)
+    ]
+    places: Ints = np.concatenate(found)
+    return places

@@ -1,0 +1,221 @@
+"""``Answers``: what one replay says, in numbers for a program and for a reader. Seconds, bytes and tokens."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.engine import TimedEngine
+from kv_sim.replay.timed.link import Way
+from kv_sim.replay.timed.timing import SECOND
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a duration is spread over requests; all 0 if there were none. Seconds."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    worst: float
+
+    @classmethod
+    def of(cls, values: "array[int]") -> "Spread":
+        """Of nanoseconds. A percentile is the smallest value that so many are not above."""
+        if not values:
+            return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        ordered = sorted(values)
+
+        def rank(share: int) -> float:
+            return ordered[-(-share * len(ordered) // 100) - 1] / SECOND
+
+        return cls(
+            len(ordered), sum(ordered) / len(ordered) / SECOND, rank(50), rank(90), rank(99), ordered[-1] / SECOND
+        )
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What went over the link in one direction."""
+
+    jobs: int
+    blocks: int
+    bytes: int
+    busy_seconds: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One replay."""
+
+    requests: int
+    refused: Mapping[str, int]
+    """Requests that the engine doesn't take, by reason."""
+    prompt_tokens: int
+    prompt_blocks: int
+    full_prompt_blocks: int
+    output_tokens: int
+    gpu_hit_tokens: int
+    """Found in GPU blocks when a request was first scheduled."""
+    cpu_hit_tokens: int
+    """Found by the connector beyond those."""
+    gpu_hit_blocks: int
+    cpu_hit_blocks: int
+    """The last one may be needed but for its last token."""
+    block_tokens: int
+    seconds: float
+    """From the first arrival to the last token."""
+    ttft: Spread
+    """From arrival to the first token."""
+    time_per_output_token: Spread
+    """Between a request's first token and its last; requests of one token have none."""
+    latency: Spread
+    """From arrival to the last token."""
+    queueing: Spread
+    """From arrival until its first step or load is planned."""
+    load_wait: Spread
+    """Of requests that loaded: from the plan of each load until the request runs."""
+    preemptions: int
+    loads: Copies
+    stores: Copies
+    host_wait_seconds: float
+    """The host waited for copies in the middle of steps."""
+    steps: int
+    fused_steps: int
+    connector: Mapping[str, int | float]
+    """What the connector itself counted."""
+    digest: str
+    """Of all times of requests and of copies."""
+
+    @property
+    def gpu_block_ratio(self) -> float:
+        """Prompt blocks found on the GPU, of all, partial ones among them."""
+        return _ratio(self.gpu_hit_blocks, self.prompt_blocks)
+
+    @property
+    def cpu_block_ratio(self) -> float:
+        """Prompt blocks that the connector found, of all."""
+        return _ratio(self.cpu_hit_blocks, self.prompt_blocks)
+
+    @property
+    def gpu_token_ratio(self) -> float:
+        """Prompt tokens found on the GPU, of all."""
+        return _ratio(self.gpu_hit_tokens, self.prompt_tokens)
+
+    @property
+    def cpu_token_ratio(self) -> float:
+        """Prompt tokens that the connector found, of all."""
+        return _ratio(self.cpu_hit_tokens, self.prompt_tokens)
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Over the whole replay."""
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompts, found or computed, and outputs."""
+        return (self.prompt_tokens + self.output_tokens) / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values, the ratios among them."""
+        ratios = {
+            name: getattr(self, name)
+            for name in (
+                "gpu_block_ratio",
+                "cpu_block_ratio",
+                "gpu_token_ratio",
+                "cpu_token_ratio",
+                "output_tokens_per_second",
+                "tokens_per_second",
+            )
+        }
+        plain: dict[str, Any] = asdict(self)
+        return {**plain, **ratios, "refused": dict(self.refused), "connector": dict(self.connector)}
+
+
+def answers_of(engine: TimedEngine, books: Books) -> Answers:
+    """What a replay that has ended says."""
+    return Answers(
+        requests=len(books.ttft),
+        refused=dict(books.refused),
+        prompt_tokens=books.prompt_tokens,
+        prompt_blocks=books.prompt_blocks,
+        full_prompt_blocks=books.full_blocks,
+        output_tokens=books.output_tokens,
+        gpu_hit_tokens=books.local_tokens,
+        cpu_hit_tokens=books.external_tokens,
+        gpu_hit_blocks=books.local_blocks,
+        cpu_hit_blocks=books.external_blocks,
+        block_tokens=engine.sizes.block_tokens,
+        seconds=books.last_step_ns / SECOND,
+        ttft=Spread.of(books.ttft),
+        time_per_output_token=Spread.of(books.per_token),
+        latency=Spread.of(books.latency),
+        queueing=Spread.of(books.queued),
+        load_wait=Spread.of(books.load_wait),
+        preemptions=books.preemptions,
+        loads=_copies(engine, Way.LOAD),
+        stores=_copies(engine, Way.STORE),
+        host_wait_seconds=engine.clock.waited_ns / SECOND,
+        steps=books.num_steps,
+        fused_steps=books.num_steps - books.num_engine_steps,
+        connector=dict(sorted(books.connector.items())),
+        digest=books.digest,
+    )
+
+
+def _copies(engine: TimedEngine, way: Way) -> Copies:
+    traffic = engine.link.traffic[way]
+    return Copies(
+        traffic.jobs, traffic.blocks, traffic.blocks * engine.sizes.block_bytes, traffic.busy_ns / SECOND
+    )
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def rows(columns: Sequence[tuple[str, Answers]]) -> list[list[str]]:
+    """The answers side by side, one column each."""
+    cells = [_cells(answers) for _, answers in columns]
+    return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
+
+
+def _cells(answers: Answers) -> dict[str, str]:
+    cells = {
+        "requests": f"{answers.requests:,}",
+        "hit ratio, blocks: GPU": f"{answers.gpu_block_ratio:.4f}",
+        "hit ratio, blocks: CPU": f"{answers.cpu_block_ratio:.4f}",
+        "hit ratio, tokens: GPU": f"{answers.gpu_token_ratio:.4f}",
+        "hit ratio, tokens: CPU": f"{answers.cpu_token_ratio:.4f}",
+    }
+    for label, copies in (("loaded", answers.loads), ("stored", answers.stores)):
+        cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
+        cells[f"link busy, {label}"] = _seconds(copies.busy_seconds)
+    cells["wait for a load, mean"] = _seconds(answers.load_wait.mean) if answers.load_wait.count else "-"
+    cells["host waits for copies"] = _seconds(answers.host_wait_seconds)
+    for label, spread in (
+        ("time to first token", answers.ttft),
+        ("time per output token", answers.time_per_output_token),
+        ("latency", answers.latency),
+        ("queueing", answers.queueing),
+    ):
+        for part in ("mean", "p50", "p90", "p99"):
+            cells[f"{label}, {part}"] = _seconds(getattr(spread, part))
+    return cells | {
+        "output tokens/s": f"{answers.output_tokens_per_second:,.1f}",
+        "all tokens/s": f"{answers.tokens_per_second:,.1f}",
+        "preemptions": f"{answers.preemptions:,}",
+        "first arrival to last token": _seconds(answers.seconds),
+        "engine steps": f"{answers.steps:,}",
+    }
+
+
+def _seconds(value: float) -> str:
+    if value and abs(value) < 0.1:
+        return f"{value * 1e3:.3f} ms"
+    return f"{value:,.3f} s"

@@ -1,0 +1,131 @@
+"""The options of ``kv-sim replay --fidelity engine``, and from them to settings."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
+from kv_sim.replay.timed.replay import EngineReplay, replay_engine
+from kv_sim.replay.timed.run import Progress
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.trace import Trace
+from kv_sim.replay.units import parse_bytes
+
+_USUAL: Final = EngineSettings()
+
+_NUMBERS: Final[Mapping[str, tuple[str, type, str]]] = {
+    "tp-size": ("tp_size", int, "GPUs that share the model"),
+    "flops-efficiency": ("flops_efficiency", float, "share of --gpu-flops that a forward pass reaches"),
+    "hbm-efficiency": ("hbm_efficiency", float, "share of --hbm-bandwidth that a forward pass reaches"),
+    "link-efficiency": ("link_efficiency", float, "share of --link-bandwidth that copies reach"),
+    "step-microseconds": ("step_microseconds", float, "of each step, beside the forward pass"),
+    "idle-step-microseconds": ("idle_step_microseconds", float, "between looks at copies while nothing runs"),
+    "copy-microseconds": ("copy_microseconds", float, "of each copy, beside its bytes"),
+    "page-tokens": ("page_tokens", int, "tokens of a layer that lie together: the server's block size"),
+    "gpu-memory-utilization": ("gpu_memory_utilization", float, "share of GPU memory for weights and KV"),
+    "gpu-blocks": ("gpu_blocks", int, "GPU blocks, in place of what fits"),
+    "block-tokens": ("block_tokens", int, "tokens of a block (default: the trace's)"),
+    "max-step-tokens": ("max_step_tokens", int, "tokens of a step; vLLM's max_num_batched_tokens"),
+    "max-running": ("max_running", int, "requests that run at once; vLLM's max_num_seqs"),
+    "arrival-scale": ("arrival_scale", float, "spread arrivals by this factor: 2 halves the load"),
+    "max-model-len": ("max_model_len", int, "tokens of the longest request (default: the model's)"),
+}
+"""option -> (setting, kind, help)"""
+
+_GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
+    "gpu-flops": ("flops", "dense 16-bit operations a second"),
+    "hbm-bandwidth": ("hbm_bandwidth", "bytes a second"),
+    "link-bandwidth": ("link_bandwidth", "bytes a second, each way"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options. ``--model`` and ``--limit`` are shared with a command that has them already."""
+    group = parser.add_argument_group("engine fidelity")
+    _share(group, "--model", metavar="NAME", help=f"default {_USUAL.model.name}; known: {', '.join(MODELS)}")
+    group.add_argument("--gpu", metavar="NAME", help=f"default {_USUAL.gpu.name}; known: {', '.join(GPUS)}")
+    for option, (_, text) in _GPU_NUMBERS.items():
+        group.add_argument(f"--{option}", type=float, metavar="N", help=f"{text} (default: the GPU's)")
+    group.add_argument("--gpu-memory", metavar="SIZE", help="of one GPU, such as 80GiB (default: the GPU's)")
+    for option, (setting, kind, text) in _NUMBERS.items():
+        usual = getattr(_USUAL, setting)
+        shown = "" if usual is None else f" (default {usual:g})"
+        group.add_argument(f"--{option}", type=kind, metavar="N", help=text + shown)
+    group.add_argument("--cpu-bytes-to-use", metavar="SIZE", help="host memory over all GPUs (default 64GiB)")
+    group.add_argument("--eviction-policy", metavar="NAME", help=f"default {_USUAL.eviction_policy}")
+    group.add_argument("--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of these two")
+    group.add_argument(
+        "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
+    )
+    group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
+    _share(group, "--limit", type=int, metavar="N", help="replay only the first N requests")
+
+
+def run(trace: Trace, options: argparse.Namespace, progress: Progress | None = None) -> EngineReplay:
+    """Replay as the options say."""
+    return replay_engine(trace, settings_of(options), progress)
+
+
+def settings_of(options: argparse.Namespace) -> EngineSettings:
+    """Settings from options; what was not given keeps its default. Wrong values are a ``ConfigError``."""
+    given: dict[str, Any] = {"model": _model(options), "gpu": _gpu(options)}
+    for option, (setting, _, _) in _NUMBERS.items():
+        value = getattr(options, option.replace("-", "_"))
+        if value is not None:
+            given[setting] = value
+    for setting in ("eviction_policy", "limit"):
+        value = getattr(options, setting)
+        if value is not None:
+            given[setting] = value
+    if options.cpu_bytes_to_use is not None:
+        given["cpu_bytes_to_use"] = parse_bytes(options.cpu_bytes_to_use, "--cpu-bytes-to-use")
+    if options.connector_config is not None:
+        for other in ("cpu_bytes_to_use", "eviction_policy"):
+            if other in given:
+                raise ConfigError(f"--connector-config has its own {other}; leave --{other.replace('_', '-')} out")
+        given["connector"] = _parse_config(options.connector_config)
+    if options.stepping is not None:
+        given["stepping"] = Stepping(options.stepping)
+    if options.check_contents:
+        given["contents"] = Contents.CHECKED
+    return EngineSettings(**given)
+
+
+def _model(options: argparse.Namespace) -> Model:
+    return _USUAL.model if options.model is None else find_model(options.model)
+
+
+def _gpu(options: argparse.Namespace) -> Gpu:
+    gpu = _USUAL.gpu if options.gpu is None else find_gpu(options.gpu)
+    changed: dict[str, Any] = {}
+    for option, (name, _) in _GPU_NUMBERS.items():
+        value = getattr(options, option.replace("-", "_"))
+        if value is not None:
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"--{option}: expected more than 0, got {value:g}")
+            changed[name] = value
+    if options.gpu_memory is not None:
+        changed["memory_bytes"] = parse_bytes(options.gpu_memory, "--gpu-memory")
+    return replace(gpu, **changed)
+
+
+def _parse_config(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--connector-config: no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"--connector-config: expected an object, got {text!r}")
+    return config
+
+
+def _share(group: Any, option: str, **settings: Any) -> None:
+    """Add an option that the command may have already."""
+    add: Callable[..., Any] = group.add_argument
+    try:
+        add(option, **settings)
+    except argparse.ArgumentError:
+        return

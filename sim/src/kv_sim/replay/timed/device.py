@@ -1,0 +1,120 @@
+"""The device of a replay: a clock and a link, and memory only where contents are checked.
+
+A step is given to the device when its worker's hooks reach the forward pass, and keeps it busy for as long as the
+timing model says. A device without memory has the shape of the testbed's, and nothing in it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from kv_offload_cpu.copy.engine import Numbers
+from kv_sim.config import WorldConfig
+from kv_sim.memory.copies import Direction
+from kv_sim.memory.device import Device, KVCache, LaunchedStep
+from kv_sim.memory.shadow import Shadow
+from kv_sim.replay.timed.link import Link, Way
+from kv_sim.replay.timed.timing import Clock
+
+AtEnd = Callable[[], bool] | None
+Mover = Callable[[Way, Numbers, Numbers], AtEnd]
+"""(direction, GPU blocks, host slots) -> what moves them when the job ends; None: there are no bytes."""
+
+_DIRECTIONS = {Way.STORE: Direction.STORE, Way.LOAD: Direction.LOAD}
+
+
+class HasLink(Protocol):
+    """What a copy engine needs of a device."""
+
+    clock: Clock
+    link: Link
+
+    def open_mover(self, slots: int) -> Mover:
+        """Get ``slots`` pages of host memory, and what moves pages to and from them."""
+
+
+class _NoCopies:
+    """No copy of the testbed's own kind."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Any] = {}
+        self.ended: list[Any] = []
+
+    def check(self) -> None:
+        """Nothing to recount."""
+
+
+class EmptyDevice:
+    """No memory. It fits where the testbed's ``Device`` does, as far as an engine uses it."""
+
+    def __init__(self, rank: int, config: WorldConfig, clock: Clock, link: Link) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.link = link
+        self.forward_ns = 0
+        self.queue: deque[LaunchedStep] = deque()
+        self.copies = _NoCopies()
+        self.waited_steps = 0
+        self._pages = np.zeros((config.num_blocks, 1), np.uint8).view(KVCache)
+        self._pages._device, self._pages.layer = cast(Device, self), 0
+
+    def kv_cache(self, layer: int) -> KVCache:
+        """An array with a row for each block, which says whose it is."""
+        return self._pages
+
+    def launch(self, step: LaunchedStep) -> None:
+        """The forward pass begins."""
+        self.queue.append(step)
+        self.clock.busy_until = self.clock.now + self.forward_ns
+
+    def retire(self) -> None:
+        """The forward pass has ended."""
+        self.queue.popleft()
+
+    def zero(self, blocks: list[int], step: int) -> None:
+        """There are no bytes."""
+
+    def poison(self, blocks: list[int]) -> None:
+        """There are no bytes."""
+
+    def open_mover(self, slots: int) -> Mover:
+        """There are no bytes."""
+        return lambda way, blocks, slots: None
+
+
+class TimedDevice(Device):
+    """The testbed's memory, rights and checks; copies run when the link says that they ended."""
+
+    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link) -> None:
+        super().__init__(rank, config, shadow)
+        self.clock = clock
+        self.link = link
+        self.forward_ns = 0
+
+    def launch(self, step: LaunchedStep) -> None:
+        super().launch(step)
+        self.clock.busy_until = self.clock.now + self.forward_ns
+
+    def retire(self) -> LaunchedStep:
+        """What ended before the forward pass did, moved its bytes before."""
+        self.link.advance(self.clock.busy_until)
+        return super().retire()
+
+    def open_mover(self, slots: int) -> Mover:
+        """Copies of this device; a job's pages move when it ends."""
+        first, queue, engine = self.allocate_host(slots), self.copies.open(), self.copies
+
+        def begin(way: Way, blocks: Numbers, slots: Numbers) -> AtEnd:
+            pairs = list(zip(blocks.tolist(), (first + slots).tolist(), strict=True))
+            copy_id = queue.submit(_DIRECTIONS[way], pairs)
+
+            def at_end() -> bool:
+                copy = engine.running[copy_id]
+                engine.advance(copy, len(copy.pairs))
+                return all(result.success for result in queue.poll())
+
+            return at_end
+
+        return begin

@@ -1,0 +1,113 @@
+"""GPUs and models, as their makers describe them: what a timing model starts from.
+
+Rates are peaks; how much of them a server reaches is in the settings. The gigabytes of a data sheet's memory are
+taken for GiB, which is what a driver shows, within two percent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from kv_api import ConfigError
+from kv_api.errors import unknown_name
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    name: str
+    flops: float
+    """Dense 16-bit floating-point operations a second."""
+    hbm_bandwidth: float
+    """Bytes a second."""
+    memory_bytes: int
+    link_bandwidth: float
+    """Bytes a second between it and host memory, in each direction."""
+    step_tokens: int
+    """What vLLM's API server lets a step compute on it."""
+    running: int
+    """How many requests vLLM's API server lets run on it at once."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One dense decoder with full attention in every layer."""
+
+    name: str
+    parameters: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_tokens: int
+    """The longest context."""
+    dtype_bytes: int = 2
+    """Bytes of one weight, and of one number of a key or value."""
+
+    def kv_bytes_per_token(self, tp_size: int) -> int:
+        """Of all ranks together. Ranks beyond the number of KV heads hold copies."""
+        return 2 * self.layers * max(self.kv_heads, tp_size) * self.head_dim * self.dtype_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all ranks together."""
+        return self.parameters * self.dtype_bytes
+
+
+_PCIE4, _PCIE5 = 32e9, 64e9
+
+_GPUS: Final = (
+    Gpu("A100-40", 312e12, 1.555e12, 40 * GIB, _PCIE4, 2048, 256),
+    Gpu("A100-80", 312e12, 2.039e12, 80 * GIB, _PCIE4, 2048, 256),
+    Gpu("H100", 989e12, 3.35e12, 80 * GIB, _PCIE5, 8192, 1024),
+    Gpu("H100-PCIe", 756e12, 2.0e12, 80 * GIB, _PCIE5, 8192, 1024),
+    Gpu("H200", 989e12, 4.8e12, 141 * GIB, _PCIE5, 8192, 1024),
+    Gpu("GH200", 989e12, 4.0e12, 96 * GIB, 450e9, 8192, 1024),
+    Gpu("B200", 2250e12, 8.0e12, 180 * GIB, _PCIE5, 16384, 1024),
+    Gpu("L4", 121e12, 0.3e12, 24 * GIB, _PCIE4, 2048, 256),
+    Gpu("L40S", 362e12, 0.864e12, 48 * GIB, _PCIE4, 2048, 256),
+    Gpu("A10", 125e12, 0.6e12, 24 * GIB, _PCIE4, 2048, 256),
+)
+GPUS: Final[Mapping[str, Gpu]] = {gpu.name: gpu for gpu in _GPUS}
+
+_MODELS: Final = (
+    Model("Llama-3.1-8B", 8_030_261_248, 32, 32, 8, 128, 131_072),
+    Model("Llama-3.1-70B", 70_553_706_496, 80, 64, 8, 128, 131_072),
+    Model("Llama-3.1-70B-FP8", 70_553_706_496, 80, 64, 8, 128, 131_072, dtype_bytes=1),
+    Model("Llama-3.2-3B", 3_212_749_824, 28, 24, 8, 128, 131_072),
+    Model("Qwen2.5-7B", 7_615_616_512, 28, 28, 4, 128, 32_768),
+    Model("Qwen2.5-14B", 14_770_033_664, 48, 40, 8, 128, 32_768),
+    Model("Qwen2.5-32B", 32_763_876_352, 64, 40, 8, 128, 32_768),
+    Model("Qwen2.5-72B", 72_706_203_648, 80, 64, 8, 128, 32_768),
+    Model("Qwen3-8B", 8_190_735_360, 36, 32, 8, 128, 40_960),
+    Model("Qwen3-32B", 32_762_123_264, 64, 64, 8, 128, 40_960),
+    Model("Mistral-7B", 7_248_023_552, 32, 32, 8, 128, 32_768),
+)
+MODELS: Final[Mapping[str, Model]] = {model.name: model for model in _MODELS}
+
+_T = TypeVar("_T")
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by name."""
+    return _find("GPU", name, GPUS)
+
+
+def find_model(name: str) -> Model:
+    """A model by name."""
+    return _find("model", name, MODELS)
+
+
+def _find(kind: str, name: str, known: Mapping[str, _T]) -> _T:
+    for own, found in known.items():
+        if own.lower() == name.lower():
+            return found
+    raise ConfigError(unknown_name(kind, name, known))
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """A preset's numbers, for a report."""
+    return {key: value for key, value in vars(thing).items() if key != "name"}

@@ -1,0 +1,100 @@
+"""Host memory as an offloading medium whose copies take the time that a model of the link gives them.
+
+``ReplayCPUOffloadingSpec`` is `CPUOffloadingSpec` with another copy engine; ``ReplayOffloadingConnector`` is
+`OffloadingConnector` with a clock that the replay moves. Nothing else of either is changed: manager, policies, the
+worker and the connector are those of a server.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from kv_api import CanonicalKVCaches, KVCaches
+from kv_offload.connector import OffloadingConnector
+from kv_offload.worker import OffloadingWorkerSide
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.sizing import HostLayout
+from kv_offload_cpu.spec import CPUOffloadingSpec
+from kv_offload_cpu.worker import HostMemory
+from kv_sim.replay.timed.device import HasLink
+from kv_sim.replay.timed.link import Way
+from kv_sim.replay.timed.timing import SECOND
+
+_WAYS = {Direction.STORE: Way.STORE, Direction.LOAD: Way.LOAD}
+
+
+class LinkCopyEngine:
+    """Jobs as entries in the queues of a device's link."""
+
+    def __init__(self, device: HasLink, layout: HostLayout) -> None:
+        self._device = device
+        self._blocks_per_chunk = layout.blocks_per_chunk
+        self._port = device.link.open()
+        self._mover = device.open_mover(layout.num_chunks * layout.blocks_per_chunk)
+
+    def submit(
+        self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
+    ) -> None:
+        """Begin a job after what the device was given."""
+        clock = self._device.clock
+        self._port.submit(
+            job_id,
+            _WAYS[direction],
+            len(copies),
+            now=clock.now,
+            ready=clock.busy_until,
+            expedited=urgency is Urgency.EXPEDITED,
+            at_end=self._mover(
+                _WAYS[direction], copies.blocks, copies.chunks * self._blocks_per_chunk + copies.offsets
+            ),
+        )
+
+    def poll(self) -> list[CopyResult]:
+        """What ended."""
+        block_bytes = self._device.link.costs.block_bytes
+        return [
+            CopyResult(job.job_id, job.success, job.blocks * block_bytes, (job.end - job.begin) / SECOND)
+            for job in self._port.poll(self._device.clock.now)
+        ]
+
+    def wait(self, job_ids: Collection[int]) -> None:
+        """The host waits until these have ended."""
+        self._device.clock.wait_until(self._port.wait(job_ids))
+
+    def shutdown(self) -> None:
+        """Nothing acts by itself."""
+
+
+class ReplayCPUOffloadingSpec(CPUOffloadingSpec):
+    """Host memory behind a timed link."""
+
+    def make_memory(self, layout: HostLayout) -> HostMemory:
+        """Made with the copy engine, if there is any."""
+        return _NoMemory()
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
+        """Copies over the link of the device that the KV caches are on."""
+        return LinkCopyEngine(kv_caches.tensors[0].tensor.device, layout)
+
+
+class _NoMemory:
+    def release(self) -> None:
+        pass
+
+
+class ReplayWorkerSide(OffloadingWorkerSide):
+    """Its clock is the replay's."""
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._device: Any = next(iter(kv_caches.values())).device
+        super().register_kv_caches(kv_caches)
+
+    def clock(self) -> float:
+        """Seconds since the trace began."""
+        now: int = self._device.clock.now
+        return now / SECOND
+
+
+class ReplayOffloadingConnector(OffloadingConnector):
+    """Its timeouts are the replay's seconds."""
+
+    worker_class = ReplayWorkerSide

@@ -1,0 +1,159 @@
+"""A request of a trace as the engine holds it.
+
+A trace names the blocks of a prompt; no token is ever made. Each name becomes a number, and the number a block
+hash. Blocks that a trace doesn't name, which are those that outputs complete, get numbers that no other request
+has: what one turn of a conversation wrote and the next one reads stands in the names of the next one's prompt, and
+cannot be tied to the tokens of the first one's output. So an output is never found, not even by those that
+continue it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import overload
+
+import numpy as np
+
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.memory.content import Words, mix
+from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.trace import TraceRequest
+
+_OWN_BITS = 24
+
+
+class Names:
+    """Numbers for the blocks that a trace names, in the order in which they are met.
+
+    An engine's blocks may be smaller: then a block of the trace is ``parts`` of them.
+    """
+
+    def __init__(self, parts: int = 1) -> None:
+        self.parts = parts
+        self._numbers: dict[int, int] = {}
+
+    def shared(self, block_ids: Iterable[int]) -> Iterator[int]:
+        """The numbers of the engine's blocks in a prompt whose blocks have these ids."""
+        for block_id in block_ids:
+            first = self._numbers.setdefault(block_id, len(self._numbers)) * self.parts
+            yield from range(2 * first, 2 * (first + self.parts), 2)
+
+    @staticmethod
+    def own(request: int, index: int) -> int:
+        """The number of a block of one request alone."""
+        assert index < 1 << _OWN_BITS, f"request {request} has a block {index}"
+        return (request << _OWN_BITS | index) << 1 | 1
+
+
+class Tokens(Sequence[int]):
+    """The tokens of a request, made when somebody looks: a function of the block's number and the place in it."""
+
+    def __init__(self, numbers: Sequence[int], block_size: int, length: int) -> None:
+        self._numbers = numbers
+        self._size = block_size
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self._token(place) for place in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"token {index} of {self._length}")
+        return self._token(index % self._length)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self._token(place) for place in range(self._length))
+
+    def _token(self, place: int) -> int:
+        number, offset = self._numbers[place // self._size], place % self._size
+        return mix(number * self._size + offset) % 100_000
+
+
+@dataclass(slots=True)
+class Times:
+    """What became of a request. Moments and durations are nanoseconds; -1: not yet."""
+
+    arrival: int
+    scheduled: int = -1
+    """Its first load or step was planned."""
+    first_token: int = -1
+    end: int = -1
+    parked: int = -1
+    """Since when it waits for a load."""
+    load_wait: int = 0
+    local_tokens: int = -1
+    """Found on the GPU when it was first scheduled."""
+    external_tokens: int = 0
+    """Found by the connector then."""
+
+
+class TracedRequest(SimRequest):
+    """One request, in one life."""
+
+    def __init__(self, index: int, traced: TraceRequest, names: Names, block_size: int) -> None:
+        self.index = index
+        outputs = output_tokens_of(traced)
+        self.spec = RequestSpec(str(index), 0, traced.input_tokens, 0, outputs, outputs)
+        self.request_id = self.spec.request_id
+        self.cache_salt = None
+        self.lora_request = None
+        self.kv_transfer_params = None
+        self.num_prompt_tokens = traced.input_tokens
+        self.num_output_tokens = 0
+        self.status = Status.WAITING
+        self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_stale_output_tokens = 0
+        self.drop_stale_output = False
+        self.num_output_placeholders = 0
+        self.num_draft_tokens = 0
+        self.num_preemptions = 0
+        self.num_unseen_rejects = 0
+        self.is_prefill_chunk = True
+        self.last_sched_seq = 0
+        self.awaits_load = False
+        self.is_held = False
+        self.run_order = 0
+        """Its place among the running requests: they stand in the order of admission."""
+        self.is_restless = False
+        """The connector may decide something in any step of it."""
+        self._block_size = block_size
+        total = self.num_prompt_tokens + outputs
+        named = min(traced.input_tokens // block_size, len(traced.blocks) * names.parts)
+        self.numbers = [
+            *islice(names.shared(traced.blocks), named),
+            *(names.own(index, place) for place in range(named, -(-total // block_size))),
+        ]
+        self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers[: total // block_size]]
+        self.hashes: Words = np.empty(0, np.uint64)
+        self.times = Times(round(traced.arrival_seconds * SECOND))
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        return Tokens(self.numbers, self._block_size, self.num_tokens)
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        return Tokens(self.numbers, self._block_size, self.num_prompt_tokens)
+
+    def forget_blocks(self) -> None:
+        """The request has ended: what is left of it is its times."""
+        self.numbers, self._block_hashes, self.hashes = [], [], np.empty(0, np.uint64)
+
+    def write_contents(self) -> None:
+        """Say what each of its slots must hold, for devices with memory."""
+        places = np.arange(self._block_size, dtype=np.uint64)
+        base = np.array(self.numbers, np.uint64)[:, None] * np.uint64(self._block_size) + places
+        scrambled = (base + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        self.hashes = (scrambled ^ (scrambled >> np.uint64(29))).reshape(-1)
+
+
+def output_tokens_of(traced: TraceRequest) -> int:
+    """How many tokens a request samples: an engine samples at least one."""
+    return max(1, traced.output_tokens)

@@ -1,0 +1,46 @@
+"""``replay_once``: one trace through one configuration of a server."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.drive import Drive
+from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine, TimedEngine
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
+from kv_sim.replay.timed.stack import decides_in_known_steps, timed_config
+from kv_sim.replay.trace import Trace, TraceRequest
+
+Progress = Callable[[int], None]
+"""Hears after each request of the trace how many there were."""
+
+
+def replay_once(
+    trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Progress | None = None
+) -> tuple[TimedEngine, Books]:
+    """Replay a trace with the connector that ``transfer`` configures."""
+    sizes: Sizes = plan(settings, trace.block_tokens)
+    books = Books(sizes)
+    is_checked = settings.contents is Contents.CHECKED
+    timed = timed_config(transfer)
+    engine = (CheckedEngine if is_checked else QuickEngine)(sizes, timed, books.called)
+    engine.link.log = books.copy_ended
+    can_fuse = not is_checked and decides_in_known_steps(timed)
+    stepping = settings.stepping if can_fuse else Stepping.SINGLE
+    requests = _watched(islice(trace, settings.limit), progress)
+    Drive(engine, books, _scaled(requests, settings.arrival_scale), stepping).run()
+    return engine, books
+
+
+def _scaled(requests: Iterator[TraceRequest], scale: float) -> Iterator[TraceRequest]:
+    if scale == 1:
+        return requests
+    return (replace(request, arrival_seconds=request.arrival_seconds * scale) for request in requests)
+
+
+def _watched(requests: Iterator[TraceRequest], progress: Progress | None) -> Iterator[TraceRequest]:
+    for count, request in enumerate(requests, 1):
+        if progress is not None:
+            progress(count)
+        yield request

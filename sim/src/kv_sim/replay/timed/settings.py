@@ -1,0 +1,206 @@
+"""``EngineSettings``: all that an engine replay depends on but the trace, and the sizes that follow from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from math import isfinite
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
+from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
+
+_MICRO: Final = 1e3
+"""Nanoseconds of a microsecond."""
+
+
+class Stepping(Enum):
+    """Whether steps in which nobody decides anything are taken together. The answers are the same."""
+
+    FUSED = "fused"
+    SINGLE = "single"
+
+
+class Contents(Enum):
+    """Whether blocks have bytes."""
+
+    IGNORED = "ignored"
+    CHECKED = "checked"
+    """Real memory, and the testbed's checkers. Steps are single then."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """One server. What is None follows from the GPU, the model or the trace."""
+
+    model: Model = MODELS["Llama-3.1-8B"]
+    gpu: Gpu = GPUS["H100"]
+    tp_size: int = 1
+    flops_efficiency: float = 0.5
+    hbm_efficiency: float = 0.8
+    link_efficiency: float = 0.85
+    step_microseconds: float = 1000.0
+    idle_step_microseconds: float = 1000.0
+    copy_microseconds: float = 0.5
+    page_tokens: int | None = None
+    """Tokens of a layer that lie together in GPU memory: the block size of the real server. Each is one copy."""
+    gpu_memory_utilization: float = 0.92
+    gpu_blocks: int | None = None
+    block_tokens: int | None = None
+    max_step_tokens: int | None = None
+    max_running: int | None = None
+    max_model_len: int | None = None
+    cpu_bytes_to_use: int = 64 * GIB
+    """Host memory of the default connector, over all ranks."""
+    eviction_policy: str = "lru"
+    connector: Mapping[str, Any] | None = None
+    """A ``--kv-transfer-config`` in place of the default connector."""
+    stepping: Stepping = Stepping.FUSED
+    contents: Contents = Contents.IGNORED
+    arrival_scale: float = 1.0
+    """Arrivals are so many times as far apart as in the trace: 2 halves the load."""
+    limit: int | None = None
+    """Replay only so many requests, from the first on."""
+
+    def __post_init__(self) -> None:
+        for name in ("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"):
+            _check_share(name, getattr(self, name))
+        for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds"):
+            _check_time(name, getattr(self, name))
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        _check_time("arrival_scale", self.arrival_scale)
+        if self.idle_step_microseconds == 0:
+            raise ConfigError("idle_step_microseconds: expected more than 0, or waiting for a copy takes no time")
+        if max(self.tp_size, self.model.kv_heads) % min(self.tp_size, self.model.kv_heads):
+            raise ConfigError(
+                f"tp_size: got {self.tp_size}, which neither divides the {self.model.kv_heads} KV heads of "
+                f"{self.model.name} nor is a multiple of them"
+            )
+
+    def transfer_config(self) -> dict[str, Any]:
+        """The ``--kv-transfer-config`` of the server, as an operator would paste it."""
+        if self.connector is not None:
+            return dict(self.connector)
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": self.cpu_bytes_to_use,
+                "eviction_policy": self.eviction_policy,
+            },
+        }
+
+
+_WHOLE: Final = tuple(f.name for f in fields(EngineSettings) if f.type in (int, int | None))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What follows from settings and a trace's blocks."""
+
+    block_tokens: int
+    parts: int
+    """Blocks of the engine in one of the trace."""
+    kv_bytes_per_token: int
+    gpu_blocks: int
+    max_step_tokens: int
+    max_running: int
+    max_model_len: int
+    pieces_per_block: int
+    step: StepCosts = field(repr=False)
+    link: LinkCosts = field(repr=False)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all ranks together."""
+        return self.kv_bytes_per_token * self.block_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the longest request that the engine takes."""
+        return min(self.max_model_len, self.gpu_blocks * self.block_tokens)
+
+
+def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
+    """Work out everything, and refuse what no server could be."""
+    block_tokens = settings.block_tokens or trace_block_tokens
+    if trace_block_tokens % block_tokens:
+        raise ConfigError(
+            f"block_tokens: got {block_tokens}, which doesn't divide the trace's blocks of "
+            f"{trace_block_tokens} tokens"
+        )
+    page_tokens = settings.page_tokens or (block_tokens if block_tokens % 16 else 16)
+    if block_tokens % page_tokens:
+        raise ConfigError(f"page_tokens: got {page_tokens}, which doesn't divide blocks of {block_tokens} tokens")
+    max_running = settings.max_running or settings.gpu.running
+    max_step_tokens = settings.max_step_tokens or settings.gpu.step_tokens
+    if max_step_tokens < max_running:
+        raise ConfigError(
+            f"max_step_tokens: got {max_step_tokens}, less than max_running {max_running}; "
+            "then not all that run could decode in one step"
+        )
+    model = settings.model
+    kv_bytes = model.kv_bytes_per_token(settings.tp_size)
+    pieces = model.layers * (block_tokens // page_tokens)
+    return Sizes(
+        block_tokens=block_tokens,
+        parts=trace_block_tokens // block_tokens,
+        kv_bytes_per_token=kv_bytes,
+        gpu_blocks=settings.gpu_blocks or _count_blocks(settings, kv_bytes * block_tokens),
+        max_step_tokens=max_step_tokens,
+        max_running=max_running,
+        max_model_len=settings.max_model_len or model.max_tokens,
+        pieces_per_block=pieces,
+        step=_step_costs(settings, kv_bytes),
+        link=LinkCosts(
+            ns_per_byte=1e9 / (settings.gpu.link_bandwidth * settings.link_efficiency * settings.tp_size),
+            ns_per_piece=settings.copy_microseconds * _MICRO,
+            block_bytes=kv_bytes * block_tokens,
+            pieces_per_block=pieces,
+        ),
+    )
+
+
+def _step_costs(settings: EngineSettings, kv_bytes: int) -> StepCosts:
+    model, gpu, ranks = settings.model, settings.gpu, settings.tp_size
+    ns_per_flop = 1e9 / (gpu.flops * settings.flops_efficiency * ranks)
+    ns_per_byte = 1e9 / (gpu.hbm_bandwidth * settings.hbm_efficiency * ranks)
+    return StepCosts(
+        ns_per_token=2 * model.parameters * ns_per_flop,
+        ns_per_pair=4 * model.layers * model.heads * model.head_dim * ns_per_flop,
+        ns_of_weights=model.weight_bytes * ns_per_byte,
+        ns_per_context_token=kv_bytes * ns_per_byte,
+        overhead_ns=to_ns(settings.step_microseconds / 1e6),
+        idle_ns=max(1, to_ns(settings.idle_step_microseconds / 1e6)),
+    )
+
+
+def _count_blocks(settings: EngineSettings, block_bytes: int) -> int:
+    """GPU blocks that fit beside the weights."""
+    model, gpu, ranks = settings.model, settings.gpu, settings.tp_size
+    usable = int(gpu.memory_bytes * settings.gpu_memory_utilization) * ranks
+    blocks = (usable - model.weight_bytes) // block_bytes
+    if blocks < 1:
+        raise ConfigError(
+            f"{model.name} on {ranks} × {gpu.name}: {_gib(usable)} of GPU memory may be used and its weights take "
+            f"{_gib(model.weight_bytes)}, which leaves no room for a block of {_gib(block_bytes)}; "
+            "choose another GPU or a higher tp_size"
+        )
+    return blocks
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _check_share(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ConfigError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
+
+
+def _check_time(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (isfinite(value) and value >= 0):
+        raise ConfigError(f"{name}: expected a number of at least 0, got {value!r}")

@@ -1,0 +1,133 @@
+"""One pass over segments comes to what obvious models and the real manager do block by block."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_api import ConfigError
+from kv_sim.replay import bounds, stack
+from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.curve import Totals
+from kv_sim.replay.shape import shape_of
+from kv_sim.replay.sizing import sweep
+from kv_sim.replay.stack import Order, longest_prompt, lru_curve
+
+from .slow import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
+
+traces = st.builds(
+    lambda seed, count, width, depth: prefix_trace(Random(seed), count, width, depth),
+    st.integers(0, 10**9),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+orders = pytest.mark.parametrize(("order", "is_forward"), [(Order.TAIL_LAST, True), (Order.HEAD_LAST, False)])
+
+
+def sums(hits, requests, columns):
+    """Blocks, full blocks and tokens of hits."""
+    full = sum(min(hit, tokens // BLOCK) for hit, tokens in zip(hits, columns.inputs.tolist(), strict=True))
+    tokens = sum(min(hit * BLOCK, tokens) for hit, tokens in zip(hits, columns.inputs.tolist(), strict=True))
+    return sum(hits), full, tokens
+
+
+def as_sums(hits):
+    return hits.blocks, hits.full_blocks, hits.tokens
+
+
+@orders
+@given(requests=traces)
+def test_a_curve_is_lru_at_every_capacity(order, is_forward, requests):
+    columns = trace_of(requests)
+    shape = shape_of(columns)
+    shape.check(columns)
+    curve = lru_curve(columns, shape, shape.unique_blocks + 1, order)
+    for capacity in range(1, shape.unique_blocks + 3):
+        hits = lru_hits(requests, capacity, is_forward)
+        assert as_sums(curve.at(capacity)) == sums(hits, requests, columns), capacity
+
+
+@given(requests=traces, gpu_blocks=st.integers(0, 20))
+def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(requests, gpu_blocks):
+    columns = trace_of(requests)
+    shape, longest = shape_of(columns), longest_prompt(columns)
+    for capacity in {longest, longest + 1, longest + 3, 2 * longest + 5}:
+        outcome = replay_cache(columns, Setup("lru", capacity, gpu_blocks))
+        outcome.check(columns)
+        both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
+        curve = lru_curve(columns, shape, max(capacity, gpu_blocks))
+        assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
+
+
+@given(requests=traces, gpu_blocks=st.integers(1, 20))
+def test_the_gpu_s_tier_is_lru_with_the_head_last(requests, gpu_blocks):
+    columns = trace_of(requests)
+    outcome = replay_cache(columns, Setup(capacity=0, gpu_blocks=gpu_blocks))
+    assert outcome.gpu_hits.tolist() == lru_hits(requests, gpu_blocks, is_forward=False)
+    assert not outcome.cpu_hits.any()
+
+
+@given(requests=traces)
+def test_min_is_belady_on_prefixes(requests):
+    columns = trace_of(requests)
+    shape = shape_of(columns)
+    for capacity in range(1, shape.unique_blocks + 2):
+        expected = sums(min_hits(requests, capacity), requests, columns)
+        assert as_sums(bounds.min_hits(columns, shape, capacity)) == expected, capacity
+    everything = bounds.min_hits(columns, shape, shape.unique_blocks + 1)
+    assert bounds.infinite_hits(columns, shape) == everything
+
+
+@given(requests=traces, data=st.data())
+def test_no_policy_beats_min(requests, data):
+    columns = trace_of(requests)
+    shape, totals = shape_of(columns), Totals.of(columns)
+    capacity = data.draw(st.integers(1, shape.unique_blocks + 2))
+    best = bounds.min_hits(columns, shape, capacity).ratios(totals)
+    for policy, [ratios] in sweep(columns, shape, ["lru", "arc", "s3fifo", "sieve"], [capacity]).items():
+        assert ratios.block <= best.block and ratios.token <= best.token, policy
+
+
+@given(requests=traces)
+def test_sorting_in_parts_gives_the_same_shape(requests):
+    columns = trace_of(requests)
+    whole, parts = shape_of(columns), shape_of(columns, sort_at_once=7)
+    for name in ("request", "start", "length", "user"):
+        assert getattr(whole, name).tolist() == getattr(parts, name).tolist()
+
+
+@given(requests=traces)
+def test_piles_and_what_waits_can_be_recounted(requests):
+    piles = stack._Piles(len(requests))
+    for index, ids in enumerate(requests):
+        piles.move([], index, len(ids))
+        piles.check()
+    waiting = bounds._Waiting(3)
+    for index, ids in enumerate(requests):
+        waiting.add(index, 100 - index, 0, len(ids))
+        waiting.shrink(0)
+        waiting.check()
+        assert waiting._size <= 3
+
+
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        ([[1, 2, 3], [3, 2]], "request 2 has id 3 after other ids than request 1"),
+        ([[1, 2], [3, 2]], "request 2 has id 2 after other ids than request 1"),
+        ([[5], [7, 8, 7]], "request 2 has id 7 after other ids than request 2"),
+    ],
+)
+def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
+    with pytest.raises(ConfigError) as caught:
+        shape_of(trace_of(requests))
+    assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
+
+
+def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
+    columns = trace_of([[1, 2, 3, 4, 5, 6]] * 2)
+    outcome = replay_cache(columns, Setup("lru", 4))
+    assert outcome.cpu_hits.tolist() == [0, 3]
+    assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)

@@ -1,0 +1,283 @@
+"""Every format becomes the same kind of trace; what had to be decided is said."""
+
+import gzip
+import json
+import lzma
+from itertools import pairwise
+
+import pytest
+
+from kv_sim.replay.columns import ColumnsBuilder
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.sharing import Sharing, parse_sharing
+from kv_sim.replay.shape import shape_of
+
+from .slow import same
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def mooncake(timestamp, tokens, ids, **more):
+    return {"timestamp": timestamp, "input_length": tokens, "output_length": 7, "hash_ids": ids, **more}
+
+
+def weka(name, *requests, **more):
+    return {
+        "id": name,
+        "models": ["m"],
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "requests": [*requests],
+        **more,
+    }
+
+
+def call(t, ids, tokens=None):
+    return {"t": t, "type": "s", "in": tokens or 64 * len(ids), "out": 2, "hash_ids": ids, "api_time": 0.5}
+
+
+def seen(columns):
+    """Arrivals, lengths, and how far each request shares its prompt with each one before it."""
+    requests = list(columns)
+    shared = []
+    for later, request in enumerate(requests):
+        shares = [sum(map(lambda a, b: a == b, request.blocks, other.blocks)) for other in requests[:later]]
+        shared.append(max(shares, default=0))
+    times = [round(request.arrival_seconds, 6) for request in requests]
+    return times, [(request.input_tokens, request.output_tokens) for request in requests], shared
+
+
+SHARED_PROMPT = "You are a helpful assistant. " * 6
+CASES = {
+    "mooncake": (lines(mooncake(5, 1500, [0, 1, 2]), mooncake(3005, 1024, [0, 1])), 512, [0, 3]),
+    "lmbench": (
+        lines(
+            mooncake("1753780607550317897", 1500, [9, 8, 7]),
+            mooncake("1753780610550317897", 1024, [9, 8]),
+        ),
+        512,
+        [0, 3],
+    ),
+    "bailian": (
+        lines(
+            {**mooncake(1, 40, [5, 6, 7]), "chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1},
+            {**mooncake(4, 32, [5, 6]), "chat_id": 2, "parent_chat_id": 1, "type": "text", "turn": 2},
+        ),
+        16,
+        [0, 3],
+    ),
+    "weka": (json.dumps(weka("a", call(0, [1, 2, 3]), call(3, [1, 2])), indent=1), 64, [0, 3]),
+    "lmcache": (
+        lines(
+            {"timestamp": 1.5, "chunk_size": 256, "seq_len": 800, "chunk_hashes": ["a", "b", "c"]},
+            {"timestamp": 4.5, "chunk_size": 256, "seq_len": 512, "chunk_hashes": ["a", "b"]},
+        ),
+        256,
+        [0, 3],
+    ),
+    "azure": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,128,7\n2023-11-16 18:17:06.9799600,64,7\n",
+        64,
+        [0, 3],
+    ),
+    "burstgpt": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
+        64,
+        [0, 3],
+    ),
+    "vidur": ("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,128,7\n3.5,64,7\n", 64, [0, 3]),
+    "vllm": (
+        lines(
+            {"prompt": SHARED_PROMPT + "a" * 90, "output_tokens": 7},
+            {"prompt": SHARED_PROMPT[:128], "output_tokens": 7},
+        ),
+        16,
+        [0, 1],
+    ),
+}
+
+
+def options_for(name, **more):
+    sharing = Sharing(1, 64, 0.0, 1.0) if name in ("azure", "burstgpt", "vidur") else None
+    return TraceOptions(sharing=sharing, **more)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_format_is_recognized_and_read(tmp_path, name):
+    text, block_tokens, times = CASES[name]
+    file = tmp_path / "trace"
+    file.write_text(text)
+    columns = open_trace(file, options_for(name))
+    columns.check()
+    shape_of(columns).check(columns)
+    assert columns.notes[0] == f"format: {name}"
+    assert columns.block_tokens == block_tokens
+    arrivals, _, shared = seen(columns)
+    assert arrivals == times
+    assert shared[1] >= 1, "the second request shares the begin of the first one's prompt"
+    assert same(columns, open_trace(file, options_for(name, format=name)))
+
+
+@pytest.mark.parametrize("pack", [lzma.open, gzip.open])
+def test_packed_files_are_read_by_their_first_bytes(tmp_path, pack):
+    plain, packed = tmp_path / "plain", tmp_path / "packed.jsonl"
+    plain.write_text(CASES["mooncake"][0])
+    with pack(packed, "wt") as file:
+        file.write(CASES["mooncake"][0])
+    assert same(open_trace(plain), open_trace(packed))
+
+
+def test_ids_that_name_a_block_by_itself_are_chained_and_that_is_said(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 1536, [1, 2, 3]), mooncake(1, 1536, [4, 2, 3]), mooncake(2, 1024, [1, 2])))
+    columns = open_trace(file)
+    assert seen(columns)[2] == [0, 0, 2]
+    where = f"{file}:2"
+    assert columns.notes[1] == (
+        f"ids name a block by itself, so they were chained: id 2 comes after 1 and after 4 ({where})"
+    )
+
+
+def test_chaining_changes_nothing_of_prefix_ids(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 1536, [1, 2, 3]), mooncake(1, 1536, [1, 2, 4]), mooncake(2, 1024, [5, 6])))
+    chained = shape_of(open_trace(file))
+    plain = shape_of(open_trace(file, TraceOptions(ids=IdMeaning.PREFIX)))
+    assert chained.user.tolist() == plain.user.tolist()
+    assert next(iter(open_trace(file, TraceOptions(ids=IdMeaning.PREFIX)))).blocks == (1, 2, 3)
+
+
+def test_an_id_may_be_anything(tmp_path):
+    huge = [2**64 - 1, -1, 2**70, "a", "1", 1, 2**61 - 1, 0]
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 512 * len(huge), huge), mooncake(1, 512 * len(huge), huge)))
+    for meaning in (IdMeaning.AUTO, IdMeaning.PREFIX):
+        columns = open_trace(file, TraceOptions(ids=meaning))
+        first, second = (request.blocks for request in columns)
+        assert first == second
+        assert len(set(first)) == len(huge)
+    assert digest("1") != digest(1)
+
+
+def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp_path):
+    nested = {"type": "subagent", "t": 1, "agent_id": "x", "requests": [call(1.5, [1, 2, 9])]}
+    deeper = {"type": "subagent", "requests": [nested]}
+    (tmp_path / "one.json").write_text(json.dumps(weka("one", call(0, [1, 2]), deeper, call(9, [1, 2, 3]))))
+    (tmp_path / "two.json").write_text(json.dumps(weka("two", call(0.5, [1, 2]), call(8, [1, 2, 3]))))
+    columns = open_trace(tmp_path)
+    columns.check()
+    assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
+    assert seen(columns)[2] == [0, 0, 2, 2, 2]
+    assert "ids are a session's own" in columns.notes[-1]
+    staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
+    assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
+    together = open_trace(tmp_path, TraceOptions(scope=IdScope.GLOBAL))
+    assert seen(together)[2] == [0, 2, 2, 2, 3]
+    (tmp_path / "both.jsonl").write_text(lines(weka("one", call(0, [1])), weka("two", call(0, [1]))))
+    assert seen(open_trace(tmp_path / "both.jsonl"))[2] == [0, 0]
+
+
+def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    turns = [
+        mooncake(0, 512, [1], session_id="a"),
+        mooncake(100, 512, [1], session_id="b"),
+        {"session_id": "a", "delay": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+    ]
+    file.write_text(lines(*turns))
+    assert seen(open_trace(file))[2] == [0, 1, 1]
+    columns = open_trace(file, TraceOptions(scope=IdScope.SESSION))
+    assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2], [0, 0, 1])
+    assert "1 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+
+
+def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    begin = 1_753_780_607_550_317_897
+    file.write_text(lines(mooncake(begin, 640, [*range(10)]), mooncake(begin + 1_500_000_000, 100, [0, 1])))
+    columns = open_trace(file)
+    assert columns.block_tokens == 64
+    assert seen(columns)[0] == [0, 1.5]
+    assert columns.notes[1:] == (
+        "times look like ns since 1970 (--time-unit)",
+        "blocks look like 64 tokens, not 512: lengths and ids of 100% of requests agree (--block-size)",
+    )
+    assert seen(open_trace(file, TraceOptions(time_unit="us")))[0] == [0, 1500]
+
+
+def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    requests = [mooncake(0, 1024, [1, 2, 3, 4]), mooncake(1, 2048, [1]), mooncake(2, 100, []), mooncake(3, 0, [])]
+    file.write_text(lines(*requests))
+    columns = open_trace(file, TraceOptions(block_tokens=512))
+    columns.check()
+    assert [len(request.blocks) for request in columns] == [2, 1, 0, 0]
+    assert columns.notes[1:] == (
+        "1 requests have more ids than their length has blocks: 2 ids dropped "
+        "(is the block size right? --block-size)",
+        "1 requests have fewer ids than full blocks: the rest is never a hit",
+    )
+
+
+def test_a_partial_last_block_is_kept_or_dropped(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 600, [1, 2]), mooncake(1, 1024, [1, 3])))
+    columns = open_trace(file, TraceOptions(partial=Partial.DROP))
+    assert [len(request.blocks) for request in columns] == [1, 2]
+    assert columns.notes[-1] == "1 partial last blocks were dropped"
+
+
+def test_malformed_records_are_skipped_counted_and_named(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("{nope}\n" + lines(mooncake(0, 512, [1]), mooncake(1, -5, [1])))
+    columns = open_trace(file, TraceOptions(on_error=OnError.SKIP))
+    assert len(columns) == 1
+    assert columns.notes[1].startswith(
+        f"2 malformed records were skipped, first: {file}:1: not JSON from column 2 on"
+    )
+    assert columns.notes[1].endswith(f"; {file}:3: input_length: expected a whole number of at least 0, got -5")
+
+
+def test_times_that_go_back_are_sorted_on_request(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(2000, 512, [1]), mooncake(1000, 1024, [2, 3]), mooncake(2000, 512, [4])))
+    columns = open_trace(file, TraceOptions(unsorted=Unsorted.SORT))
+    columns.check()
+    assert [request.input_tokens for request in columns] == [1024, 512, 512]
+    assert seen(columns)[0] == [0, 1, 1]
+
+
+def test_an_assumption_is_seeded_and_said(tmp_path):
+    file = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:00:{second:02d},{200 + second},5" for second in range(50)]
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    sharing = parse_sharing("zipf:prefixes=5,tokens=128,skew=1,share=0.5")
+    columns, again, other = (open_trace(file, TraceOptions(sharing=sharing, seed=seed)) for seed in (1, 1, 2))
+    assert same(columns, again) and not same(columns, other)
+    assert columns.notes[1] == (
+        "the trace has no ids; assumed, seed 1: 50% of requests begin with one of 5 prefixes of 128 tokens, "
+        "the n-th with weight 1/n^1"
+    )
+    assert 0 < shape_of(columns).reused_blocks <= 2 * 50
+    assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
+
+
+def test_many_ids_lie_in_a_file_and_make_the_same_trace():
+    small, large = ColumnsBuilder(), ColumnsBuilder(spool_ids=4)
+    arrivals = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]
+    for builder in (small, large):
+        for index, arrival in enumerate(arrivals):
+            builder.add(arrival, 10, 1, range(index, 2 * index))
+    one, other = (builder.finish("made", 1) for builder in (small, large))
+    one.check()
+    assert same(one, other)
+    assert [len(request.blocks) for request in other] == [4, 1, 2, 3, 0, 5]
+    assert all(a.arrival_seconds <= b.arrival_seconds for a, b in pairwise(other))
+    assert same(other.load(other.save(), "made", 1), one)

@@ -1,0 +1,205 @@
+"""What can't be read or meant is refused: exit code 2, one line that says what and where, no traceback."""
+
+import json
+import lzma
+
+import pytest
+
+from kv_sim.cli import main
+
+GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
+
+
+def line(**fields):
+    return json.dumps({**json.loads(GOOD), **fields}) + "\n"
+
+
+def session(block_size, *requests):
+    return json.dumps({"id": "a", "block_size": block_size, "requests": [*requests]}) + "\n"
+
+
+FILES = {
+    "empty": ("", "{file}: there is nothing in this file"),
+    "blank": ("\n \n", "{file}: there is nothing in this file"),
+    "no json": (GOOD + "\n{oops}\n", "{file}:2: not JSON from column 2 on {more}"),
+    "cut off": (GOOD + "\n" + GOOD[:40] + "\n", "{file}:2: not JSON from column 41 on {more}"),
+    "a number": (GOOD + "\n17\n", "{file}:2: expected an object, got 17 {more}"),
+    "negative": (
+        line(input_length=-1),
+        "{file}:1: input_length: expected a whole number of at least 0, got -1 {more}",
+    ),
+    "a fraction": (
+        line(output_length=1.5),
+        "{file}:1: output_length: expected a whole number of at least 0, got 1.5 {more}",
+    ),
+    "true": (
+        line(input_length=True),
+        "{file}:1: input_length: expected a whole number of at least 0, got True {more}",
+    ),
+    "no ids": (line(hash_ids="1,2"), "{file}:1: hash_ids: expected a list of ids, got '1,2' {more}"),
+    "an odd id": (line(hash_ids=[1.5]), "{file}:1: hash_ids: expected integers or strings, got 1.5 {more}"),
+    "no time": (
+        line(timestamp=None),
+        "{file}:1: timestamp: no such field, and no session_id with a delay instead {more}",
+    ),
+    "not a time": (line(timestamp="noon"), "{file}:1: timestamp: expected a number, got 'noon' {more}"),
+    "infinite": (line(timestamp=float("inf")), "{file}:1: timestamp: expected a number, got inf {more}"),
+    "unsorted": (
+        GOOD + "\n" + line(timestamp=250),
+        "{file}:2: it arrives 0.75 s before the request above it; --unsorted sort sorts them",
+    ),
+    "other fields": (
+        '{"a": 1, "b": 2}\n',
+        "{file}:1: no known format has the fields a, b; --format says which it "
+        "is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "other columns": (
+        "time,tokens\n1,2\n",
+        "{file}:2: no known format has the columns time, tokens; --format says "
+        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "a column less": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
+        "{file}:2: 2 columns, expected 3: arrived_at, num_prefill_tokens, num_decode_tokens",
+    ),
+    "no records": ("arrived_at,num_prefill_tokens,num_decode_tokens\n", "{file}: no line of it is a record"),
+    "no hashes": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n",
+        "{file}: format vidur has no block ids, so nothing says which prompts share a prefix. Say what to "
+        "assume: --assume-sharing none, or for example --assume-sharing "
+        "zipf:prefixes=100,tokens=1024,skew=1,share=0.8 (with --seed)",
+    ),
+    "not a date": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,2,3\n",
+        "{file}:2: TIMESTAMP: expected a date and a time, got 'noon' {more}",
+    ),
+    "two sizes": (
+        session(64, {"t": 0, "in": 64, "out": 1, "hash_ids": [1]})
+        + session(32, {"t": 0, "in": 64, "hash_ids": [1]}),
+        "{file}:2: blocks of 32 tokens after such of 64; one trace has blocks of one size",
+    ),
+    "a bad turn": (
+        session(64, {"type": "subagent", "requests": [{"t": 0}]}),
+        "{file}:1: requests[0].requests[0].in: expected a whole number of at least 0, got no such field {more}",
+    ),
+}
+
+
+def refused(capsys, *command):
+    """The message of a command that is refused."""
+    assert main([*map(str, command)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "Traceback" not in err
+    [text] = err.splitlines()
+    return text.removeprefix(f"kv-sim {command[0]}: ")
+
+
+@pytest.mark.parametrize("what", list(FILES))
+def test_a_file(tmp_path, capsys, what):
+    text, message = FILES[what]
+    file = tmp_path / "trace"
+    file.write_text(text)
+    assert refused(capsys, "replay", file) == message.format(file=file, more="(--on-error skip goes on)")
+
+
+@pytest.mark.parametrize("cut", [20, 60, 100])
+def test_a_truncated_archive(tmp_path, capsys, cut):
+    file = tmp_path / "trace.jsonl.xz"
+    file.write_bytes(lzma.compress((GOOD + "\n").encode() * 999)[:cut])
+    assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line ")
+
+
+def test_junk(tmp_path, capsys):
+    file = tmp_path / "trace.bin"
+    file.write_bytes(bytes(range(128, 256)) * 9)
+    assert refused(capsys, "replay", file) == f"{file}:1: this is not text in UTF-8"
+
+
+def test_zstd_without_the_package(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    file = tmp_path / "trace.zst"
+    file.write_bytes(b"\x28\xb5\x2f\xfd and so on")
+    assert refused(capsys, "replay", file) == (
+        f"{file}: packed with zstd, which needs the package zstandard: pip install 'kv-sim[zstd]', or unpack it"
+    )
+
+
+def test_a_place_without_a_trace(tmp_path, capsys):
+    assert refused(capsys, "replay", tmp_path / "none.jsonl") == (
+        f"{tmp_path}/none.jsonl: there is no such file; traces that ship with kv-sim: "
+        "mooncake-conversation, mooncake-synthetic"
+    )
+    assert refused(capsys, "replay", tmp_path) == (
+        f"{tmp_path}: there is no trace in this folder "
+        "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .zst)"
+    )
+
+
+OPTIONS = {
+    ("--capacity", "64"): "--capacity 64: 64 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--capacity", "64g"): "--capacity 64g: 'g' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+    ("--capacity", "64G"): "--capacity 64G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+    ("--capacity", "64Gb"): "--capacity 64Gb: 'Gb' would be bits: say GB (powers of 1000) or GiB (powers of 1024)",
+    ("--capacity", "64gigs"): (
+        "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
+    ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
+    ("--capacity", "1MiB", "--bytes-per-token", "131072"): (
+        "--capacity 1MiB: less than one block of 512 tokens, which takes 64 MiB"
+    ),
+    ("--gpu-capacity", "1"): "--gpu-capacity 1: 1 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--policy", "lruu"): "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
+    ("--model", "lama"): (
+        "--model: unknown model 'lama'; known: deepseek-v3, kimi-k2, llama-3.1-405b, llama-3.1-70b, llama-3.1-8b, "
+        "mistral-7b, mixtral-8x7b, qwen2.5-32b, qwen2.5-72b, qwen2.5-7b, qwen3-235b-a22b, qwen3-30b-a3b, "
+        "qwen3-32b, qwen3-8b; any other: --bytes-per-token"
+    ),
+    ("--kv-dtype", "fp7", "--model", "qwen3-8b"): (
+        "--kv-dtype: unknown dtype 'fp7'; known: bf16, fp16, fp8, int8; did you mean 'fp8'?"
+    ),
+    ("--model", "qwen3-8b", "--bytes-per-token", "7"): "--model and --bytes-per-token: give one of them",
+    ("--bytes-per-token", "0"): "--bytes-per-token: expected at least 1, got 0",
+    ("--format", "moncake"): (
+        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, lmbench, lmcache, mooncake, vidur, "
+        "vllm, weka; did you mean 'mooncake'?"
+    ),
+    ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
+    ("--block-size", "0"): "--block-size: expected at least 1, got 0",
+    ("--requests", "0"): "--requests: expected at least 1, got 0",
+    ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
+    ("--jobs", "0"): "--jobs: more than 0, got 0",
+    ("--assume-sharing", "some"): (
+        "--assume-sharing some: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"
+    ),
+    ("--assume-sharing", "zipf:share=2"): (
+        "--assume-sharing zipf:share=2: prefixes is at least 1, share at most 1"
+    ),
+    ("--html", "/nowhere/report.html"): "--html /nowhere/report.html: there is no such folder",
+    ("--json", "/nowhere/report.json"): "--json /nowhere/report.json: there is no such folder",
+}
+
+
+@pytest.mark.parametrize("options", list(OPTIONS), ids=" ".join)
+def test_an_option(tmp_path, capsys, options):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(GOOD + "\n")
+    assert refused(capsys, "replay", file, *options) == OPTIONS[options]
+
+
+def test_options_of_one_command(tmp_path, capsys):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(GOOD + "\n")
+    assert refused(capsys, "size", file, "--points", "1") == "--points: expected at least 2, got 1"
+    assert refused(capsys, "replay", file, "--store-threshold", "-1") == (
+        "--store-threshold: expected at least 0, got -1"
+    )
+    assert refused(capsys, "replay", file, "--write-oracle", "/nowhere/x") == (
+        "--write-oracle /nowhere/x: there is no such folder"
+    )
+    two = tmp_path / "two.jsonl"
+    two.write_text(line(input_length=1024, hash_ids=[1, 2]) + line(input_length=1024, hash_ids=[3, 2]))
+    assert refused(capsys, "replay", two, "--ids", "prefix") == (
+        f"{two}: --ids prefix, but these aren't prefix ids: id 2 comes after 1 and after 3 ({two}:2)"
+    )

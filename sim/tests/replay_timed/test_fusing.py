@@ -1,0 +1,122 @@
+"""Steps that are taken together and steps that are taken one by one give the same answers."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+
+from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+
+from .support.traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
+
+FULL = trace_of(
+    *((0, tokens, 1, ids) for tokens, ids in [(4, [0, 1]), (1, []), (4, [0, 1]), *[(1, [])] * 5]),
+    (0, 6, 9, [1160, 1161, 1162]),
+    (0, 4, 1, [1180, 1181]),
+    (0, 1, 1, []),
+    (0, 6, 1, [0, 1, 1220]),
+    block_tokens=2,
+)
+"""Whoever runs alone preempts itself, while another one has loaded and waits."""
+
+TINY = toy(
+    connector={
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": PAGE,
+            "offload_prompt_only": False,
+            "blocks_per_chunk": 2,
+            "store_threshold": 2,
+        },
+    },
+    gpu_blocks=8,
+    max_running=2,
+    max_step_tokens=8,
+    step_microseconds=0.0,
+    idle_step_microseconds=1.0,
+    copy_microseconds=0.0,
+    page_tokens=2,
+)
+
+
+@example(FULL, TINY)
+@given(traces(), servers())
+def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
+    fused = answer(trace, settings)
+    single = answer(trace, settings, Stepping.SINGLE)
+    assert single.fused_steps == 0
+    assert comparable(fused) == comparable(single)
+
+
+def busy_trace(requests: int) -> ListedTrace:
+    """Long outputs, a queue, prefixes that come back: every reason to wake."""
+    made = []
+    for number in range(requests):
+        ids = [number % 5 * 10, number % 5 * 10 + 1, *(1000 + number * 10 + place for place in range(number % 4))]
+        made.append((number * 37.0, len(ids) * 16 - number % 7, 20 + number % 90, ids))
+    return trace_of(*made, block_tokens=16)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gpu_blocks": 30},
+        {"gpu_blocks": 30, "chunks": 3},
+        {"max_running": 3},
+        {"step_microseconds": 0.0, "copy_microseconds": 300.0},
+    ],
+    ids=["roomy", "short of blocks", "stores are refused", "few run", "slow link"],
+)
+def test_a_busy_server(changes: dict[str, object]) -> None:
+    settings = toy(**{"gpu_blocks": 100, "page_tokens": 16, **changes})  # type: ignore[arg-type]
+    trace = busy_trace(60)
+    fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+    assert comparable(fused) == comparable(single)
+    assert fused.requests == 60
+
+
+def test_most_steps_of_long_outputs_are_fused() -> None:
+    answers = answer(trace_of((0, 20, 400, [1]), block_tokens=32), toy(page_tokens=16, gpu_blocks=100))
+    assert (answers.steps, answers.fused_steps) == (401, 372)
+
+
+def test_with_contents_the_times_are_the_same() -> None:
+    trace, settings = busy_trace(25), toy(gpu_blocks=30, page_tokens=16)
+    with_contents = answer(trace, replace(settings, contents=Contents.CHECKED))
+    without = answer(trace, settings, Stepping.SINGLE)
+    assert comparable(with_contents) == comparable(without)
+
+
+PROGRAM = """
+from kv_sim.replay.timed import EngineSettings, replay_engine
+from kv_sim.replay.trace import TraceRequest
+
+requests = [
+    TraceRequest(n * 0.3, 600 + n * 7, 40 + n, (n % 8, 10 + n % 8, 100 + n, 200 + n)) for n in range(30)
+]
+class Trace(list):
+    name, block_tokens = "made", 256
+
+answers = replay_engine(Trace(requests), EngineSettings(gpu_blocks=16, cpu_bytes_to_use=2 << 30)).with_connector
+print(answers.digest, answers.cpu_hit_blocks > 10, answers.fused_steps > 100)
+"""
+
+
+def test_the_digest_does_not_depend_on_the_process() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "2")
+    }
+    assert len(printed) == 1
+    assert printed.pop().split()[1:] == ["True", "True"]

@@ -1,0 +1,73 @@
+"""The link, against jobs that are walked through one by one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_sim.replay.timed.link import Ended, Link, Way
+from kv_sim.replay.timed.timing import LinkCosts
+
+COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
+"""A block takes 100, a job one more."""
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 500), st.sampled_from(Way), st.integers(1, 4), st.integers(0, 900)), max_size=12
+    ),
+    st.lists(st.integers(0, 9000), max_size=5),
+)
+def test_jobs_of_a_direction_run_one_after_the_other(
+    submissions: list[tuple[int, Way, int, int]], polls: list[int]
+) -> None:
+    link, now = Link(COSTS), 0
+    port, free = link.open(), dict.fromkeys(Way, 0)
+    expected, found = [], []
+    for job, (later, way, blocks, ready) in enumerate(submissions):
+        now += later
+        port.submit(job, way, blocks, now=now, ready=ready)
+        begin = max(now, ready, free[way])
+        free[way] = begin + 100 * blocks + 1
+        expected.append(Ended(0, job, way, blocks, begin, free[way], True))
+        link.check()
+    for moment in sorted(now + poll for poll in polls):
+        found += port.poll(moment)
+        assert sorted(found, key=_job) == [job for job in expected if job.end <= moment]
+        link.check()
+    found += port.poll(1 << 40)
+    assert sorted(found, key=_job) == expected
+    assert [job.end for job in found] == sorted(job.end for job in expected)
+    assert link.is_idle and link.activity == 2 * len(submissions)
+
+
+def _job(ended: Ended) -> int:
+    return ended.job_id
+
+
+def test_an_expedited_load_overtakes_what_has_not_begun() -> None:
+    link = Link(COSTS)
+    port = link.open()
+    for job in (0, 1, 2):
+        port.submit(job, Way.LOAD, 1, now=0, ready=0)
+    port.submit(3, Way.LOAD, 1, now=50, ready=0, expedited=True)
+    port.submit(4, Way.LOAD, 1, now=60, ready=0, expedited=True)
+    assert [(job.job_id, job.end) for job in port.poll(1000)] == [(0, 101), (3, 202), (4, 303), (1, 404), (2, 505)]
+    link.check()
+
+
+def test_an_expedited_load_overtakes_one_that_waits_for_the_device() -> None:
+    link = Link(COSTS)
+    port = link.open()
+    port.submit(0, Way.LOAD, 1, now=0, ready=500)
+    port.submit(1, Way.LOAD, 1, now=10, ready=10, expedited=True)
+    assert [(job.job_id, job.begin) for job in port.poll(1000)] == [(1, 10), (0, 500)]
+
+
+def test_a_port_hears_of_its_own_jobs() -> None:
+    link = Link(COSTS)
+    ports = link.open(), link.open()
+    for port in ports:
+        port.submit(7, Way.STORE, 1, now=0, ready=0)
+    assert ports[1].wait([7, 8]) == 202
+    assert link.has_news and not link.is_idle
+    assert [[job.end for job in port.poll(202)] for port in ports] == [[101], [202]]
+    assert ports[1].wait([7]) == 0

@@ -1,0 +1,146 @@
+"""Timelines worked out by hand.
+
+A token takes 1000 ns and 4 more for each that it attends to; a step 10,000 beside the forward pass, which is
+rounded up to the next nanosecond; a block of 4 tokens takes 1016 ns on the link, and a job one more; an engine
+that only waits looks every 5000.
+"""
+
+from itertools import islice
+
+from kv_sim.replay.timed import Answers
+from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.drive import Drive
+from kv_sim.replay.timed.engine import QuickEngine
+from kv_sim.replay.timed.link import Ended, Way
+from kv_sim.replay.timed.request import Times
+from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
+from kv_sim.replay.timed.stack import NOTHING, timed_config
+
+from .support.traces import ListedTrace, answer, toy, trace_of
+
+
+class Diary(Books):
+    """Keeps the times of everybody."""
+
+    def __init__(self, settings: EngineSettings, trace: ListedTrace) -> None:
+        super().__init__(plan(settings, trace.block_tokens))
+        self.times: dict[int, Times] = {}
+        self.copies: list[Ended] = []
+
+    def end(self, request) -> None:  # type: ignore[no-untyped-def]
+        self.times[request.index] = request.times
+        super().end(request)
+
+    def copy_ended(self, job: Ended, now: int) -> None:
+        self.copies.append(job)
+        super().copy_ended(job, now)
+
+
+def diary(trace: ListedTrace, settings: EngineSettings, *, connector: bool = True) -> tuple[Diary, Answers]:
+    books = Diary(settings, trace)
+    transfer = settings.transfer_config() if connector else NOTHING
+    engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer), books.called)
+    engine.link.log = books.copy_ended
+    Drive(engine, books, islice(trace, None), Stepping.FUSED).run()
+    return books, answers_of(engine, books)
+
+
+def test_one_request_alone() -> None:
+    books, answers = diary(trace_of((0, 6, 3, [1, 2])), toy())
+    # The prompt: 6 tokens attend to 1 + 2 + … + 6 = 21: 10,000 + 6000 + 84 + 1. Then tokens 7 and 8 are computed:
+    # each 10,000 + 1000 + 4 × 7 + 1, or × 8.
+    assert books.times == {0: Times(arrival=0, scheduled=0, first_token=16_085, end=38_147, local_tokens=0)}
+    # Its first block is full, and is copied when the step has run. The second fills with an output: not stored.
+    assert books.copies == [Ended(0, 0, Way.STORE, 1, 16_085, 17_102, True)]
+    assert (answers.steps, answers.fused_steps, answers.ttft.mean) == (4, 0, 16_085e-9)
+    assert answers.time_per_output_token.mean == 11_031e-9
+
+
+A, B, C = (0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7])
+
+
+def test_what_left_the_gpu_is_loaded() -> None:
+    books, answers = diary(trace_of(A, B, C), toy(gpu_blocks=4))
+    assert books.times == {
+        0: Times(0, scheduled=0, first_token=18_145, end=18_145, local_tokens=0),
+        1: Times(1_000_000, scheduled=1_000_000, first_token=1_025_481, end=1_025_481, local_tokens=0),
+        # Its load is planned at 2,000,000 and ends at 2,002,033. The engine looks at 2,005,000, and plans its last
+        # prompt token at 2,010,000: 10,000 + 1000 + 36 + 1 more.
+        2: Times(
+            2_000_000,
+            scheduled=2_000_000,
+            first_token=2_021_037,
+            end=2_032_078,
+            load_wait=10_000,
+            local_tokens=0,
+            external_tokens=8,
+        ),
+    }
+    assert books.copies == [
+        Ended(0, 0, Way.STORE, 2, 18_145, 20_178, True),
+        Ended(0, 1, Way.STORE, 3, 1_025_481, 1_028_530, True),
+        Ended(0, 2, Way.LOAD, 2, 2_000_000, 2_002_033, True),
+    ]
+    assert (answers.cpu_token_ratio, answers.cpu_block_ratio, answers.gpu_token_ratio) == (8 / 32, 2 / 9, 0.0)
+    assert (answers.loads.bytes, answers.stores.bytes) == (32, 80)
+
+
+def test_without_a_connector_it_is_computed() -> None:
+    books, answers = diary(trace_of(A, B, C), toy(gpu_blocks=4), connector=False)
+    # 9 tokens that attend to 45: 10,000 + 9000 + 180 + 1.
+    assert books.times[2] == Times(
+        2_000_000, scheduled=2_000_000, first_token=2_019_181, end=2_030_222, local_tokens=0
+    )
+    assert (books.copies, answers.connector, answers.cpu_hit_tokens) == ([], {}, 0)
+
+
+def test_what_is_on_the_gpu_is_found_there() -> None:
+    books, answers = diary(trace_of(A, (1000, 9, 1, [1, 2, 7])), toy())
+    assert books.times[1] == Times(
+        1_000_000, scheduled=1_000_000, first_token=1_011_037, end=1_011_037, local_tokens=8
+    )
+    assert (answers.gpu_token_ratio, answers.gpu_block_ratio) == (8 / 17, 2 / 5)
+
+
+def test_two_share_a_step() -> None:
+    books, _ = diary(trace_of((0, 8, 2, [1, 2]), (0, 4, 1, [3])), toy())
+    # 12 tokens, 36 + 10 pairs; then one token that attends to 9.
+    assert [(t.first_token, t.end) for t in books.times.values()] == [(22_185, 22_185), (22_185, 33_222)]
+
+
+def test_a_long_prompt_is_cut_into_steps() -> None:
+    books, _ = diary(trace_of((0, 8, 1, [1, 2])), toy(max_step_tokens=8, max_running=8, gpu_blocks=4))
+    assert books.times[0].end == 18_145
+    books, _ = diary(trace_of((0, 12, 1, [1, 2, 3])), toy(max_step_tokens=8, max_running=8, gpu_blocks=4))
+    # 8 tokens, 36 pairs: 18,145. Then 4 tokens that attend to 9 + 10 + 11 + 12.
+    assert books.times[0].end == 18_145 + 10_000 + 4000 + 4 * 42 + 1
+
+
+def test_the_host_waits_for_a_copy_that_still_reads_a_block() -> None:
+    settings = toy(gpu_blocks=4, copy_microseconds=100.0)
+    books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 15, 1, [3, 4, 5, 6])), settings)
+    assert books.copies[0] == Ended(0, 0, Way.STORE, 2, 18_145, 218_178, True)
+    # The second one's hooks run at 30,000, and the copy reads blocks that are now its own.
+    assert books.times[1].end == 218_178 + 15_481
+    assert answers.host_wait_seconds == 188_178e-9
+
+
+def test_a_load_of_the_step_itself_is_waited_for() -> None:
+    transfer = toy(gpu_blocks=4).transfer_config()
+    transfer["kv_connector_extra_config"]["sync_load_budget_bytes"] = 1000
+    books, answers = diary(trace_of(A, B, C), toy(gpu_blocks=4, connector=transfer))
+    # At 2,010,000 the hooks run, and wait 2033 for the load.
+    assert books.times[2].first_token == 2_012_033 + 1037
+    assert (answers.host_wait_seconds, answers.load_wait.mean) == (2033e-9, 0.0)
+
+
+def test_requests_that_are_too_long_are_counted() -> None:
+    trace = trace_of((0, 8, 1, [1, 2]), (0, 12, 6, [1, 2, 3]), (0, 60, 8, []), (0, 0, 1, []), (1, 4, 0, [3]))
+    answers = answer(trace, toy(gpu_blocks=4, max_model_len=64))
+    assert answers.refused == {
+        "is longer than all GPU blocks": 1,
+        "is longer than the model's maximum": 1,
+        "has no prompt": 1,
+    }
+    assert (answers.requests, answers.output_tokens) == (2, 2)  # whoever wants no token gets one
