@@ -279,6 +279,24 @@ if marked("vllm"):
         check_against_vllm(session)
 
 
+if marked("vllm"):
+
+    @nox.session(name="vllm-long", python=PYTHONS[0], default=False)
+    def vllm_long(session: nox.Session) -> None:
+        """Run our connectors in a real vLLM on a tiny model: outputs, a server, vLLM's own tests."""
+        install_vllm(session)
+        needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
+        session.install(*needs, "pip")
+        sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
+        source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]
+        env = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM.partition("==")[2]}
+        package = VLLM.replace("-cpu", "")
+        session.run("python", "-m", "pip", "download", "--quiet", *source, package, env=env)
+        session.run("python", VLLM_SETUP, "tests", str(sdists), str(folder))
+        session.env["VLLM_TESTS"] = str(folder)
+        run_pytest(session, *map(str, sorted(ROOT.glob("packages/kv-vllm/tests/long/*.py"))), "-m=vllm")
+
+
 if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():
 
     @nox.session(python=PYTHONS[0])

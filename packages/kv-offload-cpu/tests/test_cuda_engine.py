@@ -4,50 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_offload_cpu_device import FakeDevice
-from kv_offload_cpu_layouts import BytesModel, Job, Shape, Tensor, jobs, make_caches, shapes
+from kv_offload_cpu_layouts import BytesModel, Job, Shape, Tensor, jobs, shapes
+from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine, one_block
 
-from kv_api import CanonicalKVCacheRef, KVError
-from kv_offload_cpu import CopyResult, Direction, HostLayout, Urgency
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_api import KVError
+from kv_offload_cpu import CopyResult, Direction, Urgency
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
-NUM_CHUNKS = 6
-
-
-class Machine:
-    """KV caches on a fake device, host memory, and the engine between them."""
-
-    def __init__(self, shape):
-        slot_bytes = shape.bytes_per_block * shape.blocks_per_chunk
-        self.shape = shape
-        self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, 1, slot_bytes)
-        self.arrays = make_caches(shape, seed=0)[0]
-        self.memory = np.zeros(self.layout.total_bytes, np.uint8)
-        self.device = FakeDevice(self.arrays, self.memory)
-        tensors = [TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes) for t in shape.tensors]
-        refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
-        self.engine = CudaCopyEngine(CopyPlan(tensors, refs, self.layout, 0), self.device)
-
-    def submit(self, job_id, direction, job, urgency=Urgency.ORDINARY):
-        groups = len(self.shape.groups)
-        copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, self.layout, groups)
-        self.engine.submit(job_id, direction, copies, urgency=urgency)
-
-    def finished(self):
-        self.engine.check()
-        return [(result.job_id, result.success) for result in self.engine.poll()]
-
-
-def one_block(block):
-    """A job of a block and the chunk of the same number."""
-    return Job(((block,),), ((block,),), (0,))
 
 
 @pytest.fixture
@@ -57,11 +23,12 @@ def machine():
     one.engine.check()
 
 
+@pytest.mark.parametrize("way", WAYS)
 @FEWER
 @given(st.data())
-def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(data):
-    machine = Machine(data.draw(shapes()))
+def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(way, data):
     random = data.draw(st.randoms(use_true_random=False))
+    machine = Machine(data.draw(shapes()), WAYS[way], random)
     arrays, expected = machine.arrays, [array.copy() for array in machine.arrays]
     model = BytesModel(machine.shape)
     submitted = []
@@ -94,6 +61,8 @@ def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(data
     machine.device.run(random)
     assert sorted(machine.finished()) == [(job_id, True) for job_id in submitted]
     assert all(map(np.array_equal, arrays, expected))
+    assert np.array_equal(machine.memory, machine.expected_memory(model))
+    assert machine.check() == 0
     machine.engine.shutdown()
     assert machine.device.is_shut_down
 

@@ -67,7 +67,7 @@ def test_shares_are_all_ranges_once_and_no_more_than_threads(sizes, threads):
 @given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 60))
 def test_split_ranges_have_the_same_bytes_and_none_is_too_large(sizes, limit):
     into, out_of = np.arange(len(sizes)) * 1000, np.arange(len(sizes)) * 2000
-    split = moves._split(into, out_of, np.array(sizes, np.int64), limit)
+    split = moves.split(into, out_of, np.array(sizes, np.int64), limit)
     got = [(t + n, s + n) for t, s, size in zip(*(c.tolist() for c in split), strict=True) for n in range(size)]
     assert got == [(1000 * i + n, 2000 * i + n) for i, size in enumerate(sizes) for n in range(size)]
     assert all(0 < size <= limit for size in split[2])

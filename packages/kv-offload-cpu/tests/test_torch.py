@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_cpu_layouts import BytesModel, canonical, jobs, make_caches, offloading_config, shapes
 
-from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
 from kv_offload_cpu import CPUOffloadingSpec, Direction
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.tensors import device_tensors
@@ -82,4 +82,30 @@ def test_the_driver_copies_ranges_of_bytes(direction, caplog):
     assert np.array_equal(memory, expected_memory)
     assert np.array_equal(packed.numpy().view(np.uint8).reshape(6, 48), expected)
     driver.shutdown()
+    driver.shutdown()
+
+
+def test_the_driver_without_a_device_has_addresses_and_tables_and_refuses_kernels():
+    import torch
+
+    from kv_offload_cpu.copy.torch_driver import TorchDriver
+
+    layers = [torch.zeros((3, 16), dtype=torch.int8) for _ in range(2)]
+    caches = CanonicalKVCaches(
+        [CanonicalKVCacheTensor(layer, 16) for layer in layers], [[CanonicalKVCacheRef(n, 16) for n in range(2)]]
+    )
+    memory = np.zeros(96, np.uint8)
+    driver = TorchDriver(device_tensors(caches), memory, pin_memory=False)
+    assert driver.tensor_addresses.tolist() == [layer.data_ptr() for layer in layers]
+    assert driver.host_address == memory.ctypes.data
+    table = driver.new_table(4)
+    table.rows[:] = np.arange(12).reshape(4, 3)
+    table.on_device.fill_(-1)
+    driver.upload(None, table, 3)
+    assert table.on_device.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [-1, -1, -1]]
+    with pytest.raises(ConfigError) as caught:
+        driver.enable_kernels()
+    assert str(caught.value) == (
+        "copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'"
+    )
     driver.shutdown()

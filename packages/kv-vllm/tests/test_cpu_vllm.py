@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import cpu_vllm
@@ -20,6 +21,22 @@ def test_it_gets_the_name_that_vllm_asks_for(tmp_path):
     assert stub.name == "vllm-0.32.0+cpu.dist-info"
     assert "Name: vllm\nVersion: 0.32.0+cpu" in (stub / "METADATA").read_text()
     assert {file.name for file in stub.iterdir()} == {"METADATA", "INSTALLER", "RECORD"}
+
+
+def test_of_a_source_distribution_only_the_tests_are_taken(tmp_path):
+    source = tmp_path / "vllm-1.0" / "tests" / "v1"
+    source.mkdir(parents=True)
+    (source / "test_a.py").write_text("a test")
+    (tmp_path / "vllm-1.0" / "vllm").mkdir()
+    (tmp_path / "vllm-1.0" / "vllm" / "a.py").write_text("no test")
+    sdists = tmp_path / "sdists"
+    sdists.mkdir()
+    with tarfile.open(sdists / "vllm-1.0.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "vllm-1.0", "vllm-1.0")
+    cpu_vllm.tests(sdists, tmp_path / "out")
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.py")] == [
+        "tests/v1/test_a.py"
+    ]
 
 
 def test_newer_python_lies_over_older_compiled_files(tmp_path):
@@ -47,5 +64,7 @@ def test_newer_python_lies_over_older_compiled_files(tmp_path):
 
 
 def test_an_unknown_command_is_named_with_the_known_ones():
-    with pytest.raises(SystemExit, match="unknown command 'newest'; known: name, needs, newer, older"):
+    with pytest.raises(
+        SystemExit, match="unknown command 'newest'; known: build-needs, name, needs, newer, older, tests"
+    ):
         cpu_vllm.main("newest")

@@ -21,6 +21,11 @@ NEEDS = {
     "kv_vllm.comparison": [],
     "kv_vllm.drift": ["kv_api"],
     "kv_vllm.drift_intended": [],
+    "kv_vllm.versions": ["kv_api"],
+    "kv_vllm.handing_on": ["kv_api"],
+    "kv_vllm.record_schedule": ["kv_api"],
+    "kv_vllm.smoke": [],
+    "kv_vllm.tiny_model": [],
 }
 
 

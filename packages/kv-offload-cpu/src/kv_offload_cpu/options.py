@@ -15,9 +15,16 @@ class CopyEngineChoice(Enum):
     """Which copy engine moves the bytes."""
 
     AUTO = "auto"
-    """``host`` where the KV caches are in host memory, else ``cuda``."""
+    """``host`` where the KV caches are in host memory; else what ``copy.table`` has measured, and so ``cuda``."""
     HOST = "host"
     CUDA = "cuda"
+    """One copy of the device for each range."""
+    CUDA_BATCH = "cuda-batch"
+    """One call of the driver for each job."""
+    CUDA_GATHER = "cuda-gather"
+    """One kernel for each job."""
+    CUDA_STAGED = "cuda-staged"
+    """By way of a buffer on the device."""
 
 
 class MemoryChoice(Enum):

@@ -1,8 +1,12 @@
 """A device that runs nothing until it is told to: streams are lists of what they were given, events are flags."""
 
+import ctypes
+from typing import NamedTuple
+
 import numpy as np
 
 from kv_offload_cpu import Direction
+from kv_offload_cpu.copy.cuda_batch import SourceOrder
 
 
 class DeviceEvent:
@@ -10,21 +14,45 @@ class DeviceEvent:
     at = None
 
 
+class DeviceTable:
+    """Rows on the host, and what was uploaded of them."""
+
+    def __init__(self, num_rows):
+        self.rows = np.full((num_rows, 3), -1, np.int64)
+        self.on_device = self.rows.copy()
+
+
+class Copy(NamedTuple):
+    """A copy of a batch; ``early`` are the bytes of its source, if they were read before its turn."""
+
+    target: int
+    source: int
+    size: int
+    early: bytes | None
+
+
 class FakeDevice:
-    """A driver for `CudaCopyEngine`, over ``arrays`` of pages and host ``memory``.
+    """A driver for `CudaCopyEngine` and all its methods, over ``arrays`` of pages and host ``memory``.
 
     Stream 0 is the compute stream. ``failing`` names methods that raise, and ``asked`` lists the events that were
-    asked for. Time is the number of operations done.
+    asked for. Time is the number of operations done. Addresses are real ones; each is looked up before it is used.
+    What the device may do in any order it does in the order of ``random``, or backwards.
     """
 
-    def __init__(self, arrays, memory):
+    def __init__(self, arrays, memory, random=None):
         self.flat = [array.reshape(-1).view(np.uint8) for array in arrays]
         self.memory = memory
+        self.random = random
+        self.stages = []
+        self.tables = []
         self.streams = [[]]
         self.failing = set()
         self.asked = []
+        self.calls = []
         self.clock = 0
         self.is_shut_down = False
+        self.tensor_addresses = np.array([flat.ctypes.data for flat in self.flat])
+        self.host_address = self.mapped_host_address = memory.ctypes.data
 
     # What a test does
 
@@ -48,8 +76,8 @@ class FakeDevice:
             operands[0]()
         elif kind == "mark":
             operands[0].reached, operands[0].at = True, self.clock
-        elif kind == "copy":
-            self._copy(*operands)
+        elif kind != "hold":
+            getattr(self, f"_{kind}")(*operands)
 
     def run(self, random=None):
         """Do everything, in an order that ``random`` chooses."""
@@ -75,10 +103,6 @@ class FakeDevice:
         self._may_fail("hold")
         self.streams[stream].append(("hold", event))
 
-    def copy(self, stream, direction, ranges):
-        self._may_fail("copy")
-        self.streams[stream].append(("copy", direction, ranges))
-
     def is_reached(self, event):
         self._may_fail("is_reached")
         self.asked.append(event)
@@ -100,13 +124,82 @@ class FakeDevice:
     def shutdown(self):
         self.is_shut_down = True
 
-    def _copy(self, direction, ranges):
+    # What methods ask
+
+    def copy(self, stream, direction, ranges):
+        self._may_fail("copy")
+        self.streams[stream].append(("ranges", direction, ranges))
+
+    def copy_batch(self, stream, found, order):
+        self._may_fail("copy_batch")
+        assert len(found.sizes), "an empty batch"
+        rows = list(zip(*(column.tolist() for column in found), strict=True))
+        # Where it may read early, it does: at once, or by chance later.
+        early = [order is SourceOrder.ANY and (not self.random or self.random.random() < 0.5) for _ in rows]
+        copies = [
+            Copy(*row, self._read(*row[1:]) if is_early else None)
+            for row, is_early in zip(rows, early, strict=True)
+        ]
+        self.calls.append(("batch", order, len(rows)))
+        self.streams[stream].append(("batch", copies))
+
+    def new_table(self, num_rows):
+        self._may_fail("new_table")
+        self.tables.append(DeviceTable(num_rows))
+        return self.tables[-1]
+
+    def upload(self, stream, table, num_rows):
+        self._may_fail("upload")
+        self.streams[stream].append(("upload", table, num_rows))
+
+    def run_kernel(self, stream, table, begin, end, word):
+        self._may_fail("run_kernel")
+        self.calls.append(("kernel", end - begin, word))
+        self.streams[stream].append(("kernel", table, begin, end, word))
+
+    def new_stage(self, num_bytes):
+        self.stages.append(np.full(num_bytes, 0xEE, np.uint8))
+        return self.stages[-1].ctypes.data
+
+    # Operations
+
+    def _ranges(self, direction, ranges):
         for tensor, device, host, size in zip(*(column.tolist() for column in ranges), strict=True):
             on_device, on_host = self.flat[tensor][device : device + size], self.memory[host : host + size]
             if direction is Direction.STORE:
                 on_host[:] = on_device
             else:
                 on_device[:] = on_host
+
+    def _batch(self, copies):
+        for copy in self._any_order(copies):
+            self._write(copy.target, copy.early or self._read(copy.source, copy.size))
+
+    def _upload(self, table, num_rows):
+        table.on_device[:num_rows] = table.rows[:num_rows]
+
+    def _kernel(self, table, begin, end, word):
+        for target, source, size in self._any_order(table.on_device[begin:end].tolist()):
+            assert target % word == source % word == size % word == 0, f"no words of {word}"
+            self._write(target, self._read(source, size))
+
+    def _any_order(self, operations):
+        if self.random:
+            return self.random.sample(operations, len(operations))
+        return reversed(operations)
+
+    def _read(self, address, size):
+        self._check(address, size)
+        return ctypes.string_at(address, size)
+
+    def _write(self, address, data):
+        self._check(address, len(data))
+        ctypes.memmove(address, data, len(data))
+
+    def _check(self, address, size):
+        known = [*self.flat, self.memory, *self.stages]
+        inside = [block.ctypes.data <= address <= block.ctypes.data + len(block) - size for block in known]
+        assert size > 0 and any(inside), f"{size} bytes at {address:#x} are nobody's"
 
     def _may_fail(self, method):
         if method in self.failing:

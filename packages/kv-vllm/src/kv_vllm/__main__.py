@@ -1,4 +1,4 @@
-"""The command line: ``python -m kv_vllm differential``, ``… drift`` and ``… fuzz``."""
+"""The command line: ``python -m kv_vllm differential | drift | fuzz | smoke | schedule``."""
 
 import argparse
 import sys
@@ -29,10 +29,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
     fuzz.set_defaults(run=_fuzz)
+    smoke = commands.add_parser("smoke", help="run vLLM without and with our connector, and compare")
+    smoke.add_argument("--model", metavar="MODEL", help="as for vLLM (default: a tiny one, made on the spot)")
+    smoke.add_argument("--eager", action="store_true", help="without compilation and graphs: faster to start")
+    smoke.set_defaults(run=_smoke)
+    schedule = commands.add_parser("schedule", help="make a schedule of what a RecordingConnector wrote down")
+    schedule.add_argument("calls", metavar="CALLS", help="the file of calls")
+    schedule.add_argument("schedule", metavar="SCHEDULE", help="where the schedule goes")
+    schedule.set_defaults(run=_schedule)
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
-    except MissingError as error:
+    except (MissingError, OSError) as error:
         print(f"kv_vllm: {error}", file=sys.stderr)
         return 2
     return code
@@ -84,9 +92,9 @@ def _fuzz(options: argparse.Namespace) -> int:
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.hunt import hunt, show_found
     from kv_vllm.installed import vllm_version
-    from kv_vllm.subjects import VLLM_SUBJECTS
+    from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
-    known = {**VLLM_SUBJECTS, **SUBJECTS}
+    known = {**VLLM_SUBJECTS, **OUR_SUBJECTS, **SUBJECTS}
     names = options.subject or list(VLLM_SUBJECTS)
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -100,6 +108,24 @@ def _fuzz(options: argparse.Namespace) -> int:
         found = hunt(known[name], count(options.seed), lambda until=until: monotonic() < until)  # type: ignore[misc]
         failed |= show_found(name, found, Path(options.save), _show)
     return 1 if failed else 0
+
+
+def _smoke(options: argparse.Namespace) -> int:
+    from kv_vllm.smoke import smoke
+
+    return 0 if smoke(options.model, {"enforce_eager": options.eager}, _show) else 1
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    from kv_api import ConfigError
+    from kv_vllm.record_schedule import write_schedule_of
+
+    try:
+        _show(str(write_schedule_of(Path(options.calls), Path(options.schedule))))
+    except ConfigError as error:
+        print(f"kv_vllm: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _need_the_testbed() -> None:

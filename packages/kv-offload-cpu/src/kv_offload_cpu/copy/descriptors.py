@@ -65,18 +65,18 @@ class CopyPlan:
     def ranges(self, copies: PageCopies) -> Ranges:
         """The ranges of a job's pages, neighbours on both sides joined."""
         self.check(copies)
-        found = []
-        for group in np.unique(copies.groups).tolist():
-            chosen = copies.groups == group
-            blocks, chunks, offsets = copies.blocks[chosen], copies.chunks[chosen], copies.offsets[chosen]
-            begins = self.host_begins(group, chunks, offsets)
-            for index, part in enumerate(self.parts[group]):
-                device = blocks * self.tensors[part.tensor].stride_bytes
-                tensors, sizes = np.full_like(blocks, part.tensor), np.full_like(blocks, part.size)
-                found.append(Ranges(tensors, device, begins[:, index], sizes))
-        if not found:
-            return Ranges(*(np.empty(0, np.int64) for _ in Ranges._fields))
-        return join_neighbours(Ranges(*(np.concatenate(column) for column in zip(*found, strict=True))))
+        groups = np.unique(copies.groups).tolist()
+        if len(groups) == 1:
+            found = self._ranges_of(groups[0], copies.blocks, copies.chunks, copies.offsets)
+        else:
+            each = [Ranges(*(np.empty(0, np.int64) for _ in Ranges._fields))]
+            for group in groups:
+                chosen = copies.groups == group
+                each.append(
+                    self._ranges_of(group, copies.blocks[chosen], copies.chunks[chosen], copies.offsets[chosen])
+                )
+            found = Ranges(*(np.concatenate(column) for column in zip(*each, strict=True)))
+        return join_neighbours(found)
 
     def host_begins(self, group: int, chunks: Numbers, offsets: Numbers) -> Numbers:
         """Where pages of a group are in host memory: a row for each page, a column for each part."""
@@ -85,6 +85,17 @@ class CopyPlan:
         firsts = np.array([part.host_begin for part in parts], np.int64)
         found: Numbers = chunks[:, None] * self.layout.row_bytes + firsts + offsets[:, None] * page_bytes
         return found
+
+    def _ranges_of(self, group: int, blocks: Numbers, chunks: Numbers, offsets: Numbers) -> Ranges:
+        """The ranges of pages of one group, tensor after tensor."""
+        parts, count = self.parts[group], len(blocks)
+        strides = np.array([self.tensors[part.tensor].stride_bytes for part in parts], np.int64)
+        return Ranges(
+            np.repeat(np.array([part.tensor for part in parts], np.int64), count),
+            (strides[:, None] * blocks).ravel(),
+            self.host_begins(group, chunks, offsets).T.ravel(),
+            np.repeat(np.array([part.size for part in parts], np.int64), count),
+        )
 
     def _parts(self, group: int, refs: Sequence[CanonicalKVCacheRef], begins: list[int]) -> list[Part]:
         sizes: dict[int, int] = {}
@@ -123,10 +134,9 @@ def join_neighbours(ranges: Ranges) -> Ranges:
     tensors, device, host, sizes = ranges
     if len(sizes) < 2:
         return ranges
-    follows = (
-        (tensors[1:] == tensors[:-1])
-        & (device[1:] == device[:-1] + sizes[:-1])
-        & (host[1:] == host[:-1] + sizes[:-1])
-    )
+    follows = device[1:] - device[:-1] == sizes[:-1]
+    if not follows.any():
+        return ranges
+    follows &= (tensors[1:] == tensors[:-1]) & (host[1:] - host[:-1] == sizes[:-1])
     firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
     return Ranges(tensors[firsts], device[firsts], host[firsts], np.add.reduceat(sizes, firsts))

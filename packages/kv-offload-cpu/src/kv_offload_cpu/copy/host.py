@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kv_offload_cpu.copy.addresses import moves
 from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
 from kv_offload_cpu.copy.moves import move
@@ -118,10 +119,8 @@ class HostCopyEngine:
 
     def _copy(self, job: _Job) -> CopyResult:
         begin = time.perf_counter()
-        tensors, device, host, sizes = job.ranges
-        device, host = device + self._addresses[tensors], host + self._host_address
-        targets, sources = (host, device) if job.direction is Direction.STORE else (device, host)
-        move(targets, sources, sizes, self._helpers, self._threads)
+        found = moves(job.ranges, self._addresses, self._host_address, job.direction)
+        move(*found, self._helpers, self._threads)
         return CopyResult(job.job_id, True, job.ranges.num_bytes, time.perf_counter() - begin)
 
 

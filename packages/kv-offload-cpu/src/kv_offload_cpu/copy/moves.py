@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_offload_cpu.copy.addresses import split
 from kv_offload_cpu.copy.engine import Numbers
 
 LARGE_BYTES: Final = 32 << 10
@@ -78,7 +79,7 @@ def move(
     if helpers is None or threads == 1:
         _move_piece(targets, sources, sizes)
         return
-    targets, sources, sizes = _split(targets, sources, sizes, max(int(sizes.sum()) // threads, _PIECE_BYTES))
+    targets, sources, sizes = split(targets, sources, sizes, max(int(sizes.sum()) // threads, _PIECE_BYTES))
     first, *others = _share(sizes, threads)
     running = [helpers.submit(_move_piece, targets[piece], sources[piece], sizes[piece]) for piece in others]
     try:
@@ -98,16 +99,6 @@ def _move_piece(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
     else:
         move_each(targets[large], sources[large], sizes[large])
         move_small(targets[~large], sources[~large], sizes[~large])
-
-
-def _split(targets: Numbers, sources: Numbers, sizes: Numbers, limit: int) -> tuple[Numbers, Numbers, Numbers]:
-    """The same bytes in ranges of at most ``limit``."""
-    counts = -(-sizes // limit)
-    if not (counts > 1).any():
-        return targets, sources, sizes
-    of_range = np.repeat(np.arange(len(sizes)), counts)
-    begins = (np.arange(len(of_range)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
-    return targets[of_range] + begins, sources[of_range] + begins, np.minimum(sizes[of_range] - begins, limit)
 
 
 def _share(sizes: Numbers, threads: int) -> list[slice]:

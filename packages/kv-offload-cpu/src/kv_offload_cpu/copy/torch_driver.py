@@ -1,8 +1,9 @@
-"""What the CUDA engine asks of a device, answered by torch. The only file here that imports torch.
+"""What the CUDA engine and its methods ask of a device, answered by torch. The only file here that imports torch.
 
-Each range is one ``copy_``, which for pinned host memory is one asynchronous copy of the device. Host memory is
-registered with the driver where it will have it; else copies are still right, but slower, and may hold up the
-thread that submits them.
+A range copied by itself is one ``copy_``, which for pinned host memory is one asynchronous copy of the device.
+Host memory is registered with the driver where it will have it, as it is, so that no allocator rounds it up. Else
+copies are still right, but slower, and may hold up the thread that submits them; a kernel couldn't reach it, so
+``enable_kernels`` refuses.
 """
 
 from logging import getLogger
@@ -11,21 +12,70 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kv_api import ConfigError
+from kv_offload_cpu.copy.addresses import WIDEST_WORD_BYTES, Moves
+from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda_batch import SourceOrder
 from kv_offload_cpu.copy.descriptors import Ranges
-from kv_offload_cpu.copy.engine import Direction
+from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.gather import Table
 from kv_offload_cpu.copy.tensors import DeviceTensor
 
 _log = getLogger("kv_offload_cpu")
 
+_MAPPED = 2
+"""CUDA's cudaHostRegisterMapped."""
+
+
+class TorchTable:
+    """Rows that a kernel is told its pieces by: pinned on the host, and on the device."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.pinned = torch.empty((num_rows, 3), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.on_device = torch.empty((num_rows, 3), dtype=torch.int64, device=device)
+        self.rows: Numbers = self.pinned.numpy()
+
 
 class TorchDriver:
-    """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will."""
+    """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will.
+
+    ``copy_batch`` works after ``enable_batches``; tables, kernels and stages after ``enable_kernels``.
+    """
 
     def __init__(self, tensors: list[DeviceTensor], memory: NDArray[np.uint8], *, pin_memory: bool) -> None:
         self._device = tensors[0].tensor.device
         self._tensors = [_flat_bytes(tensor) for tensor in tensors]
         self._memory = torch.from_numpy(memory).view(torch.int8)
         self._is_pinned = pin_memory and self._pin()
+        self._stages: list[torch.Tensor] = []
+        self._batch_call: BatchCall | None = None
+        self.tensor_addresses: Numbers = np.array([tensor.address for tensor in tensors], np.int64)
+        self.host_address = self._memory.data_ptr()
+        self.mapped_host_address = 0
+
+    def enable_batches(self) -> None:
+        """Find the driver's batched copy; a ConfigError where it has none."""
+        if self._batch_call is None:
+            self._batch_call = BatchCall()
+
+    def enable_kernels(self) -> None:
+        """Find what a kernel needs, and compile it; a ConfigError where that can't be."""
+        if not self._is_pinned:
+            raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
+        try:
+            from kv_offload_cpu.copy import gather_kernel
+        except ImportError as error:
+            raise ConfigError(
+                f"copy_engine: a kernel needs Triton, which can't be imported ({error}); "
+                f"install kv-offload-cpu[cuda], or use 'cuda'"
+            ) from error
+        self._kernels = gather_kernel
+        with torch.cuda.device(self._device):
+            self.mapped_host_address = mapped_address(load_bindings("a kernel"), self.host_address)
+        table = self.new_table(1)
+        self.run_kernel(self.new_stream(), table, 0, 0, WIDEST_WORD_BYTES)
+
+    # Streams and events
 
     def new_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
@@ -43,15 +93,6 @@ class TorchDriver:
     def hold(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         stream.wait_event(event)
 
-    def copy(self, stream: torch.cuda.Stream, direction: Direction, ranges: Ranges) -> None:
-        columns = [column.tolist() for column in ranges]
-        with torch.cuda.stream(stream):
-            for index, device_begin, host_begin, size in zip(*columns, strict=True):
-                device = self._tensors[index][device_begin : device_begin + size]
-                host = self._memory[host_begin : host_begin + size]
-                target, source = (host, device) if direction is Direction.STORE else (device, host)
-                target.copy_(source, non_blocking=True)
-
     def is_reached(self, event: torch.cuda.Event) -> bool:
         return bool(event.query())
 
@@ -64,17 +105,54 @@ class TorchDriver:
     def seconds_between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(begin.elapsed_time(end)) / 1000
 
+    # What moves bytes
+
+    def copy(self, stream: torch.cuda.Stream, direction: Direction, ranges: Ranges) -> None:
+        columns = [column.tolist() for column in ranges]
+        with torch.cuda.stream(stream):
+            for index, device_begin, host_begin, size in zip(*columns, strict=True):
+                device = self._tensors[index][device_begin : device_begin + size]
+                host = self._memory[host_begin : host_begin + size]
+                target, source = (host, device) if direction is Direction.STORE else (device, host)
+                target.copy_(source, non_blocking=True)
+
+    def copy_batch(self, stream: torch.cuda.Stream, found: Moves, order: SourceOrder) -> None:
+        assert self._batch_call is not None, "enable_batches was not called"
+        with torch.cuda.device(self._device):
+            self._batch_call(stream.cuda_stream, found, order)
+
+    def new_table(self, num_rows: int) -> TorchTable:
+        return TorchTable(num_rows, self._device)
+
+    def upload(self, stream: torch.cuda.Stream, table: Table, num_rows: int) -> None:
+        assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
+        with torch.cuda.stream(stream):
+            table.on_device[:num_rows].copy_(table.pinned[:num_rows], non_blocking=True)
+
+    def run_kernel(self, stream: torch.cuda.Stream, table: Table, begin: int, end: int, word: int) -> None:
+        assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
+        with torch.cuda.stream(stream):
+            self._kernels.launch(table.on_device, begin, end, word)
+
+    def new_stage(self, num_bytes: int) -> int:
+        stage = torch.empty(num_bytes, dtype=torch.int8, device=self._device)
+        self._stages.append(stage)
+        return int(stage.data_ptr())
+
     def shutdown(self) -> None:
         if self._is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
             self._is_pinned = False
         self._tensors = []
+        self._stages = []
         self._memory = torch.empty(0, dtype=torch.int8)
 
     def _pin(self) -> bool:
         """Whether the memory was registered. Asked once in a worker's life, so it is logged once."""
         try:
-            result = int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.numel(), 0))
+            result = int(
+                torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.numel(), _MAPPED)
+            )
         except Exception as error:  # noqa: BLE001 - whatever the reason, there is a way without
             _log.warning("host memory is not pinned, copies will be slower: %s: %s", type(error).__name__, error)
             return False

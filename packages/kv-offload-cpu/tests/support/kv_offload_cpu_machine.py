@@ -1,0 +1,96 @@
+"""KV caches on a fake device, with host memory and the CUDA engine between them, by each of its methods."""
+
+import numpy as np
+from kv_offload_cpu_device import FakeDevice
+from kv_offload_cpu_layouts import Job, make_caches
+
+from kv_api import CanonicalKVCacheRef
+from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Urgency
+from kv_offload_cpu.copy.choose import METHODS
+from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange
+from kv_offload_cpu.copy.cuda_batch import OneBatch
+from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.gather import OneKernel
+from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.table import Basis, ByTable, Row
+from kv_offload_cpu.copy.tensors import TensorPages
+
+NUM_CHUNKS = 6
+
+
+ALL = (
+    Row(Direction.LOAD, 3, 20, CopyEngineChoice.CUDA_GATHER, Basis.MEASURED),
+    Row(Direction.LOAD, 2, 99, CopyEngineChoice.CUDA_STAGED, Basis.MEASURED),
+    Row(Direction.STORE, 3, 20, CopyEngineChoice.CUDA_STAGED, Basis.MEASURED),
+    Row(Direction.STORE, 2, 99, CopyEngineChoice.CUDA_BATCH, Basis.MEASURED),
+)
+"""A table by which the jobs of one lane are copied by all methods in turn."""
+
+
+def staged(driver, stream):
+    """With a buffer so small that most jobs take several pieces."""
+    return TwoHalves(driver, stream, half_bytes=32)
+
+
+def by_table(driver, stream):
+    methods = {name: METHODS[name](driver, stream) for name in METHODS if name is not CopyEngineChoice.CUDA_STAGED}
+    return ByTable(ALL, {**methods, CopyEngineChoice.CUDA_STAGED: staged(driver, stream)})
+
+
+WAYS = {"each": EachRange, "batch": OneBatch, "gather": OneKernel, "staged": staged, "table": by_table}
+
+
+class Machine:
+    """KV caches on a fake device, host memory, and the engine between them, with one of ``WAYS``."""
+
+    def __init__(self, shape, way=EachRange, random=None):
+        slot_bytes = shape.bytes_per_block * shape.blocks_per_chunk
+        self.shape = shape
+        self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, 1, slot_bytes)
+        self.arrays = make_caches(shape, seed=0)[0]
+        self.memory = np.zeros(self.layout.total_bytes, np.uint8)
+        self.device = FakeDevice(self.arrays, self.memory, random)
+        tensors = [TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes) for t in shape.tensors]
+        refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
+        plan = CopyPlan(tensors, refs, self.layout, 0)
+        self.methods = []
+        self.engine = CudaCopyEngine(plan, self.device, lambda stream: self.note(way(self.device, stream)))
+
+    def note(self, method):
+        self.methods.append(method)
+        return method
+
+    def submit(self, job_id, direction, job, urgency=Urgency.ORDINARY):
+        groups = len(self.shape.groups)
+        copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, self.layout, groups)
+        self.engine.submit(job_id, direction, copies, urgency=urgency)
+
+    def check(self):
+        """Recount jobs and tables; returns the tables that are lent."""
+        self.engine.check()
+        lent = 0
+        for method in self.methods:
+            for one in getattr(method, "methods", {None: method}).values():
+                if hasattr(one, "tables"):
+                    one.tables.check()
+                    lent += one.tables._lent
+        return lent
+
+    def expected_memory(self, model):
+        """Zeros, and the pages of a model."""
+        memory, shape = np.zeros_like(self.memory), self.shape
+        for (chunk, offset, index), page in model.pages.items():
+            before = sum(tensor.page_bytes for tensor in shape.tensors[:index]) * shape.blocks_per_chunk
+            begin = chunk * self.layout.row_bytes + before + offset * len(page)
+            memory[begin : begin + len(page)] = np.frombuffer(page, np.uint8)
+        return memory
+
+    def finished(self):
+        self.check()
+        return [(result.job_id, result.success) for result in self.engine.poll()]
+
+
+def one_block(block):
+    """A job of a block and the chunk of the same number."""
+    return Job(((block,),), ((block,),), (0,))

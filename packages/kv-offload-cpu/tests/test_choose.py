@@ -1,0 +1,238 @@
+"""Which engine and method a configuration gives, by what the machine has; the table, and who follows it."""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from kv_offload_cpu_device import FakeDevice
+
+from kv_api import ConfigError
+from kv_offload_cpu import CopyEngineChoice, Direction
+from kv_offload_cpu.copy import batch_call
+from kv_offload_cpu.copy.addresses import Moves
+from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
+from kv_offload_cpu.copy.choose import METHODS, choose, method_maker
+from kv_offload_cpu.copy.cuda import EachRange
+from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
+from kv_offload_cpu.copy.descriptors import Ranges
+from kv_offload_cpu.copy.gather import OneKernel
+from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, measured, pick
+from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+
+AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
+BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
+
+
+def on(*devices):
+    return [DeviceTensor(TensorPages(1, 1, 1), 0, device, None) for device in devices]
+
+
+@pytest.mark.parametrize("asked", [AUTO, HOST])
+def test_host_memory_has_one_engine(asked):
+    assert choose(asked, on("cpu", "cpu")) is HOST
+
+
+@pytest.mark.parametrize("asked", [AUTO, *METHODS])
+def test_a_device_has_several(asked):
+    assert choose(asked, on("cuda")) is asked
+
+
+WRONG = {
+    "KV caches: in ['cpu', 'cuda'] memory; there are copy engines for ['cpu', 'cuda']": (AUTO, on("cpu", "cuda")),
+    "KV caches: in ['xpu'] memory; there are copy engines for ['cpu', 'cuda']": (CUDA, on("xpu")),
+    "copy_engine: 'cuda-gather' can't copy KV caches in cpu memory; use 'host'": (GATHER, on("cpu")),
+    "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-gather' or "
+    "'cuda-staged'": (HOST, on("cuda")),
+}
+
+
+@pytest.mark.parametrize(("message", "given"), WRONG.items(), ids=range(len(WRONG)))
+def test_what_cannot_be_is_refused(message, given):
+    with pytest.raises(ConfigError) as caught:
+        choose(*given)
+    assert str(caught.value) == message
+
+
+class Enabled(FakeDevice):
+    """Notes what it was asked to find on this machine."""
+
+    def __init__(self):
+        super().__init__([np.zeros((1, 1), np.int8)], np.zeros(1, np.uint8))
+        self.found = set()
+
+    def enable_batches(self):
+        self.found.add("batches")
+
+    def enable_kernels(self):
+        self.found.add("kernels")
+
+
+@pytest.mark.parametrize(
+    ("choice", "method", "found"),
+    [
+        (CUDA, EachRange, set()),
+        (BATCH, OneBatch, {"batches"}),
+        (GATHER, OneKernel, {"kernels"}),
+        (STAGED, TwoHalves, {"batches", "kernels"}),
+    ],
+)
+def test_a_method_asks_the_machine_only_for_what_it_needs(choice, method, found):
+    driver = Enabled()
+    assert type(method_maker(driver, choice)(driver.new_stream())) is method
+    assert driver.found == found
+
+
+def ranges(count, size):
+    return Ranges(*(np.full(count, value) for value in (0, 0, 0, size)))
+
+
+def test_auto_follows_no_guess_so_it_copies_range_by_range_and_needs_nothing():
+    assert [row.basis for row in TABLE] == [Basis.GUESS] * len(TABLE)
+    driver = Enabled()
+    method = method_maker(driver, AUTO)(driver.new_stream())
+    assert list(method.methods) == [CUDA]
+    assert driver.found == set()
+    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is EachRange
+
+
+def test_auto_follows_what_was_measured():
+    driver = Enabled()
+    table = [TABLE[0]._replace(basis=Basis.MEASURED), TABLE[1]]
+    method = method_maker(driver, AUTO, table)(driver.new_stream())
+    assert list(method.methods) == [CUDA, GATHER]
+    assert driver.found == {"kernels"}
+    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is OneKernel
+    assert type(method.prepare(Direction.STORE, ranges(1000, 4096))[0]) is EachRange
+
+
+def test_the_first_row_that_fits_counts_and_rows_have_edges():
+    table = [
+        Row(Direction.LOAD, 10, 100, GATHER, Basis.MEASURED),
+        Row(Direction.LOAD, 5, 200, BATCH, Basis.MEASURED),
+    ]
+    expected = {(10, 99): GATHER, (10, 100): BATCH, (9, 99): BATCH, (5, 199): BATCH, (4, 1): CUDA, (5, 200): CUDA}
+    assert {key: pick(table, Direction.LOAD, ranges(*key)) for key in expected} == expected
+    assert pick(table, Direction.STORE, ranges(10, 99)) is CUDA
+    assert pick(table, Direction.LOAD, ranges(0, 1)) is CUDA
+    assert measured([*table, *TABLE]) == tuple(table)
+
+
+def test_methods_of_one_lane_share_its_stream():
+    driver = FakeDevice([], np.zeros(1, np.uint8))
+    stream = driver.new_stream()
+    method = ByTable((), {CUDA: EachRange(driver, stream), STAGED: TwoHalves(driver, stream)})
+    assert method.streams == [1, 2]
+
+
+# The call of the driver's batched copy, over bindings whose driver is a function of Python
+
+
+class Attributes(ctypes.Structure):
+    """As the bindings' own: the first field is the order."""
+
+    _fields_ = [("srcAccessOrder", ctypes.c_int), ("rest", ctypes.c_int * 5)]
+
+    def getPtr(self):
+        return ctypes.addressof(self)
+
+
+class Bindings:
+    """A driver that copies at once and notes what it was asked."""
+
+    CUmemcpyAttributes = Attributes
+    CUmemcpySrcAccessOrder = SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1, CU_MEMCPY_SRC_ACCESS_ORDER_ANY=3)
+
+    def __init__(self, error=0, found=0, address=None, version=12090):
+        self.error, self.found, self.version = error, found, version
+        self.seen, self.asked = [], []
+        self.function = batch_call._SIGNATURE(self._copy)
+        own = ctypes.cast(self.function, ctypes.c_void_p).value
+        self.address = own if address is None else address
+
+    def cuGetProcAddress(self, *arguments):
+        self.asked.append(arguments)
+        return self.found, self.address, 0
+
+    def cuDriverGetVersion(self):
+        return 0, self.version
+
+    def cuMemHostGetDevicePointer(self, address, flags):
+        return self.error, address + flags + 0x1000
+
+    def _copy(self, targets, sources, sizes, count, attributes, firsts, num_attributes, wrong, stream):
+        order = ctypes.c_int.from_address(attributes).value
+        first = ctypes.c_size_t.from_address(firsts).value
+        self.seen.append((count, order, first, num_attributes, stream))
+        wrong[0] = 1
+        if not self.error:
+            for n in range(count):
+                ctypes.memmove(
+                    *(ctypes.c_int64.from_address(list_ + 8 * n).value for list_ in (targets, sources, sizes))
+                )
+        return self.error
+
+
+def three_moves(source, target):
+    """Bytes of one array to another, with columns that are no plain arrays."""
+    rows = np.array([[target.ctypes.data + n, source.ctypes.data + 10 - n, 2] for n in (0, 4, 8)], np.int64)
+    return Moves(*rows.T)
+
+
+@pytest.mark.parametrize(("order", "value"), [(SourceOrder.STREAM, 1), (SourceOrder.ANY, 3)])
+def test_the_call_gets_arrays_one_attribute_and_the_stream(monkeypatch, order, value):
+    bindings = Bindings()
+    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: bindings)
+    source, target = np.arange(12, dtype=np.uint8), np.zeros(12, np.uint8)
+    BatchCall()(77, three_moves(source, target), order)
+    assert target.tolist() == [10, 11, 0, 0, 6, 7, 0, 0, 2, 3, 0, 0]
+    assert bindings.asked == [(b"cuMemcpyBatchAsync", 12080, 0)]
+    assert bindings.seen == [(3, value, 0, 1, 77)]
+
+
+def test_an_error_of_the_call_is_raised_with_its_number_and_copy(monkeypatch):
+    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Bindings(error=1))
+    with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync gave error 1, at copy 1 of 3$"):
+        BatchCall()(0, three_moves(np.zeros(12, np.uint8), np.zeros(12, np.uint8)), SourceOrder.ANY)
+
+
+@pytest.mark.parametrize("answers", [{"found": 1}, {"address": 0}])
+def test_a_driver_that_is_too_old_is_named(monkeypatch, answers):
+    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Bindings(**answers, version=12040))
+    with pytest.raises(ConfigError) as caught:
+        BatchCall()
+    assert str(caught.value) == (
+        "copy_engine: the driver is of CUDA 12.4 and has no batched copy, which came with 12.8; use 'cuda'"
+    )
+
+
+def test_a_machine_without_a_driver_is_told(monkeypatch):
+    class Lost(Bindings):
+        def cuGetProcAddress(self, *arguments):
+            raise RuntimeError("no libcuda")
+
+    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Lost())
+    with pytest.raises(ConfigError) as caught:
+        BatchCall()
+    assert str(caught.value) == "copy_engine: the CUDA driver can't be asked for a batched copy: no libcuda"
+
+
+def test_without_the_bindings_the_extra_is_named(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(batch_call, "import_module", missing)
+    with pytest.raises(ConfigError) as caught:
+        load_bindings("a batched copy")
+    assert str(caught.value) == (
+        "copy_engine: a batched copy needs cuda-bindings, which can't be imported (No module named "
+        "'cuda.bindings.driver'); install kv-offload-cpu[cuda], or use 'cuda'"
+    )
+
+
+def test_where_the_device_finds_host_memory():
+    assert mapped_address(Bindings(), 0x100) == 0x1100
+    with pytest.raises(ConfigError) as caught:
+        mapped_address(Bindings(error=2), 0x100)
+    assert str(caught.value) == "copy_engine: the device can't reach host memory: error 2; use 'cuda'"

@@ -1,0 +1,24 @@
+"""Connectors that stand before another one: a method for each that the contract has, which calls the other's."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
+
+CALLED: Final = tuple(row.name for row in CONTRACT if row.side is not Side.CLASS and row.kind is Kind.METHOD)
+"""The methods of a connector object."""
+
+CALLED_WITH_GROUPS: Final = tuple(row.name for row in HMA_CONTRACT)
+
+
+def methods_to(target: str, names: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """Methods that call those of the object in the attribute ``target``."""
+    return {name: _method_to(target, name) for name in names}
+
+
+def _method_to(target: str, name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, target), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method

@@ -1,0 +1,58 @@
+"""What a connector of ours needs to be one of vLLM's: vLLM's base class, and its values where it inspects them.
+
+A class inside vLLM is written as ``class X(InsideVllm, OursX, *VLLM_BASES)``: ours decides, vLLM's bases make it
+one of the family, and this one stands between them. Both constructors run, vLLM's first: a method that only a
+newer base class has finds what it relies on.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+
+from kv_api import ConfigError, KVConnectorStats
+from kv_vllm.translate import events_to_vllm, group_kind, role_of, to_vllm
+from kv_vllm.versions import require_version
+
+VLLM_BASES = (KVConnectorBase_V1, SupportsHMA)
+
+
+class InsideVllm:
+    """Translates what goes in and out. It comes before the class that it is mixed into."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        require_version()
+        _refuse_context_parallelism(vllm_config)
+        ours = role_of(role)
+        KVConnectorBase_V1.__init__(self, vllm_config, to_vllm(ours), kv_cache_config)
+        super().__init__(vllm_config, ours, kv_cache_config)  # type: ignore[call-arg]
+        self._vllm_role = to_vllm(ours)
+        groups = kv_cache_config.kv_cache_groups if kv_cache_config is not None else ()
+        self._group_kinds = tuple(group_kind(group.kv_cache_spec) for group in groups)
+
+    @property
+    def role(self) -> Any:
+        return self._vllm_role
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
+        sources = super().get_external_cache_hit_sources(request, num_external_tokens)  # type: ignore[misc]
+        return {to_vllm(source): tokens for source, tokens in sources.items()}
+
+    def take_events(self) -> Iterable[Any]:
+        return events_to_vllm(super().take_events(), self._group_kinds)  # type: ignore[misc]
+
+    def get_kv_connector_stats(self) -> Any:
+        return to_vllm(super().get_kv_connector_stats())  # type: ignore[misc]
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        stats: KVConnectorStats | None = super().build_kv_connector_stats(data)  # type: ignore[misc]
+        return to_vllm(stats)
+
+
+def _refuse_context_parallelism(vllm_config: Any) -> None:
+    parallel = vllm_config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name, 1)
+        if size != 1:
+            raise ConfigError(f"parallel_config.{name}: got {size}; these connectors work with 1 only")

@@ -1,0 +1,30 @@
+"""``OffloadingConnector`` for ``kv_connector_module_path: kv_vllm``: ours, inside vLLM."""
+
+from typing import Any
+
+from kv_factory import OffloadingSpecFactory
+from kv_offload import OffloadingConnector as OurOffloadingConnector
+from kv_offload.describe import GroupDescription
+from kv_vllm.inside import VLLM_BASES, InsideVllm
+from kv_vllm.prom import DeprecatedToo
+from kv_vllm.translate import describe_group
+
+
+class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # type: ignore[misc]
+    """kv-offload's connector, of vLLM's class and for vLLM's KV cache groups."""
+
+    @classmethod
+    def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
+        return describe_group(kv_cache_spec)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> DeprecatedToo:
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        spec_class = OffloadingSpecFactory.get_spec_cls(extra)
+        return DeprecatedToo(vllm_config, metric_types, labelnames, per_engine_labelvalues, spec_class, extra)

@@ -1,0 +1,243 @@
+"""From the calls that a ``RecordingConnector`` wrote down to the schedule that a world of the testbed replays.
+
+A world computes by itself what an engine and a connector decide: answers, blocks, which request waits. What it
+takes from outside are its actions, so a schedule has the arrivals, aborts and resets of the live engine in the
+order in which they came between its steps, its steps, and when copies ended. Answers and blocks stay in the file
+of calls.
+
+Prompts become prefixes of a few conversations, which is how a world says what they share. Each block hash stands
+for everything before it. The first prompt of a conversation is its trunk, one that goes on where a trunk ends
+makes it longer, and one that leaves it has the rest for itself. So a schedule can't say that two prompts share
+what lies beyond a fork, nor that a prompt has what a request generated: how many tokens that are, the summary
+tells.
+
+Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; resets
+of the engine's prefix cache alone, of which no connector hears.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kv_api import AttentionKind, ConfigError
+
+FORMAT: Final = "kv-vllm calls"
+VERSION: Final = 1
+
+KINDS: Final = {AttentionKind.FULL: "full", AttentionKind.SLIDING_WINDOW: "sliding"}
+WORLD_SPEC: Final = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
+NOT_THE_WORLDS: Final = ("cpu_bytes_to_use", "copy_engine", "copy_threads", "host_memory", "shared_memory_dir")
+"""Options about bytes, which a world has none of."""
+
+
+@dataclass
+class Summary:
+    """What a schedule holds, and what it can't say."""
+
+    requests: int = 0
+    steps: int = 0
+    shared_tokens: int = 0
+    """Tokens of prompts whose blocks an earlier prompt had, too."""
+    lost_tokens: int = 0
+    """Of those, the ones that nothing shares in the schedule."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests, {self.steps} steps; {self.shared_tokens} tokens of prompts are shared, "
+            f"{self.lost_tokens} of them not in the schedule"
+        )
+
+
+# -- the world -----------------------------------------------------------------------------------
+
+
+def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> dict[str, Any]:
+    """The header of a file of calls: the engine as a world, and the connector as a subject."""
+    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    transfer = vllm_config.kv_transfer_config
+    run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
+    block_bytes = _bytes_per_block(kv_cache_config)
+    host_bytes = transfer.kv_connector_extra_config.get("cpu_bytes_to_use") or 64 * block_bytes
+    world = {
+        "num_blocks": kv_cache_config.num_blocks,
+        "block_size": vllm_config.cache_config.block_size,
+        "groups": [{"kind": KINDS[group.kind], "window": group.window_tokens} for group in groups],
+        "layers": 1,
+        "tp_size": parallel.tensor_parallel_size,
+        "pp_size": parallel.pipeline_parallel_size,
+        "max_running": scheduler.max_num_seqs,
+        "max_step_tokens": scheduler.max_num_batched_tokens,
+        "run_ahead": run_ahead,
+        "async_scheduling": bool(scheduler.async_scheduling),
+        "runner": 2 if getattr(vllm_config, "use_v2_model_runner", False) else 1,
+        "role": transfer.kv_role,
+        "failure_policy": transfer.kv_load_failure_policy,
+        "host_slots": max(1, int(host_bytes) // (block_bytes * parallel.world_size)),
+    }
+    return {"format": FORMAT, "version": VERSION, "world": world, "subject": subject_of(vars(transfer))}
+
+
+def _bytes_per_block(kv_cache_config: Any) -> int:
+    tensors = kv_cache_config.kv_cache_tensors
+    if tensors and kv_cache_config.num_blocks:
+        return int(tensors[0].size) // int(kv_cache_config.num_blocks)
+    return sum(
+        int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+        for group in kv_cache_config.kv_cache_groups
+    )
+
+
+def subject_of(transfer: Mapping[str, Any]) -> dict[str, Any]:
+    """The connector as a world has it: ours over the world's copies, any other as it is."""
+    connector = _in_a_world(transfer)
+    extra = connector["kv_connector_extra_config"]
+    return {
+        "kv_connector": connector["kv_connector"],
+        "module_path": connector["kv_connector_module_path"],
+        "extra_config": extra,
+        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+        "blocks_per_chunk": extra.get("blocks_per_chunk") or 1,
+    }
+
+
+def _in_a_world(transfer: Mapping[str, Any]) -> dict[str, Any]:
+    name, extra = transfer["kv_connector"], dict(transfer.get("kv_connector_extra_config") or {})
+    path = transfer.get("kv_connector_module_path")
+    if name == "OffloadingConnector":
+        kept = {key: value for key, value in extra.items() if key not in NOT_THE_WORLDS}
+        name, path, extra = "TimedOffloadingConnector", "kv_sim.offload", {**kept, **WORLD_SPEC}
+    elif name == "MultiConnector":
+        path = "kv_multi"
+        extra["connectors"] = [
+            {**child, **_in_a_world(child)} for child in extra.get("connectors", []) if isinstance(child, Mapping)
+        ]
+    return {"kv_connector": name, "kv_connector_module_path": path, "kv_connector_extra_config": extra}
+
+
+# -- the history ---------------------------------------------------------------------------------
+
+
+class Conversations:
+    """Gives each prompt a conversation and how much of it is shared.
+
+    ``_trunk``: how many blocks each conversation has. ``_place``: of each block hash of a trunk, its conversation
+    and how many blocks end with it. ``_seen``: all block hashes of prompts, to count what can't be said.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._trunk: list[int] = []
+        self._place: dict[str, tuple[int, int]] = {}
+        self._seen: set[str] = set()
+
+    def place(self, hashes: Sequence[str], prompt_tokens: int, summary: Summary) -> dict[str, int]:
+        """The fields of a request's spec that say what its prompt is."""
+        found = next((self._place[name] for name in reversed(hashes) if name in self._place), None)
+        conversation, depth = found or (len(self._trunk), 0)
+        if found is None:
+            self._trunk.append(0)
+        known = next((end for end in range(len(hashes), 0, -1) if hashes[end - 1] in self._seen), 0)
+        summary.shared_tokens += known * self._block_size
+        summary.lost_tokens += (known - depth) * self._block_size
+        self._seen.update(hashes)
+        if depth == self._trunk[conversation]:
+            for end in range(depth, len(hashes)):
+                self._place[hashes[end]] = conversation, end + 1
+            depth = self._trunk[conversation] = len(hashes)
+        shared = depth * self._block_size
+        return {"conversation": conversation, "shared_tokens": shared, "own_tokens": prompt_tokens - shared}
+
+    def check(self) -> None:
+        """Recount: each trunk has its blocks, once each."""
+        for conversation, blocks in enumerate(self._trunk):
+            ends = sorted(end for where, end in self._place.values() if where == conversation)
+            assert ends == list(range(1, blocks + 1)), f"conversation {conversation} of {blocks} has {ends}"
+        assert self._seen >= self._place.keys(), "a trunk has blocks of no prompt"
+
+
+def actions_of(calls: Iterable[Mapping[str, Any]], block_size: int) -> tuple[list[dict[str, Any]], Summary]:
+    """The actions, as lines of a schedule file."""
+    listed, summary = list(calls), Summary()
+    ends = {call["request"]: call for call in listed if call["call"] == "end"}
+    conversations = Conversations(block_size)
+    actions: list[dict[str, Any]] = []
+    step = 0
+    """Where the last step is in ``actions``."""
+    for call in listed:
+        match call["call"]:
+            case "arrive":
+                summary.requests += 1
+                actions.append({"action": "add", "spec": _spec(call, ends, conversations, summary)})
+            case "end" if call["aborted"]:
+                actions.append({"action": "abort", "request": call["request"]})
+            case "reset":
+                actions.append({"action": "reset", "running": False, "connector": True})
+            case "step":
+                summary.steps += 1
+                step = len(actions)
+                actions.append({"action": "step"})
+            case "report" if call["loads"] or call["stores"] or call["jobs"]:
+                # What this step reports ended before its hooks ran.
+                actions.insert(step, {"action": "settle"})
+                step += 1
+    conversations.check()
+    return actions, summary
+
+
+def _spec(
+    call: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]], conversations: Conversations, summary: Summary
+) -> dict[str, Any]:
+    end = ends.get(call["request"])
+    sampled = call["max_tokens"] if end is None or end["aborted"] else end["output_tokens"]
+    return {
+        "request_id": call["request"],
+        **conversations.place(call["hashes"], call["prompt_tokens"], summary),
+        "output_tokens": max(1, sampled),
+        "max_tokens": max(1, sampled, call["max_tokens"]),
+        "skip_reading_prefix_cache": call["skips"],
+    }
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def read_calls(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and the calls. A last line that was cut off is left out: the engine was killed as it wrote it."""
+    lines = file.read_text(encoding="utf-8").split("\n")
+    head = _object(lines[0])
+    if head is None or head.get("format") != FORMAT or head.get("version") != VERSION:
+        raise ConfigError(f"{file}: line 1: expected the header of {FORMAT!r}, version {VERSION}")
+    calls = []
+    for number, line in enumerate(lines[1:], 2):
+        call = _object(line)
+        if call is not None:
+            calls.append(call)
+        elif line and number < len(lines):
+            raise ConfigError(f"{file}: line {number}: this is no JSON object")
+    return head, calls
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_schedule_of(calls: Path, schedule: Path) -> Summary:
+    """Make the schedule of a file of calls."""
+    head, listed = read_calls(calls)
+    actions, summary = actions_of(listed, head["world"]["block_size"])
+    header = {
+        "format": "kv-sim schedule",
+        "version": 1,
+        "violation": None,
+        "subject": head["subject"],
+        "world": head["world"],
+    }
+    lines = (json.dumps(line, ensure_ascii=False) for line in (header, *actions))
+    schedule.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return summary

@@ -1,0 +1,256 @@
+"""``RecordingConnector``: stands before any connector of vLLM's and writes down what an engine asks it.
+
+``kv_connector_extra_config`` has ``connector``, the ``kv_transfer_config`` of the one behind it (what it doesn't
+say of role, engine and failures is that of the recording one), and ``record_path``, where the schedule file goes
+that ``kv-sim replay-schedule`` reads. The scheduler's half writes each call as a line into ``….calls.jsonl``
+beside it as it happens, and makes the schedule of them when the engine ends; ``python -m kv_vllm schedule`` does
+so from the calls of an engine that was killed. Of a prompt there are its length and the first bytes of its block
+hashes, of an id a number.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any, Final
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA, supports_hma
+from vllm.v1.request import RequestStatus
+
+from kv_api import ConfigError
+from kv_api.errors import nearest_name
+from kv_vllm.handing_on import CALLED, methods_to
+from kv_vllm.record_schedule import world_of, write_schedule_of
+from kv_vllm.translate import describe_group, role_of, to_vllm
+from kv_vllm.versions import require_version
+
+KEYS: Final = ("connector", "record_path")
+INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
+HASH_BYTES: Final = 8
+REMEMBERED: Final = 1000
+"""How many requests that ended have a number still, since their transfers may be reported."""
+
+
+def inner_transfer(transfer: Any) -> Any:
+    """The configuration of the connector behind it."""
+    extra: Mapping[str, Any] = transfer.kv_connector_extra_config
+    for key in extra:
+        nearest = None if key in KEYS else nearest_name(key, KEYS)
+        if nearest is not None:
+            raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {nearest!r}?")
+    given = extra.get("connector")
+    if not isinstance(given, Mapping) or not given.get("kv_connector"):
+        raise ConfigError(
+            f"kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got {given!r}"
+        )
+    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
+    return KVTransferConfig(**{**inherited, **given})
+
+
+def record_path(transfer: Any) -> Path:
+    """Where the schedule goes."""
+    path = transfer.kv_connector_extra_config.get("record_path")
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"kv_connector_extra_config.record_path: expected the path of a file, got {path!r}")
+    return Path(path)
+
+
+def _inner_config(vllm_config: Any) -> Any:
+    copied = copy(vllm_config)
+    copied.kv_transfer_config = inner_transfer(vllm_config.kv_transfer_config)
+    return copied
+
+
+class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """What it does is what the one behind it does."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        require_version()
+        super().__init__(vllm_config, to_vllm(role_of(role)), kv_cache_config)
+        config = _inner_config(vllm_config)
+        self._knows_groups = KVConnectorFactory.supports_hma_config(config.kv_transfer_config)
+        if not self._knows_groups and len(kv_cache_config.kv_cache_groups) > 1:
+            raise ConfigError(
+                f"{config.kv_transfer_config.kv_connector} works with one KV cache group only, and there are "
+                f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
+            )
+        self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
+        self._log: CallLog | None = None
+        if role_of(role).name == "SCHEDULER":
+            groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+            header = world_of(config, kv_cache_config, groups)
+            self._log = CallLog(record_path(vllm_config.kv_transfer_config), header)
+
+    # -- the class -----------------------------------------------------------------------------
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        config = _inner_config(vllm_config)
+        inner = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+        layout: str | None = inner.get_required_kvcache_layout(config)
+        return layout
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        given = extra_config.get("connector") or {}
+        inner = KVConnectorFactory.get_connector_class(KVTransferConfig(**{"kv_role": "kv_both", **given}))
+        return bool(inner.requires_piecewise_for_cudagraph(given.get("kv_connector_extra_config", {})))
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        transfer = inner_transfer(kv_transfer_config)
+        return bool(KVConnectorFactory.get_connector_class(transfer).supports_sleep_mode(transfer))
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> Any:
+        config = _inner_config(vllm_config)
+        return KVConnectorFactory.get_connector_class(config.kv_transfer_config).build_prom_metrics(config, *args)
+
+    # -- what is written down ------------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return bool(self.inner.requires_kv_delivery)
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return bool(self.inner.supports_divergent_local_hybrid_hits)
+
+    @property
+    def log(self) -> "CallLog":
+        """Of the scheduler's half."""
+        assert self._log is not None, f"a call of the scheduler's side, and the role is {self.role}"
+        return self._log
+
+    def on_new_request(self, request: Any) -> None:
+        self.log.arrive(request)
+        self.inner.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        answer = self.inner.get_num_new_matched_tokens(request, num_computed_tokens)
+        self.log.write(
+            "match", request=request.request_id, local=num_computed_tokens, tokens=answer[0], later=answer[1]
+        )
+        return answer
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        tables = [list(table) for table in blocks.get_block_ids()]
+        self.log.write("allocate", request=request.request_id, tokens=num_external_tokens, blocks=tables)
+        self.inner.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        scheduled = {self.log.number(name): n for name, n in scheduler_output.num_scheduled_tokens.items()}
+        preempted = sorted(map(self.log.number, scheduler_output.preempted_req_ids or ()))
+        self.log.write("step", scheduled=scheduled, preempted=preempted)
+        return self.inner.build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self.log.report(connector_output)
+        self.inner.update_connector_output(connector_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> Any:
+        answer = self.inner.request_finished(request, block_ids)
+        self.log.end(request, answer[0])
+        return answer
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        if not supports_hma(self.inner):
+            return self.request_finished(request, block_ids[0])
+        answer = self.inner.request_finished_all_groups(request, block_ids)
+        self.log.end(request, answer[0])
+        return answer
+
+    def reset_cache(self) -> Any:
+        answer = self.inner.reset_cache()
+        self.log.write("reset", answer=answer)
+        return answer
+
+    def shutdown(self) -> None:
+        try:
+            self.inner.shutdown()
+        finally:
+            if self._log is not None:
+                self._log.close()
+
+
+class CallLog:
+    """Writes calls as lines; at the end, the schedule that they make."""
+
+    def __init__(self, schedule: Path, header: dict[str, Any]) -> None:
+        self._schedule = schedule
+        self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
+        schedule.parent.mkdir(parents=True, exist_ok=True)
+        self._numbers: dict[str, str] = {}
+        self._ended: deque[str] = deque()
+        self._arrived = 0
+        self._file = self.calls.open("w", encoding="utf-8")
+        self._line(header)
+
+    def number(self, request_id: str) -> str:
+        """The name that a request has here. One that nobody announced has none."""
+        return self._numbers.get(request_id, "?")
+
+    def write(self, call: str, **arguments: Any) -> None:
+        """Write one call; an id becomes a number."""
+        if "request" in arguments:
+            arguments["request"] = self.number(arguments["request"])
+        self._line({"call": call, **arguments})
+
+    def arrive(self, request: Any) -> None:
+        """A request is new."""
+        self._numbers[request.request_id] = f"r{self._arrived}"
+        self._arrived += 1
+        self.write(
+            "arrive",
+            request=request.request_id,
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            hashes=[block_hash[:HASH_BYTES].hex() for block_hash in request.block_hashes],
+            skips=bool(request.skip_reading_prefix_cache),
+        )
+
+    def report(self, output: Any) -> None:
+        """What the workers say after a step."""
+        jobs = getattr(output.kv_connector_worker_meta, "completed_jobs", None)
+        self.write(
+            "report",
+            loads=sorted(map(self.number, output.finished_recving or ())),
+            stores=sorted(map(self.number, output.finished_sending or ())),
+            failed=sorted(map(self.number, output.failed_recving or ())),
+            bad_blocks=sorted(output.invalid_block_ids or ()),
+            jobs=sorted(jobs) if jobs else [],
+        )
+
+    def end(self, request: Any, is_held: bool) -> None:
+        """A request ended."""
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        self.write(
+            "end",
+            request=request.request_id,
+            aborted=aborted,
+            output_tokens=request.num_output_tokens,
+            held=bool(is_held),
+        )
+        self._ended.append(request.request_id)
+        if len(self._ended) > REMEMBERED:
+            self._numbers.pop(self._ended.popleft(), None)
+
+    def close(self) -> None:
+        """Make the schedule."""
+        if not self._file.closed:
+            self._file.close()
+            write_schedule_of(self.calls, self._schedule)
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+_OWN = vars(RecordingConnector)
+for _name, _method in methods_to("inner", [n for n in CALLED if n not in _OWN]).items():
+    if hasattr(KVConnectorBase_V1, _name):
+        setattr(RecordingConnector, _name, _method)
+RecordingConnector.__abstractmethods__ = frozenset()

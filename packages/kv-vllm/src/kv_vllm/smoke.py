@@ -1,0 +1,126 @@
+"""``python -m kv_vllm smoke``: one vLLM without our connector and one with it, and whether they say the same.
+
+Prompts with a common prefix are run, the engine's own prefix cache is emptied, and they are run again, so that
+what they share comes from host memory. It is what to run first on a machine that nobody has tried. Each vLLM has a
+process of its own, since a device's memory is only given back when its process ends.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from kv_vllm.installed import MissingError, vllm_version
+
+GIGABYTE: Final = 1 << 30
+SHARED_TOKENS: Final = 256
+OUTPUT_TOKENS: Final = 32
+HITS: Final = "vllm:external_prefix_cache_hits"
+
+CONNECTOR: Final[dict[str, Any]] = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_module_path": "kv_vllm",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": GIGABYTE},
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one vLLM said."""
+
+    cold: list[list[int]]
+    warm: list[list[int]]
+    hits: float
+    version: str
+
+
+def prompts(vocabulary: int) -> list[list[int]]:
+    """Prompts of one beginning, which end differently and in the middle of blocks."""
+    random = Random(0)
+    shared = [random.randrange(10, vocabulary) for _ in range(SHARED_TOKENS)]
+    return [shared + [random.randrange(10, vocabulary) for _ in range(length)] for length in (1, 17, 70, 130)]
+
+
+def run_one(model: str, transfer: dict[str, Any] | None, options: dict[str, Any]) -> Told:
+    """Run the prompts, in this process."""
+    import vllm
+
+    usual: dict[str, Any] = {"max_model_len": 1024, "enable_prefix_caching": True, "disable_log_stats": False}
+    usual |= {"skip_tokenizer_init": True, "seed": 0}
+    llm = vllm.LLM(model=model, kv_transfer_config=transfer, **{**usual, **options})
+    vocabulary = llm.llm_engine.model_config.get_vocab_size()
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts(vocabulary)]
+    params = vllm.SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
+
+    def run() -> list[list[int]]:
+        # One after the other: how requests are batched can change the last bits of a sum.
+        return [list(llm.generate([one], params, use_tqdm=False)[0].outputs[0].token_ids) for one in asked]
+
+    cold = run()
+    llm.reset_prefix_cache()
+    warm = run()
+    hits = sum(metric.value for metric in llm.get_metrics() if metric.name == HITS)
+    return Told(cold, warm, hits, vllm.__version__)
+
+
+def compare(without: Told, with_it: Told) -> list[str]:
+    """What is wrong, a line each."""
+    wrong = []
+    for name in ("cold", "warm"):
+        expected, told = getattr(without, name), getattr(with_it, name)
+        for place, (one, other) in enumerate(zip(expected, told, strict=True)):
+            if one != other:
+                at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+                wrong.append(
+                    f"prompt {place}, {name}: token {at} is {other[at : at + 1]}, without {one[at : at + 1]}"
+                )
+    if with_it.hits < SHARED_TOKENS:
+        wrong.append(f"{with_it.hits:g} tokens were loaded, expected at least {SHARED_TOKENS}")
+    return wrong
+
+
+def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None]) -> bool:
+    """Compare both, with ``options`` of vLLM's. True: nothing is wrong."""
+    vllm_version()
+    with TemporaryDirectory() as folder:
+        if model is None:
+            from kv_vllm.tiny_model import make_model
+
+            model = str(make_model(Path(folder, "model")))
+        told = [_in_a_process(model, transfer, options, Path(folder)) for transfer in (None, CONNECTOR)]
+    wrong = compare(*told)
+    show(f"vLLM {told[1].version}, {model}: {told[1].hits:g} tokens loaded from host memory")
+    for line in wrong:
+        show(f"  {line}")
+    show("the outputs are the same" if not wrong else "FAILED")
+    return not wrong
+
+
+def _in_a_process(model: str, transfer: dict[str, Any] | None, options: dict[str, Any], folder: Path) -> Told:
+    out = folder / "told.json"
+    out.unlink(missing_ok=True)
+    given = json.dumps([model, transfer, options, str(out)])
+    done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke", given], check=False, env=_environment())
+    if done.returncode or not out.exists():
+        with_it = "with" if transfer else "without"
+        raise MissingError(
+            f"vLLM ended with {done.returncode} {with_it} the connector: there is nothing to run it on?"
+        )
+    return Told(**json.loads(out.read_text()))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
+
+
+if __name__ == "__main__":
+    *_given, _out = json.loads(sys.argv[1])
+    Path(_out).write_text(json.dumps(vars(run_one(*_given))))

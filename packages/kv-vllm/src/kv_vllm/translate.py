@@ -1,0 +1,197 @@
+"""The boundary to vLLM: every value of ours that vLLM inspects, and what it becomes there. One table.
+
+Of most objects vLLM only reads attributes or calls methods, and ours fit as they are. It *inspects* some: by
+``isinstance``, by identity of an enumeration's member, by encoding a struct. Those have a row in ``TABLE``; what
+has none passes unchanged. In the other direction there are a connector's role, what a medium is told, and the
+kinds of KV cache groups.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from enum import Enum
+from typing import Any, Final
+
+from vllm.distributed import kv_events
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpecKind,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+)
+from vllm.v1.kv_offload import base as offload
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec as VllmCPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource as VllmCacheHitSource
+
+import kv_api
+from kv_api import AttentionKind, ConfigError, KVConnectorRole
+from kv_offload.describe import GroupDescription
+from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload_cpu import CPULoadStoreSpec
+
+Maker = Callable[[Any], Any]
+
+
+def _members(ours: type[Enum], theirs: type[Enum]) -> Maker:
+    """Members of the same name."""
+    return {member: theirs[member.name] for member in ours}.__getitem__
+
+
+def _fields(theirs: Any) -> Maker:
+    """An object with the fields that vLLM's class has, in whichever version, their values translated."""
+    names = [field.name for field in fields(theirs)]
+    return lambda ours: theirs(**{name: to_vllm(getattr(ours, name)) for name in names})
+
+
+def _event(theirs: Any) -> Maker:
+    """A struct that vLLM encodes. It tells block hashes in the form that is set for its own events."""
+    names = [name for name in theirs.__struct_fields__ if name not in ("block_hashes", "parent_block_hash")]
+
+    def make(ours: Any) -> Any:
+        values = {name: getattr(ours, name) for name in names if hasattr(ours, name)}
+        if hasattr(ours, "block_hashes"):
+            values["block_hashes"] = [_hash(block_hash) for block_hash in ours.block_hashes]
+        if hasattr(ours, "parent_block_hash"):
+            values["parent_block_hash"] = _hash(ours.parent_block_hash)
+        return theirs(**values)
+
+    return make
+
+
+def _hash(block_hash: Any) -> Any:
+    return maybe_convert_block_hash(block_hash) if isinstance(block_hash, bytes) else block_hash
+
+
+def _stats(ours: OffloadingConnectorStats) -> Any:
+    return metrics.OffloadingConnectorStats(ours.data)
+
+
+TABLE: Final[dict[type, Maker]] = {
+    # vLLM matches, compares or looks up their members.
+    kv_api.LookupResult: _members(kv_api.LookupResult, offload.LookupResult),
+    kv_api.OffloadPolicy: _members(kv_api.OffloadPolicy, offload.OffloadPolicy),
+    kv_api.Medium: _members(kv_api.Medium, offload.Medium),
+    kv_api.Locality: _members(kv_api.Locality, offload.Locality),
+    kv_api.CacheHitSource: _members(kv_api.CacheHitSource, VllmCacheHitSource),
+    KVConnectorRole: _members(KVConnectorRole, base.KVConnectorRole),
+    # It reads members of those from them.
+    kv_api.RequestOffloadingContext: _fields(offload.RequestOffloadingContext),
+    kv_api.OffloadingEvent: _fields(offload.OffloadingEvent),
+    kv_api.PrepareStoreOutput: _fields(offload.PrepareStoreOutput),
+    # It asks of which class they are.
+    kv_api.OffloadingCounterMetadata: _fields(offload.OffloadingCounterMetadata),
+    kv_api.OffloadingGaugeMetadata: _fields(offload.OffloadingGaugeMetadata),
+    kv_api.OffloadingHistogramMetadata: _fields(offload.OffloadingHistogramMetadata),
+    OffloadingConnectorStats: _stats,
+    CPULoadStoreSpec: lambda ours: VllmCPULoadStoreSpec(ours.block_ids.tolist()),
+    # It encodes them.
+    kv_api.BlockStored: _event(kv_events.BlockStored),
+    kv_api.BlockRemoved: _event(kv_events.BlockRemoved),
+    kv_api.AllBlocksCleared: _event(kv_events.AllBlocksCleared),
+}
+"""A class of ours -> how an object of it becomes one of vLLM's."""
+
+MARKERS: Final = (
+    (base.KVConnectorMetadata, kv_api.KVConnectorMetadata),
+    (base.KVConnectorWorkerMetadata, kv_api.KVConnectorWorkerMetadata),
+    (base.KVConnectorHandshakeMetadata, kv_api.KVConnectorHandshakeMetadata),
+)
+"""What vLLM only carries: ours count as its own, through the registry that abstract classes have for it."""
+
+for _theirs, _ours in MARKERS:
+    _theirs.register(_ours)
+
+
+def to_vllm(value: Any) -> Any:
+    """What vLLM gets for a value of ours."""
+    make = TABLE.get(type(value))
+    return value if make is None else make(value)
+
+
+def events_to_vllm(events: Iterable[kv_api.KVCacheEvent], kinds: tuple[str, ...]) -> list[Any]:
+    """KV events; ``kinds`` has vLLM's word for each KV cache group."""
+    told = []
+    for event in events:
+        translated = to_vllm(event)
+        if translated is not event and getattr(event, "kv_cache_spec_kind", None) is not None:
+            translated.kv_cache_spec_kind = kinds[translated.group_idx]
+        told.append(translated)
+    return told
+
+
+# -- and back ------------------------------------------------------------------------------------
+
+
+def role_of(role: Any) -> KVConnectorRole:
+    """Our role for vLLM's, or for ours."""
+    return KVConnectorRole[role.name]
+
+
+def offloading_config_of(config: Any) -> kv_api.OffloadingConfig:
+    """What a medium of ours is told, from what vLLM's is. Older versions lack fields, which then have defaults."""
+    return kv_api.OffloadingConfig(
+        **{
+            **_present(kv_api.OffloadingConfig, config),
+            "groups": tuple(
+                kv_api.OffloadingGroupConfig(**_present(kv_api.OffloadingGroupConfig, group))
+                for group in config.groups
+            ),
+            "model": kv_api.OffloadingModelConfig(**_present(kv_api.OffloadingModelConfig, config.model)),
+            "cache": kv_api.OffloadingCacheConfig(**_present(kv_api.OffloadingCacheConfig, config.cache)),
+            "parallel": kv_api.OffloadingParallelConfig(
+                **_present(kv_api.OffloadingParallelConfig, config.parallel)
+            ),
+        }
+    )
+
+
+def _present(ours: Any, theirs: Any) -> dict[str, Any]:
+    return {field.name: getattr(theirs, field.name) for field in fields(ours) if hasattr(theirs, field.name)}
+
+
+# -- kinds of KV cache groups --------------------------------------------------------------------
+
+KINDS: Final = {
+    KVCacheSpecKind.FULL_ATTENTION: AttentionKind.FULL,
+    KVCacheSpecKind.MLA_ATTENTION: AttentionKind.FULL,
+    KVCacheSpecKind.SLIDING_WINDOW: AttentionKind.SLIDING_WINDOW,
+}
+"""The kinds whose blocks we know how to store and load."""
+
+
+def group_kind(kv_cache_spec: Any) -> str:
+    """What vLLM calls the kind of a group."""
+    return str(get_kv_cache_spec_kind(kv_cache_spec).value)
+
+
+def describe_group(kv_cache_spec: Any) -> GroupDescription:
+    """What the layers of a group are. By class, since one class may have the attributes of another."""
+    kind, name = get_kv_cache_spec_kind(kv_cache_spec), type(kv_cache_spec).__name__
+    if kind not in KINDS:
+        known = ", ".join(sorted(known.value for known in KINDS))
+        raise ConfigError(f"a KV cache group of {name} ({kind.value}) can't be offloaded; choices: {known}")
+    layer = kv_cache_spec
+    if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
+        layer = next(iter(kv_cache_spec.kv_cache_specs.values()))
+    if KINDS[kind] is AttentionKind.FULL:
+        assert isinstance(layer, FullAttentionSpec), f"{name} is of kind {kind.value}"
+        return GroupDescription(AttentionKind.FULL, kv_cache_spec.block_size, 0, _page_bytes(kv_cache_spec))
+    assert isinstance(layer, SlidingWindowSpec), f"{name} is of kind {kind.value}"
+    if layer.extra_retained_tokens:
+        raise ConfigError(
+            f"a KV cache group of {name} keeps {layer.extra_retained_tokens} tokens before its window, which "
+            "can't be offloaded; expected extra_retained_tokens 0"
+        )
+    return GroupDescription(
+        AttentionKind.SLIDING_WINDOW, kv_cache_spec.block_size, layer.sliding_window, _page_bytes(kv_cache_spec)
+    )
+
+
+def _page_bytes(kv_cache_spec: Any) -> int:
+    """One block of one layer. Where layers differ, the mean: a medium only counts all layers of a group."""
+    if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
+        return int(kv_cache_spec.page_size_bytes) // len(kv_cache_spec.kv_cache_specs)
+    return int(kv_cache_spec.page_size_bytes)

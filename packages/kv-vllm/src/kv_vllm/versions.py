@@ -1,0 +1,39 @@
+"""With which versions of vLLM our connectors work: those on which the differential and the long tests pass.
+
+Any other is compared with the contract when a connector is made. Where the two differ it can't work, and what
+``python -m kv_vllm drift`` prints is the error; where they don't, it may work, and a warning says that nobody
+tried.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from logging import getLogger
+from typing import Final
+
+from kv_api import ConfigError
+from kv_vllm.drift import drift
+from kv_vllm.installed import vllm_version
+
+TRIED: Final = ((0, 32), (0, 33))
+
+_log = getLogger("kv_vllm")
+
+
+def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[str], None]], bool]) -> str | None:
+    """What there is to say of a version of vLLM: None, or a warning. One that can't work is a ``ConfigError``."""
+    if version in TRIED:
+        return None
+    number, tried = f"{version[0]}.{version[1]}", ", ".join(f"{major}.{minor}" for major, minor in TRIED)
+    lines: list[str] = []
+    if not look_for_drift(lines.append):
+        told = "\n".join(line for line in lines if not line.startswith("  intended"))
+        raise ConfigError(f"vLLM {number} has another connector interface than {tried}:\n{told}")
+    return f"nobody has tried vLLM {number} with these connectors, only {tried}; its interface is the same"
+
+
+@cache
+def require_version() -> None:
+    """Refuse the installed vLLM if it can't work; once a process."""
+    warning = judge_version(vllm_version(), drift)
+    if warning is not None:
+        _log.warning("%s", warning)

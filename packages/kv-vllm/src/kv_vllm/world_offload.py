@@ -1,0 +1,43 @@
+"""Our ``OffloadingConnector`` as vLLM loads it, over the testbed's copies: for the engine ``vllm``.
+
+The connector is ``kv_vllm.OffloadingConnector`` with the clock of a world; its memory is a device's, which is
+known by the tensors that vLLM's runner hands over.
+"""
+
+from collections.abc import Iterable
+
+from kv_api import CanonicalKVCaches, KVCacheEvent, KVCaches
+from kv_offload import OffloadingConnector as OurOffloadingConnector
+from kv_offload.worker import OffloadingWorkerSide
+from kv_offload_cpu.copy.engine import CopyEngine
+from kv_offload_cpu.sizing import HostLayout
+from kv_offload_cpu.worker import HostMemory
+from kv_sim.offload import TimedWorkerSide, WorldCopyEngine, WorldCPUOffloadingSpec, WorldMemory
+from kv_vllm.offloading import OffloadingConnector
+from kv_vllm.tensors import device_of
+
+
+class TensorCPUOffloadingSpec(WorldCPUOffloadingSpec):
+    """Host memory whose copies are the world's."""
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
+        device = device_of(kv_caches.tensors[0].tensor)
+        return WorldCopyEngine(device, WorldMemory(device, layout))
+
+
+class TensorWorkerSide(TimedWorkerSide):
+    """Its clock is that of the device."""
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._device = device_of(next(iter(kv_caches.values())))
+        OffloadingWorkerSide.register_kv_caches(self, kv_caches)
+
+
+class DrivenOffloadingConnector(OffloadingConnector):
+    """Its timeouts are steps."""
+
+    worker_class = TensorWorkerSide
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """As they are: it is the testbed that reads them, and nobody encodes them."""
+        return OurOffloadingConnector.take_events(self)

@@ -1,0 +1,138 @@
+"""`vllm serve` with our connector: outputs, metrics and KV events of a server. Run by the session `vllm-long`."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from kv_vllm_runs import OURS, made_up, model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+READY_SECONDS = 300
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def get(url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return answer.read().decode()
+
+
+@contextmanager
+def server(tmp_path, *options):
+    """A server; gives its address. It is ended with its whole group of processes."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model()), f"--port={port}"]
+    command += ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--block-size=32", "--max-model-len=512"]
+    command += ["--num-gpu-blocks-override=24", f"--kv-cache-memory-bytes={1 << 28}", "--max-num-seqs=4"]
+    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with (tmp_path / "server.log").open("w") as log:
+        running = subprocess.Popen([*command, *options], stdout=log, stderr=log, env=environment)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait(running, f"{address}/health", tmp_path / "server.log")
+            yield address
+        finally:
+            running.terminate()
+            try:
+                running.wait(60)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
+
+
+def _wait(running, url, log):
+    for _ in range(READY_SECONDS):
+        assert running.poll() is None, log.read_text()[-4000:]
+        try:
+            get(url)
+            return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(log.read_text()[-4000:])
+
+
+def complete(address, prompts):
+    """The greedy continuation of each prompt, one after the other."""
+    told = []
+    for prompt in prompts:
+        body = {"model": str(model()), "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        answer = json.loads(get(f"{address}/v1/completions", {**body, "return_token_ids": True}))
+        told.append(answer["choices"][0]["token_ids"])
+    return told
+
+
+def listen(endpoint):
+    import zmq
+
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.setsockopt_string(zmq.SUBSCRIBE, "")
+    socket.setsockopt(zmq.RCVTIMEO, 20_000)
+    socket.connect(endpoint)
+    return socket
+
+
+def host_events(socket, wanted):
+    """Events about host memory, until there are blocks enough."""
+    import msgspec
+    from vllm.distributed.kv_events import BlockStored, KVEventBatch
+
+    stored = []
+    while sum(len(event.block_hashes) for event in stored) < wanted:
+        _, _, payload = socket.recv_multipart()
+        batch = msgspec.msgpack.decode(payload, type=KVEventBatch)
+        stored += [event for event in batch.events if isinstance(event, BlockStored) and event.medium == "CPU"]
+    return stored
+
+
+def values(metrics, name):
+    """The values of a metric, by the last of its labels, as the server exports it."""
+    found = re.findall(rf"^{re.escape(name)}{{(.*)}} ([0-9.e+-]+)$", metrics, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+PROMPTS = [made_up(0, 96) + made_up(seed, length) for seed, length in ((1, 4), (2, 60), (3, 33), (4, 128))]
+
+
+def test_a_server_gives_the_same_and_counts(tmp_path):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint.replace("127.0.0.1", "*")}
+    extra = {**OURS["kv_connector_extra_config"], "self_describing_kv_events": True}
+    transfer = {**OURS, "kv_connector_extra_config": extra}
+    options = [f"--kv-transfer-config={json.dumps(transfer)}", f"--kv-events-config={json.dumps(events)}"]
+    with server(tmp_path, *options) as address:
+        heard = listen(endpoint)
+        first = complete(address, PROMPTS)
+        get(f"{address}/reset_prefix_cache", {})
+        second = complete(address, PROMPTS)
+        metrics = get(f"{address}/metrics")
+        stored = host_events(heard, 3)
+    with server(tmp_path) as address:
+        expected = complete(address, PROMPTS)
+    assert first == second == expected
+    assert sum(values(metrics, "vllm:external_prefix_cache_hits_total").values()) > 0
+    hits = values(metrics, "vllm:prompt_tokens_cached_by_source_total")
+    assert [value for labels, value in hits.items() if 'source="host"' in labels] > [0]
+    for name in ("load_bytes_total", "store_bytes_total", "load_size_count", "total_bytes_total", "size_count"):
+        assert sum(values(metrics, f"vllm:kv_offload_{name}").values()) > 0, name
+    by_direction = values(metrics, "vllm:kv_offload_total_bytes_total")
+    assert {word for labels in by_direction for word in re.findall(r'transfer_type="(\w+)"', labels)} == {
+        "CPU_to_GPU",
+        "GPU_to_CPU",
+    }
+    event = stored[0]
+    assert (event.block_size, event.kv_cache_spec_kind, event.group_idx) == (32, "full_attention", 0)
+    assert event.token_ids == PROMPTS[0][:32]

@@ -1,0 +1,156 @@
+"""A real vLLM on the tiny model, in this process, and the history of requests that every connector is put through.
+
+A model is written once a machine, into the folder for temporary files.
+"""
+
+import os
+import random
+from pathlib import Path
+from tempfile import gettempdir
+
+from kv_vllm.tiny_model import make_model
+
+BLOCK = 32
+KEPT = 1 << 26
+OURS = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_module_path": "kv_vllm",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": KEPT},
+}
+VLLMS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
+SPEC = {
+    **{key: value for key, value in OURS.items() if key != "kv_connector_module_path"},
+    "kv_connector_extra_config": {
+        "cpu_bytes_to_use": KEPT,
+        "spec_name": "HostOffloadingSpec",
+        "spec_module_path": "kv_vllm",
+    },
+}
+CHILDREN = [
+    # One with little room, so that the other has tokens that it hasn't.
+    {**OURS, "kv_connector_extra_config": {"cpu_bytes_to_use": 12 * 32768, "name": "small"}},
+    {**SPEC, "kv_connector_module_path": VLLMS},
+]
+MULTI = {
+    **OURS,
+    "kv_connector": "MultiConnector",
+    "kv_connector_extra_config": {"connectors": CHILDREN, "load_policy": "longest"},
+}
+
+
+def with_extra(transfer, **extra):
+    """A configuration with more in its extra config."""
+    return {**transfer, "kv_connector_extra_config": {**transfer["kv_connector_extra_config"], **extra}}
+
+
+def model():
+    """The tiny model's folder."""
+    return make_model(Path(gettempdir(), f"kv-vllm-tiny-model-{os.getuid()}"))
+
+
+class Engine:
+    """One vLLM."""
+
+    def __init__(self, transfer=None, **options):
+        from vllm import LLM
+
+        usual = {
+            "model": str(model()),
+            "dtype": "float32",
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "enable_prefix_caching": True,
+            "block_size": BLOCK,
+            "max_model_len": 512,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 256,
+            "kv_cache_memory_bytes": 1 << 28,
+            "num_gpu_blocks_override": 24,
+            "disable_log_stats": False,
+            "seed": 0,
+        }
+        self.llm = LLM(**{**usual, **options}, kv_transfer_config=transfer)
+        self.engine = self.llm.llm_engine
+        self._count = 0
+        self.after_step = lambda: None
+
+    @property
+    def scheduler(self):
+        """vLLM's scheduler."""
+        return self.engine.engine_core.engine_core.scheduler
+
+    @property
+    def connector(self):
+        """The scheduler's connector."""
+        return self.scheduler.connector
+
+    def run(self, prompts, tokens=24, abort=(), steps=0):
+        """Tokens that the prompts get; those in ``abort`` go away after some steps, and have None."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        names = [f"r{self._count + place}" for place in range(len(prompts))]
+        self._count += len(prompts)
+        for name, prompt in zip(names, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        found = {}
+        for _ in range(steps):
+            self._step(found)
+        if abort:
+            self.engine.abort_request([names[place] for place in abort])
+        while self.engine.has_unfinished_requests():
+            self._step(found)
+        return [None if place in abort else found[name] for place, name in enumerate(names)]
+
+    def _step(self, found):
+        for output in self.engine.step():
+            if output.finished:
+                found[output.request_id] = list(output.outputs[0].token_ids)
+        self.after_step()
+
+    def metric(self, name):
+        """The sum over a metric's labels."""
+        return sum(m.value for m in self.llm.get_metrics() if m.name == name and hasattr(m, "value"))
+
+    def close(self):
+        """End it."""
+        self.engine.engine_core.shutdown()
+
+
+def recorded(inner, path):
+    """A configuration with a recorder before it."""
+    return {
+        **OURS,
+        "kv_connector": "RecordingConnector",
+        "kv_connector_extra_config": {"record_path": str(path), "connector": inner},
+    }
+
+
+def made_up(seed, length):
+    """A prompt."""
+    source = random.Random(seed)
+    return [source.randrange(3, 1000) for _ in range(length)]
+
+
+def history(engine):
+    """Shared prefixes, second turns, resets, aborts in several states, more than fits; what each gives."""
+    shared = made_up(0, 96)
+    first = [shared + made_up(seed, length) for seed, length in ((1, 4), (2, 60), (3, 33), (4, 128))]
+    told = {"shared": engine.run(first)}
+    second = [prompt + answer + made_up(5, 40) for prompt, answer in zip(first, told["shared"], strict=True)]
+    told["turns"] = engine.run(second[:3])
+    assert engine.llm.reset_prefix_cache()
+    told["again"] = engine.run(first)
+    assert engine.llm.reset_prefix_cache()
+    told["turns again"] = engine.run(second)
+    for steps in (1, 2, 4):
+        engine.llm.reset_prefix_cache()
+        told[f"aborts {steps}"] = engine.run([*first, *second], abort=(0, 2, 5), steps=steps)
+    long = [made_up(seed, 200 + seed) for seed in (10, 20, 30, 40)]
+    told["long"] = engine.run(long, tokens=90)
+    told["long again"] = engine.run([*reversed(long)], tokens=90)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    told["at last"] = engine.run(first[:2])
+    return told

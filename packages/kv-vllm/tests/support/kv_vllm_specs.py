@@ -1,0 +1,70 @@
+"""Specs for tests: kv-offload-cpu's, with another copy engine."""
+
+from typing import ClassVar
+
+from kv_offload_cpu import CPUOffloadingSpec
+from kv_offload_cpu.copy.engine import Direction
+
+
+class UntilSettled:
+    """A job's bytes move when it is submitted; it ends when it is waited for, or when ``settle`` is called."""
+
+    alive: ClassVar = []
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.moved, self.ended = [], []
+        self.alive.append(self)
+
+    def submit(self, job_id, direction, copies, **how):
+        self.inner.submit(job_id, direction, copies, **how)
+        self.inner.wait([job_id])
+        self.moved += self.inner.poll()
+
+    def poll(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def wait(self, job_ids):
+        self.ended += [result for result in self.moved if result.job_id in job_ids]
+        self.moved = [result for result in self.moved if result.job_id not in job_ids]
+
+    def shutdown(self):
+        self.alive.remove(self)
+        self.inner.shutdown()
+
+    @classmethod
+    def settle(cls):
+        """Let everything end."""
+        for engine in cls.alive:
+            engine.wait([result.job_id for result in engine.moved])
+
+
+class OneWrongByte:
+    """Spoils a byte of each chunk before it is loaded: the one with the exponent of a number."""
+
+    def __init__(self, inner, memory):
+        self.inner, self.memory = inner, memory
+
+    def submit(self, job_id, direction, copies, **how):
+        if direction is Direction.LOAD:
+            for chunk in sorted({int(chunk) for chunk in copies.chunks}):
+                self.memory.bytes[chunk * self.memory.layout.row_bytes + 203] ^= 0x40
+        self.inner.submit(job_id, direction, copies, **how)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Settled(CPUOffloadingSpec):
+    """Copies that end when a test says so."""
+
+    def make_copy_engine(self, kv_caches, layout, memory):
+        return UntilSettled(super().make_copy_engine(kv_caches, layout, memory))
+
+
+class Corrupting(CPUOffloadingSpec):
+    """Loads that bring something else."""
+
+    def make_copy_engine(self, kv_caches, layout, memory):
+        return OneWrongByte(super().make_copy_engine(kv_caches, layout, memory), memory)

@@ -1,0 +1,64 @@
+"""What vLLM finds in ``kv_vllm`` by name, and with which versions it works."""
+
+import logging
+
+import pytest
+
+import kv_vllm
+from kv_api import ConfigError
+from kv_vllm import versions
+from kv_vllm.versions import judge_version
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(AttributeError) as refused:
+        kv_vllm.OffloadConnector  # noqa: B018
+    assert str(refused.value) == (
+        "module 'kv_vllm' has no attribute 'OffloadConnector'; it exports "
+        "HostOffloadingSpec, MultiConnector, OffloadingConnector, RecordingConnector"
+    )
+
+
+def no_drift(show):
+    show("vLLM 0.34: 1 intended differences, 0 others")
+    return True
+
+
+def drift(show):
+    show("vLLM 0.34: 1 intended differences, 1 others")
+    show("  intended  A.b: missing there  (why)")
+    show("  DRIFT     KVConnectorBase_V1.get_more: missing here")
+    return False
+
+
+@pytest.mark.parametrize("version", [(0, 32), (0, 33)])
+def test_versions_that_were_tried_are_not_compared(version):
+    assert judge_version(version, drift) is None
+
+
+def test_another_version_is_compared():
+    assert judge_version((0, 34), no_drift) == (
+        "nobody has tried vLLM 0.34 with these connectors, only 0.32, 0.33; its interface is the same"
+    )
+
+
+def test_a_version_that_cannot_work_is_refused_with_what_drift_prints():
+    with pytest.raises(ConfigError) as refused:
+        judge_version((0, 34), drift)
+    assert str(refused.value) == (
+        "vLLM 0.34 has another connector interface than 0.32, 0.33:\n"
+        "vLLM 0.34: 1 intended differences, 1 others\n"
+        "  DRIFT     KVConnectorBase_V1.get_more: missing here"
+    )
+
+
+def test_the_installed_version_is_judged_once(monkeypatch, caplog):
+    monkeypatch.setattr(versions, "vllm_version", lambda: (0, 34))
+    monkeypatch.setattr(versions, "drift", no_drift)
+    versions.require_version.cache_clear()
+    with caplog.at_level(logging.WARNING, "kv_vllm"):
+        versions.require_version()
+        versions.require_version()
+    versions.require_version.cache_clear()
+    assert len(caplog.messages) == 1
+    assert "0.34" in caplog.text

@@ -1,0 +1,169 @@
+"""Ours as vLLM finds and asks them: by its factory, by its classes, by its configuration."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from kv_api import ConfigError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+NAMES = ("OffloadingConnector", "MultiConnector", "RecordingConnector")
+
+
+@pytest.fixture
+def base():
+    return pytest.importorskip(f"{V1}.base")
+
+
+def transfer(name, path="kv_vllm", **extra):
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector=name, kv_connector_module_path=path, kv_role="kv_both", kv_connector_extra_config=extra
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vllms_factory_finds_ours(name, base):
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    found = KVConnectorFactory.get_connector_class(transfer(name))
+    assert found.__module__.startswith("kv_vllm.")
+    assert issubclass(found, base.KVConnectorBase_V1) and issubclass(found, base.SupportsHMA)
+    assert not getattr(found, "__abstractmethods__", ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_method_of_vllms_base_is_forgotten(name, base):
+    import kv_vllm
+
+    known = vars(base.KVConnectorBase_V1)
+    inherited = [
+        member
+        for member in known
+        if not member.startswith("_")
+        and callable(getattr(base.KVConnectorBase_V1, member))
+        and getattr(getattr(kv_vllm, name), member) is getattr(base.KVConnectorBase_V1, member)
+    ]
+    # The stats of a recorder are those of the connector behind it, whose class it can't know.
+    assert [member for member in inherited if member != "build_kv_connector_stats"] == []
+
+
+def test_vllms_factory_prefers_its_registry_for_specs(base):
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+    ours = {"spec_name": "HostOffloadingSpec", "spec_module_path": "kv_vllm"}
+    theirs = {"spec_name": "CPUOffloadingSpec", "spec_module_path": "kv_vllm"}
+    found = [OffloadingSpecFactory.get_spec_cls(extra).__module__ for extra in (ours, theirs)]
+    assert found == ["kv_vllm.host_spec", "vllm.v1.kv_offload.cpu.spec"]
+
+
+CHILDREN = [
+    ({"kv_connector": "OffloadingConnector"}, ("OffloadingConnector", "kv_vllm")),
+    ({"kv_connector": "ExampleConnector"}, ("ExampleConnector", "kv_vllm.foreign")),
+    (
+        {"kv_connector": "OffloadingConnector", "kv_connector_module_path": f"{V1}.offloading_connector"},
+        (f"{V1.replace('.', '/')}/offloading_connector:OffloadingConnector", "kv_vllm.foreign"),
+    ),
+    (
+        {"kv_connector": "MemoryConnector", "kv_connector_module_path": "kv_sim.examples.memory"},
+        ("MemoryConnector", "kv_sim.examples.memory"),
+    ),
+    ({"kv_connector": "Nobody's"}, ("Nobody's", None)),
+]
+
+
+@pytest.mark.parametrize(("child", "expected"), CHILDREN)
+def test_where_a_child_is_found(child, expected, base):
+    from kv_vllm.foreign import with_found_children
+
+    [found] = with_found_children({"connectors": [child]})["connectors"]
+    assert (found["kv_connector"], found.get("kv_connector_module_path")) == expected
+
+
+def test_a_child_of_vllms_is_of_our_class(base):
+    from kv_api import KVConnectorBase_V1, SupportsHMA
+    from kv_factory import KVConnectorFactory
+    from kv_vllm.foreign import with_found_children
+
+    for child, knows_groups in ((CHILDREN[1][0], False), (CHILDREN[2][0], True)):
+        [found] = with_found_children({"connectors": [child]})["connectors"]
+        made = KVConnectorFactory.get_connector_class(
+            transfer(found["kv_connector"], found["kv_connector_module_path"])
+        )
+        assert issubclass(made, KVConnectorBase_V1)
+        assert issubclass(made, SupportsHMA) == knows_groups
+        assert made.__name__ == child["kv_connector"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {},
+            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got None",
+        ),
+        (
+            {"connector": {"kv_role": "kv_both"}},
+            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
+            "got {'kv_role': 'kv_both'}",
+        ),
+        ({"conector": {}}, "kv_connector_extra_config: unknown key 'conector'; did you mean 'connector'?"),
+    ],
+)
+def test_what_a_recorder_refuses(extra, message, base):
+    from kv_vllm.recording import inner_transfer
+
+    with pytest.raises(ConfigError) as refused:
+        inner_transfer(transfer("RecordingConnector", **extra))
+    assert str(refused.value) == message
+
+
+def test_a_recorder_needs_a_path(base):
+    from kv_vllm.recording import record_path
+
+    with pytest.raises(ConfigError) as refused:
+        record_path(transfer("RecordingConnector"))
+    assert str(refused.value) == "kv_connector_extra_config.record_path: expected the path of a file, got None"
+
+
+def test_context_parallelism_is_refused(base):
+    from kv_vllm.inside import _refuse_context_parallelism
+
+    parallel = SimpleNamespace(decode_context_parallel_size=2)
+    with pytest.raises(ConfigError) as refused:
+        _refuse_context_parallelism(SimpleNamespace(parallel_config=parallel))
+    assert str(refused.value) == (
+        "parallel_config.decode_context_parallel_size: got 2; these connectors work with 1 only"
+    )
+
+
+def test_deprecated_metrics_count_the_same(base):
+    from kv_offload import OffloadingConnectorStats
+    from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, STORE_BYTES
+    from kv_offload_cpu import CPUOffloadingSpec
+    from kv_vllm.prom import DeprecatedToo
+
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+    kinds = {kind: partial(kind, registry=registry) for kind in known}
+    config = SimpleNamespace(kv_transfer_config=None)
+    metrics = DeprecatedToo(config, kinds, ["engine"], {0: ["0"]}, CPUOffloadingSpec, {})
+    stats = OffloadingConnectorStats()
+    stats.increase(LOAD_BYTES, 5)
+    stats.increase(STORE_BYTES, 7)
+    stats.observe(LOAD_SIZE, 5)
+    metrics.observe(stats.to_dict())
+
+    def value(name, **labels):
+        return registry.get_sample_value(name, {"engine": "0", **labels})
+
+    assert value("vllm:kv_offload_total_bytes_total", transfer_type="CPU_to_GPU") == 5
+    assert value("vllm:kv_offload_total_bytes_total", transfer_type="GPU_to_CPU") == 7
+    assert value("vllm:kv_offload_size_count", transfer_type="CPU_to_GPU") == 1
+    assert value("vllm:kv_offload_size_count", transfer_type="GPU_to_CPU") == 0
+    assert value("vllm:kv_offload_load_bytes_total") == 5

@@ -1,0 +1,185 @@
+"""The table of boundary values: with it vLLM understands ours, and without it vLLM fails or looks away."""
+
+import dataclasses
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+
+import kv_api
+from kv_api import ConfigError, make_offload_key
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+KEY = make_offload_key(b"h" * 32, 0)
+
+
+@pytest.fixture
+def translate():
+    pytest.importorskip("vllm")
+    from kv_vllm import translate
+
+    return translate
+
+
+@pytest.fixture
+def offload():
+    return pytest.importorskip("vllm.v1.kv_offload.base")
+
+
+@pytest.mark.parametrize("name", ["LookupResult", "OffloadPolicy", "Medium", "Locality"])
+def test_members_become_vllms(name, translate, offload):
+    theirs = getattr(offload, name)
+    ours = list(getattr(kv_api, name))
+    assert [translate.to_vllm(member) for member in ours] == [theirs[member.name] for member in ours]
+    assert not [member for member in ours if member in list(theirs)], "vLLM would do without the table"
+
+
+def test_hits_of_ours_are_none_in_vllms_lookup(translate):
+    scheduler = pytest.importorskip(f"{V1}.offloading.scheduler")
+    look_up = scheduler.OffloadingConnectorScheduler._maximal_prefix_lookup
+
+    def hits(answer):
+        manager = SimpleNamespace(lookup=lambda key, context: answer)
+        side = SimpleNamespace(manager=manager, _events_tracker=MagicMock())
+        return look_up(side, [KEY] * 3, MagicMock(), MagicMock(), MagicMock(), 0)
+
+    assert (hits(translate.to_vllm(kv_api.LookupResult.HIT)), hits(kv_api.LookupResult.HIT)) == (3, 0)
+
+
+def test_a_policy_of_ours_is_another(translate, offload):
+    ours = kv_api.RequestOffloadingContext(kv_api.OffloadPolicy.REQUEST_LEVEL)
+    assert ours.policy != offload.OffloadPolicy.REQUEST_LEVEL
+    made = translate.to_vllm(ours)
+    assert isinstance(made, offload.RequestOffloadingContext)
+    assert made.policy is offload.OffloadPolicy.REQUEST_LEVEL
+
+
+def test_events_of_a_manager(translate, offload):
+    ours = kv_api.OffloadingEvent([KEY], kv_api.Medium.CPU, False, kv_api.Locality.LOCAL, "tier")
+    made = translate.to_vllm(ours)
+    assert isinstance(made, offload.OffloadingEvent)
+    assert (made.keys, made.removed, made.ownership) == ([KEY], False, "tier")
+    assert (made.medium, made.locality) == (offload.Medium.CPU, offload.Locality.LOCAL)
+
+
+def test_vllm_knows_no_medium_of_ours():
+    events = pytest.importorskip(f"{V1}.offloading.events")
+    assert kv_api.Medium.CPU not in events._MEDIUM_TO_EVENT_STR
+
+
+@pytest.mark.parametrize("kind", ["Counter", "Gauge", "Histogram"])
+def test_metadata_of_metrics(kind, translate, offload):
+    name = f"Offloading{kind}Metadata"
+    ours = getattr(kv_api, name)("what it is", ("label",))
+    made = translate.to_vllm(ours)
+    assert type(made) is getattr(offload, name)
+    assert (made.documentation, made.labelnames) == ("what it is", ("label",))
+    assert not isinstance(ours, offload.OffloadingMetricMetadata)
+
+
+def test_vllm_registers_no_metric_of_ours(translate):
+    metrics = pytest.importorskip(f"{V1}.offloading.metrics")
+    made = []
+    kinds = {
+        f"_{kind}_cls": lambda **given: made.append(given["name"]) for kind in ("counter", "gauge", "histogram")
+    }
+    prom = SimpleNamespace(_labelnames=[], **kinds)
+    ours = kv_api.OffloadingCounterMetadata("what it is")
+    metrics.OffloadPromMetrics._create_metric(prom, "a", translate.to_vllm(ours))
+    with pytest.raises(AssertionError):
+        metrics.OffloadPromMetrics._create_metric(prom, "b", ours)
+    assert made == ["a"]
+
+
+def test_stats(translate):
+    metrics = pytest.importorskip(f"{V1}.offloading.metrics")
+    from kv_offload import OffloadingConnectorStats
+
+    ours = OffloadingConnectorStats()
+    ours.increase("vllm:kv_offload_load_bytes", 5)
+    total = metrics.OffloadingConnectorStats()
+    with pytest.raises(AssertionError):
+        total.aggregate(ours)
+    total.aggregate(translate.to_vllm(ours)).aggregate(translate.to_vllm(ours))
+    assert total.reduce() == {"vllm:kv_offload_load_bytes": 10}
+
+
+def test_sources(translate):
+    theirs = pytest.importorskip("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    for source in kv_api.CacheHitSource:
+        assert translate.to_vllm(source) is theirs(source.value)
+        assert source not in [id(member) for member in theirs]
+
+
+def test_kv_events_are_encoded_as_vllms(translate):
+    msgspec = pytest.importorskip("msgspec")
+    kv_events = pytest.importorskip("vllm.distributed.kv_events")
+    ours = kv_api.BlockStored(
+        [b"h" * 32], None, [1, 2], 2, None, "CPU", None, kv_cache_spec_kind="state_space", group_idx=1
+    )
+    gone = kv_api.BlockRemoved([b"h" * 32], "CPU", 1)
+    told = translate.events_to_vllm([ours, gone, kv_api.AllBlocksCleared()], ("full_attention", "mamba"))
+    batch = kv_events.KVEventBatch(ts=0.0, events=told)
+    heard = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=kv_events.KVEventBatch).events
+    assert [type(event).__name__ for event in heard] == ["BlockStored", "BlockRemoved", "AllBlocksCleared"]
+    assert (heard[0].kv_cache_spec_kind, heard[0].token_ids, heard[0].group_idx) == ("mamba", [1, 2], 1)
+    assert heard[0].block_hashes == heard[1].block_hashes
+    wrong = msgspec.msgpack.encode(kv_events.KVEventBatch(ts=0.0, events=[ours]))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(wrong, type=kv_events.KVEventBatch)
+
+
+def test_block_hashes_in_events_are_numbers_if_vllms_are(translate, monkeypatch):
+    from vllm import envs
+
+    monkeypatch.setattr(envs, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", True, raising=False)
+    made = translate.to_vllm(kv_api.BlockRemoved([b"\0" * 31 + b"\7"], "CPU", 0))
+    assert made.block_hashes == [7]
+
+
+def test_what_a_medium_is_told(translate):
+    from kv_vllm.translate import offloading_config_of
+
+    theirs = pytest.importorskip("vllm.v1.kv_offload.config")
+    values = {
+        "groups": (theirs.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        "model": theirs.OffloadingModelConfig(name="m", dtype="float16"),
+        "cache": theirs.OffloadingCacheConfig(16, 2),
+        "parallel": theirs.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False),
+        "worker_kv_bytes_per_block": 64,
+        "enable_kv_cache_events": True,
+        "extra_config": {"a": 1},
+        "engine_id": "e",
+    }
+    names = {field.name for field in dataclasses.fields(theirs.OffloadingConfig)}
+    ours = offloading_config_of(theirs.OffloadingConfig(**{k: v for k, v in values.items() if k in names}))
+    assert isinstance(ours, kv_api.OffloadingConfig)
+    assert ours.groups == (kv_api.OffloadingGroupConfig(16, ("a", "b"), 0),)
+    assert (ours.model.max_model_len, ours.cache.blocks_per_chunk, ours.parallel.tp_size) == (0, 2, 2)
+
+
+def test_kinds_of_groups(translate):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    full = translate.describe_group(specs.FullAttentionSpec(**size, sliding_window=64))
+    assert (full.kind, full.tokens_per_block, full.window_tokens) == ("full_attention", 16, 0)
+    sliding = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40))
+    assert (sliding.kind, sliding.window_tokens, sliding.page_size_bytes) == ("sliding_window", 40, 1024)
+    local = specs.ChunkedLocalAttentionSpec(**size, attention_chunk_size=32)
+    with pytest.raises(ConfigError) as refused:
+        translate.describe_group(local)
+    assert str(refused.value) == (
+        "a KV cache group of ChunkedLocalAttentionSpec (chunked_local_attention) can't be offloaded; "
+        "choices: full_attention, mla_attention, sliding_window"
+    )
+
+
+def test_metadata_counts_as_vllms(translate):
+    base = pytest.importorskip(f"{V1}.base")
+    from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata
+
+    assert isinstance(OffloadingConnectorMetadata(), base.KVConnectorMetadata)
+    assert isinstance(OffloadingWorkerMetadata(), base.KVConnectorWorkerMetadata)
