@@ -153,11 +153,19 @@ def run_pytest(session: nox.Session, *arguments: str, module: str | None = None)
     )
 
 
+def on_all_cores(folder: str) -> list[str]:
+    """The arguments for a package whose tests are so many that its group `test` has pytest-xdist."""
+    needs = nox.project.load_toml(ROOT / folder / "pyproject.toml")["dependency-groups"]["test"]
+    is_long = any(need.startswith("pytest-xdist") for need in needs)
+    return ["--numprocesses=auto", "--dist=worksteal"] if is_long else []
+
+
 def test_alone(session: nox.Session, folder: str) -> None:
     """Run the tests of a package that need no more than it declares."""
     directory = ROOT / folder / "tests"
     module = PROJECTS[folder].replace("-", "_")
-    run_pytest(session, str(directory), f"--ignore={directory / 'integration'}", PLAIN, module=module)
+    where = [str(directory), f"--ignore={directory / 'integration'}"]
+    run_pytest(session, *where, PLAIN, *on_all_cores(folder), module=module)
 
 
 @nox.session
@@ -303,7 +311,7 @@ if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():
     def sim(session: nox.Session) -> None:
         """Test all packages together, in the simulator."""
         install_all(session, "--group", "sim/pyproject.toml:test")
-        run_pytest(session, str(INTEGRATION), PLAIN)
+        run_pytest(session, str(INTEGRATION), PLAIN, *on_all_cores("sim"))
 
 
 @nox.session(python=PYTHONS[0], default=False)

@@ -28,7 +28,6 @@ def kv_sim(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[[str], Result]:
     """Runs a command line in an empty folder, with the connectors beside this file at hand."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.chdir(tmp_path)
 
     def run(line: str) -> Result:

@@ -11,7 +11,7 @@ from kv_sim.conformance.scenarios import Claim, probes_of, run_scenario, scenari
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.subject import Subject, Trait
 
-CONNECTORS = Path(__file__).parent / "broken_connectors.py"
+CONNECTORS = Path(__file__).parent / "support" / "broken_connectors.py"
 
 # -- kv-sim conform ----------------------------------------------------------------------------
 
@@ -20,7 +20,6 @@ CONNECTORS = Path(__file__).parent / "broken_connectors.py"
 def conform(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[int, str]]:
-    monkeypatch.syspath_prepend(str(CONNECTORS.parent))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str]:

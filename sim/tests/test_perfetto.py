@@ -159,8 +159,7 @@ def test_aborts_and_resets_are_marked(tmp_path: Path) -> None:
     assert marks == ["reset    the prefix cache", "abort    r2"]
 
 
-def test_a_violation_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_a_violation_is_marked(tmp_path: Path) -> None:
     hasty = Subject("Hasty", "broken_connectors", traits=frozenset())
     events, violation = trace_of(hasty, 0, tmp_path / "trace.json")
     check(events)

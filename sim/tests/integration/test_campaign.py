@@ -48,8 +48,7 @@ def test_what_is_counted_does_not_depend_on_the_processes() -> None:
     assert alone.coverage.pairs == by_hand.pairs
 
 
-def test_a_failure_comes_back_whole_from_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+def test_a_failure_comes_back_whole_from_a_process() -> None:
     hasty = {"hasty": HASTY}
     here = run_campaign(Plan(hasty, histories=12, jobs=1)).failures["hasty"]
     elsewhere = run_campaign(Plan(hasty, histories=12, jobs=2)).failures["hasty"]
@@ -96,8 +95,7 @@ def test_interrupted_processes_tell_what_they_have() -> None:
     assert found.seconds < 30
 
 
-def test_the_first_failure_of_a_subject_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+def test_the_first_failure_of_a_subject_is_kept() -> None:
     batches: list[Batch] = []
     work(Plan({"hasty": HASTY, "memory": MEMORY}, histories=12), 0, batches.append, lambda: False)
     campaign = Campaign()

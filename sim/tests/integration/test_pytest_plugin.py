@@ -9,7 +9,7 @@ import pytest
 
 from kv_sim.schedule_file import read_schedule
 
-CONNECTORS = Path(__file__).parents[1] / "broken_connectors.py"
+CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 Run = Callable[..., tuple[int, str]]
 
 

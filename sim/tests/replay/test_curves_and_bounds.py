@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay import bounds, stack
@@ -13,8 +14,6 @@ from kv_sim.replay.curve import Totals
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
-
-from .slow import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 traces = st.builds(
     lambda seed, count, width, depth: prefix_trace(Random(seed), count, width, depth),

@@ -6,6 +6,7 @@ import lzma
 from itertools import pairwise
 
 import pytest
+from kv_sim_slow_replay import same
 
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
@@ -14,8 +15,6 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
 from kv_sim.replay.shape import shape_of
-
-from .slow import same
 
 
 def lines(*records):

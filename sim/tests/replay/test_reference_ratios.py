@@ -1,6 +1,7 @@
 """Hit ratios of the shipped traces, as independent programs measured them, and a figure of a paper."""
 
 import pytest
+from kv_sim_slow_replay import block_ratio, fifo_hits, one_by_one_hits
 
 from kv_sim.replay import bounds, open_trace
 from kv_sim.replay.cache import Setup
@@ -8,8 +9,6 @@ from kv_sim.replay.curve import Totals
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.stack import Order, lru_curve
-
-from .slow import block_ratio, fifo_hits, one_by_one_hits
 
 ROUNDED = 0.0005 + 1e-9
 """The references have three digits."""

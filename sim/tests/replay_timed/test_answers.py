@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from kv_sim_timed_traces import PAGE, ListedTrace, answer, servers, toy, trace_of, traces
 
 from kv_api import ConfigError
 from kv_sim.replay.timed import EngineSettings, Stepping, replay_engine
@@ -14,8 +15,6 @@ from kv_sim.replay.timed.command import add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.stack import timed_config
-
-from .support.traces import PAGE, ListedTrace, answer, servers, toy, trace_of, traces
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 

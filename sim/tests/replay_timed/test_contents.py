@@ -1,14 +1,12 @@
 """With contents, a replay is a run of the testbed: who corrupts is caught."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_sim.replay.timed import Contents
 from kv_sim.violation import Violation
-
-from .support.traces import PAGE, answer, toy, trace_of
 
 BLOCKS = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
 TRACE = trace_of(
@@ -28,11 +26,6 @@ def config(name: str) -> dict[str, Any]:
         "kv_connector_module_path": "kv_sim_timed_broken",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 64 * PAGE},
     }
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "support"))
 
 
 def test_nothing_is_wrong_with_ours() -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
+from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-
-from .support.traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
 
 FULL = trace_of(
     *((0, tokens, 1, ids) for tokens, ids in [(4, [0, 1]), (1, []), (4, [0, 1]), *[(1, [])] * 5]),

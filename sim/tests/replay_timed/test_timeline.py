@@ -7,6 +7,8 @@ that only waits looks every 5000.
 
 from itertools import islice
 
+from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
+
 from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.books import Books
@@ -16,8 +18,6 @@ from kv_sim.replay.timed.link import Ended, Way
 from kv_sim.replay.timed.request import Times
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
 from kv_sim.replay.timed.stack import NOTHING, timed_config
-
-from .support.traces import ListedTrace, answer, toy, trace_of
 
 
 class Diary(Books):

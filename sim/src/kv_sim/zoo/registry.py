@@ -103,7 +103,7 @@ _OFFLOADED: Final = (
     plant(offload_books.EvictionsNotTold, "#57159", _I.ACCOUNTING, _FENCED),
     plant(offload_waits.WaitsForFailedStores, "", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
-    plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET),
+    plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET, _I.CONTENT),
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
 )
 
