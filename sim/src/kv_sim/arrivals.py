@@ -53,7 +53,11 @@ class Arrivals:
         if last and random.random() < 0.4:
             return min(last + random.choice([1, size, size + 1]), room)
         blocks = random.randint(1, max(1, room // size - 1))
-        return max(1, min(room, blocks * size + random.choice([-1, 0, 0, 1])))
+        ends = [-1, 0, 0, 1]
+        if self._config.hashes_per_block > 1:
+            hashed = size // self._config.hashes_per_block
+            ends += [hashed, hashed + 1, size - hashed + 1]
+        return max(1, min(room, blocks * size + random.choice(ends)))
 
     def _name(self, random: Random, taken: Container[str]) -> str:
         if self._count and "same_id" not in self._config.silent and random.random() < 0.2:

@@ -87,6 +87,9 @@ def brief_step(output: SchedulerOutput) -> str:
             for name in cached.req_ids
         ]
         parts.append("on " + ", ".join(again))
+    if output.kv_cache_block_copies:
+        copies = (f"{copy.src_block_id} into {copy.dst_block_id}" for copy in output.kv_cache_block_copies)
+        parts.append("copies block " + ", ".join(copies))
     for word, names in (("finished", output.finished_req_ids), ("preempted", output.preempted_req_ids)):
         if names:
             parts.append(f"{word} {', '.join(sorted(names))}")

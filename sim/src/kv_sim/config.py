@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
+from kv_api import ConfigError
+
 BUILTIN_ENGINE = "builtin"
 WORD_BYTES = 8
 """Bytes of a slot: what one layer keeps of one token."""
@@ -30,6 +32,9 @@ class WorldConfig:
     num_blocks: int = 24
     """GPU blocks, the null block among them."""
     block_size: int = 4
+    hashes_per_block: int = 1
+    """More than one: what the GPU has may end within a block. Only in a world with one group of all tokens; vLLM
+    does it for models with states, whose requests hardly ever end where a state was kept."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     layers: int = 1
     tp_size: int = 1
@@ -53,6 +58,17 @@ class WorldConfig:
     silent: frozenset[str] = field(default_factory=frozenset)
     """Kinds of actions that this world never takes (swarm testing)."""
 
+    def __post_init__(self) -> None:
+        if self.block_size % self.hashes_per_block:
+            raise ConfigError(
+                f"hashes_per_block: got {self.hashes_per_block}, which doesn't divide a block of "
+                f"{self.block_size} tokens"
+            )
+        if self.hashes_per_block > 1 and self.groups != (GroupConfig(),):
+            raise ConfigError(
+                f"hashes_per_block: got {self.hashes_per_block}; with these groups only 1 is possible"
+            )
+
     @property
     def world_size(self) -> int:
         """How many workers there are."""
@@ -70,8 +86,9 @@ class WorldConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest request that the engine accepts: it fits alone."""
-        return (self.num_blocks - 1) // len(self.groups) * self.block_size
+        """Tokens of the longest request that the engine accepts: it fits alone, with a block to copy from."""
+        spare = self.hashes_per_block > 1
+        return (self.num_blocks - 1 - spare) // len(self.groups) * self.block_size
 
     @property
     def max_concurrent_steps(self) -> int:
@@ -126,6 +143,13 @@ def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
         trouble=random.choice([1, 1, 1, 5]),
         silent=silent,
     )
+
+
+def with_fine_hashes(config: WorldConfig, random: Random) -> WorldConfig:
+    """Maybe give the blocks of a world with one group several hashes each."""
+    if len(config.groups) > 1 or random.random() < 0.5:
+        return config
+    return replace(config, hashes_per_block=random.choice([2, config.block_size]))
 
 
 def with_states(config: WorldConfig, random: Random) -> WorldConfig:

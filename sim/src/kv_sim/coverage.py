@@ -48,6 +48,10 @@ class Coverage:
     def scheduled(self, engine: "Engine", step: "Step") -> None:
         """A step was scheduled."""
         output = step.output
+        for end, count in step.ends:
+            self.situation(f"match: {'more' if count > end else 'less'} than the end of a block")
+        if output.kv_cache_block_copies:
+            self.situation("a block is copied on write")
         if output.preempted_req_ids:
             self.situation("a request is preempted")
         if output.scheduled_cached_reqs.resumed_req_ids:

@@ -80,6 +80,9 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "a request resumes, runner V1": "note 15",
     "a request resumes, runner V2": "note 15: it arrives among the new ones",
     "an id is finished and new in one step": "note 16: ids are not identities",
+    "a block is copied on write": "notes 4 and 15: what the GPU had ended within a block",
+    "match: more than the end of a block": "a load takes the place of what would be copied",
+    "match: less than the end of a block": "note 1: the answer is not the load",
     "frees are deferred": "note 14: run-ahead of a consumer",
     "drafts are rejected": "note 13: computed tokens include drafts",
     "an empty step": "note 18: steps go on for the connector's sake",
@@ -96,6 +99,9 @@ SITUATIONS: Final[Mapping[str, str]] = {
 """Every situation that is counted, and what of the contract it stands for."""
 
 SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
+    "a block is copied on write": Trait.FINE,
+    "match: more than the end of a block": Trait.FINE,
+    "match: less than the end of a block": Trait.FINE,
     "a copy fails": Trait.FAILURES,
     "a copy is torn": Trait.FAILURES,
     "a copy is lost": Trait.LOSSES,

@@ -182,6 +182,8 @@ def describe_world(config: WorldConfig) -> str:
         f"{config.host_slots} host slots",
         f"{config.role}, failed loads: {config.failure_policy}",
     ]
+    if config.hashes_per_block > 1:
+        parts.append(f"{config.hashes_per_block} hashes a block")
     if config.spec_tokens:
         parts.append(f"{config.spec_tokens} draft tokens")
     return "; ".join(parts)

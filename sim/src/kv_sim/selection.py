@@ -188,8 +188,12 @@ def unclaimed(schedule: Schedule) -> list[str]:
     needs: Mapping[Trait, tuple[bool, str]] = {
         Trait.GROUPS: (len(config.groups) > 1, f"its world has {len(config.groups)} groups"),
         Trait.STATES: (any(group.kind == "state" for group in config.groups), "its world has a group of states"),
+        Trait.FINE: (config.hashes_per_block > 1, f"its blocks have {config.hashes_per_block} hashes each"),
         Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
-        Trait.ZEROING: (config.zero_new_blocks and config.runner == 2, "runner V2 zeroes new blocks"),
+        Trait.ZEROING: (
+            config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
+            "runner V2 writes new blocks before handle_preemptions",
+        ),
         Trait.FAILURES: (bool(kinds & {Kind.FAIL, Kind.SPOIL, Kind.RESTART}), "copies fail"),
         Trait.LOSSES: (Kind.LOSE in kinds, "a copy is lost"),
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),

@@ -15,6 +15,9 @@ class Trait(StrEnum):
     """Several KV cache groups."""
     STATES = "states"
     """Groups whose blocks hold states, which only count at a block's end. Needs ``GROUPS``."""
+    FINE = "fine"
+    """Several hashes a block: what the GPU has may end within one, whose end is copied on write then. With runner
+    V2 the copy may come before ``handle_preemptions``: only who claims ``ZEROING``, too, meets it there."""
     RANKS = "ranks"
     """Several workers."""
     FAILURES = "failures"

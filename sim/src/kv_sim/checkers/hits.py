@@ -59,8 +59,9 @@ class Served:
         if not self._is_on:
             return
         self.found[request.request_id] = local + count
+        hashes = request.hashes_up_to(local + count)
         for index in range(local // self._block_size, (local + count) // self._block_size):
-            if request.block_hashes[index] not in self._computed:
+            if hashes[index] not in self._computed:
                 since = f"since reset {self.resets}" if self.resets else "in this world"
                 self._referee.fail(
                     Invariant.HITS,

@@ -69,8 +69,7 @@ class Admission:
             if not request.num_computed_tokens:
                 self._state.blocks.free(request.request_id)
         if request.num_computed_tokens:
-            hashes = request.block_hashes
-            self._state.blocks.cache_blocks(request.request_id, hashes, request.num_computed_tokens)
+            self._state.blocks.cache_blocks(request, request.num_computed_tokens)
         if request.num_computed_tokens == request.num_tokens:
             request.num_computed_tokens -= 1
         request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
@@ -81,13 +80,11 @@ class Admission:
         hit: tuple[list[int], ...] | None = None
         external, is_async, computed = 0, False, request.num_computed_tokens
         if computed == 0:
-            hit, local = self._local_hit(request)
-            answer, is_async = self._state.connector.get_num_new_matched_tokens(request, local)
-            if request.spec.skip_reading_prefix_cache:
-                answer, is_async = 0, False
-            if answer is None:
+            match = self._match(plan, request)
+            if match is None:
                 return None
-            external, computed = answer, local + answer
+            hit, local, external, is_async = match
+            computed = local + external
         count = 0 if is_async else self._tokens_to_run(plan, request, computed)
         if count is None:
             return False
@@ -105,8 +102,7 @@ class Admission:
             return False
         self._state.own(request)
         if not is_async:
-            known = min(total, request.num_tokens)
-            self._state.blocks.cache_blocks(request_id, request.block_hashes, known)
+            self._state.blocks.cache_blocks(request, min(total, request.num_tokens))
         self._announce(plan, request, computed - external, external, is_async)
         if is_async:
             request.status = Status.WAITING_FOR_REMOTE_KVS
@@ -121,6 +117,26 @@ class Admission:
         if computed + count < request.num_tokens:
             self._state.note_prefill(request)
         return True
+
+    def _match(self, plan: StepPlan, request: SimRequest) -> tuple[tuple[list[int], ...], int, int, bool] | None:
+        """What the GPU and the connector have: blocks, their tokens, tokens to load, and how. None: ask again.
+
+        What the GPU has may end within a block. The connector hears of whole ones; if it has more than that end,
+        the load takes the place of what would be copied.
+        """
+        hit, local = self._local_hit(request)
+        end = local % self._state.config.block_size
+        answer, is_async = self._state.connector.get_num_new_matched_tokens(request, local - end)
+        if request.spec.skip_reading_prefix_cache:
+            answer, is_async = 0, False
+        if answer is None:
+            return None
+        if not end:
+            return hit, local, answer, is_async
+        plan.ends.append((end, answer))
+        if answer > end:
+            return tuple(table[:-1] for table in hit), local - end, answer, is_async
+        return hit, local, 0, False
 
     def _tokens_to_run(self, plan: StepPlan, request: SimRequest, computed: int) -> int | None:
         """How many tokens the request computes first. None: a padded decode doesn't fit, which ends the round.

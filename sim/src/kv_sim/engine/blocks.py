@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kv_sim.config import WorldConfig
+from kv_sim.engine.output import BlockCopy
+from kv_sim.engine.request import SimRequest
 
 NULL = 0
 
@@ -64,9 +66,10 @@ class BlockPool:
         return freed
 
     def cache(self, group: int, block_hash: bytes, block: int) -> None:
-        """Let others find ``block`` under its hash."""
-        if block != NULL and block not in self.key_of:
-            key = (group, block_hash)
+        """Let others find ``block`` under its hash, in the place of one that ended within it."""
+        key = (group, block_hash)
+        if block != NULL and self.key_of.get(block) != key:
+            self.uncache(block)
             self.key_of[block] = key
             self.cached.setdefault(key, []).append(block)
 
@@ -124,8 +127,11 @@ class KVCacheManager:
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
         """Blocks that were allocated since the last step took them."""
-        self._new_states: set[int] = set()
-        """State blocks that got their hash since then: the step that is being planned computes them."""
+        self._copies: list[BlockCopy] = []
+        """For the step that is being planned to make. Both ends of each are held for it."""
+        self._unwritten: set[int] = set()
+        """Blocks that were named since then and count only when the step that is being planned has run: those of
+        states, and ends of prompts."""
 
     def tables_of(self, request_id: str) -> Tables:
         """The tables of a request; empty ones if it has none."""
@@ -138,6 +144,8 @@ class KVCacheManager:
 
     def find_hit(self, block_hashes: Sequence[bytes], max_tokens: int) -> tuple[tuple[list[int], ...], int]:
         """The longest prefix that every group has: its blocks by group, and its tokens."""
+        fine_hashes, per_block = block_hashes, self.config.hashes_per_block
+        block_hashes = fine_hashes[per_block - 1 :: per_block]
         length = min(len(block_hashes), max_tokens // self.config.block_size)
         pool, groups = self.block_pool, self.config.groups
         for group in (g for g, spec in enumerate(groups) if not spec.window):
@@ -155,7 +163,22 @@ class KVCacheManager:
             first = self.first_needed(group, tokens)
             found = [pool.find(group, block_hashes[index]) for index in range(first, length)]
             tables.append([NULL] * min(first, length) + [block for block in found if block is not None])
+        end = self._find_end(fine_hashes, length, max_tokens)
+        if end is not None:
+            block, tokens = end
+            tables[0].append(block)
         return tuple(tables), tokens
+
+    def _find_end(self, fine_hashes: Sequence[bytes], blocks: int, max_tokens: int) -> tuple[int, int] | None:
+        """The block after the first ``blocks`` in which the longest prefix ends, and the tokens until then."""
+        per_block = self.config.hashes_per_block
+        size = self.config.block_size // per_block
+        last = min((blocks + 1) * per_block - 1, max_tokens // size, len(fine_hashes))
+        for count in range(last, blocks * per_block, -1):
+            block = self.block_pool.find(0, fine_hashes[count - 1])
+            if block is not None:
+                return block, count * size
+        return None
 
     def _window_is_cached(self, group: int, block_hashes: Sequence[bytes], length: int) -> bool:
         first = self.first_needed(group, length * self.config.block_size)
@@ -181,9 +204,9 @@ class KVCacheManager:
     def _begin(
         self, request_id: str, hit: tuple[list[int], ...] | None, computed_tokens: int
     ) -> tuple[tuple[list[int], ...], int]:
-        """The tables that a request has, or those it begins with; and how many of the latter are free now.
+        """The tables that a request has, or those it begins with; and how many free blocks the latter take.
 
-        Of a hit only what the window still reaches is taken.
+        Of a hit only what the window still reaches is taken. If it ends within a block, that is copied.
         """
         if request_id in self.tables or hit is None:
             return self.tables_of(request_id).groups, 0
@@ -192,15 +215,19 @@ class KVCacheManager:
             passed = min(self.first_needed(group, computed_tokens), len(table))
             tables.append([NULL] * passed + table[passed:])
         counts = self.block_pool.ref_counts
-        return tuple(tables), sum(1 for table in tables for block in table if block != NULL and not counts[block])
+        free = sum(1 for table in tables for block in table if block != NULL and not counts[block])
+        return tuple(tables), free + self._ends_within(hit, computed_tokens)
+
+    def _ends_within(self, hit: tuple[list[int], ...], computed_tokens: int) -> bool:
+        return len(hit[0]) * self.config.block_size > computed_tokens
 
     def fits_whole(
         self, request_id: str, total_tokens: int, computed_tokens: int, hit: tuple[list[int], ...] | None
     ) -> bool:
         """Whether all of a request fits now; one that doesn't isn't admitted."""
         tables, taken = self._begin(request_id, hit, computed_tokens)
-        if any(block in self._new_states for table in hit or () for block in table):
-            return False  # requests of one step can't go on from each other's states
+        if any(block in self._unwritten for table in hit or () for block in table):
+            return False  # requests of one step can't go on from each other's ends
         needed = self.blocks_to_allocate(tables, total_tokens, computed_tokens, whole=True)
         return needed + taken <= self.block_pool.num_free
 
@@ -224,6 +251,8 @@ class KVCacheManager:
             )
             for table in begin:
                 self.block_pool.hold(table)
+            if hit is not None and self._ends_within(hit, computed_tokens):
+                self._copy_end(self.tables[request_id])
         for tokens in (computed_tokens, total_tokens):  # what is loaded comes before what is computed
             for group, table in enumerate(self.tables[request_id].groups):
                 more = max(-(-tokens // self.config.block_size) - len(table), 0)
@@ -233,16 +262,40 @@ class KVCacheManager:
                 table.extend([NULL] * nulls + blocks)
         return True
 
-    def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], tokens: int) -> None:
+    def _copy_end(self, tables: Tables) -> None:
+        """Give a request a block of its own in the place of the last one, which others go on writing."""
+        table = tables.groups[0]
+        copy = BlockCopy(table[-1], self.block_pool.allocate(1)[0])
+        table[-1] = copy.dst_block_id
+        tables.num_cached[0] -= 1
+        self.fresh.append(copy.dst_block_id)
+        self.block_pool.hold([copy.dst_block_id])
+        self._copies.append(copy)
+
+    def cache_blocks(self, request: SimRequest, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to the prefix cache."""
-        tables = self.tables[request_id]
+        tables, block_hashes = self.tables[request.request_id], request.hashes_up_to(request.num_tokens)
         full = min(tokens // self.config.block_size, len(block_hashes))
         for group, table in enumerate(tables.groups):
             for index in range(tables.num_cached[group], min(full, len(table))):
                 self.block_pool.cache(group, block_hashes[index], table[index])
                 if self.config.groups[group].kind == "state":
-                    self._new_states.add(table[index])
+                    self._unwritten.add(table[index])
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
+        if self.config.hashes_per_block > 1:
+            self._cache_end(request, tables, tokens)
+
+    def _cache_end(self, request: SimRequest, tables: Tables, tokens: int) -> None:
+        """Name the block in which a prompt ends by the last hash of it that a request like it could hit."""
+        size = self.config.block_size // self.config.hashes_per_block
+        count = (request.num_prompt_tokens - 1) // size
+        index = count * size // self.config.block_size
+        is_within = count % self.config.hashes_per_block != 0
+        if is_within and count * size <= tokens and index >= tables.num_cached[0]:
+            block = tables.groups[0][index]
+            if block not in self.block_pool.key_of:
+                self.block_pool.cache(0, request.block_hashes[count - 1], block)
+                self._unwritten.add(block)
 
     def drop_passed(self, request_id: str, tokens: int) -> list[int]:
         """Free what slid out of a window after ``tokens`` processed tokens."""
@@ -273,8 +326,13 @@ class KVCacheManager:
     def take_fresh(self) -> list[int]:
         """The blocks that were allocated since the last call and are still held."""
         fresh, self.fresh = self.fresh, []
-        self._new_states.clear()
+        self._unwritten.clear()
         return list(dict.fromkeys(block for block in fresh if self.block_pool.ref_counts[block]))
+
+    def take_copies(self) -> list[BlockCopy]:
+        """The copies that the step in the making has to make. Who takes them holds both ends of each."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def check(self) -> None:
         """Recount: every reference stands in a table (deferred ones excepted, which the scheduler counts)."""

@@ -85,7 +85,7 @@ class Engine:
 
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        request = SimRequest(spec, self.config.block_size, self.config.max_model_len)
+        request = SimRequest(spec, self.config.block_size, self.config.max_model_len, self.config.hashes_per_block)
         self.scheduler.add_request(request)
         return request
 
@@ -139,6 +139,7 @@ class Engine:
             plan.sync_targets,
             plan.rejected,
             plan.sampling,
+            plan.ends,
         )
         self.steps.append(step)
         return step

@@ -86,7 +86,7 @@ class Outcome:
         if not is_stale and request.status is Status.RUNNING:
             known = request.num_computed_tokens - request.num_in_flight_tokens
             if had_placeholders or self.scheduler.config.spec_tokens:
-                self.scheduler.blocks.cache_blocks(request.request_id, request.block_hashes, known)
+                self.scheduler.blocks.cache_blocks(request, known)
             if not self.scheduler.config.async_scheduling:
                 request.num_draft_tokens = self.scheduler.config.spec_tokens
         if request.num_output_tokens < request.spec.output_tokens:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
 from kv_sim.memory.device import Attention, ContentProblem
@@ -28,6 +29,13 @@ class CachedRequestData:
     num_output_tokens: list[int] = field(default_factory=list)
 
 
+class BlockCopy(NamedTuple):
+    """A block whose bytes another one gets before the step computes anything; vLLM's field names."""
+
+    src_block_id: int
+    dst_block_id: int
+
+
 @dataclass
 class SchedulerOutput:
     """One step; fits ``kv_api.SchedulerOutput``."""
@@ -41,7 +49,7 @@ class SchedulerOutput:
     preempted_req_ids: set[str]
     has_sync_kv_loads: bool = False
     new_block_ids_to_zero: list[int] | None = None
-    kv_cache_block_copies: None = None
+    kv_cache_block_copies: list[BlockCopy] | None = None
     kv_connector_metadata: KVConnectorMetadata | None = None
 
 
@@ -61,6 +69,8 @@ class Step:
     """Drafts of each request that the model rejects."""
     sampling: set[str]
     """Requests that sample a token in this step."""
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)

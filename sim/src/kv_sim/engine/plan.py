@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager, Tables
-from kv_sim.engine.output import CachedRequestData, NewRequestData, SchedulerOutput
+from kv_sim.engine.output import BlockCopy, CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.device import Attention
 
@@ -33,6 +33,9 @@ class StepPlan:
     new_blocks: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     fresh: list[int] = field(default_factory=list)
     """Blocks that were allocated in this step."""
+    copies: list[BlockCopy] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False
@@ -73,8 +76,9 @@ class StepPlan:
 
     @property
     def poison(self) -> list[int]:
-        """New blocks whose bytes nobody promised to load."""
+        """New blocks whose bytes nobody promised to load or copies."""
         targets = {block for blocks in (self.async_targets, *self.sync_targets.values()) for block in blocks}
+        targets.update(copy.dst_block_id for copy in self.copies)
         return [block for block in self.fresh if block not in targets]
 
     def attend(
@@ -139,6 +143,7 @@ class StepPlan:
             preempted_req_ids=preempted,
             has_sync_kv_loads=self.has_sync_loads,
             new_block_ids_to_zero=zero or None,
+            kv_cache_block_copies=self.copies or None,
         )
 
     def _count(self, request: SimRequest, count: int) -> None:

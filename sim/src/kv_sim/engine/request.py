@@ -69,8 +69,11 @@ class RequestSpec:
 class SimRequest:
     """Fits ``kv_api.Request``; the rest is the engine's own."""
 
-    def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int) -> None:
+    hashes_per_block = 1
+
+    def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int, hashes_per_block: int = 1) -> None:
         self.spec = spec
+        self.hashes_per_block = hashes_per_block
         self.request_id = spec.request_id
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
@@ -103,9 +106,8 @@ class SimRequest:
             hashes.append(future)
         padded = hashes + [0] * (-len(hashes) % block_size)
         self.hashes: Words = np.array(padded, dtype=np.uint64)
-        self._block_hashes = [
-            hashes[end - 1].to_bytes(8, "big") for end in range(block_size, len(hashes) + 1, block_size)
-        ]
+        size = block_size // hashes_per_block
+        self._block_hashes = [hashes[end - 1].to_bytes(8, "big") for end in range(size, len(hashes) + 1, size)]
         self.num_output_tokens = 0
 
     @property
@@ -125,12 +127,15 @@ class SimRequest:
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """One hash for each full block of known tokens."""
-        return self._block_hashes[: self.num_tokens // self._block_size]
+        """The hashes of known tokens: one for each full block, or several."""
+        return self._block_hashes[: self.num_tokens * self.hashes_per_block // self._block_size]
 
     def hashes_up_to(self, tokens: int) -> Sequence[bytes]:
         """The hashes of the full blocks of the first ``tokens`` tokens, known or not."""
-        return self._block_hashes[: tokens // self._block_size]
+        full = tokens // self._block_size
+        if self.hashes_per_block == 1:
+            return self._block_hashes[:full]
+        return self._block_hashes[self.hashes_per_block - 1 : full * self.hashes_per_block : self.hashes_per_block]
 
     @property
     def prompt_hashes(self) -> Sequence[bytes]:

@@ -17,7 +17,7 @@ from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.admission import Admission
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.output import SchedulerOutput
+from kv_sim.engine.output import BlockCopy, SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
@@ -88,6 +88,8 @@ class Scheduler:
         if not plan.preempted:
             self.admission.schedule(plan)
         plan.fresh = self.blocks.take_fresh()
+        plan.copies = self.blocks.take_copies()
+        self._release_when_copied(plan.copies)
         output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
@@ -144,7 +146,7 @@ class Scheduler:
         if not self.blocks.allocate(request.request_id, total, computed_tokens=max(0, known)):
             return False
         self.own(request)
-        self.blocks.cache_blocks(request.request_id, request.block_hashes, min(total, request.num_tokens))
+        self.blocks.cache_blocks(request, min(total, request.num_tokens))
         tables = self.blocks.tables[request.request_id].groups
         plan.new_blocks[request.request_id] = tuple(
             table[start:] for table, start in zip(tables, before, strict=True)
@@ -207,6 +209,14 @@ class Scheduler:
         for block in blocks:
             if self.shadow.load_rights.get(block) == request.request_id:
                 del self.shadow.load_rights[block]
+
+    def _release_when_copied(self, copies: list[BlockCopy]) -> None:
+        """Both ends of a copy are held until the step that makes it has come back."""
+        blocks = [block for copy in copies for block in copy]
+        if blocks and self.defers_frees:
+            self.deferred_frees.append((self.sched_step_seq + 1, blocks))
+        else:
+            self.blocks.block_pool.free(blocks)
 
     def note_prefill(self, request: SimRequest) -> None:
         """The request is in the middle of its prefill, or of its load."""

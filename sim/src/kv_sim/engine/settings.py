@@ -50,7 +50,7 @@ def kv_cache_config(config: WorldConfig) -> Any:
             for layers in zip(*names, strict=True)
         ],
         prefix_cacheable_group_ids=tuple(range(len(config.groups))),
-        hash_block_size=config.block_size,
+        hash_block_size=config.block_size // config.hashes_per_block,
         needs_kv_cache_zeroing=config.zero_new_blocks,
     )
 

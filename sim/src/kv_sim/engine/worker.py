@@ -1,7 +1,7 @@
 """A rank's worker: calls the connector's hooks for a step in vLLM's order, and gives the device its work.
 
-Runner V1 and V2 differ in when new blocks are zeroed: V2 does it before ``handle_preemptions``, so there a fence
-doesn't protect a freed block whose new owner gets it zeroed; and only V2 calls ``finish_forward``. With
+Runner V1 and V2 differ in when new blocks are zeroed or copied into: V2 does it before ``handle_preemptions``, so
+there a fence doesn't protect a freed block whose new owner gets it so; and only V2 calls ``finish_forward``. With
 speculative decoding the end of a step waits for the draft model, so ``wait_for_save`` comes after the transfer
 results; a step that computes nothing has none to wait for.
 """
@@ -42,12 +42,11 @@ class Worker:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
         self.device.waited_steps += all(c.state is State.LOST for c in self.device.copies.running.values())
-        zero = output.new_block_ids_to_zero or []
         if self.config.runner == 2:
-            self.device.zero(zero, step.number)
+            self._prepare_blocks(step)
         connector.handle_preemptions(meta)
         if self.config.runner == 1:
-            self.device.zero(zero, step.number)
+            self._prepare_blocks(step)
         self.device.poison(step.load_targets)
         connector.bind_connector_metadata(meta)
         forward = Forward(self.layers)
@@ -76,6 +75,10 @@ class Worker:
             connector.wait_for_save()
         connector.clear_connector_metadata()
         return report
+
+    def _prepare_blocks(self, step: Step) -> None:
+        self.device.zero(step.output.new_block_ids_to_zero or [], step.number)
+        self.device.copy_blocks(step.output.kv_cache_block_copies or (), step.number)
 
     def _forward(self, step: Step) -> None:
         for name in self.layers:

@@ -6,6 +6,7 @@ and compares it with what it must hold. Who may touch a block is written down in
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -152,6 +153,18 @@ class Device:
         for block in blocks:
             self.memory[block] = ZERO
             self.shadow.last_writer[self.rank][block] = f"step {step}, which zeroed it"
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
+        """Copy blocks (from, to), as a kernel that is launched now would, on a device that is quick."""
+        if copies:
+            self.synchronize()
+        others = self.copies.running.values()
+        for source, target in copies:
+            self.shadow.about_to_write(self.rank, [target], f"step {step} copies into it", others)
+            self.shadow.about_to_read(self.rank, [source], f"step {step} copies it", others)
+            self.memory[target] = self.memory[source]
+            who = f"step {step}, which copied block {source} into it"
+            self.shadow.last_writer[self.rank][target] = who
 
     def poison(self, blocks: list[int]) -> None:
         """Make the bytes of newly allocated blocks recognizable."""
