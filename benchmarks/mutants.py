@@ -235,7 +235,7 @@ def subjects_of(package: str) -> list[Any]:
         three = several(LATER, MEMORY, LATER)
         flaky = several(FLAKY, MEMORY, settings={"on_child_error": "quarantine"})
         nested = several(several(LATER, MEMORY), LATER)
-        names = ("later+memory", "longest", "later+flaky", "later+later", "patient+memory", "offload+offload")
+        names = ("later+memory", "longest", "later+flaky", "later+later", "patient+memory", "in-step+later")
         return [*(SUBJECTS[name] for name in names), three, flaky, nested]
     if package == "kv_offload_cpu":
         threshold = offloading(store_threshold=2, without=frozenset({Trait.KEEPS, Trait.EVENTS}))

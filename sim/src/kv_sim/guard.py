@@ -11,7 +11,7 @@ from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, protocol, work
 from kv_sim.checkers.hits import Served
-from kv_sim.violation import Invariant, Referee, TestbedError, Violation
+from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer)"""
@@ -88,7 +88,7 @@ class Guard:
             answer = getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
             raise
-        except Exception as error:
+        except (Exception, CalledAgain) as error:
             where = _innermost(error)
             message = f"{self._side} side, {name}: {type(error).__name__}: {error} ({where})"
             if Invariant.NO_CRASH in self._referee.silent:

@@ -34,6 +34,10 @@ class TestbedError(Exception):
     """The testbed itself did something that a real engine never does: a bug here, not in the connector."""
 
 
+class CalledAgain(BaseException):
+    """A connector that broke down is called again. Not an ``Exception``, so that nobody forgives it."""
+
+
 class Referee:
     """Raises violations, except those of checkers that are switched off."""
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_multi.quarantine import Quarantine
 from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
@@ -107,3 +108,11 @@ def test_events_of_the_memory_example_mirror_its_index() -> None:
         half = world.engine.connectors[-1].side  # type: ignore[attr-defined]
         told = {key[-1]: count for key, count in world.engine.mirror.blocks.items()}
         assert told == dict.fromkeys(half._slot_of, 1)
+
+
+def test_who_calls_a_child_that_broke_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quarantine, "_switch_off", lambda *args: None)
+    failures = [run_seed(SUBJECTS["later+flaky"], seed).failure for seed in range(12)]
+    [first, *_] = [failure.violation for failure in failures if failure is not None]
+    assert first.invariant is Invariant.NO_CRASH
+    assert "is called, although this side broke down" in first.message

@@ -99,4 +99,5 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-held": OFFLOAD_HELD,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "later+offload": several(LATER, OFFLOAD),
+    "in-step+later": several(OFFLOAD_IN_STEP, LATER),
 }

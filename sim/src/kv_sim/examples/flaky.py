@@ -1,7 +1,7 @@
 """``FlakyConnector``: a ``LaterConnector`` that breaks down, for whoever promises to survive that.
 
-Each side raises once, in a call that depends on the sizes of the world. What it was copying ends when it is shut
-down, as the contract has it, and then it knows of nothing.
+Each side raises once, in a call that depends on the sizes of the world. From then on it may be shut down and not
+be called any more. What it was copying ends when it is shut down, as the contract has it.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kv_api import KVCacheConfig, VllmConfig
 from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker
+from kv_sim.violation import CalledAgain
 
 SCHEDULER_CALLS: Final = (
     "get_num_new_matched_tokens",
@@ -28,6 +29,13 @@ def _number_of(config: VllmConfig, cache: KVCacheConfig | None) -> int:
     return cache.num_blocks + room // 2 + config.cache_config.block_size // 4
 
 
+def _call_again(name: str) -> Callable[..., Any]:
+    def is_called(*args: Any, **kwargs: Any) -> Any:
+        raise CalledAgain(f"{name} is called, although this side broke down")
+
+    return is_called
+
+
 def _break_down(side: Any, calls: tuple[str, ...], number: int) -> None:
     """Have one of ``calls`` raise when it comes for the n-th time."""
     name, calls_left = calls[number % len(calls)], [1 + number // len(calls) % 7]
@@ -36,6 +44,8 @@ def _break_down(side: Any, calls: tuple[str, ...], number: int) -> None:
     def breaks_down(*args: Any, **kwargs: Any) -> Any:
         calls_left[0] -= 1
         if not calls_left[0]:
+            for other in calls:
+                setattr(side, other, _call_again(other))
             raise RuntimeError(f"the end of {name}")
         return method(*args, **kwargs)
 
