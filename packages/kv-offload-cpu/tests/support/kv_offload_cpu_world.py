@@ -18,7 +18,7 @@ from kv_offload_cpu import CPUOffloadingManager
 ACTIONS = [
     "prepare_store", "prepare_store", "prepare_store", "complete_store", "complete_store", "fail_store",
     "prepare_load", "prepare_load", "complete_load", "complete_load", "touch", "lookup", "finish", "drop",
-    "reset", "flushed", "misuse",
+    "reset", "flushed", "misuse", "store", "load_prefix",
 ]  # fmt: skip
 
 
@@ -115,7 +115,21 @@ class World:
         hits = next((i for i, state in enumerate(states) if state is not LookupResult.HIT), len(keys))
         assert self.manager.lookup_prefix(keys, context) == (hits, states[hits])
 
-    def prepare_store(self, a, b):
+    def store(self, a, b):
+        before = len(self.jobs)
+        self.prepare_store(a, b, at_once=True)
+        for job in self.jobs[before:]:
+            self.jobs.remove(job)
+            self.storing.difference_update(job.keys)
+            self.resident.update(job.keys)
+
+    def load_prefix(self, a, b):
+        keys, context = self.pick(a, b), self.context(a, b)
+        keys += keys[: b % 2]
+        hits = next((i for i, key in enumerate(keys) if key not in self.resident), len(keys))
+        assert self.manager.load_prefix(keys, context) == hits
+
+    def prepare_store(self, a, b, at_once=False):
         keys, context = self.pick(a, b), self.context(a, b)
         if b % 5 == 0:
             keys += keys[: b % 3]  # duplicates in one offer
@@ -126,19 +140,22 @@ class World:
         evictable = self.resident - set(offer) - {key for key, count in self.pins.items() if count}
         need = max(0, len(wanted) - free)
         before = snapshot(self.manager)
-        output = self.manager.prepare_store(keys, context)
+        output = (self.manager.store if at_once else self.manager.prepare_store)(keys, context)
         if need > len(evictable):
             assert output is None
             assert snapshot(self.manager) == before, "a refused store left a trace"
             return
         assert output is not None
         self.offers.update(offer)
-        assert output.keys_to_store == wanted
-        assert len(output.evicted_keys) == need
-        assert evictable.issuperset(output.evicted_keys)
-        slots = list(output.store_spec.block_ids)
+        if at_once:
+            stored, slots, evicted = output
+        else:
+            stored, slots, evicted = output.keys_to_store, list(output.store_spec.block_ids), output.evicted_keys
+        assert stored == wanted
+        assert len(evicted) == need
+        assert evictable.issuperset(evicted)
         assert len(slots) == len(wanted)
-        self.resident.difference_update(output.evicted_keys)
+        self.resident.difference_update(evicted)
         self.storing.update(wanted)
         self.jobs.append(Job("store", wanted, slots, context, self.generation))
 

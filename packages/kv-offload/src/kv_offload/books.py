@@ -6,9 +6,11 @@ comes within a step's planning, unless the engine gave that up half-way: then it
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from kv_api import OffloadingManager, Request
+from kv_offload.agenda import Agenda
 from kv_offload.describe import EngineDescription
 from kv_offload.events import EventTranslator
 from kv_offload.jobs import JobBook
@@ -28,13 +30,14 @@ class Books:
         self.manager = manager
         self.states: dict[str, RequestState] = {}
         """The lives that have not ended, by request id."""
+        self.agenda = Agenda()
         self.jobs = JobBook(engine.world_size)
         self.stats = OffloadingConnectorStats()
         self.events = EventTranslator(
             engine.layout,
             is_describing=engine.config.enable_kv_cache_events and engine.options.self_describing_kv_events,
         )
-        self._region: ExitStack | None = None
+        self._region: AbstractContextManager[Any] | None = None
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -50,18 +53,34 @@ class Books:
         self.states[request.request_id] = state
         return state
 
+    def end_life(self, request_id: str) -> RequestState | None:
+        """The request ended. None: it was not known."""
+        self.agenda.remove(request_id)
+        return self.states.pop(request_id, None)
+
+    def lose_blocks(self, state: RequestState) -> None:
+        """The request has no blocks any more."""
+        state.progress.lose_blocks()
+        self.agenda.remove(state.context.req_id)
+
+    def rewind(self, state: RequestState) -> None:
+        """What the request loaded or stored can't be relied on: it offers everything again, if it still lives."""
+        state.progress.rewind()
+        if self.states.get(state.context.req_id) is state:
+            self.agenda.hasten(state.context.req_id)
+
     def open_region(self) -> None:
         """Lock the manager until the step is planned."""
         if self._region is None:
-            region = ExitStack()
-            region.enter_context(self.manager.lock)
+            region = self.manager.lock
+            region.__enter__()
             self._region = region
 
     def close_region(self) -> None:
         """The step is planned."""
         region, self._region = self._region, None
         if region is not None:
-            region.close()
+            region.__exit__(None, None, None)
 
     @contextmanager
     def locked(self) -> Iterator[OffloadingManager]:
@@ -79,6 +98,15 @@ class Books:
         for request_id, state in self.states.items():
             assert request_id == state.context.req_id, f"{state.context.req_id} is kept under {request_id}"
             state.check()
+            self._check_look(request_id, state)
+        self.agenda.check(request_id for request_id, state in self.states.items() if state.progress.has_blocks)
         planned = {*self.meta.load_jobs, *self.meta.store_jobs}
         known = {*self.jobs.live, *self.jobs.stale}
         assert planned <= known, f"jobs {sorted(planned - known)} are planned and not in the book"
+
+    def _check_look(self, request_id: str, state: RequestState) -> None:
+        """See that a request is looked at in the step in which it may have something to store, or before."""
+        step = self.agenda.step_of(request_id)
+        missing = max(0, state.progress.next_end - state.request.num_computed_tokens - 1)
+        latest = max(state.retry_step, self.agenda.step + missing)
+        assert step is None or step <= latest, f"{request_id} is looked at in step {step} instead of {latest}"

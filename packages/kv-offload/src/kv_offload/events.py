@@ -51,12 +51,12 @@ class EventTranslator:
     def __init__(self, layout: Layout, *, is_describing: bool) -> None:
         self._groups = {group.group_id: group for group in layout.groups}
         self._tokens_per_hash = layout.tokens_per_hash
-        self._is_describing = is_describing
+        self.is_describing = is_describing
         self._payloads: dict[OffloadKey, _Payload] = {}
 
     def note(self, request: Request, group: Group, chunk: int, key: OffloadKey) -> None:
         """Note what a chunk holds, while somebody knows."""
-        if not self._is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
+        if not self.is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
             return
         per_block = group.tokens_per_block // self._tokens_per_hash
         first, end = chunk * group.hashes_per_chunk, (chunk + 1) * group.hashes_per_chunk
@@ -107,8 +107,8 @@ class EventTranslator:
                 medium=MEDIA[event.medium],
                 lora_name=full.lora_name,
                 group_idx=group.group_id,
-                kv_cache_spec_kind=str(group.kind) if self._is_describing else None,
-                kv_cache_spec_sliding_window=group.window_tokens or None if self._is_describing else None,
+                kv_cache_spec_kind=str(group.kind) if self.is_describing else None,
+                kv_cache_spec_sliding_window=group.window_tokens or None if self.is_describing else None,
                 locality=locality,
                 ownership=event.ownership,
             )
@@ -136,4 +136,4 @@ class EventTranslator:
 
     def check(self) -> None:
         """See that payloads are only noted if they are wanted."""
-        assert self._is_describing or not self._payloads, f"{len(self._payloads)} payloads, and none is wanted"
+        assert self.is_describing or not self._payloads, f"{len(self._payloads)} payloads, and none is wanted"

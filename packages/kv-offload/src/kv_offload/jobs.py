@@ -15,13 +15,14 @@ among them, and loads that were given up. These are the fences. Of other loads t
 Blocks are watched exactly for the jobs that others must wait for.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final
 
 from kv_api import OffloadKey
 from kv_offload.request_state import RequestState
+from kv_offload.watched import WatchedBlocks
 
 
 class JobKind(Enum):
@@ -31,6 +32,10 @@ class JobKind(Enum):
     STORE = auto()
 
 
+STORE: Final = JobKind.STORE
+"""The same; before Python 3.12 an enum looks its members up in a call, and this one is asked for often."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One copy, as the scheduler's side knows it."""
@@ -38,8 +43,8 @@ class Job:
     job_id: int
     kind: JobKind
     owner: RequestState
-    keys: tuple[OffloadKey, ...]
-    blocks: tuple[int, ...]
+    keys: Collection[OffloadKey]
+    blocks: Collection[int]
     """GPU blocks that it reads or writes."""
     is_async_load: bool
     end_token: int
@@ -53,7 +58,8 @@ class Job:
     """Whoever gets its blocks must wait for it."""
 
 
-class Report(NamedTuple):
+@dataclass(slots=True)
+class Report:
     """What a report changed."""
 
     job: Job
@@ -72,7 +78,7 @@ class JobBook:
         self.live: dict[int, Job] = {}
         self.abandoned: dict[int, Job] = {}
         self.stale: dict[int, Job] = {}
-        self._watched: dict[int, list[int]] = {}
+        self._watched = WatchedBlocks()
 
     @property
     def has_work(self) -> bool:
@@ -90,12 +96,10 @@ class JobBook:
         end_token: int = 0,
     ) -> Job:
         """Plan a job."""
-        job = Job(
-            self._next_id, kind, owner, tuple(keys), tuple(blocks), is_async_load, end_token, self._world_size
-        )
+        job = Job(self._next_id, kind, owner, keys, blocks, is_async_load, end_token, self._world_size)
         self._next_id += 1
         self.live[job.job_id] = job
-        if kind is JobKind.STORE:
+        if kind is STORE:
             self._watch(job)
         if is_async_load:
             owner.loads.add(job.job_id)
@@ -138,15 +142,13 @@ class JobBook:
             return self.abandoned.pop(job_id)
         return None
 
-    def touching(self, blocks: Iterable[int]) -> list[int]:
+    def touching(self, blocks: Set[int]) -> list[int]:
         """Jobs that must end before anyone else writes these blocks."""
-        if not self._watched:
-            return []
-        return sorted({job for block in blocks for job in self._watched.get(block, ())})
+        return self._watched.touching(blocks) if self._watched else []
 
     def stores_of(self, owner: RequestState) -> list[Job]:
         """Live stores of one request, the oldest first."""
-        return [job for job in self.live.values() if job.owner is owner and job.kind is JobKind.STORE]
+        return [job for job in self.live.values() if job.owner is owner and job.kind is STORE]
 
     def begin_reset(self) -> list[int]:
         """Every job is stale from now on. Returns those whose end is still to be reported."""
@@ -164,16 +166,12 @@ class JobBook:
 
     def _watch(self, job: Job) -> None:
         job.is_watched = True
-        for block in job.blocks:
-            self._watched.setdefault(block, []).append(job.job_id)
+        self._watched.add(job.job_id, job.blocks)
 
     def _unwatch(self, job: Job) -> None:
-        for block in job.blocks if job.is_watched else ():
-            jobs = self._watched[block]
-            jobs.remove(job.job_id)
-            if not jobs:
-                del self._watched[block]
-        job.is_watched = False
+        if job.is_watched:
+            job.is_watched = False
+            self._watched.remove(job.job_id, job.blocks)
 
     def check(self) -> None:
         """Recount everything."""
@@ -191,11 +189,9 @@ class JobBook:
             assert job.unended > 0 and not job.waiting, f"job {job.job_id} is abandoned for {job.unended}"
         for job in self.stale.values():
             assert job.waiting or job.unended, f"job {job.job_id} is stale and has ended"
-        watched: dict[int, set[int]] = {}
+        watched: dict[int, Set[int]] = {}
         for job in (*self.live.values(), *self.abandoned.values(), *self.stale.values()):
             assert job.is_watched or (job.kind is JobKind.LOAD and not job.unended), f"{job} is not watched"
             if job.is_watched:
-                for block in job.blocks:
-                    watched.setdefault(block, set()).add(job.job_id)
-        found = {block: {*jobs} for block, jobs in self._watched.items()}
-        assert found == watched, f"blocks watched {found}, blocks of copies that others wait for {watched}"
+                watched[job.job_id] = {*job.blocks}
+        self._watched.check(watched)

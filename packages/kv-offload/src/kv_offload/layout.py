@@ -5,8 +5,9 @@ on when everything before it that a group still reads is in the GPU's blocks.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from kv_api import AttentionKind
+from kv_api import AttentionKind, make_offload_key
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,35 @@ class Group:
     is_draft: bool = False
     """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 
-    @property
+    @cached_property
     def tokens_per_chunk(self) -> int:
         """Tokens that one chunk holds."""
         return self.tokens_per_block * self.blocks_per_chunk
+
+    @cached_property
+    def reads_all(self) -> bool:
+        """Whether attention reads all tokens before."""
+        return self.kind is AttentionKind.FULL
+
+    @cached_property
+    def has_window(self) -> bool:
+        """Whether it reads only the last of them."""
+        return self.kind is AttentionKind.SLIDING_WINDOW
+
+    @cached_property
+    def key_suffix(self) -> bytes:
+        """What follows the hash in the keys of its chunks."""
+        return make_offload_key(b"", self.group_id)
+
+    @cached_property
+    def is_stored_whole(self) -> bool:
+        """Whether all blocks of a chunk are stored, and not just the last: of states only that is ever read."""
+        return self.kind is not AttentionKind.STATE_SPACE or self.blocks_per_chunk == 1
+
+    def stored_blocks(self, chunk: int) -> range:
+        """The blocks, by their index in the request, that are copied when a chunk is stored."""
+        end = (chunk + 1) * self.blocks_per_chunk
+        return range(chunk * self.blocks_per_chunk if self.is_stored_whole else end - 1, end)
 
     def first_needed(self, boundary: int) -> int:
         """The first token that is read by whoever goes on at ``boundary``."""
@@ -75,7 +101,12 @@ class Layout:
     grain_tokens: int
     """A multiple of every group's block."""
 
-    @property
+    @cached_property
     def reads_back_only(self) -> bool:
         """Whether every group reads all that came before."""
-        return all(group.kind is AttentionKind.FULL for group in self.groups)
+        return all(group.reads_all for group in self.groups)
+
+    @cached_property
+    def is_stored_whole(self) -> bool:
+        """Whether chunks of every group are."""
+        return all(group.is_stored_whole for group in self.groups)

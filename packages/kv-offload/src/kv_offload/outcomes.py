@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from kv_api import KVConnectorOutput
 from kv_offload.books import Books
-from kv_offload.jobs import Job, JobKind, Report
+from kv_offload.jobs import STORE, Job, Report
 from kv_offload.metadata import OffloadingWorkerMetadata
 from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
 
@@ -45,8 +45,8 @@ class Outcomes:
     def _take_report(self, report: Report) -> None:
         job = report.job
         if report.is_first_failure:
-            self._books.stats.increase(LOAD_FAILURE if job.kind is JobKind.LOAD else STORE_FAILURE)
-            if job.kind is JobKind.LOAD:
+            self._books.stats.increase(STORE_FAILURE if job.kind is STORE else LOAD_FAILURE)
+            if job.kind is not STORE:
                 self._fail_load(job, is_stale=report.is_stale)
         if not report.is_done or report.is_stale:
             return
@@ -58,7 +58,7 @@ class Outcomes:
     def _complete(self, job: Job) -> None:
         """Nobody copies for the job any more."""
         books = self._books
-        if job.kind is JobKind.STORE:
+        if job.kind is STORE:
             books.manager.complete_store(job.keys, job.owner.context, success=not job.has_failed)
             if job.has_failed:
                 books.events.forget(job.keys)
@@ -68,7 +68,7 @@ class Outcomes:
     def _fail_load(self, job: Job, *, is_stale: bool) -> None:
         """What it was to bring is not there: let nobody rely on it."""
         books = self._books
-        job.owner.progress.rewind()
+        books.rewind(job.owner)
         self._spoil(store for store in books.jobs.stores_of(job.owner) if store.job_id > job.job_id)
         if not is_stale:
             job.owner.refused.update(job.keys)
@@ -81,13 +81,13 @@ class Outcomes:
         store that was planned in it or later.
         """
         books = self._books
-        stores = [job for job in books.jobs.live.values() if job.kind is JobKind.STORE]
+        stores = [job for job in books.jobs.live.values() if job.kind is STORE]
         owners = {id(job.owner): job.owner for job in stores}
         owners |= {id(state): state for state in books.states.values()}
         for owner in owners.values():
             bad = owner.progress.first_token_in(invalid)
             if bad is not None:
-                owner.progress.rewind()
+                books.rewind(owner)
                 self._spoil(job for job in stores if job.owner is owner and job.end_token > bad)
 
     def _spoil(self, stores: Iterable[Job]) -> None:
@@ -103,7 +103,7 @@ class Outcomes:
         books.meta.jobs_to_flush.update(books.jobs.begin_reset())
         books.manager.reset_cache()
         for state in books.states.values():
-            state.progress.rewind()
+            books.rewind(state)
             state.refused.clear()
             state.accept_store()
         self._awaits_reset = True

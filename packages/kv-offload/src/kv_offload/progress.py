@@ -6,39 +6,30 @@ somebody else gets the block, since it holds its bytes until then. Chunks before
 the medium, or never will be: they had no blocks when they were complete. ``loaded`` came out of the medium in this
 life of the request.
 
-An *offer* is a chunk that is complete and may be stored. Offers come in the order of tokens, so that a part that
-fits is a prefix.
+What a request *offers* are the chunks that are complete and may be stored. Most often these are all chunks of a
+group from the cursor on, so they are a range, and nothing is done chunk by chunk.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Set
+import sys
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import count
+from typing import cast
 
-from kv_api import AttentionKind, OffloadKey, ReqContext, Request, get_offload_group_idx, make_offload_key
+from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.layout import Group, Layout
 
 
-class Horizon(NamedTuple):
+@dataclass(slots=True)
+class Horizon:
     """How much of a request may be stored now."""
 
     tokens: int
-    settled: int
-    """The same for a draft model: it computes the last token once more when the one after it is known."""
     prompt: int
     """Tokens of the prompt."""
-
-
-class Offer(NamedTuple):
-    """A chunk to store, and where its bytes are."""
-
-    end_token: int
-    place: int
-    """Of its group among those of the layout."""
-    chunk: int
-    key: OffloadKey
-    blocks: tuple[int, ...]
-    first_block: int
-    """Index of ``blocks[0]`` in the request."""
+    chunks: list[int]
+    """By group, the chunks that end within it and have keys and blocks."""
 
 
 @dataclass(slots=True)
@@ -61,7 +52,7 @@ class GroupProgress:
 
     def append(self, blocks: Sequence[int]) -> None:
         """It got these blocks more."""
-        if self.group.kind is not AttentionKind.FULL:
+        if not self.group.reads_all:
             self._index_of.update((block, index) for index, block in enumerate(blocks, len(self.table)) if block)
         self.table += blocks
 
@@ -76,22 +67,37 @@ class GroupProgress:
         assert self.cursor <= len(keys), f"group {group_id}: cursor {self.cursor} of {len(keys)} keys"
         assert self.loaded.stop <= len(keys), f"group {group_id}: loaded {self.loaded} of {len(keys)} keys"
         assert all(get_offload_group_idx(key) == group_id for key in keys), f"group {group_id} has keys of others"
-        if self.group.kind is not AttentionKind.FULL:
+        if not self.group.reads_all:
             found = {block: index for index, block in enumerate(self.table) if block}
             assert found == self._index_of, f"group {group_id}: blocks at {found}, known at {self._index_of}"
 
-    def chunk_limit(self, horizon: Horizon) -> int:
-        """Chunks that end within the horizon and have keys and blocks."""
-        tokens = horizon.settled if self.group.is_draft else horizon.tokens
-        return min(
-            tokens // self.group.tokens_per_chunk, len(self.keys), len(self.table) // self.group.blocks_per_chunk
-        )
+    def extend_keys(self, ends: Sequence[bytes], context: ReqContext) -> None:
+        """Name chunks by the hashes that they end with."""
+        first, tokens = len(self.keys), self.group.tokens_per_chunk
+        suffix = self.group.key_suffix
+        keys = cast("list[OffloadKey]", [end + suffix for end in ends])
+        self.keys += keys
+        deque(map(context.set_offload_key_position, keys, count((first + 1) * tokens, tokens)), maxlen=0)
 
-    def blocks_of(self, chunk: int) -> range:
-        """The blocks, by index, that must be there for a chunk to be stored."""
-        size = self.group.blocks_per_chunk
-        last_only = self.group.kind is AttentionKind.STATE_SPACE
-        return range((chunk + 1) * size - 1 if last_only else chunk * size, (chunk + 1) * size)
+    def offers(self, stop: int, horizon: Horizon, layout: Layout, *, with_loaded: bool) -> Sequence[int]:
+        """The chunks before ``stop`` that were not offered and may be stored."""
+        group, first = self.group, self.cursor
+        chunks: Sequence[int] = range(first, stop)
+        if not chunks:
+            return chunks
+        if first < self.loaded.stop and not with_loaded:
+            chunks = [chunk for chunk in chunks if chunk not in self.loaded]
+        if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
+            chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
+        if group.has_window:
+            size, ends = group.tokens_per_chunk, (horizon.prompt, horizon.tokens)
+            chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
+        return chunks
+
+    def blocks_of(self, chunk: int) -> list[int]:
+        """The blocks that are copied when a chunk is stored."""
+        blocks = self.group.stored_blocks(chunk)
+        return self.table[blocks.start : blocks.stop]
 
 
 class Progress:
@@ -107,12 +113,10 @@ class Progress:
         """Name the chunks that are covered by block hashes now."""
         hashes = request.block_hashes
         for progress in self.groups:
-            group, keys = progress.group, progress.keys
-            step = group.hashes_per_chunk
-            for end in range((len(keys) + 1) * step, len(hashes) + 1, step):
-                key = make_offload_key(hashes[end - 1], group.group_id)
-                keys.append(key)
-                context.set_offload_key_position(key, len(keys) * group.tokens_per_chunk)
+            size = progress.group.hashes_per_chunk
+            end = (len(progress.keys) + 1) * size
+            if end <= len(hashes):
+                progress.extend_keys(hashes[end - 1 :: size], context)
 
     # -- blocks --------------------------------------------------------------------------------
 
@@ -132,6 +136,11 @@ class Progress:
             known, told = progress.table, list(tables[progress.group.group_id])
             told += known[len(told) :]
             progress.set_table([new or old for new, old in zip(told, known + [0] * len(told), strict=False)])
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it runs."""
+        return any(progress.table for progress in self.groups)
 
     def lose_blocks(self) -> None:
         """The request has no blocks any more. It begins at its first token when it gets some."""
@@ -157,33 +166,33 @@ class Progress:
 
     # -- offers --------------------------------------------------------------------------------
 
-    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Offer]:
-        """What is complete within the horizon and was not offered, in the order of tokens."""
-        found: list[Offer] = []
+    def horizon(self, tokens: int, settled: int, prompt: int) -> Horizon:
+        """Where ``tokens`` may be stored, of a draft model ``settled`` tokens."""
+        chunks = []
+        for progress in self.groups:
+            group = progress.group
+            ended = (settled if group.is_draft else tokens) // group.tokens_per_chunk
+            chunks.append(min(ended, len(progress.keys), len(progress.table) // group.blocks_per_chunk))
+        return Horizon(tokens, prompt, chunks)
+
+    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Sequence[int]]:
+        """What is complete within the horizon and was not offered."""
+        found = []
         for place, progress in enumerate(self.groups):
-            for chunk in range(progress.cursor, progress.chunk_limit(horizon)):
-                if chunk in progress.loaded and not with_loaded:
-                    continue
-                indices = progress.blocks_of(chunk)
-                blocks = tuple(progress.table[indices.start : indices.stop])
-                end = (chunk + 1) * progress.group.tokens_per_chunk
-                ends = (horizon.prompt, horizon.tokens)
-                if 0 in blocks or not is_reachable(self._layout, progress.group, end, ends):
-                    continue
-                found.append(Offer(end, place, chunk, progress.keys[chunk], blocks, indices.start))
-        found.sort(key=lambda offer: (offer.end_token, offer.place))
+            found.append(progress.offers(horizon.chunks[place], horizon, self._layout, with_loaded=with_loaded))
         return found
 
-    def pass_over(self, horizon: Horizon, left: Iterable[Offer]) -> None:
-        """Everything within the horizon has been dealt with, but for the offers that are ``left``."""
-        cursors = [max(progress.cursor, progress.chunk_limit(horizon)) for progress in self.groups]
-        for offer in left:
-            cursors[offer.place] = min(cursors[offer.place], offer.chunk)
-        for progress, cursor in zip(self.groups, cursors, strict=True):
-            progress.cursor = max(progress.cursor, cursor)
-        self.next_end = min(
-            ((progress.cursor + 1) * progress.group.tokens_per_chunk for progress in self.groups), default=0
-        )
+    def pass_over(self, horizon: Horizon, left: Mapping[int, int]) -> None:
+        """All within the horizon has been dealt with; of the groups in ``left``, what is before that chunk."""
+        next_end = sys.maxsize
+        for place, progress in enumerate(self.groups):
+            stop = left.get(place, horizon.chunks[place])
+            if stop > progress.cursor:
+                progress.cursor = stop
+            end = (progress.cursor + 1) * progress.group.tokens_per_chunk
+            if end < next_end:
+                next_end = end
+        self.next_end = next_end
 
     def rewind(self) -> None:
         """Offer everything again: what was loaded or stored can't be relied on."""
@@ -210,9 +219,9 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     all of them, a token before one of ``ends``. Where a window's chunks are finer than that, and it is short, some
     lie out of its reach.
     """
-    if group.kind is not AttentionKind.SLIDING_WINDOW or group.is_draft:
+    if not group.has_window or group.is_draft:
         return True
-    sizes = {other.tokens_per_chunk for other in layout.groups if other.kind is AttentionKind.FULL}
+    sizes = {other.tokens_per_chunk for other in layout.groups if other.reads_all}
     if len(sizes) != 1:
         return True
     (size,) = sizes

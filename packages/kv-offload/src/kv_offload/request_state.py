@@ -56,8 +56,8 @@ class RequestState:
     deferred_since: float | None = None
     store_refusals: int = 0
     """Offers in a row for which the medium had no room."""
-    steps_to_skip: int = 0
-    """Steps until the next offer."""
+    retry_step: int = 0
+    """The step, by the agenda, of the next offer at the earliest."""
     loads: set[int] = field(default_factory=set)
     """Jobs of asynchronous loads in flight."""
     sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
@@ -68,20 +68,20 @@ class RequestState:
         limit = self.request.num_prompt_tokens if prompt_only else sys.maxsize
         return limit if self.max_offload_tokens is None else min(limit, self.max_offload_tokens)
 
-    def refuse_store(self) -> None:
+    def refuse_store(self, next_step: int) -> None:
         """There was no room: try again after 1, 2, 4, … steps, so that waiting for room costs little."""
-        self.steps_to_skip = 1 << min(self.store_refusals, 16)
+        self.retry_step = next_step + (1 << min(self.store_refusals, 16))
         self.store_refusals += 1
 
     def accept_store(self) -> None:
         """There was room."""
-        self.steps_to_skip = self.store_refusals = 0
+        self.retry_step = self.store_refusals = 0
 
     def check(self) -> None:
         """Recount."""
         self.progress.check()
         assert len(self.loads) <= 1, f"{self.context.req_id} has loads {sorted(self.loads)} in flight at once"
-        assert self.deferrals >= 0 and self.steps_to_skip >= 0, "counts below zero"
+        assert self.deferrals >= 0 and self.store_refusals >= 0, "counts below zero"
 
 
 def begin_life(request: Request, progress: Progress, manager: OffloadingManager) -> RequestState:

@@ -95,6 +95,13 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
 
     # -- every step ------------------------------------------------------------------------------
 
+    def skip_steps(self, steps: int) -> None:
+        """Steps went by untold: for replays, which leave out those in which no decision can fall.
+
+        In each of them every running request may compute one token, and none of them fills a chunk.
+        """
+        self._books.agenda.skip(steps)
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> OffloadingConnectorMetadata:
         books = self._books
         books.open_region()
@@ -139,7 +146,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
-        state = self._books.states.pop(request.request_id, None)
+        state = self._books.end_life(request.request_id)
         if state is None:
             return False, None
         self._matching.end_deferral(state, self.clock())

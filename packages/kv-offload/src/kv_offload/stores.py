@@ -1,39 +1,109 @@
-"""From chunks that are complete to what a store copies."""
+"""From chunks that are offered to what a store copies.
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+A *batch* is what one job can name: offers, group after group. A job says where in its request the first block of a
+group lies, and then only how many there are, so a chunk of which just the last block is stored (a state, of
+several blocks) has a batch of its own.
+"""
 
-from kv_api import GPULoadStoreSpec, OffloadKey
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from kv_api import GPULoadStoreSpec, KVError, OffloadKey
 from kv_offload.layout import Layout
-from kv_offload.progress import Offer
+from kv_offload.progress import Progress
+
+Batch = list[Sequence[int]]
+"""Chunks by group, in the order of the layout."""
 
 
-def in_batches(layout: Layout, offers: Sequence[Offer]) -> Iterator[list[Offer]]:
-    """Split offers into what one job can name.
+@dataclass(slots=True)
+class Source:
+    """What a job for a batch reads."""
 
-    A job says where in its request the first block of a group lies, and then only how many there are. So a chunk
-    of which just the last block is stored (a state, of several blocks) has to be alone.
-    """
-    whole = [offer for offer in offers if len(offer.blocks) == layout.groups[offer.place].blocks_per_chunk]
-    if whole:
-        yield whole
-    for offer in offers:
-        if len(offer.blocks) != layout.groups[offer.place].blocks_per_chunk:
-            yield [offer]
+    blocks: list[int]
+    spec: GPULoadStoreSpec
+    end_token: int
+    """Where the last chunk ends."""
 
 
-def job_order(offers: Iterable[Offer]) -> list[Offer]:
-    """Group after group, as a job lists its blocks."""
-    return sorted(offers, key=lambda offer: (offer.place, offer.chunk))
+def in_batches(layout: Layout, offers: Batch) -> list[Batch]:
+    """Split offers; what has a batch of its own comes last, in the order of tokens."""
+    if layout.is_stored_whole:
+        return [offers] if any(offers) else []
+    whole = [chunks if group.is_stored_whole else () for group, chunks in zip(layout.groups, offers, strict=True)]
+    alone: list[Batch] = [
+        [(chunk,) if other == place else () for other in range(len(offers))]
+        for place, chunk in in_token_order(layout, offers)
+        if not layout.groups[place].is_stored_whole
+    ]
+    return [whole, *alone] if any(whole) else alone
 
 
-def gpu_spec(layout: Layout, offers: Sequence[Offer], wanted: Iterable[OffloadKey]) -> GPULoadStoreSpec:
-    """The blocks of the ``wanted`` chunks; both are in the order of the job."""
-    by_key = {offer.key: offer for offer in offers}
-    chosen = [by_key[key] for key in wanted]
-    sizes, firsts = [0] * len(layout.groups), [0] * len(layout.groups)
-    for place, group in groupby(chosen, key=lambda offer: offer.place):
-        of_group = list(group)
-        sizes[place] = sum(len(offer.blocks) for offer in of_group)
-        firsts[place] = of_group[0].first_block
-    return GPULoadStoreSpec([block for offer in chosen for block in offer.blocks], sizes, firsts)
+def in_token_order(layout: Layout, offers: Batch) -> list[tuple[int, int]]:
+    """(group's place, chunk), the chunk that ends first before all others."""
+    sizes = [group.tokens_per_chunk for group in layout.groups]
+    places = [(place, chunk) for place, chunks in enumerate(offers) for chunk in chunks]
+    return sorted(places, key=lambda pair: ((pair[1] + 1) * sizes[pair[0]], pair[0]))
+
+
+def beginning(layout: Layout, batch: Batch, count: int) -> Batch:
+    """The first ``count`` chunks in the order of tokens, of any group: a prefix of the request."""
+    if sum(map(bool, batch)) == 1:
+        return [chunks[:count] for chunks in batch]
+    counts = [0] * len(batch)
+    for place, _ in in_token_order(layout, batch)[:count]:
+        counts[place] += 1
+    return [chunks[:number] for chunks, number in zip(batch, counts, strict=True)]
+
+
+def keys_of(progress: Progress, batch: Batch) -> list[OffloadKey]:
+    """The keys, as a job lists them."""
+    found: list[OffloadKey] = []
+    for place, chunks in enumerate(batch):
+        keys = progress.groups[place].keys
+        if isinstance(chunks, range):
+            found += keys[chunks.start : chunks.stop]
+        else:
+            found += [keys[chunk] for chunk in chunks]
+    return found
+
+
+def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Batch:
+    """The chunks of a batch that a medium wants, in its order within each group."""
+    place_of = {
+        group.keys[chunk]: (place, chunk)
+        for place, (group, chunks) in enumerate(zip(progress.groups, batch, strict=True))
+        for chunk in chunks
+    }
+    places = [place_of[key] for key in wanted]
+    if places != sorted(places, key=lambda pair: pair[0]):
+        groups = [progress.groups[place].group.group_id for place, _ in places]
+        raise KVError(
+            f"prepare_store: keys_to_store mixes the chunks of groups {groups}; expected group after group"
+        )
+    found: list[list[int]] = [[] for _ in batch]
+    for place, chunk in places:
+        found[place].append(chunk)
+    return list(found)
+
+
+def source_of(progress: Progress, batch: Batch) -> Source:
+    """Where the bytes of a batch are."""
+    blocks: list[int] = []
+    sizes, firsts, end_token = [], [], 0
+    for place, chunks in enumerate(batch):
+        of_group, before = progress.groups[place], len(blocks)
+        group = of_group.group
+        first, stop = 0, 0
+        if isinstance(chunks, range) and group.is_stored_whole:
+            first, stop = chunks.start * group.blocks_per_chunk, chunks.stop
+            blocks += of_group.table[first : stop * group.blocks_per_chunk]
+        elif chunks:
+            first, stop = group.stored_blocks(chunks[0]).start, max(chunks) + 1
+            blocks += chain.from_iterable(map(of_group.blocks_of, chunks))
+        sizes.append(len(blocks) - before)
+        firsts.append(first if chunks else 0)
+        if chunks and stop * group.tokens_per_chunk > end_token:
+            end_token = stop * group.tokens_per_chunk
+    return Source(blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)

@@ -5,21 +5,20 @@ somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that 
 when it has ended, and its blocks are held meanwhile.
 
 For lack of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, …
-of the request's steps, and a last time when it ends.
+steps, and a last time when it ends.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kv_api import BlockIds, SchedulerOutput
+from kv_api import BlockIds, PrepareStoreOutput, SchedulerOutput
 from kv_offload.books import Books
 from kv_offload.fresh import fresh_blocks, tables_of_step
-from kv_offload.jobs import JobKind
+from kv_offload.jobs import STORE
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
-from kv_offload.progress import Horizon, Offer
 from kv_offload.request_state import RequestState
-from kv_offload.stores import gpu_spec, in_batches, job_order
+from kv_offload.stores import Batch, beginning, chosen, in_batches, keys_of, source_of
 
 
 class Storing:
@@ -30,44 +29,53 @@ class Storing:
 
     def follow_blocks(self, output: SchedulerOutput, preempted: Iterable[str]) -> None:
         """Learn who has which blocks from this step on, and who must wait for whom."""
-        books = self._books
+        books, fresh = self._books, self._books.fresh
         for request_id in preempted:
             if request_id in books.states:
-                books.states[request_id].progress.lose_blocks()
+                books.lose_blocks(books.states[request_id])
         tables = [
             (books.states[request_id], tables, is_whole)
             for request_id, tables, is_whole in tables_of_step(output)
             if request_id in books.states
         ]
         for state, blocks, is_whole in tables:
-            books.fresh |= fresh_blocks(books.layout, blocks, state.promise.local if is_whole else 0)
+            if is_whole:
+                fresh |= fresh_blocks(books.layout, blocks, state.promise.local)
+            else:
+                fresh.update(*blocks)
+        fresh.discard(0)
         copies: Sequence[Any] = getattr(output, "kv_cache_block_copies", None) or ()
-        books.fresh.update(copy.dst_block_id for copy in copies)
-        if books.fresh and not books.layout.reads_back_only:
+        fresh.update(copy.dst_block_id for copy in copies)
+        if fresh and not books.layout.reads_back_only:
             for state in books.states.values():
-                state.progress.vacate(books.fresh)
+                state.progress.vacate(fresh)
         for state, blocks, is_whole in tables:
             if is_whole:
                 state.progress.begin(blocks)
             else:
                 state.progress.append(blocks)
-        books.meta.jobs_to_flush.update(books.jobs.touching(books.fresh))
+            if is_whole or books.agenda.step_of(state.context.req_id) is None:
+                books.agenda.put(state.context.req_id, books.agenda.step)
+        books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_computed(self, output: SchedulerOutput) -> None:
         """Store chunks that are complete when this step has run.
 
         Tokens count that are known: what was computed beyond them rests on drafts, which may be rejected.
         """
-        states = self._books.states
-        for request_id, count in output.num_scheduled_tokens.items():
+        states, counts = self._books.states, output.num_scheduled_tokens
+        for request_id in self._books.agenda.take(counts):
             state = states.get(request_id)
-            if state is None or state.request.num_computed_tokens + count < state.progress.next_end:
-                continue
-            if state.steps_to_skip:
-                state.steps_to_skip -= 1
-            else:
-                known = min(state.request.num_computed_tokens + count, state.request.num_tokens)
-                self._store(state, known, is_final=False)
+            if state is not None:
+                self._look(state, state.request.num_computed_tokens + counts[request_id])
+
+    def _look(self, state: RequestState, computed: int) -> None:
+        """Store what is complete after ``computed`` tokens, and say when to look again."""
+        agenda, progress = self._books.agenda, state.progress
+        this_step = agenda.step - 1
+        if this_step >= state.retry_step and computed >= progress.next_end:
+            self._store(state, min(computed, state.request.num_tokens), is_final=False)
+        agenda.put(state.context.req_id, max(this_step + progress.next_end - computed, state.retry_step))
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
@@ -93,56 +101,64 @@ class Storing:
         limit, prompt = self._limit(state), request.num_prompt_tokens
         tokens = min(known, limit)
         is_open = tokens == known > prompt and not is_final
-        horizon = Horizon(tokens, tokens - is_open, prompt)
         progress.extend_keys(request, state.context)
-        offers = progress.offers(horizon, with_loaded=state.offers_loaded)
-        left: list[Offer] = []
-        begun = False
-        for batch in in_batches(self._books.layout, offers):
-            taken, is_begun = self._offer(state, batch, is_final=is_final)
-            left += batch[taken:]
-            begun |= is_begun
+        horizon = progress.horizon(tokens, tokens - is_open, prompt)
+        left: dict[int, int] = {}
+        is_begun = False
+        for batch in in_batches(self._books.layout, progress.offers(horizon, with_loaded=state.offers_loaded)):
+            settled, is_stored = self._offer(state, batch, is_final=is_final)
+            is_begun |= is_stored
+            if settled is not batch:
+                _note_left(left, batch, settled)
         progress.pass_over(horizon, left)
         progress.stop_at(limit, known)
         if left:
-            state.refuse_store()
-        else:
+            state.refuse_store(self._books.agenda.step)
+        elif state.store_refusals:
             state.accept_store()
-        return begun
+        return is_begun
 
-    def _offer(self, state: RequestState, batch: list[Offer], *, is_final: bool) -> tuple[int, bool]:
+    def _offer(self, state: RequestState, batch: Batch, *, is_final: bool) -> tuple[Batch, bool]:
         """Offer a batch, or as much of its beginning as there is room for.
 
-        Returns how many chunks are settled, and whether any of them is stored.
+        Returns the chunks that are settled, and whether any of them is stored.
         """
         books = self._books
-        count, output = len(batch), None
-        offers: list[Offer] = []
-        while count and output is None:
-            offers = job_order(batch[:count])
-            output = books.manager.prepare_store([offer.key for offer in offers], state.context)
-            if output is None:
-                books.stats.increase(ALLOCATION_FAILURE)
-                count //= 2
-        if output is None or not output.keys_to_store:
-            return count, False
-        wanted = set(output.keys_to_store)
-        chosen = [offer for offer in offers if offer.key in wanted]
-        source = gpu_spec(books.layout, chosen, output.keys_to_store)
+        offered, keys = batch, keys_of(state.progress, batch)
+        while (output := books.manager.prepare_store(keys, state.context)) is None:
+            books.stats.increase(ALLOCATION_FAILURE)
+            offered = beginning(books.layout, offered, len(keys) // 2)
+            keys = keys_of(state.progress, offered)
+            if not keys:
+                return offered, False
+        if not output.keys_to_store:
+            return offered, False
+        wanted = offered if output.keys_to_store == keys else chosen(state.progress, offered, output.keys_to_store)
+        self._begin(state, wanted, output, is_final=is_final)
+        return offered, True
+
+    def _begin(self, state: RequestState, batch: Batch, output: PrepareStoreOutput, *, is_final: bool) -> None:
+        """Begin a job for what the medium made room for."""
+        books = self._books
+        source = source_of(state.progress, batch)
         job = books.jobs.begin(
-            JobKind.STORE,
-            state,
-            output.keys_to_store,
-            blocks=source.block_ids,
-            end_token=max(offer.end_token for offer in chosen),
+            STORE, state, output.keys_to_store, blocks=source.blocks, end_token=source.end_token
         )
-        for offer in chosen:
-            books.events.note(state.request, books.layout.groups[offer.place], offer.chunk, offer.key)
+        if books.events.is_describing:
+            for progress, chunks in zip(state.progress.groups, batch, strict=True):
+                for chunk in chunks:
+                    books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
         books.meta.store_jobs[job.job_id] = TransferJob(
             state.context.req_id,
-            source,
+            source.spec,
             output.store_spec,
             is_held=is_final and books.engine.holds_blocks,
             is_computed=is_final,
         )
-        return count, True
+
+
+def _note_left(left: dict[int, int], batch: Batch, settled: Batch) -> None:
+    """Note the first chunk of each group that is not settled."""
+    for place, (chunks, ended) in enumerate(zip(batch, settled, strict=True)):
+        if len(ended) < len(chunks):
+            left[place] = min(chunks[len(ended)], left.get(place, chunks[len(ended)]))

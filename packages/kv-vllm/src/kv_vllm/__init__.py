@@ -6,7 +6,13 @@ kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the 
 """
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kv_vllm.host_spec import HostOffloadingSpec
+    from kv_vllm.multi import MultiConnector
+    from kv_vllm.offloading import OffloadingConnector
+    from kv_vllm.recording import RecordingConnector
 
 _EXPORTS: Final = {
     "OffloadingConnector": "kv_vllm.offloading",

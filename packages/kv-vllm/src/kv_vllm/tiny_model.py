@@ -56,7 +56,12 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def make_model(folder: Path) -> Path:
-    """Write the model and its tokenizer, unless they are there."""
+    """Write the Llama and its tokenizer, unless they are there."""
+    return write_model(folder, CONFIG, shapes(CONFIG))
+
+
+def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Path:
+    """Write a model with random weights of these shapes (vectors are ones), unless it is there."""
     import torch
 
     save_file = import_module("safetensors.torch").save_file
@@ -66,11 +71,11 @@ def make_model(folder: Path) -> Path:
     source = torch.Generator().manual_seed(7)
     weights = {
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=source) * SCALE
-        for name, shape in shapes(CONFIG).items()
+        for name, shape in shapes.items()
     }
     save_file(weights, str(folder / "model.safetensors"), {"format": "pt"})
     _write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

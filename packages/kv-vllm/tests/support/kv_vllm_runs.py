@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from tempfile import gettempdir
 
-from kv_vllm.tiny_model import make_model
+from kv_vllm.tiny_model import CONFIG, make_model, shapes, write_model
 
 BLOCK = 32
 KEPT = 1 << 26
@@ -48,6 +48,33 @@ def with_extra(transfer, **extra):
 def model():
     """The tiny model's folder."""
     return make_model(Path(gettempdir(), f"kv-vllm-tiny-model-{os.getuid()}"))
+
+
+WINDOW = 64
+"""How far the layers with a window of the model of two groups look back, in tokens."""
+
+
+def model_of_two_groups():
+    """The folder of a tiny Gemma 3: two layers with a sliding window, two without, in a KV cache group each."""
+    config = {
+        **{key: value for key, value in CONFIG.items() if key not in ("architectures", "model_type")},
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 32,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    width, head = config["hidden_size"], config["head_dim"]
+    norms = {"pre_feedforward_layernorm": width, "post_feedforward_layernorm": width}
+    norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    weights = {name: shape for name, shape in shapes(config).items() if name != "lm_head.weight"}
+    for layer in range(config["num_hidden_layers"]):
+        weights |= {f"model.layers.{layer}.{name}.weight": (size,) for name, size in norms.items()}
+    return write_model(Path(gettempdir(), f"kv-vllm-tiny-gemma-{os.getuid()}"), config, weights)
 
 
 class Engine:
@@ -134,17 +161,31 @@ def made_up(seed, length):
     return [source.randrange(3, 1000) for _ in range(length)]
 
 
-def history(engine):
-    """Shared prefixes, second turns, resets, aborts in several states, more than fits; what each gives."""
-    shared = made_up(0, 96)
-    first = [shared + made_up(seed, length) for seed, length in ((1, 4), (2, 60), (3, 33), (4, 128))]
-    told = {"shared": engine.run(first)}
-    second = [prompt + answer + made_up(5, 40) for prompt, answer in zip(first, told["shared"], strict=True)]
+SHARED = made_up(0, 96)
+FIRST = [SHARED + made_up(seed, length) for seed, length in ((1, 4), (2, 60), (3, 33), (4, 128))]
+
+
+def second_turns(told):
+    """The first turns, what they got, and more."""
+    return [prompt + answer + made_up(5, 40) for prompt, answer in zip(FIRST, told["shared"], strict=True)]
+
+
+def prefixes(engine):
+    """Shared prefixes, second turns, resets of the engine's own cache; what each gives."""
+    told = {"shared": engine.run(FIRST)}
+    second = second_turns(told)
     told["turns"] = engine.run(second[:3])
     assert engine.llm.reset_prefix_cache()
-    told["again"] = engine.run(first)
+    told["again"] = engine.run(FIRST)
     assert engine.llm.reset_prefix_cache()
     told["turns again"] = engine.run(second)
+    return told
+
+
+def history(engine):
+    """The same, then aborts in several states, more than fits, and a reset of everything; what each gives."""
+    told = prefixes(engine)
+    first, second = FIRST, second_turns(told)
     for steps in (1, 2, 4):
         engine.llm.reset_prefix_cache()
         told[f"aborts {steps}"] = engine.run([*first, *second], abort=(0, 2, 5), steps=steps)

@@ -42,7 +42,7 @@ def check_connectors(engine: "Engine") -> None:
 def check_books(engine: "Engine") -> None:
     """A connector that can recount its books (a method ``check`` that asserts) finds them right."""
     for connector in engine.connectors:
-        for owner in _owners(connector):
+        for owner in owners(connector):
             check = getattr(owner, "check", None)
             if check is None:
                 continue
@@ -54,13 +54,13 @@ def check_books(engine: "Engine") -> None:
                 )
 
 
-def _owners(connector: Any) -> Iterator[Any]:
+def owners(connector: Any) -> Iterator[Any]:
     """A connector, the half of it that lives, and its children."""
     yield connector
     if isinstance(connector, TwoSidedConnector):
         yield connector.side
     for child in getattr(connector, "sub_connectors", ()):
-        yield from _owners(child)
+        yield from owners(child)
 
 
 MOST_DEPTH = 6

@@ -69,7 +69,24 @@ class RequestSpec:
 class SimRequest:
     """Fits ``kv_api.Request``; the rest is the engine's own."""
 
-    hashes_per_block = 1
+    hashes_per_block: int = 1
+    status = Status.WAITING
+    num_computed_tokens = 0
+    num_in_flight_tokens = 0
+    num_stale_output_tokens = 0
+    drop_stale_output = False
+    num_output_tokens = 0
+    num_output_placeholders = 0
+    num_draft_tokens = 0
+    num_preemptions = 0
+    num_unseen_rejects = 0
+    """Drafts of steps under way that the device has rejected and the scheduler doesn't know of."""
+    is_prefill_chunk = True
+    last_sched_seq = 0
+    awaits_load = False
+    """An asynchronous load was announced and has not been reported."""
+    is_held = False
+    """It ended, and its blocks wait for a store to be reported."""
 
     def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int, hashes_per_block: int = 1) -> None:
         self.spec = spec
@@ -80,22 +97,6 @@ class SimRequest:
         self.kv_transfer_params: dict[str, Any] | None = None
         self._tokens = list(spec.prompt)
         self.num_prompt_tokens = len(self._tokens)
-        self.status = Status.WAITING
-        self.num_computed_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_stale_output_tokens = 0
-        self.drop_stale_output = False
-        self.num_output_placeholders = 0
-        self.num_draft_tokens = 0
-        self.num_preemptions = 0
-        self.num_unseen_rejects = 0
-        """Drafts of steps under way that the device has rejected and the scheduler doesn't know of."""
-        self.is_prefill_chunk = True
-        self.last_sched_seq = 0
-        self.awaits_load = False
-        """An asynchronous load was announced and has not been reported."""
-        self.is_held = False
-        """It ended, and its blocks wait for a store to be reported."""
         self._block_size = block_size
         hashes = prefix_hashes(root_hash(spec.salt, spec.adapter), self._tokens)
         future = hashes[-1]
@@ -108,7 +109,6 @@ class SimRequest:
         self.hashes: Words = np.array(padded, dtype=np.uint64)
         size = block_size // hashes_per_block
         self._block_hashes = [hashes[end - 1].to_bytes(8, "big") for end in range(size, len(hashes) + 1, size)]
-        self.num_output_tokens = 0
 
     @property
     def num_tokens(self) -> int:

@@ -44,6 +44,12 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
         "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
     )
     parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="keep nothing of the trace: memory is bounded by --capacity; no MIN, no infinite cache, no ages, no "
+        "hits over time, which need all of it",
+    )
+    parser.add_argument(
         "--write-oracle", metavar="FILE", help="write the trace as libCacheSim's oracleGeneral, too"
     )
     _add_outputs(parser)

@@ -9,9 +9,10 @@ pinned meanwhile: what a real server loses to copies that are late is what engin
 The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves before its head.
 """
 
+import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import cast
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ Progress = Callable[[int], None]
 _KEYS_AT_ONCE = 1 << 15
 _TELL_EVERY = 256
 _KEYS_LOOKED_FOR = 4
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,9 @@ class Outcome:
 
 def replay_cache(columns: Columns, setup: Setup, progress: Progress = lambda count: None) -> Outcome:
     """Replay a trace through a manager."""
-    for name, value in (("capacity", setup.capacity), ("gpu_blocks", setup.gpu_blocks)):
-        if value < 0:
-            raise ConfigError(f"{name}: expected at least 0 blocks, got {value}")
-    return _Replay(columns, setup).run(progress)
+    run = CacheRun(setup)
+    gpu_hits, cpu_hits = run.feed(columns, progress)
+    return run.outcome(gpu_hits, cpu_hits)
 
 
 class _Context(ReqContext):
@@ -94,13 +95,16 @@ class _Context(ReqContext):
         return self._places.get(key)
 
 
-class _Replay:
-    """One replay under way."""
+class CacheRun:
+    """One replay under way: the caches, and sums over what they were fed. No request is kept."""
 
-    def __init__(self, columns: Columns, setup: Setup) -> None:
-        self._columns = columns
-        none: Ints = np.zeros(len(columns), dtype=np.int64)
-        self._outcome = Outcome(setup, none, none.copy())
+    def __init__(self, setup: Setup) -> None:
+        for name, value in (("capacity", setup.capacity), ("gpu_blocks", setup.gpu_blocks)):
+            if value < 0:
+                raise ConfigError(f"{name}: expected at least 0 blocks, got {value}")
+        self.setup = setup
+        self.sums = Outcome(setup, _NONE, _NONE)
+        self._served = 0
         self._gpu = GpuTier(setup.gpu_blocks) if setup.gpu_blocks else None
         self._manager = (
             CPUOffloadingManager(
@@ -110,22 +114,28 @@ class _Replay:
             else None
         )
 
-    def run(self, progress: Progress) -> Outcome:
-        outcome, gpu, manager = self._outcome, self._gpu, self._manager
-        gpu_hits, cpu_hits = [0] * len(self._columns), [0] * len(self._columns)
-        for index, keys in enumerate(keys_of(self._columns)):
-            local = 0
-            if gpu is not None:
-                local = gpu_hits[index] = gpu.hits(keys)
-                gpu.use(keys)
-            if manager is not None:
-                cpu_hits[index] = self._serve(manager, _Context(str(index), keys), keys, local)
-            if not index % _TELL_EVERY:
-                progress(index)
-                self._count_stats()
+    def feed(self, columns: Columns, progress: Progress = lambda count: None) -> tuple[Ints, Ints]:
+        """Replay a trace, or the next part of one. Each request's hits: the GPU's, and host memory's."""
+        gpu, manager, before = self._gpu, self._manager, self._served
+        gpu_hits, cpu_hits = [0] * len(columns), [0] * len(columns)
+        with _no_collection():
+            for index, keys in enumerate(keys_of(columns)):
+                local = 0
+                if gpu is not None:
+                    local = gpu_hits[index] = gpu.hits(keys)
+                    gpu.use(keys)
+                if manager is not None:
+                    cpu_hits[index] = self._serve(manager, _Context(str(before + index), keys), keys, local)
+                if not index % _TELL_EVERY:
+                    progress(index)
+                    self._count_stats()
         self._count_stats()
-        outcome.gpu_hits, outcome.cpu_hits = np.array(gpu_hits, dtype=np.int64), np.array(cpu_hits, dtype=np.int64)
-        return outcome
+        self._served += len(columns)
+        return np.array(gpu_hits, dtype=np.int64), np.array(cpu_hits, dtype=np.int64)
+
+    def outcome(self, gpu_hits: Ints, cpu_hits: Ints) -> Outcome:
+        """What happened so far, with the hits of those requests that the caller cares for."""
+        return replace(self.sums, gpu_hits=gpu_hits, cpu_hits=cpu_hits)
 
     def check(self) -> None:
         """Recount everything."""
@@ -139,14 +149,8 @@ class _Replay:
     ) -> int:
         """One request of which the GPU has ``local`` blocks. Returns how many are loaded."""
         manager.on_new_request(context)
-        asked = keys[local:] if local else keys
-        hits = manager.lookup_prefix(asked, context).hits
-        offer = keys
-        if hits:
-            loaded = asked[:hits]
-            manager.prepare_load(loaded, context)
-            manager.complete_load(loaded, context)
-            offer = keys[:local] + asked[hits:]
+        hits = manager.load_prefix(keys[local:] if local else keys, context)
+        offer = keys[:local] + keys[local + hits :] if local else keys[hits:]
         if offer:
             self._store(manager, context, offer)
         manager.on_request_finished(context)
@@ -155,19 +159,30 @@ class _Replay:
     def _store(self, manager: CPUOffloadingManager, context: ReqContext, offer: list[OffloadKey]) -> None:
         count = len(offer)
         while count:
-            output = manager.prepare_store(offer[:count], context)
-            if output is not None:
-                manager.complete_store(output.keys_to_store, context)
-                self._outcome.stored += len(output.keys_to_store)
-                self._outcome.evicted += len(output.evicted_keys)
+            stored = manager.store(offer if count == len(offer) else offer[:count], context)
+            if stored is not None:
+                self.sums.stored += len(stored.keys)
+                self.sums.evicted += len(stored.evicted)
                 break
             count //= 2
-        self._outcome.stores_refused += len(offer) - count
+        self.sums.stores_refused += len(offer) - count
 
     def _count_stats(self) -> None:
         """The manager counts until it is asked; asked never, its lists would grow with the trace."""
         if self._manager is not None:
-            self._outcome.stores_skipped += self._manager.get_stats().data.get(STORES_SKIPPED, 0)
+            self.sums.stores_skipped += self._manager.get_stats().data.get(STORES_SKIPPED, 0)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A replay leaves no cycles behind; looking for them costs more the more there is in memory besides."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def keys_of(columns: Columns) -> Iterator[list[OffloadKey]]:
@@ -180,8 +195,7 @@ def keys_of(columns: Columns) -> Iterator[list[OffloadKey]]:
         begin, end = int(offsets[first]), int(offsets[stop])
         rows = np.zeros(end - begin, dtype=[("hash", "<i8"), ("group", "<u4")])
         rows["hash"] = columns.blocks[begin:end]
-        packed = rows.tobytes()
-        keys = cast("list[OffloadKey]", [packed[place : place + 12] for place in range(0, len(packed), 12)])
+        keys: list[OffloadKey] = rows.view("V12").tolist()
         ends = (offsets[first : stop + 1] - begin).tolist()
         for index in range(stop - first):
             yield keys[ends[index] : ends[index + 1]]

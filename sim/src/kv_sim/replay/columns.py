@@ -155,11 +155,6 @@ class ColumnsBuilder:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    @property
-    def latest_arrival(self) -> float:
-        """The arrival added last."""
-        return self._latest
-
     def add(self, arrival: float, input_tokens: int, output_tokens: int, ids: Sequence[int]) -> None:
         """One request."""
         self.went_back |= arrival < self._latest

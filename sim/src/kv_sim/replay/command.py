@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from kv_sim.replay.oracle import write_oracle
 from kv_sim.replay.page import replay_page, size_page
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
-from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.report_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report_text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import size_trace, usual_capacities
+from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
 
 USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
@@ -33,6 +34,8 @@ def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
     _check_places(options, options.write_oracle)
     progress = Progress()
+    if options.stream:
+        return _replay_stream(options, progress)
     columns = _read(options, progress)
     if options.write_oracle is not None:
         count = write_oracle(columns, Path(options.write_oracle))
@@ -43,10 +46,7 @@ def replay(options: argparse.Namespace) -> int:
     policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
     shape = shape_of(columns)
     capacities = _capacities(options, footprint) or _usual(shape.unique_blocks)
-    module, threshold = options.cache_policy_module_path, options.store_threshold
-    if threshold < 0:
-        raise ConfigError(f"--store-threshold: expected at least 0, got {threshold}")
-    setups = [Setup(policy, size, gpu_blocks, threshold, module) for policy in policies for size in capacities]
+    setups = _setups(options, policies, capacities, gpu_blocks)
     outcomes = replay_all(columns, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
     found = results_of(columns, shape, outcomes, footprint)
@@ -100,6 +100,34 @@ def _read(options: argparse.Namespace, progress: Progress) -> Columns:
     )
     progress.clear()
     return columns
+
+
+def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
+    for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
+        if place is not None:
+            raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
+    if Fidelity(options.fidelity) is Fidelity.ENGINE:
+        raise ConfigError("--stream is of --fidelity cache; --help lists what engine has")
+    if options.capacity is None:
+        raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
+    opening = open_stream(options.trace, arguments.trace_options(options))
+    footprint = arguments.footprint_of(options, opening.block_tokens)
+    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    setups = _setups(options, policies, _capacities(options, footprint), gpu_blocks)
+    found = replay_stream(opening, setups, footprint, lambda count: progress.count("replaying requests", count))
+    progress.clear()
+    model = arguments.bytes_per_token(options)[1]
+    _report(options, replays_as_json(found, model), replay_lines(found, model), str)
+    return FINE
+
+
+def _setups(
+    options: argparse.Namespace, policies: Sequence[str], capacities: Sequence[int], gpu_blocks: int
+) -> list[Setup]:
+    module, threshold = options.cache_policy_module_path, options.store_threshold
+    if threshold < 0:
+        raise ConfigError(f"--store-threshold: expected at least 0, got {threshold}")
+    return [Setup(policy, size, gpu_blocks, threshold, module) for policy in policies for size in capacities]
 
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:

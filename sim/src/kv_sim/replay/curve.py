@@ -29,6 +29,15 @@ class Totals:
         """The totals of a trace."""
         return cls(columns.references, int(columns.full_counts.sum()), columns.input_tokens, columns.block_tokens)
 
+    def plus(self, more: "Totals") -> "Totals":
+        """Both together; they have blocks of one size."""
+        return Totals(
+            self.blocks + more.blocks,
+            self.full_blocks + more.full_blocks,
+            self.tokens + more.tokens,
+            self.block_tokens,
+        )
+
 
 @dataclass(frozen=True)
 class Ratios:
@@ -46,6 +55,10 @@ class Hits:
     blocks: int
     full_blocks: int
     tokens: int
+
+    def plus(self, more: "Hits") -> "Hits":
+        """Both together."""
+        return Hits(self.blocks + more.blocks, self.full_blocks + more.full_blocks, self.tokens + more.tokens)
 
     def ratios(self, totals: Totals) -> Ratios:
         """As shares of everything; 0 of nothing is 0."""

@@ -6,12 +6,15 @@ from typing import Any
 
 from kv_sim.replay.results import Replays
 from kv_sim.replay.sizing import Sizing
+from kv_sim.replay.stream import StreamReplays
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
 
 
-def replays_as_json(found: Replays, model: str | None = None) -> Mapping[str, Any]:
+def replays_as_json(found: Replays | StreamReplays, model: str | None = None) -> Mapping[str, Any]:
     """Of ``replay``."""
-    data = asdict(found) | {"fidelity": "cache", "model": model, "age_edges_seconds": AGE_EDGES_SECONDS}
+    data = asdict(found) | {"fidelity": "cache", "model": model}
+    if isinstance(found, Replays):
+        data["age_edges_seconds"] = AGE_EDGES_SECONDS
     for run, values in zip(found.runs, data["runs"], strict=True):
         values["capacity_bytes"] = run.capacity_bytes
         values["loaded_bytes"], values["stored_bytes"] = run.loaded_bytes, run.stored_bytes

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 
 from kv_sim.replay.curve import Ratios
-from kv_sim.replay.results import CacheReplay, Replays
+from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
+from kv_sim.replay.stream import StreamReplays
 from kv_sim.replay.units import Footprint, show_bytes, show_count
 from kv_sim.table import aligned
 
@@ -18,19 +19,21 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def trace_lines(found: Replays | Sizing, model: str | None) -> Iterator[str]:
+def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> Iterator[str]:
     """What was replayed."""
     totals = found.totals
+    different = "" if isinstance(found, StreamReplays) else f", {found.unique_blocks:,} different ones"
     yield (
         f"{found.trace}: {found.requests:,} requests in {show_seconds(found.duration_seconds)}, "
-        f"{show_count(totals.tokens)} prompt tokens, {totals.blocks:,} blocks of {totals.block_tokens} tokens, "
-        f"{found.unique_blocks:,} different ones"
+        f"{show_count(totals.tokens)} prompt tokens, {totals.blocks:,} blocks of {totals.block_tokens} tokens"
+        f"{different}"
     )
     for note in found.notes:
         yield f"  {note}"
     if model is not None:
         yield f"  {model}"
-    yield f"an infinite cache answers: {ratios_shown(found.infinite)}"
+    if not isinstance(found, StreamReplays):
+        yield f"an infinite cache answers: {ratios_shown(found.infinite)}"
 
 
 def ratios_shown(ratios: Ratios) -> str:
@@ -38,35 +41,46 @@ def ratios_shown(ratios: Ratios) -> str:
     return f"{ratios.block:.3f} of blocks, {ratios.token:.3f} of tokens, {ratios.full_block:.3f} of full blocks"
 
 
-def replay_lines(found: Replays, model: str | None) -> Iterator[str]:
+def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[str]:
     """The table of ``replay``."""
     yield from trace_lines(found, model)
     has_gpu = any(run.setup.gpu_blocks for run in found.runs)
     yield ""
-    rows = [_replay_header(has_gpu), *(_replay_row(run, has_gpu) for run in found.runs)]
-    yield from aligned(rows)
+    heads, rows = [], []
+    for run in found.runs:
+        cells = list(_replay_cells(run, has_gpu))
+        heads = [head for head, _ in cells]
+        rows.append([text for _, text in cells])
+    yield from aligned([heads, *rows])
     yield ""
     where = "host memory and the GPU's prefix cache" if has_gpu else "host memory"
     yield f"Ratios are hits of {where}: of all blocks, of all prompt tokens, of all full blocks."
-    yield "MIN: the most that any policy could answer, by token. Age: since a hit was last used, median and 90 %."
+    if not isinstance(found, StreamReplays):
+        yield "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %."
 
 
-def _replay_header(has_gpu: bool) -> list[str]:
-    head = ["policy", "blocks", "tokens", "memory", "block", "token", "full block"]
-    head += ["GPU token", "CPU token"] if has_gpu else []
-    return [*head, "MIN", "loaded", "stored", "evicted", "refused", "age", "90 %"]
-
-
-def _replay_row(run: CacheReplay, has_gpu: bool) -> list[str]:
+def _replay_cells(run: CacheCounts, has_gpu: bool) -> Iterator[tuple[str, str]]:
+    """A row of the table, each cell with its head."""
     setup, foot = run.setup, run.footprint
-    row = [setup.policy, f"{setup.capacity:,}", show_count(setup.capacity * foot.block_tokens)]
-    row += [_bytes(foot, setup.capacity), f"{run.both.block:.3f}", f"{run.both.token:.3f}"]
-    row.append(f"{run.both.full_block:.3f}")
-    row += [f"{run.gpu.token:.3f}", f"{run.cpu.token:.3f}"] if has_gpu else []
-    row.append(f"{run.best.token:.3f}")
-    row += [_traffic(foot, count) for count in (run.loaded_blocks, run.stored_blocks, run.evicted_blocks)]
-    row.append(_traffic(foot, run.refused_blocks))
-    return [*row, show_seconds(run.ages.p50_seconds), show_seconds(run.ages.p90_seconds)]
+    yield "policy", setup.policy
+    yield "blocks", f"{setup.capacity:,}"
+    yield "tokens", show_count(setup.capacity * foot.block_tokens)
+    yield "memory", _bytes(foot, setup.capacity)
+    yield "block", f"{run.both.block:.3f}"
+    yield "token", f"{run.both.token:.3f}"
+    yield "full block", f"{run.both.full_block:.3f}"
+    if has_gpu:
+        yield "GPU token", f"{run.gpu.token:.3f}"
+        yield "CPU token", f"{run.cpu.token:.3f}"
+    if isinstance(run, CacheReplay):
+        yield "MIN", f"{run.best.token:.3f}"
+    yield "loaded", _traffic(foot, run.loaded_blocks)
+    yield "stored", _traffic(foot, run.stored_blocks)
+    yield "evicted", _traffic(foot, run.evicted_blocks)
+    yield "refused", _traffic(foot, run.refused_blocks)
+    if isinstance(run, CacheReplay):
+        yield "age", show_seconds(run.ages.p50_seconds)
+        yield "90 %", show_seconds(run.ages.p90_seconds)
 
 
 def size_lines(found: Sizing, model: str | None) -> Iterator[str]:

@@ -9,29 +9,25 @@ from dataclasses import dataclass
 from kv_sim.replay.bounds import infinite_hits, min_hits
 from kv_sim.replay.cache import Outcome, Setup
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.curve import Ratios, Totals
 from kv_sim.replay.shape import Shape
 from kv_sim.replay.tally import Ages, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.units import Footprint
 
 
 @dataclass(frozen=True)
-class CacheReplay:
-    """One policy at one capacity."""
+class CacheCounts:
+    """One policy at one capacity, as far as it is known of a trace that nobody keeps."""
 
     setup: Setup
     gpu: Ratios
     cpu: Ratios
     both: Ratios
-    best: Ratios
-    """MIN at the same capacity, host memory and GPU together."""
     loaded_blocks: int
     stored_blocks: int
     evicted_blocks: int
     skipped_blocks: int
     refused_blocks: int
-    ages: Ages
-    series: tuple[Window, ...]
     footprint: Footprint
 
     @property
@@ -61,6 +57,16 @@ class CacheReplay:
 
 
 @dataclass(frozen=True)
+class CacheReplay(CacheCounts):
+    """One policy at one capacity."""
+
+    best: Ratios
+    """MIN at the same capacity, host memory and GPU together."""
+    ages: Ages
+    series: tuple[Window, ...]
+
+
+@dataclass(frozen=True)
 class Replays:
     """All of one command, and what belongs to the trace."""
 
@@ -86,22 +92,22 @@ def results_of(columns: Columns, shape: Shape, outcomes: Sequence[Outcome], foot
         if size not in best:
             best[size] = min_hits(columns, shape, size).ratios(totals)
         gpu, cpu = hits_by_tier(columns, outcome)
-        both = Hits(gpu.blocks + cpu.blocks, gpu.full_blocks + cpu.full_blocks, gpu.tokens + cpu.tokens)
+        both = gpu.plus(cpu)
         runs.append(
             CacheReplay(
                 setup,
                 gpu.ratios(totals),
                 cpu.ratios(totals),
                 both.ratios(totals),
-                best[size],
                 int(outcome.cpu_hits.sum()),
                 outcome.stored,
                 outcome.evicted,
                 outcome.stores_skipped,
                 outcome.stores_refused,
+                footprint,
+                best[size],
                 ages_of(columns, shape, outcome),
                 tuple(series_of(columns, shape, outcome)),
-                footprint,
             )
         )
     infinite = infinite_hits(columns, shape).ratios(totals)

@@ -21,7 +21,7 @@ from kv_api import ConfigError
 from kv_sim.replay.bounds import infinite_hits, min_hits
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.curve import Ratios, Totals
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.shape import Shape
 from kv_sim.replay.stack import longest_prompt, lru_curve
@@ -188,7 +188,7 @@ def sweep(
     ]
     for setup, outcome in zip(setups, replay_all(columns, setups, jobs, progress), strict=True):
         gpu, cpu = hits_by_tier(columns, outcome)
-        both = Hits(gpu.blocks + cpu.blocks, gpu.full_blocks + cpu.full_blocks, gpu.tokens + cpu.tokens)
+        both = gpu.plus(cpu)
         found[setup.policy, setup.capacity] = both
     return {
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)

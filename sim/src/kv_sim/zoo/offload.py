@@ -17,9 +17,10 @@ from kv_offload.jobs import Job
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.outcomes import Outcomes
-from kv_offload.progress import Horizon, Offer, Progress
+from kv_offload.progress import Horizon, Progress
 from kv_offload.request_state import RequestState
 from kv_offload.scheduler import OffloadingSchedulerSide
+from kv_offload.stores import Batch, beginning
 from kv_offload.storing import Storing
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
 
@@ -93,8 +94,8 @@ class FreedBlocksNotFenced(TimedOffloadingConnector):
 
 
 class _SkipsChunks(Progress):
-    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Offer]:
-        return super().offers(horizon, with_loaded=with_loaded)[:1]
+    def offers(self, horizon: Horizon, *, with_loaded: bool) -> Batch:
+        return beginning(self._layout, super().offers(horizon, with_loaded=with_loaded), 1)
 
 
 class _OneChunkAStep(PartedScheduler):

@@ -44,11 +44,13 @@ class RecencyList:
         run_of = self._run_of
         ours = self._runs.get(run)
         last = None
+        fresh: Sequence[int]
         if ours is None:
             self._runs[run] = ours = fresh = list(slots)
         else:
             self._runs.move_to_end(run)
-            fresh = [slot for slot in slots if run_of[slot] is not ours]
+            is_all_new = new_count == len(slots)
+            fresh = slots if is_all_new else [slot for slot in slots if run_of[slot] is not ours]
             if not fresh:
                 return
             last = ours[-1]
@@ -65,25 +67,25 @@ class RecencyList:
         """Take the ``count`` oldest that aren't pinned, or all there are. Pinned ones on the way are parked."""
         taken: list[int] = []
         runs, run_of = self._runs, self._run_of
-        while len(taken) < count and runs:
-            run, slots = next(iter(runs.items()))
-            # As many entries as chunks are missing, the last one first.
-            tail = slots[: len(taken) - count - 1 : -1]
-            del slots[-len(tail) :]
-            self._entries -= len(tail)
-            live = dict.fromkeys([slot for slot in tail if run_of[slot] is slots])
-            for slot in live:
-                run_of[slot] = None
-            if any(map(pins.__getitem__, live)):
-                pinned = [slot for slot in live if pins[slot]]
-                parked.update(dict.fromkeys(pinned))
-                self._size -= len(pinned)
-                taken += [slot for slot in live if not pins[slot]]
+        parked_before = len(parked)
+        while (missing := count - len(taken)) > 0 and runs:
+            run, slots = runs.popitem(last=False)
+            if missing < len(slots):
+                tail = slots[: -missing - 1 : -1]
+                del slots[-missing:]
+                runs[run] = slots
+                runs.move_to_end(run, last=False)
             else:
-                taken += live
-            if not slots:
-                del runs[run]
-        self._size -= len(taken)
+                tail = slots[::-1]
+            self._entries -= len(tail)
+            for slot in tail:
+                if run_of[slot] is slots:  # else it is dead, or was just taken by its last entry
+                    run_of[slot] = None
+                    if pins[slot]:
+                        parked[slot] = None
+                    else:
+                        taken.append(slot)
+        self._size -= len(taken) + len(parked) - parked_before
         return taken
 
     def remove(self, slots: Iterable[int]) -> None:

@@ -4,7 +4,7 @@ The first records are looked at before anything is decided (format, unit of time
 checked, its blocks are named, and it goes into columns. Whatever is left out is counted, and said.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +28,9 @@ from kv_sim.replay.readers.source import SHIPPED, files_of
 _LOOK_AT: Final = 1000
 """Records that are read before the units are decided."""
 
+Request = tuple[float, int, int, Sequence[int]]
+"""Arrival in seconds, input tokens, output tokens, ids."""
+
 Progress = Callable[[int], None]
 """Told how many requests were read, now and then."""
 
@@ -36,18 +39,27 @@ def open_trace(
     path: str | Path, options: TraceOptions | None = None, progress: Progress = lambda count: None
 ) -> Columns:
     """Read a trace: a file, a folder of files, or the name of one that ships with this package."""
-    options = options or TraceOptions()
-    if str(path) in SHIPPED and options.ids is IdMeaning.AUTO and not Path(path).exists():
-        options = replace(options, ids=IdMeaning.PREFIX)  # known, and their own ids are worth keeping
-    return _Opening(path, options).read(progress)
+    opening = open_stream(path, options)
+    builder = ColumnsBuilder()
+    for request in opening.requests(progress):
+        builder.add(*request)
+    return builder.finish(opening.name, opening.block_tokens, opening.notes)
 
 
-class _Opening:
-    """One trace while it is read."""
+def open_stream(path: str | Path, options: TraceOptions | None = None) -> "Opening":
+    """A trace that is read while somebody goes through its ``requests``; once, and in the order of the file."""
+    return Opening(path, options or TraceOptions())
+
+
+class Opening:
+    """One trace while it is read. ``notes`` are complete when its requests are through."""
 
     def __init__(self, path: str | Path, options: TraceOptions) -> None:
+        if str(path) in SHIPPED and options.ids is IdMeaning.AUTO and not Path(path).exists():
+            options = replace(options, ids=IdMeaning.PREFIX)  # known, and their own ids are worth keeping
         self._path = path
         self._options = options
+        self.name = Path(path).name if Path(path).exists() else str(path)
         self._account = Account()
         self._evidence = Evidence()
         self._notes: list[str] = []
@@ -59,22 +71,27 @@ class _Opening:
             raise ConfigError(f"--time-unit: {unknown_name('unit', options.time_unit, UNITS)}")
         if options.block_tokens is not None and options.block_tokens < 1:
             raise ConfigError(f"--block-size: expected at least 1, got {options.block_tokens}")
-
-    def read(self, progress: Progress) -> Columns:
-        files = files_of(self._path)
-        form, found = self._format_of(files)
-        records = self._records(form, chain([found], (objects_of(file)[1] for file in files[1:])))
-        if self._options.requests is not None:
-            records = islice(records, self._options.requests)
+        files = files_of(path)
+        self._form, found = self._format_of(files)
+        records = self._records(chain([found], (objects_of(file)[1] for file in files[1:])))
+        if options.requests is not None:
+            records = islice(records, options.requests)
         first = list(islice(records, _LOOK_AT))
         if not first:
-            raise ConfigError(f"{self._path}: there is no request in it{self._skipped()}")
-        unit_seconds = self._choose_unit(form, [record for _, record in first])
-        block_tokens = self._choose_block(form, [record for _, record in first])
-        builder = self._build(form, chain(first, records), unit_seconds, block_tokens, progress)
-        self._notes += self._account.notes()
-        name = Path(self._path).name if Path(self._path).exists() else str(self._path)
-        return builder.finish(name, block_tokens, [f"format: {form.name}", *self._notes])
+            raise ConfigError(f"{path}: there is no request in it{self._skipped()}")
+        self._unit_seconds = self._choose_unit(self._form, [record for _, record in first])
+        self.block_tokens = self._choose_block(self._form, [record for _, record in first])
+        self._all = chain(first, records)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader decided, and what it left out."""
+        return f"format: {self._form.name}", *self._notes, *self._account.notes()
+
+    @property
+    def sorts(self) -> bool:
+        """Whether the order of the file is not the order of arrival, and isn't meant to be."""
+        return self._options.unsorted is Unsorted.SORT or self._form.merges_sessions
 
     # What is decided
 
@@ -129,7 +146,8 @@ class _Opening:
 
     # What is done with each record
 
-    def _records(self, form: Format, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
+    def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
+        form = self._form
         for place, value in chain.from_iterable(files):
             try:
                 if isinstance(value, Broken):
@@ -146,20 +164,14 @@ class _Opening:
                     raise ConfigError(f"{place}: {error} (--on-error skip goes on)") from None
                 self._account.skip(f"{place}: {error}")
 
-    def _build(
-        self,
-        form: Format,
-        records: Iterator[tuple[Place, Record]],
-        unit_seconds: float,
-        block_tokens: int,
-        progress: Progress,
-    ) -> ColumnsBuilder:
-        options, builder = self._options, ColumnsBuilder()
+    def requests(self, progress: Progress = lambda count: None) -> Iterator[Request]:
+        """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
+        options, form, block_tokens = self._options, self._form, self.block_tokens
         naming = Naming(options.ids, options.scope)
-        sorts = options.unsorted is Unsorted.SORT or form.merges_sessions
+        latest = float("-inf")
         sharer: Sharer | None = None
         zero: int | float | None = None
-        for count, (place, record) in enumerate(records):
+        for count, (place, record) in enumerate(self._all):
             if record.block_tokens not in (None, block_tokens) and options.block_tokens is None:
                 raise ConfigError(
                     f"{place}: blocks of {record.block_tokens} tokens after such of {block_tokens}; "
@@ -167,10 +179,10 @@ class _Opening:
                 )
             if zero is None and record.time is not None:
                 zero = record.time
-            arrival = self._arrival(record, zero, unit_seconds, count, form)
-            if arrival < builder.latest_arrival and not sorts:
+            arrival = self._arrival(record, zero, self._unit_seconds, count, form)
+            if arrival < latest and not self.sorts:
                 raise ConfigError(
-                    f"{place}: it arrives {builder.latest_arrival - arrival:g} s before the request above it; "
+                    f"{place}: it arrives {latest - arrival:g} s before the request above it; "
                     "--unsorted sort sorts them"
                 )
             if record.ids is None:
@@ -179,12 +191,12 @@ class _Opening:
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
+            latest = arrival
             named = naming.name(ids, record.session, is_local=is_local)
-            builder.add(arrival, record.input_tokens, record.output_tokens, named)
+            yield arrival, record.input_tokens, record.output_tokens, named
             if not count & 0xFFF:
                 progress(count)
         self._say_meaning(form)
-        return builder
 
     def _arrival(
         self, record: Record, zero: int | float | None, unit_seconds: float, count: int, form: Format

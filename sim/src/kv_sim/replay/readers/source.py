@@ -19,6 +19,8 @@ _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt", ".log")
 _PACKED: Final = (".xz", ".gz", ".zst")
 _XZ, _GZIP, _ZSTD = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
+_PACKED_BYTES: Final = 1 << 14
+
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 
@@ -69,7 +71,46 @@ def _open_zstd(path: Path) -> Any:
             f"{path}: packed with zstd, which needs the package zstandard: "
             "pip install 'kv-sim[zstd]', or unpack it"
         ) from None
-    return zstandard.open(path, "rb")
+    # Its own reader takes a file that is cut off for one that ends there.
+    return io.BufferedReader(_Frames(path, zstandard.ZstdDecompressor))
+
+
+class _Frames(io.RawIOBase):
+    """What the zstd frames of a file hold, one after the other. A last frame that doesn't end is an error."""
+
+    def __init__(self, path: Path, new_decompressor: Any) -> None:
+        self._file = path.open("rb")
+        self._new = new_decompressor
+        self._frame: Any = None
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = len(buffer)
+        while not self._rest and (packed := self._file.read(_PACKED_BYTES)):
+            self._rest = self._unpack(packed)
+        if not self._rest and self._frame is not None:
+            raise EOFError("the last frame doesn't end")
+        part, self._rest = self._rest[:room], self._rest[room:]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _unpack(self, packed: bytes) -> bytes:
+        found = []
+        while packed:
+            if self._frame is None:
+                self._frame = self._new().decompressobj()
+            found.append(self._frame.decompress(packed))
+            if not self._frame.eof:
+                break
+            packed, self._frame = self._frame.unused_data, None
+        return b"".join(found)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ timing model says. A device without memory has the shape of the testbed's, and n
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -74,6 +74,9 @@ class EmptyDevice:
         self.queue.popleft()
 
     def zero(self, blocks: list[int], step: int) -> None:
+        """There are no bytes."""
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
         """There are no bytes."""
 
     def poison(self, blocks: list[int]) -> None:

@@ -17,6 +17,7 @@ refused, never sleep: their connector counts their steps.
 from collections.abc import Iterator
 from typing import NoReturn
 
+from kv_offload import OffloadingSchedulerSide
 from kv_sim.checkers import conservation
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.replay.timed.books import Books
@@ -50,6 +51,9 @@ class Drive:
         self._is_idle = False
         """The last step changed nothing that the decisions of the next depend on."""
         self._empty_steps = 0
+        owners = (owner for connector in engine.connectors for owner in conservation.owners(connector))
+        self._counters = [owner for owner in owners if isinstance(owner, OffloadingSchedulerSide)]
+        """Who counts steps, and has to hear of those that are left out."""
         self._noted = 0
         """How many of those that ended have been noted."""
         self._pull()
@@ -213,6 +217,7 @@ class Drive:
             steps = max(1, -(-(moment - clock.now) // costs.idle_ns))
             clock.now += steps * costs.idle_ns
             self.books.num_steps += steps
+            self._skip(steps)
             return
         # One more step is quiet as long as its hooks run before a copy ends.
         last, count, context = copy_end - costs.overhead_ns, len(sleepers), sleepers.context
@@ -223,7 +228,12 @@ class Drive:
             steps += 1
         clock.now = now
         sleepers.pass_steps(steps)
+        self._skip(steps)
         self.books.take_quiet_steps(steps, count * steps, now)
+
+    def _skip(self, steps: int) -> None:
+        for counter in self._counters:
+            counter.skip_steps(steps)
 
 
 def arrival_ns(traced: TraceRequest) -> int:

@@ -14,7 +14,7 @@ from typing import overload
 
 import numpy as np
 
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.content import Words, mix
 from kv_sim.replay.timed.timing import SECOND
 from kv_sim.replay.trace import TraceRequest
@@ -105,20 +105,6 @@ class TracedRequest(SimRequest):
         self.lora_request = None
         self.kv_transfer_params = None
         self.num_prompt_tokens = traced.input_tokens
-        self.num_output_tokens = 0
-        self.status = Status.WAITING
-        self.num_computed_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_stale_output_tokens = 0
-        self.drop_stale_output = False
-        self.num_output_placeholders = 0
-        self.num_draft_tokens = 0
-        self.num_preemptions = 0
-        self.num_unseen_rejects = 0
-        self.is_prefill_chunk = True
-        self.last_sched_seq = 0
-        self.awaits_load = False
-        self.is_held = False
         self.run_order = 0
         """Its place among the running requests: they stand in the order of admission."""
         self.is_restless = False

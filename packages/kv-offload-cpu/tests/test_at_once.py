@@ -1,0 +1,145 @@
+"""``store`` and ``load_prefix`` are the calls that they stand for, with nothing between them."""
+
+from random import Random
+
+import pytest
+from kv_offload_cpu_world import make_key
+
+from kv_api import OffloadKey, ReqContext
+from kv_offload_cpu import POLICIES, CPUOffloadingManager, Stored
+from kv_offload_cpu.policy import CachePolicy
+
+
+class Pair:
+    """Two managers of which one is asked at once, the other call by call, while other jobs are under way."""
+
+    def __init__(self, random, policy, threshold):
+        self.random = random
+        self.managers = [
+            CPUOffloadingManager(random.randint(2, 16), policy, enable_events=True, store_threshold=threshold)
+        ]
+        self.managers.append(
+            CPUOffloadingManager(
+                self.managers[0]._pool.capacity, policy, enable_events=True, store_threshold=threshold
+            )
+        )
+        self.contexts = []
+        self.jobs = []
+        for index in range(4):
+            self.contexts.append([self.context(index) for _ in self.managers])
+
+    def context(self, index):
+        made = ReqContext(f"request {index}")
+        for number in range(30):
+            if index % 2:
+                made.set_offload_key_position(make_key(number), 16 * number)
+        return made
+
+    def state(self, place):
+        """Everything that a later call can depend on."""
+        manager = self.managers[place]
+        manager.check()
+        pool, policy = manager._pool, manager._policy
+        events = [(event.keys, event.removed, event.metadata_only) for event in manager.take_events()]
+        known = {name: repr(value) for name, value in vars(policy).items() if name in ("_uses", "_visited", "_p")}
+        stats = manager.get_stats().data
+        return pool.resident, pool.storing, pool.pins, pool._free, policy.slots(), known, events, stats
+
+    def act(self):
+        start = self.random.randrange(24)
+        keys = [make_key(number) for number in range(start, start + self.random.randrange(7))]
+        keys += keys[: self.random.randrange(2)]
+        one, two = self.managers
+        mine, other = self.random.choice(self.contexts)
+        match self.random.randrange(8):
+            case 0 | 1 | 2:
+                stored, output = one.store(keys, mine), two.prepare_store(keys, other)
+                assert (stored is None) is (output is None)
+                if stored is not None:
+                    two.complete_store(output.keys_to_store, other)
+                    slots = list(output.store_spec.block_ids)
+                    assert stored == Stored(output.keys_to_store, slots, output.evicted_keys)
+            case 3 | 4:
+                hits = two.lookup_prefix(keys, other).hits
+                two.prepare_load(keys[:hits], other)
+                two.complete_load(keys[:hits], other)
+                assert one.load_prefix(keys, mine) == hits
+            case 5:
+                outputs = [manager.prepare_store(keys, place) for manager, place in ((one, mine), (two, other))]
+                if outputs[0] is not None:
+                    self.jobs.append(("store", outputs[0].keys_to_store, mine, other))
+            case 6:
+                hits = one.lookup_prefix(keys, mine).hits
+                for manager, place in ((one, mine), (two, other)):
+                    manager.prepare_load(keys[:hits], place)
+                self.jobs.append(("load", keys[:hits], mine, other))
+            case _ if self.jobs:
+                kind, held, *places = self.jobs.pop(self.random.randrange(len(self.jobs)))
+                for manager, place in zip(self.managers, places, strict=True):
+                    (manager.complete_store if kind == "store" else manager.complete_load)(held, place)
+        assert self.state(0) == self.state(1)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("seed", range(12))
+def test_at_once_is_the_calls_one_after_the_other(policy, seed):
+    random = Random(seed)
+    pair = Pair(random, policy, random.randint(0, 2))
+    for _ in range(150):
+        pair.act()
+
+
+def test_what_does_not_fit_is_refused():
+    manager, request = CPUOffloadingManager(2), ReqContext("request")
+    keys = [make_key(number) for number in range(3)]
+    assert manager.store(keys, request) is None
+    assert manager.store(keys[:2], request) == Stored(keys[:2], [0, 1], [])
+    assert manager.store(keys[:2], request) == Stored([], [], [])
+    assert manager.load_prefix([*keys[:2], *keys], request) == 4
+    assert manager.load_prefix(keys[2:], request) == 0
+    assert manager.load_prefix([], request) == 0
+    manager.check()
+
+
+class Told(CachePolicy):
+    """Writes down what it is told."""
+
+    told = ()
+
+    def make_room(self, keys, count, pins):
+        return []
+
+    def insert(self, keys, slots, run):
+        self.told.append(("insert", [*slots]))
+
+    def access(self, slots, run):
+        self.told.append(("access", [*slots]))
+
+    def unpin(self, slots, run):
+        self.told.append(("unpin", [*slots]))
+
+    def remove(self, slots):
+        raise NotImplementedError
+
+    def clear(self):
+        raise NotImplementedError
+
+    def slots(self):
+        return []
+
+    def check(self, pins):
+        pass
+
+
+def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
+    monkeypatch.setitem(POLICIES, "told", Told)
+    monkeypatch.setattr(Told, "told", [])
+    manager, request, other = CPUOffloadingManager(4, "told"), ReqContext("request"), ReqContext("other")
+    keys = [OffloadKey(bytes([number] * 8)) for number in range(3)]
+    manager.store(keys, request)
+    manager.prepare_load(keys[:1], other)
+    manager.load_prefix(keys, request)
+    inserted, at_once = [0, 1, 2], ("access", [0, 1, 2])
+    assert Told.told == [
+        ("insert", inserted), ("unpin", inserted), ("access", [0]), at_once, ("unpin", [1, 2]),
+    ]  # fmt: skip

@@ -1,0 +1,84 @@
+"""The agenda: in which step a request has to be looked at, so that a step costs nothing for all others.
+
+**Theory of operation.** Steps have numbers; ``step`` is that of the next one. A request is put on the agenda of
+the first step in which it could have something to store, as if it computed one token in each step until then. One
+that computes more than a token in a step is looked at in that step, wherever it is on the agenda. So nobody is
+looked at too late, and who is looked at too early is put off again.
+
+On the agenda are exactly the requests that have blocks: they are put on it when a step tells of all their blocks,
+and leave it when they lose them or end. A look takes a request off; whoever looks puts it on again.
+
+**Invariants** (``check``): a request is on the agenda of one step, which is not over.
+"""
+
+from collections.abc import Iterable, Mapping
+
+
+class Agenda:
+    """Request ids by the step in which they are looked at."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._step_of: dict[str, int] = {}
+        self._ids_in: dict[int, set[str]] = {}
+        """Only ever asked whether an id is in it: the order of looks is that of the step."""
+
+    def put(self, request_id: str, step: int) -> None:
+        """Look at a request in ``step``, or in the next one if that is over."""
+        if request_id in self._step_of:
+            self.remove(request_id)
+        if step < self.step:
+            step = self.step
+        self._step_of[request_id] = step
+        self._ids_in.setdefault(step, set()).add(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """The request has no blocks any more."""
+        step = self._step_of.pop(request_id, None)
+        if step is not None:
+            ids = self._ids_in[step]
+            ids.remove(request_id)
+            if not ids:
+                del self._ids_in[step]
+
+    def hasten(self, request_id: str) -> None:
+        """Something changed: look at the request in the next step, if it has blocks."""
+        if request_id in self._step_of:
+            self.put(request_id, self.step)
+
+    def take(self, counts: Mapping[str, int]) -> list[str]:
+        """Begin the next step, which computes ``counts`` tokens. Returns whom to look at, in its order.
+
+        Who is due and not in the step is due in the one after.
+        """
+        due = self._ids_in.pop(self.step, set())
+        self.step += 1
+        for request_id in due:
+            del self._step_of[request_id]
+        looks = [request_id for request_id, count in counts.items() if count > 1 or request_id in due]
+        for request_id in due.difference(counts):
+            self.put(request_id, self.step)
+        return looks
+
+    def skip(self, steps: int) -> None:
+        """Pass steps in which nobody has anything to store. Whom they would have looked at, the next one does."""
+        self.step += steps
+        for step in [step for step in self._ids_in if step < self.step]:
+            for request_id in list(self._ids_in[step]):
+                self.put(request_id, self.step)
+
+    def step_of(self, request_id: str) -> int | None:
+        """When a request is looked at. None: it is not on the agenda."""
+        return self._step_of.get(request_id)
+
+    def check(self, with_blocks: Iterable[str]) -> None:
+        """Recount. ``with_blocks`` are the requests that have blocks."""
+        listed = {request_id: step for step, ids in self._ids_in.items() for request_id in ids}
+        total = sum(map(len, self._ids_in.values()))
+        assert len(listed) == total, f"{total} entries for {len(listed)} requests"
+        assert listed == self._step_of, f"requests by step {self._ids_in}, steps by request {self._step_of}"
+        assert all(self._ids_in.values()), f"a step has an empty agenda: {self._ids_in}"
+        over = sorted(step for step in self._ids_in if step < self.step)
+        assert not over, f"steps {over} have an agenda, and the next one is {self.step}"
+        expected = {*with_blocks}
+        assert listed.keys() == expected, f"on the agenda {sorted(listed)}, with blocks {sorted(expected)}"

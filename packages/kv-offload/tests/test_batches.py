@@ -1,0 +1,124 @@
+"""From offers to jobs, against a model that goes chunk by chunk."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_api import AttentionKind, GPULoadStoreSpec, KVError, ReqContext
+from kv_offload.layout import Group, Layout
+from kv_offload.progress import Progress
+from kv_offload.stores import beginning, chosen, in_batches, keys_of, source_of
+
+FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
+CHUNKS = 12
+
+
+class Hashes:
+    block_hashes = tuple(f"h{number}".encode() for number in range(4 * CHUNKS))
+
+
+def make(*groups):
+    """A request that fills CHUNKS chunks of each group; groups are (kind, blocks of a chunk)."""
+    layout = Layout(
+        tuple(
+            Group(place, kind, 4, size, size, 8 if kind is WINDOW else 0)
+            for place, (kind, size) in enumerate(groups)
+        ),
+        4,
+        4,
+    )
+    progress = Progress(layout)
+    progress.extend_keys(Hashes, ReqContext("a"))
+    progress.begin([range(100 * (place + 1), 100 * (place + 1) + 4 * CHUNKS) for place in range(len(groups))])
+    return layout, progress
+
+
+groups = st.lists(
+    st.tuples(st.sampled_from([FULL, WINDOW, STATE]), st.sampled_from([1, 2, 3])), min_size=1, max_size=3
+)
+offer = st.one_of(
+    st.tuples(st.integers(0, CHUNKS), st.integers(0, CHUNKS)).map(lambda ends: range(min(ends), max(ends))),
+    st.sets(st.integers(0, CHUNKS - 1)).map(sorted),
+)
+
+
+def ends(layout, offers):
+    """(end, place, chunk) of all chunks, in the order of tokens."""
+    return sorted(
+        ((chunk + 1) * layout.groups[place].tokens_per_chunk, place, chunk)
+        for place, chunks in enumerate(offers)
+        for chunk in chunks
+    )
+
+
+def by_group(triples, count):
+    return [[chunk for _, place, chunk in triples if place == wanted] for wanted in range(count)]
+
+
+def plain(batch):
+    return [[*chunks] for chunks in batch]
+
+
+@given(groups, st.data())
+def test_batches_are_what_a_job_can_name(kinds, data):
+    layout, _ = make(*kinds)
+    offers = [data.draw(offer) for _ in kinds]
+    is_alone = [kind is STATE and size > 1 for kind, size in kinds]
+    whole = [[] if alone else [*chunks] for alone, chunks in zip(is_alone, offers, strict=True)]
+    expected = [whole] if any(whole) else []
+    expected += [by_group([triple], len(kinds)) for triple in ends(layout, offers) if is_alone[triple[1]]]
+    assert [plain(batch) for batch in in_batches(layout, offers)] == expected
+
+
+@given(groups, st.data())
+def test_the_beginning_of_a_batch_is_a_prefix_of_the_request(kinds, data):
+    layout, _ = make(*kinds)
+    offers = [data.draw(offer) for _ in kinds]
+    triples = ends(layout, offers)
+    count = data.draw(st.integers(0, len(triples)))
+    assert plain(beginning(layout, offers, count)) == by_group(triples[:count], len(kinds))
+
+
+@given(groups, st.data())
+def test_a_job_reads_the_blocks_of_its_chunks(kinds, data):
+    layout, progress = make(*kinds)
+    offers = data.draw(
+        st.sampled_from(in_batches(layout, [data.draw(offer) for _ in kinds]) or [[()] * len(kinds)])
+    )
+    blocks, sizes, firsts, keys = [], [], [], []
+    for place, ((kind, size), chunks) in enumerate(zip(kinds, offers, strict=True)):
+        indices = [
+            index
+            for chunk in chunks
+            for index in range(chunk * size, (chunk + 1) * size)
+            if kind is not STATE or index % size == size - 1
+        ]
+        blocks += [100 * (place + 1) + index for index in indices]
+        sizes.append(len(indices))
+        firsts.append(indices[0] if indices else 0)
+        keys += [Hashes.block_hashes[(chunk + 1) * size - 1] + place.to_bytes(4, "big") for chunk in chunks]
+    source = source_of(progress, offers)
+    assert source.spec == GPULoadStoreSpec(blocks, sizes, firsts)
+    assert source.blocks == blocks
+    assert source.end_token == max((end for end, _, _ in ends(layout, offers)), default=0)
+    assert keys_of(progress, offers) == keys
+
+
+@given(st.data())
+def test_what_a_medium_wants_is_taken_in_its_order(data):
+    _layout, progress = make((FULL, 2), (WINDOW, 1))
+    offers = [data.draw(offer), data.draw(offer)]
+    wanted = [data.draw(st.permutations(chunks)) if chunks else [] for chunks in offers]
+    wanted = [of_group[: data.draw(st.integers(0, len(of_group)))] for of_group in wanted]
+    keys = [progress.groups[place].keys[chunk] for place, of_group in enumerate(wanted) for chunk in of_group]
+    assert chosen(progress, offers, keys) == wanted
+
+
+def test_a_medium_that_mixes_groups_is_told():
+    _, progress = make((FULL, 1), (FULL, 1))
+    first, second = (group.keys for group in progress.groups)
+    with pytest.raises(KVError) as error:
+        chosen(progress, [range(2), range(2)], [first[0], second[0], first[1]])
+    assert str(error.value) == (
+        "prepare_store: keys_to_store mixes the chunks of groups [0, 1, 0]; expected group after group"
+    )

@@ -1,0 +1,170 @@
+"""A replay that keeps nothing of the trace counts the same, in memory that doesn't grow with it."""
+
+import gc
+import json
+import tracemalloc
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_sim_slow_replay import prefix_trace
+
+from kv_sim.cli import main
+from kv_sim.replay import open_trace, stream
+from kv_sim.replay.cache import CacheRun, Setup, replay_cache
+from kv_sim.replay.columns import Columns
+from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.readers import opening
+from kv_sim.replay.readers.naming import Evidence
+from kv_sim.replay.readers.opening import open_stream
+from kv_sim.replay.results import CacheCounts, results_of
+from kv_sim.replay.shape import shape_of
+from kv_sim.replay.units import Footprint
+
+SETUPS = [
+    Setup("lru", 9), Setup("arc", 5, 3), Setup("s3fifo", 7), Setup("sieve", 4, 20), Setup("lru", 6, 0, 2),
+    Setup("lru", 0, 4),
+]  # fmt: skip
+COUNTS = list(CacheCounts.__dataclass_fields__)
+
+
+def write(file, requests, block=4):
+    """Requests as Mooncake's JSON lines, one a second; odd ones have a partial last block."""
+    with file.open("w") as out:
+        for index, ids in enumerate(requests):
+            tokens = block * len(ids) - (1 if index % 2 and ids else 0)
+            out.write(
+                json.dumps({"timestamp": 5000 + 1000 * index, "input_length": tokens, "hash_ids": ids}) + "\n"
+            )
+    return file
+
+
+@pytest.mark.parametrize("part", [1, 3, 1024])
+@given(seed=st.integers(0, 10**9), count=st.integers(1, 40))
+def test_a_stream_counts_what_the_whole_trace_counts(tmp_path_factory, part, seed, count):
+    requests = prefix_trace(Random(seed), count)
+    file = write(tmp_path_factory.mktemp("stream") / "trace.jsonl", [*requests, [1]])
+    columns, footprint = open_trace(file), Footprint(4, 10)
+    whole = results_of(columns, shape_of(columns), replay_all(columns, SETUPS), footprint)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "PART_REQUESTS", part)
+        found = stream.replay_stream(open_stream(file), SETUPS, Footprint(4, 10))
+    assert (found.trace, found.notes, found.totals) == (whole.trace, whole.notes, whole.totals)
+    assert (found.requests, found.duration_seconds) == (whole.requests, whole.duration_seconds)
+    for one, other in zip(found.runs, whole.runs, strict=True):
+        assert [getattr(one, name) for name in COUNTS] == [getattr(other, name) for name in COUNTS]
+
+
+def test_caches_can_be_recounted_after_every_part():
+    requests = prefix_trace(Random(3), 60)
+    for setup in SETUPS:
+        run = CacheRun(setup)
+        for ids in requests:
+            run.feed(columns_of([ids]))
+            run.check()
+        whole = replay_cache(columns_of(requests), setup)
+        assert (run.sums.stored, run.sums.evicted) == (whole.stored, whole.evicted)
+
+
+def columns_of(requests) -> Columns:
+    """A trace, one request a second."""
+    builder = opening.ColumnsBuilder()
+    for index, ids in enumerate(requests):
+        builder.add(index, 4 * len(ids), 1, ids)
+    return builder.finish("made", 4)
+
+
+def peak_bytes(work):
+    """The most that was allocated at once meanwhile, by Python and numpy."""
+    gc.collect()
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("setup", [Setup("lru", 100, 50, 2), Setup("arc", 100), Setup("s3fifo", 100)])
+def test_memory_is_bounded_by_the_capacity(tmp_path, monkeypatch, setup):
+    """Half of each prompt was there before, half is new; four times the requests take no more memory."""
+    monkeypatch.setattr(stream, "PART_REQUESTS", 32)
+    monkeypatch.setattr(opening, "_LOOK_AT", 50)
+    monkeypatch.setattr(opening, "Evidence", lambda: Evidence(limit=500))
+    monkeypatch.setattr("kv_offload_cpu.manager.OfferTracker", small_tracker)
+    random = Random(1)
+    ids = [[*made_ids(random.randrange(20)), *made_ids(1000 + n)] for n in range(1600)]
+    files = [write(tmp_path / f"{count}.jsonl", ids[:count]) for count in (400, 1600)]
+
+    def replay(file):
+        return stream.replay_stream(open_stream(file), [setup], Footprint(4, None))
+
+    replay(files[0])  # whatever is made once
+    short, long = (peak_bytes(lambda file=file: replay(file)) for file in files)
+    assert long < 1.1 * short, f"{short:,} bytes for 400 requests, {long:,} for 1600"
+    if setup.policy == "lru":
+        grown = [peak_bytes(lambda file=file: open_trace(file)) for file in files]
+        assert grown[1] > 1.5 * grown[0], f"the measure sees nothing: {grown}"
+
+
+def made_ids(first):
+    """Eight ids that begin a prompt, or go on with it."""
+    return range(8 * first, 8 * first + 8)
+
+
+def small_tracker(threshold, max_size):
+    """The real tracker, of few keys: 64,000 would hold this whole trace."""
+    from kv_offload_cpu.tracker import OfferTracker
+
+    return OfferTracker(threshold, min(max_size, 500))
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write(tmp_path / "small.jsonl", [[1, 2, 3], [4, 5], [1, 2, 6], [1, 2, 3]], 512)
+
+
+def test_the_table_of_a_stream(small, capsys):
+    assert main(["replay", str(small), "--stream", "--capacity", "5blocks", "--model", "qwen3-8b"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "small.jsonl: 4 requests in 3 s, 5630 prompt tokens, 11 blocks of 512 tokens",
+        "  format: mooncake",
+        "  qwen3-8b: 36 layers × 2 (K and V) × 8 KV heads × 128 × 2 bytes (bf16) = 147,456 bytes a token",
+        "",
+        "policy  blocks  tokens   memory  block  token  full block   loaded   stored  evicted  refused",
+        "lru          5    2560  360 MiB  0.364  0.364       0.444  288 MiB  504 MiB  144 MiB        0",
+        "",
+        "Ratios are hits of host memory: of all blocks, of all prompt tokens, of all full blocks.",
+    ]
+    assert main(["replay", str(small), "--stream", "--capacity", "5blocks", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["runs"][0]["loaded_blocks"] == 4 and data["runs"][0]["stored_bytes"] is None
+    assert "best" not in data["runs"][0] and "infinite" not in data
+
+
+REFUSED = {
+    (): "--stream needs --capacity: usual sizes are shares of a trace that was read to its end",
+    ("--capacity", "5blocks", "--html", "page.html"): "--stream keeps nothing of the trace, which --html needs",
+    (
+        "--capacity",
+        "5blocks",
+        "--write-oracle",
+        "o",
+    ): "--stream keeps nothing of the trace, which --write-oracle needs",
+    (
+        "--capacity",
+        "5blocks",
+        "--fidelity",
+        "engine",
+    ): "--stream is of --fidelity cache; --help lists what engine has",
+    ("--capacity", "5blocks", "--unsorted", "sort"): (
+        "small.jsonl: --stream takes requests in the order of the file, and these have to be sorted first"
+    ),
+    ("--capacity", "5blocks", "--store-threshold", "-1"): "--store-threshold: expected at least 0, got -1",
+}
+
+
+@pytest.mark.parametrize("options", list(REFUSED), ids=lambda options: " ".join(options) or "nothing")
+def test_what_a_stream_can_not_do_is_refused(small, capsys, options):
+    assert main(["replay", str(small), "--stream", *options]) == 2
+    assert capsys.readouterr().err == f"kv-sim replay: {REFUSED[options]}\n"
