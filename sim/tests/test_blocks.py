@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.blocks import NULL, BlockPool, KVCacheManager
+from kv_sim.engine.blocks import KVCacheManager
+from kv_sim.engine.pool import NULL, BlockPool
 
 operations = st.lists(
     st.one_of(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_sim.engine.blocks import BlockPool
+from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.scheduler import Scheduler
 from kv_vllm.__main__ import main
 from kv_vllm.installed import vllm_version

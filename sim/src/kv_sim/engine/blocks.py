@@ -1,108 +1,12 @@
-"""GPU blocks: the pool, the prefix cache and the block tables, with vLLM's rules of order.
+"""Which request has which GPU blocks: block tables by group, hits, copies on write, with vLLM's rules."""
 
-A block is free, or held by one or more requests. Free blocks stand in a queue: allocation takes from its front,
-freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
-hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
-"""
-
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import BlockCopy
+from kv_sim.engine.pool import NULL, BlockPool
 from kv_sim.engine.request import SimRequest
-
-NULL = 0
-
-
-class BlockPool:
-    """Reference counts, the free queue, and hash -> block for each group."""
-
-    def __init__(self, num_gpu_blocks: int) -> None:
-        self.num_gpu_blocks = num_gpu_blocks
-        self.ref_counts = [0] * num_gpu_blocks
-        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
-        self.key_of: dict[int, tuple[int, bytes]] = {}
-        self.cached: dict[tuple[int, bytes], list[int]] = {}
-
-    @property
-    def num_free(self) -> int:
-        """How many blocks could be allocated."""
-        return len(self.free_queue)
-
-    def allocate(self, count: int) -> list[int]:
-        """Take the first ``count`` free blocks; what they cached is gone."""
-        assert count <= self.num_free, f"asked for {count} of {self.num_free} free blocks"
-        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self.uncache(block)
-            self.ref_counts[block] = 1
-        return blocks
-
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Add a reference to cached blocks."""
-        for block in blocks:
-            if block != NULL:
-                if self.ref_counts[block] == 0:
-                    del self.free_queue[block]
-                self.ref_counts[block] += 1
-
-    def free(self, blocks: Iterable[int]) -> list[int]:
-        """Drop a reference to each; returns those that became free."""
-        freed = []
-        for block in blocks:
-            if block == NULL:
-                continue
-            assert self.ref_counts[block] > 0, f"block {block} is freed and nobody holds it"
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
-                freed.append(block)
-        front = [block for block in freed if block not in self.key_of]
-        for block in freed:
-            self.free_queue[block] = None
-        for block in reversed(front):
-            self.free_queue.move_to_end(block, last=False)
-        return freed
-
-    def cache(self, group: int, block_hash: bytes, block: int) -> None:
-        """Let others find ``block`` under its hash, in the place of one that ended within it."""
-        key = (group, block_hash)
-        if block != NULL and self.key_of.get(block) != key:
-            self.uncache(block)
-            self.key_of[block] = key
-            self.cached.setdefault(key, []).append(block)
-
-    def uncache(self, block: int) -> None:
-        """Let nobody find ``block`` any more."""
-        key = self.key_of.pop(block, None)
-        if key is not None:
-            blocks = self.cached[key]
-            blocks.remove(block)
-            if not blocks:
-                del self.cached[key]
-
-    def find(self, group: int, block_hash: bytes) -> int | None:
-        """A cached block with this hash."""
-        blocks = self.cached.get((group, block_hash))
-        return blocks[0] if blocks else None
-
-    def reset(self) -> bool:
-        """Forget all hashes; refused while any block is held."""
-        if any(self.ref_counts):
-            return False
-        self.cached.clear()
-        self.key_of.clear()
-        return True
-
-    def check(self) -> None:
-        """Recount."""
-        held = sum(1 for count in self.ref_counts[1:] if count)
-        total = self.num_gpu_blocks - 1
-        assert held + self.num_free == total, f"held {held} + free {self.num_free} != {total}"
-        assert all(self.ref_counts[block] == 0 for block in self.free_queue), "a free block is held"
-        listed = sum(len(blocks) for blocks in self.cached.values())
-        assert listed == len(self.key_of), f"{listed} cached blocks, {len(self.key_of)} keys"
 
 
 @dataclass

@@ -12,7 +12,8 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
 from kv_sim.memory.copies import State
-from kv_sim.memory.device import Device, KVCache, LaunchedStep
+from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.kv_cache import KVCache
 
 
 class Forward:

@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
 
 import numpy as np
 
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.shadow import Shadow
 
 
@@ -94,7 +94,7 @@ class Device:
         self.host = np.concatenate([self.host, more])
         return first
 
-    def kv_cache(self, layer: int) -> "KVCache":
+    def kv_cache(self, layer: int) -> KVCache:
         """The pages of a layer, for a connector."""
         cache = self.memory[:, layer].view(KVCache)
         cache._device, cache.layer = self, layer
@@ -276,41 +276,3 @@ class Device:
         else:
             self.memory[block] = self.host[slot]
             self.shadow.last_writer[self.rank][block] = str(copy)
-
-
-class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
-    """What a connector gets for a layer: its pages of one device, an array of (blocks, words).
-
-    The array shows the memory as it is at this moment, and can't be written to; it is for those who want to know
-    where pages lie. ``read`` and ``write`` wait for the device first, as an access from the host does. ``device``,
-    which views keep, has ``copies``, which don't wait.
-    """
-
-    _device: Device
-    layer: int
-
-    def __array_finalize__(self, origin: Any) -> None:
-        if isinstance(origin, KVCache):
-            self._device, self.layer = origin._device, origin.layer
-
-    @property
-    def device(self) -> Any:
-        """The ``Device`` whose memory this is."""
-        return self._device
-
-    def read(self, block: int) -> Words:
-        """A copy of a page, after the device has finished what it was given."""
-        self.device.synchronize()
-        self.device.shadow.about_to_read(
-            self.device.rank, [block], "the connector reads it", self.device.copies.running.values()
-        )
-        return cast(Words, self.device.memory[block, self.layer].copy())
-
-    def write(self, block: int, page: Any) -> None:
-        """Overwrite a page, after the device has finished what it was given."""
-        self.device.synchronize()
-        self.device.shadow.about_to_load(
-            self.device.rank, block, "the connector writes it", self.device.copies.running.values()
-        )
-        self.device.memory[block, self.layer] = page
-        self.device.shadow.last_writer[self.device.rank][block] = "the connector"
