@@ -147,7 +147,7 @@ def test_extra_config_reaches_the_connector(kv_sim: Callable[[str], Result], tmp
 
 
 MISUSES = [
-    ("fuzz --connector latr", "unknown connector 'latr'; known: later, "),
+    ("fuzz --connector latr", "unknown connector 'latr'; known: in-step+later, later, "),
     ("fuzz --connector latr", "did you mean 'later'?"),
     ("fuzz --connector :Later", "expected module:Class"),
     ("fuzz --connector no.such:Later", "there is no module 'no'"),
