@@ -26,12 +26,13 @@ def reference(request):
 
 
 def put_through(transfer, dtype):
-    """What the history gives, the tokens that were loaded, and how often requests were preempted."""
+    """What the history gives, tokens that were loaded, preemptions, loads that failed, and the connector."""
     engine = Engine(transfer, dtype=dtype)
     told = history(engine)
     if hasattr(engine.connector, "check"):
         engine.connector.check()
-    counts = [engine.metric(f"vllm:{name}") for name in ("external_prefix_cache_hits", "num_preemptions")]
+    counted = ("external_prefix_cache_hits", "num_preemptions", "kv_offload_load_failure")
+    counts = [engine.metric(f"vllm:{name}") for name in counted]
     loaded = type(engine.connector).__module__, engine.connector
     engine.close()
     return told, counts, loaded
@@ -40,9 +41,9 @@ def put_through(transfer, dtype):
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_outputs_are_identical(reference, name):
     dtype, expected = reference
-    told, (hits, preemptions), (module, connector) = put_through(CONFIGURATIONS[name], dtype)
+    told, (hits, preemptions, failures), (module, connector) = put_through(CONFIGURATIONS[name], dtype)
     assert told == expected
-    assert hits > 500 and preemptions > 0
+    assert hits > 500 and preemptions > 0 and not failures
     if name == "spec":
         assert module == "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
         assert type(connector.scheduler.manager).__module__ == "kv_vllm.host_spec"
@@ -55,6 +56,7 @@ def test_outputs_are_identical(reference, name):
         ]
 
 
+FAILING = with_extra(OURS, spec_name="Failing", spec_module_path="kv_vllm_specs")
 CORRUPTING = [
     with_extra(OURS, spec_name="Corrupting", spec_module_path="kv_vllm_specs"),
     with_extra(SPEC, spec_name="CorruptingHost", spec_module_path="kv_vllm_host_specs"),
@@ -64,7 +66,14 @@ CORRUPTING = [
 @pytest.mark.parametrize("transfer", CORRUPTING, ids=["ours", "spec"])
 def test_one_wrong_byte_in_a_load_changes_them(reference, transfer):
     dtype, expected = reference
-    told, (hits, _), _ = put_through(transfer, dtype)
+    told, (hits, _, _), _ = put_through(transfer, dtype)
     assert hits > 500
     assert told["shared"] == expected["shared"]
     assert told["again"] != expected["again"]
+
+
+def test_what_a_failed_load_left_out_is_computed(reference):
+    dtype, expected = reference
+    told, (hits, _, failures), _ = put_through(FAILING, dtype)
+    assert told == expected
+    assert hits > 500 and failures > 5

@@ -12,7 +12,7 @@ CORRUPTING = with_extra(OURS, spec_name="Corrupting", spec_module_path="kv_vllm_
 
 
 def put_through(transfer, dtype):
-    """What the history gives, how many tokens were loaded, and how often requests were preempted."""
+    """What the history gives, and how many tokens were loaded."""
     options = {"model": str(model_of_two_groups()), "num_gpu_blocks_override": 36, "dtype": dtype}
     engine = Engine(transfer, disable_hybrid_kv_cache_manager=False, **options)
     told = history(engine)
@@ -20,9 +20,9 @@ def put_through(transfer, dtype):
         engine.connector.check()
     specs = [group.kv_cache_spec for group in engine.scheduler.kv_cache_config.kv_cache_groups]
     assert sorted(getattr(spec, "sliding_window", None) or 0 for spec in specs) == [0, WINDOW]
-    hits, preemptions = (engine.metric(f"vllm:{name}") for name in ("external_prefix_cache_hits", "num_preemptions"))
+    assert engine.metric("vllm:num_preemptions") > 0
+    hits = engine.metric("vllm:external_prefix_cache_hits")
     engine.close()
-    assert preemptions > 0
     return told, hits
 
 

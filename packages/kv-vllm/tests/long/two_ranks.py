@@ -1,4 +1,7 @@
-"""Outputs of two tensor-parallel workers, a process each, that share our host memory. Run by the session `vllm-long`."""
+"""Outputs of two tensor-parallel workers, a process each, that share our host memory.
+
+Run by the session `vllm-long`.
+"""
 
 import pytest
 from kv_vllm_runs import OURS, Engine, prefixes, with_extra

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from kv_offload_cpu import CPUOffloadingSpec
-from kv_offload_cpu.copy.engine import Direction
+from kv_offload_cpu.copy.engine import CopyResult, Direction
 
 
 class UntilSettled:
@@ -56,6 +56,28 @@ class OneWrongByte:
         return getattr(self.inner, name)
 
 
+class EveryOtherLoadFails:
+    """Such a load moves nothing."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.loads, self.failed = 0, []
+
+    def submit(self, job_id, direction, copies, **how):
+        self.loads += direction is Direction.LOAD
+        if direction is Direction.LOAD and self.loads % 2:
+            self.failed.append(CopyResult(job_id, success=False))
+        else:
+            self.inner.submit(job_id, direction, copies, **how)
+
+    def poll(self):
+        failed, self.failed = self.failed, []
+        return [*failed, *self.inner.poll()]
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
 class Settled(CPUOffloadingSpec):
     """Copies that end when a test says so."""
 
@@ -68,3 +90,10 @@ class Corrupting(CPUOffloadingSpec):
 
     def make_copy_engine(self, kv_caches, layout, memory):
         return OneWrongByte(super().make_copy_engine(kv_caches, layout, memory), memory)
+
+
+class Failing(CPUOffloadingSpec):
+    """Loads that fail."""
+
+    def make_copy_engine(self, kv_caches, layout, memory):
+        return EveryOtherLoadFails(super().make_copy_engine(kv_caches, layout, memory))
