@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kv_offload_cpu_models import MODELS
 
 from kv_offload_cpu import POLICIES, Run
+from kv_offload_cpu.pins import Pins
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""
@@ -21,10 +22,11 @@ actions = st.lists(
 class World:
     """A policy and its model under the same calls, with the slots and pins that a manager would keep."""
 
-    def __init__(self, name, capacity):
-        self.name, self.capacity = name, capacity
+    def __init__(self, name, capacity, largest=5):
+        self.name, self.capacity, self.largest = name, capacity, largest
         self.policy, self.model = POLICIES[name](capacity), MODELS[name](capacity)
-        self.pins = [0] * capacity
+        self.policy.key_of = self.key_of = [b""] * capacity
+        self.pins = Pins(capacity)
         self.free = list(range(capacity))
         self.slot_of = {}  # held keys
         self.in_flight = []  # batches of keys
@@ -41,7 +43,7 @@ class World:
 
     def store(self, a, b):
         universe = [b"%d" % number for number in range(2 * self.capacity + 2)]
-        keys = [key for key in universe[a % len(universe) :][: 1 + b % 5] if key not in self.slot_of]
+        keys = [key for key in universe[a % len(universe) :][: 1 + b % self.largest] if key not in self.slot_of]
         count = max(0, len(keys) - len(self.free))
         if keys and count <= sum(not self.pins[slot] for slot in self.slot_of.values()):
             self.evict_and_insert(keys, count, self.runs[(a + b) % 4])
@@ -63,17 +65,17 @@ class World:
 
         before = list(self.pins)
         self.model.store(keys, same_slots, count, before, run)
-        self.policy.insert(keys, slots, run)
         for key, slot in zip(keys, slots, strict=True):
-            self.pins[slot] = 1
             self.slot_of[key] = slot
+            self.key_of[slot] = key
+        self.policy.insert(keys, slots, run)
+        self.pins.pin(slots)
         self.in_flight.append((keys, run))
 
     def end_store(self, a):
         keys, run = self.in_flight.pop(a % len(self.in_flight))
         slots = [self.slot_of[key] for key in keys]
-        for slot in slots:
-            self.pins[slot] = 0
+        self.pins.unpin(slots)
         return keys, slots, run
 
     def land(self, a, b):
@@ -92,7 +94,7 @@ class World:
         writing = {key for keys, _ in self.in_flight for key in keys}
         slots = [slot for key, slot in self.slot_of.items() if key not in writing]
         start = a % len(slots) if slots else 0
-        return slots[start : start + 1 + b % 4]
+        return slots[start : start + max(1, b % self.largest)]
 
     def access(self, a, b):
         slots = self.choose(a, b)
@@ -103,17 +105,14 @@ class World:
         slots = self.choose(a, b)
         if slots:
             run = self.runs[(a + b) % 4]
-            for slot in slots:
-                self.pins[slot] += 1
+            self.pins.pin(slots)
             self.both("access", slots, run)
             self.loads.append((slots, run))
 
     def unload(self, a, b):
         if self.loads:
             slots, run = self.loads.pop(a % len(self.loads))
-            for slot in slots:
-                self.pins[slot] -= 1
-            self.both("unpin", [slot for slot in slots if not self.pins[slot]], run)
+            self.both("unpin", self.pins.unpin(slots), run)
 
     def finish(self, a, b):
         self.both("finish", self.runs[a % 4])
@@ -143,10 +142,23 @@ def test_it_evicts_what_the_papers_algorithm_evicts(name, capacity, actions):
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_large_batches(name, seed):
+    """Most of a batch is treated alike, as in a server: prompts come, come back soon, and leave."""
+    random = Random(seed)
+    world = World(name, random.randint(20, 60), largest=random.randint(6, 20))
+    weights = [random.random() for _ in ACTIONS]
+    for action in random.choices(ACTIONS, weights, k=150):
+        world.act(action, random.randrange(1000), random.randrange(1000))
+    world.drain()
+
+
 def replay(name, capacity, accesses):
     """No batches, no pins, a request for every access: then each policy is exactly the algorithm of its paper."""
     policy, model = POLICIES[name](capacity), MODELS[name](capacity)
-    slot_of, pins = {}, [0] * capacity
+    slot_of, pins = {}, Pins(capacity)
+    policy.key_of = key_of = [b""] * capacity
     for number in accesses:
         key, run = b"%d" % number, Run()
         if key in slot_of:
@@ -158,8 +170,8 @@ def replay(name, capacity, accesses):
         slot_of = {other: place for other, place in slot_of.items() if place != slot}
         expected, _ = model.store([key], lambda _, slot=slot: [slot], len(evicted), pins, run)
         assert evicted == expected
+        slot_of[key], key_of[slot] = slot, key
         policy.insert([key], [slot], run)
-        slot_of[key] = slot
     policy.check(pins)
 
 
@@ -189,11 +201,13 @@ def test_on_long_traces_too(name, seed):
 def test_clear_makes_it_new(name):
     def feed(policy):
         order = []
-        pins = [0] * 5
+        pins = Pins(5)
+        policy.key_of = [b""] * 5
         for number in range(40):
             key = b"%d" % (number * 7 % 11)
             evicted = policy.make_room([key], int(number >= 5), pins)
             slot = evicted[0] if evicted else number
+            policy.key_of[slot] = key
             policy.insert([key], [slot], Run())
             if number % 3 == 0:
                 policy.access([slot], Run())
@@ -203,6 +217,6 @@ def test_clear_makes_it_new(name):
     policy = POLICIES[name](5)
     before = feed(policy)
     policy.clear()
-    policy.check([0] * 5)
+    policy.check(Pins(5))
     assert policy.slots() == []
     assert feed(policy) == before

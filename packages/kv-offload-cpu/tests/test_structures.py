@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from kv_offload_cpu_models import LRUModel
 
 from kv_offload_cpu import Run
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 from kv_offload_cpu.policy.recency import RecencyList
 
@@ -48,10 +49,9 @@ def test_ghosts():
     ghosts = Ghosts()
     ghosts.add([b"a", b"b", b"c"])
     ghosts.remove(b"b")
-    ghosts.forget_oldest()
+    ghosts.forget(1)
     assert list(ghosts) == [b"c"]
-    for _ in range(3):
-        ghosts.forget_oldest()  # c, and two that are yet to come
+    ghosts.forget(3)  # c, and two that are yet to come
     ghosts.add([b"d", b"e", b"f"])
     ghosts.check()
     assert (list(ghosts), b"d" in ghosts.keys, b"f" in ghosts.keys, len(ghosts)) == ([b"f"], False, True, 1)
@@ -62,16 +62,19 @@ def test_ghosts():
 
 uses = st.tuples(st.just("use"), st.lists(slots, min_size=1, max_size=5, unique=True), st.integers(0, 3))
 others = st.tuples(
-    st.sampled_from(["pop", "remove", "renew"]), st.lists(slots, max_size=3, unique=True), st.integers(0, 3)
+    st.sampled_from(["pop", "remove", "renew", "take over"]),
+    st.lists(slots, max_size=3, unique=True),
+    st.integers(0, 3),
 )
 
 
 @FEWER
 @given(actions=st.lists(uses | others, min_size=30, max_size=250), pinned=st.sets(slots, max_size=3))
 def test_recency_list(actions, pinned):
-    recency, model = RecencyList(CAPACITY), LRUModel(CAPACITY)
+    recency, model = RecencyList([None] * CAPACITY), LRUModel(CAPACITY)
     runs = [Run() for _ in range(4)]
-    pins = [slot in pinned for slot in range(CAPACITY)]
+    pins = Pins(CAPACITY)
+    pins.pin([*pinned])
     parked = {}
     for action, some, number in actions:
         held = list(recency)
@@ -80,14 +83,18 @@ def test_recency_list(actions, pinned):
             model.access(some, runs[number])
             for slot in some:
                 parked.pop(slot, None)
+        elif action == "take over" and model.runs:
+            again = [*model.runs[len(some) % len(model.runs)][1]]
+            recency.use(again, runs[number])
+            model.access(again, runs[number])
         elif action == "pop":
             unpinned = [slot for slot in held if slot not in pinned]
             count = min(number, len(unpinned))
             assert recency.pop(count, pins, parked) == [model.evict(pins) for _ in range(count)]
         elif action == "remove":
-            recency.remove([slot for slot in some if slot in recency])
+            recency.remove([slot for slot in some if slot in held])
             model.remove([slot for slot in some if slot in held])
-        else:
+        elif action == "renew":
             recency.renew(runs[number])
             model.finish(runs[number])
         recency.check()
@@ -96,10 +103,44 @@ def test_recency_list(actions, pinned):
 
 
 def test_recency_list_sweeps():
-    recency = RecencyList(CAPACITY)
+    recency = RecencyList([None] * CAPACITY)
     for number in range(10_000):
         recency.use(range(CAPACITY), Run(), CAPACITY if number == 0 else 0)
         assert recency._entries <= 3 * CAPACITY + 64
     recency.check()
-    assert len(recency._runs) <= 6
+    assert len(recency._stretches) <= 6
     assert list(recency) == list(reversed(range(CAPACITY)))
+
+
+def test_a_stretch_is_taken_over_as_it_is():
+    recency, one, two, three = RecencyList([None] * CAPACITY), Run(), Run(), Run()
+    recency.use([1, 2, 3], one, 3)
+    recency.use([1, 2, 3], two)
+    assert (recency._entries, [*recency._stretches]) == (3, [two])
+    recency.use([7], one, 1)  # who lost it begins anew
+    recency.use([2], three)
+    recency.use([1, 2, 3], Run())  # the same slots as the stretch of two, in which 2 is dead
+    recency.check()
+    assert list(recency) == [7, 3, 2, 1]
+    recency.use([1, 2, 3], one)  # who has a stretch goes on with it
+    recency.check()
+    assert list(recency) == [3, 2, 1, 7]
+
+
+def test_a_stretch_moves_between_lists_of_one_pool():
+    places = [None] * CAPACITY
+    first, second, run = RecencyList(places), RecencyList(places), Run()
+    first.use([1, 2], run, 2)
+    second.use([3], Run(), 1)
+    for some in ([1], [2, 1], [3]):
+        assert not first.move_whole(some, run, second)
+    assert first.move_whole([1, 2], run, second)
+    assert (list(first), list(second), first.among([1, 2, 3]), second.among([1, 2, 3])) == (
+        [], [3, 2, 1], [], [1, 2, 3],
+    )  # fmt: skip
+    second.use([3], run)
+    first.use([4, 5], run, 2)
+    assert not first.move_whole([4, 5], run, second)  # the request has a stretch there
+    for each in (first, second):
+        each.check()
+    assert (list(first), list(second)) == ([5, 4], [3, 2, 1])

@@ -7,7 +7,7 @@ fence; and ``end_reset`` lifts what was raised up to the last reset, for a calle
 before it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -68,6 +68,10 @@ class Fences:
     def check(self) -> None:
         """See that every fence waits for something."""
         assert all(fence.jobs > 0 for fence in self._fences.values()), f"fenced without a job: {self._fences}"
+
+    def keys(self) -> KeysView[OffloadKey]:
+        """The keys that the fenced slots had."""
+        return self._fences.keys()
 
     def __len__(self) -> int:
         return len(self._fences)

@@ -30,8 +30,9 @@ from kv_api import (
 from kv_offload_cpu.events import EventLog
 from kv_offload_cpu.fences import JobKind
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
+from kv_offload_cpu.pick import pick
 from kv_offload_cpu.policy import Run, find_policy
-from kv_offload_cpu.pool import ChunkPool
+from kv_offload_cpu.pool import ChunkPool, Offer
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
@@ -67,6 +68,7 @@ class CPUOffloadingManager(OffloadingManager):
         _check_at_least("max_tracker_size", max_tracker_size, 1)
         self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)
         self._pool = ChunkPool(num_chunks)
+        self._policy.key_of = self._pool.key_of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
         self._counters = Counters()
@@ -89,13 +91,10 @@ class CPUOffloadingManager(OffloadingManager):
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         """What ``lookup`` says of each key up to the first that is no hit, in one call."""
-        resident = self._pool.resident
-        hits = 0
-        for key in keys:
-            if key not in resident:
-                return PrefixLookup(hits, self.lookup(key, req_context))
-            hits += 1
-        return PrefixLookup(hits, LookupResult.HIT)
+        first = self._pool.first_miss(keys)
+        if first is None:
+            return PrefixLookup(len(keys), LookupResult.HIT)
+        return PrefixLookup([*keys].index(first), self.lookup(first, req_context))
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         return CacheHitSource.HOST
@@ -107,8 +106,8 @@ class CPUOffloadingManager(OffloadingManager):
     # Loads
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
-        slots = self._pool.pin(keys)
-        self._access([*dict.fromkeys(slots)], self._run(req_context))
+        slots, used = self._pool.pin(keys)
+        self._access(used, self._run(req_context))
         return CPULoadStoreSpec(slots)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -123,14 +122,11 @@ class CPUOffloadingManager(OffloadingManager):
 
         The same as ``prepare_load`` and ``complete_load`` of it with nothing between them.
         """
-        slot_of, slots = self._pool.resident.get, list[int]()
-        for key in keys:
-            slot = slot_of(key)
-            if slot is None:
-                break
-            slots.append(slot)
+        listed = [*keys]
+        first = self._pool.first_miss(listed)
+        slots = self._pool.find(listed if first is None else listed[: listed.index(first)])
         if slots:
-            run, used = self._run(req_context), [*dict.fromkeys(slots)]
+            run, used = self._run(req_context), _distinct(slots)
             self._access(used, run)
             self._policy.unpin(self._pool.not_pinned(used), run)
         return len(slots)
@@ -156,14 +152,14 @@ class CPUOffloadingManager(OffloadingManager):
         self,
         keys: Collection[OffloadKey],
         req_context: ReqContext,
-        enter: Callable[[Sequence[OffloadKey]], list[int]],
+        enter: Callable[[Offer], list[int]],
     ) -> Stored | None:
         """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
-        offer = dict.fromkeys(keys)
+        offer: Offer = dict.fromkeys(keys)
         absent = pool.absent(offer)
-        wanted = absent if tracker is None else tracker.worthy(absent)
-        used = [pool.resident[key] for key in offer if key in pool.resident] if len(absent) < len(offer) else []
+        wanted = absent if tracker is None else dict.fromkeys(tracker.worthy(absent))
+        used = [pool.resident[key] for key in offer if key in pool.resident] if absent is not offer else []
         evict_count = pool.count_to_evict(len(wanted), used)
         if evict_count is None:
             self._counters.allocation_failures += 1
@@ -177,12 +173,12 @@ class CPUOffloadingManager(OffloadingManager):
         if not wanted:
             return Stored([], [], [])
         self._counters.allocation_sizes.append(len(wanted))
-        evicted = self._make_room(wanted, evict_count, used, run)
+        new = [*wanted]
+        evicted = self._make_room(new, evict_count, used, run)
         slots = enter(wanted)
         in_order = self._in_token_order(slots, run)
-        ordered = wanted if in_order is slots else [pool.key_of[slot] for slot in in_order]
-        self._policy.insert(ordered, in_order, run)
-        return Stored(wanted, slots, evicted)
+        self._policy.insert(new if in_order is slots else pick(in_order, pool.key_of), in_order, run)
+        return Stored(new, slots, evicted)
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
@@ -252,14 +248,12 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
         """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
-        pins = self._pool.pins
-        for slot in used:
-            pins[slot] += 1
+        pins, idle = self._pool.pins, self._pool.not_pinned(used)
+        pins.pin(idle)
         slots = self._policy.make_room(wanted, count, pins)
-        for slot in used:
-            pins[slot] -= 1
-        if used:
-            self._policy.unpin(self._pool.not_pinned(used), run)
+        pins.unpin(idle)
+        if idle:
+            self._policy.unpin(idle, run)
         assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
         evicted = self._pool.evict(slots)
         if self._events is not None:
@@ -292,6 +286,11 @@ class CPUOffloadingManager(OffloadingManager):
 
 class _Runs(dict[ChunkPool, Run]):
     """The runs of one request: one for each manager that serves it."""
+
+
+def _distinct(slots: list[int]) -> list[int]:
+    """Each of them once."""
+    return slots if len({*slots}) == len(slots) else [*dict.fromkeys(slots)]
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

@@ -1,7 +1,7 @@
 """The states of chunks, and every transition between them.
 
 **Theory of operation.** What is known of a chunk lies in a few columns, not in an object of its own: two
-dictionaries from keys to slots, and lists indexed by slot. Which dictionary knows a key is the chunk's state::
+dictionaries from keys to slots, and columns by slot. Which dictionary knows a key is the chunk's state::
 
               enter                    land                   pin
       FREE ───────────▶ IN FLIGHT ───────────────▶ RESIDENT ◀─────▶ PINNED
@@ -12,23 +12,35 @@ dictionaries from keys to slots, and lists indexed by slot. Which dictionary kno
 
 * ``storing``: key → slot of what is in flight.
 * ``resident``: key → slot of what landed, every byte of it.
-* ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0. ``_pinned_count``
-  is how many slots have any, so that whether a store fits is known without a scan.
+* ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
 * ``key_of``: slot → the key last stored there.
 * ``_free``: free slots, the next one last; ``fences``: see there.
+* ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads``: what a load
+  pinned, by its last key, until a load ends as another one than it began or a chunk is forgotten. Both only spare
+  looks into ``resident`` to who brings the same list again: to compare lists of the same keys is nearly free.
 
-So a batch is a few loops without a call in them, over small integers.
+A batch is a few calls that do the same to all of it, and hardly a step of Python for each chunk. That counts in a
+large pool most of all, where each look into ``resident`` is a cache miss: a key is looked for once in a lookup, a
+load and its end, and entered and deleted once.
 
 **Invariants.** Free + fenced + in flight + resident = capacity, and no slot is two of these. A chunk with pins is
 not evicted, reused or freed. A key gets into ``resident`` only when its store completed.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
-from typing import cast
+from typing import TypeAlias, cast
 
 from kv_api import KVError, OffloadKey
 from kv_offload_cpu.fences import Fences, JobKind
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.pins import Pins
+
+_Batch: TypeAlias = tuple[list[OffloadKey], list[int]]
+"""Keys, and the slots of their chunks."""
+
+Offer: TypeAlias = dict[OffloadKey, int | None]
+"""Keys that are to be stored, each once, and the slots that they get. A dictionary enters another one in a third
+of the time that pairs take."""
 
 
 class ChunkPool:
@@ -38,11 +50,12 @@ class ChunkPool:
         self.capacity = capacity
         self.storing: dict[OffloadKey, int] = {}
         self.resident: dict[OffloadKey, int] = {}
-        self.pins = [0] * capacity
+        self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
         self._free = list(range(capacity - 1, -1, -1))
-        self._pinned_count = 0
+        self._found: _Batch = [], []
+        self._loads: dict[OffloadKey, _Batch] = {}
 
     # Questions
 
@@ -50,19 +63,29 @@ class ChunkPool:
         """Whether a chunk is in flight or resident."""
         return key in self.resident or key in self.storing
 
-    def absent(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
-        """The keys that may be entered: neither held nor fenced."""
-        resident = self.resident
-        wanted = [key for key in keys if key not in resident]
-        if self.storing:
-            wanted = [key for key in wanted if key not in self.storing]
-        if self.fences:
-            wanted = [key for key in wanted if key not in self.fences]
-        return wanted
+    def first_miss(self, keys: Collection[OffloadKey]) -> OffloadKey | None:
+        """The first key that isn't a resident's."""
+        for key in keys:
+            if key not in self.resident:
+                return key
+            break
+        try:
+            self.find(keys)
+        except KeyError as error:
+            return cast("OffloadKey", error.args[0])
+        return None
+
+    def absent(self, offer: Offer) -> Offer:
+        """The part of an offer that may be entered: neither held nor fenced."""
+        for known in (self.resident.keys(), self.storing.keys(), self.fences.keys()):
+            if known and not known.isdisjoint(offer):
+                offer = dict.fromkeys(key for key in offer if key not in known)
+        return offer
 
     def not_pinned(self, slots: list[int]) -> list[int]:
         """Those of some slots that no job uses."""
-        return [slot for slot in slots if not self.pins[slot]] if self._pinned_count else slots
+        pinned = self.pins.slots
+        return slots if pinned.isdisjoint(slots) else [slot for slot in slots if slot not in pinned]
 
     def count_to_evict(self, wanted: int, used: list[int]) -> int | None:
         """How many chunks must leave for ``wanted`` new ones. None if there aren't as many.
@@ -72,14 +95,14 @@ class ChunkPool:
         missing = wanted - len(self._free)
         if missing <= 0:
             return 0
-        unpinned = len(self.resident) + len(self.storing) - self._pinned_count
+        unpinned = len(self.resident) + len(self.storing) - len(self.pins.slots)
         evictable = unpinned - len(self.not_pinned(used))
         return missing if missing <= evictable else None
 
     def usage(self) -> tuple[float, float]:
         """The shares of the capacity that are being written and being read."""
         written = len(self.storing) + len(self.fences.slots(JobKind.STORE))
-        read = self._pinned_count - len(self.storing) + len(self.fences.slots(JobKind.LOAD))
+        read = len(self.pins.slots) - len(self.storing) + len(self.fences.slots(JobKind.LOAD))
         return written / self.capacity, read / self.capacity
 
     def describe(self, key: OffloadKey) -> str:
@@ -96,22 +119,28 @@ class ChunkPool:
 
     # Stores
 
-    def enter(self, keys: Sequence[OffloadKey]) -> list[int]:
+    def enter(self, offer: Offer) -> list[int]:
         """Free → in flight, into the slots returned. There must be as many free ones."""
-        slots, pins = self._fill(keys, self.storing), self.pins
-        for slot in slots:
-            pins[slot] = 1
-        self._pinned_count += len(slots)
+        slots = self._fill(offer, self.storing)
+        self.pins.pin(slots)
         return slots
 
-    def enter_landed(self, keys: Sequence[OffloadKey]) -> list[int]:
+    def enter_landed(self, offer: Offer) -> list[int]:
         """Free → resident: ``enter`` and ``land`` in one. There must be as many free ones."""
-        return self._fill(keys, self.resident)
+        return self._fill(offer, self.resident)
 
     def land(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
         """In flight → resident, for those that are in flight. Returns them and their slots."""
+        storing = self.storing
+        if len(keys) == len(storing) and [*storing] == keys:  # all that is in flight
+            slots = [*storing.values()]
+            self.resident.update(storing)
+            storing.clear()
+            return keys, self.pins.unpin(slots)
         ended, slots = self._end_stores(keys)
-        self.resident.update(zip(ended, slots, strict=True))
+        resident = self.resident
+        for key, slot in zip(ended, slots, strict=True):
+            resident[key] = slot
         return ended, slots
 
     def abort(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
@@ -122,68 +151,62 @@ class ChunkPool:
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
         """Resident → free. None of them is pinned."""
-        pins, key_of, resident = self.pins, self.key_of, self.resident
-        if self._pinned_count:
-            assert not any(map(pins.__getitem__, slots)), f"pinned and evicted: {[s for s in slots if pins[s]]}"
-        keys = [key_of[slot] for slot in slots]
+        resident, pinned = self.resident, self.pins.slots
+        assert pinned.isdisjoint(slots), f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
+        keys = pick(slots, self.key_of)
         for key in keys:
             del resident[key]
         self._free.extend(slots)
+        self._found = [], []
         return keys
 
     # Loads
 
-    def pin(self, keys: Iterable[OffloadKey]) -> list[int]:
-        """Resident → pinned, or once more."""
-        pins = self.pins
+    def find(self, keys: Collection[OffloadKey]) -> list[int]:
+        """The slots of residents. A key that is none is a ``KeyError`` that holds the first such key."""
+        if keys != self._found[0]:
+            self._found = [*keys], pick(keys, self.resident)
+        return self._found[1]
+
+    def pin(self, keys: Collection[OffloadKey]) -> tuple[list[int], list[int]]:
+        """Resident → pinned, or once more. Returns their slots, and these each once."""
         try:
-            slots = [self.resident[key] for key in keys]
+            slots = self.find(keys)
         except KeyError as error:
             state = self.describe(error.args[0])
             raise KVError(f"prepare_load: {state}; only what a lookup calls a HIT can be loaded") from None
-        pinned = 0
-        for slot in slots:
-            count = pins[slot]
-            pins[slot] = count + 1
-            if not count:
-                pinned += 1
-        self._pinned_count += pinned
-        return slots
+        if slots:
+            self._loads[self._found[0][-1]] = self._found
+        return slots, self.pins.pin(slots)
 
     def unpin(self, keys: Collection[OffloadKey]) -> list[int]:
         """Pinned → resident, or once less. Returns the slots that have no pin left."""
-        resident, pins = self.resident, self.pins
-        unpinned: list[int] = []
-        done = 0
+        begun = self._loads.get(keys[-1]) if keys and isinstance(keys, list) else None
+        if begun is not None and begun[0] == keys:
+            del self._loads[keys[-1]]
+            return self.pins.unpin(begun[1])
         try:
-            for slot in [resident[key] for key in keys]:
-                count = pins[slot] - 1
-                if count < 0:
-                    raise KeyError(self.key_of[slot])
-                pins[slot] = count
-                done += 1
-                if not count:
-                    unpinned.append(slot)
+            slots = pick(keys, self.resident)
         except KeyError as error:
-            state = self.describe(error.args[0])
-            for key in islice(keys, done):
-                pins[resident[key]] += 1
-            raise KVError(f"complete_load: {state}; each prepare_load is ended by one complete_load") from None
-        self._pinned_count -= len(unpinned)
-        return unpinned
+            raise _ended_by_nobody(self.describe(error.args[0])) from None
+        missing = self.pins.first_missing(slots)
+        if missing is not None:
+            raise _ended_by_nobody(f"chunk {self.key_of[missing].hex()} is resident, not pinned")
+        self._loads.clear()  # whose pins these were isn't known
+        return self.pins.unpin(slots)
 
     # Forgetting
 
     def forget(self, keys: Iterable[OffloadKey]) -> list[int]:
         """In flight, resident or pinned → free, or fenced while in use. Returns the slots that they had."""
         slots = []
+        self._found = [], []
+        self._loads.clear()
         for key in keys:
             kind = JobKind.STORE if key in self.storing else JobKind.LOAD
             slot = (self.storing if kind is JobKind.STORE else self.resident).pop(key)
             slots.append(slot)
-            if jobs := self.pins[slot]:
-                self.pins[slot] = 0
-                self._pinned_count -= 1
+            if jobs := self.pins.unpin_all(slot):
                 self.fences.raise_for(key, slot, jobs, kind)
             else:
                 self._free.append(slot)
@@ -212,31 +235,36 @@ class ChunkPool:
         wrong = [key for key, slot in [*storing.items(), *resident.items()] if self.key_of[slot] != key]
         assert not wrong, f"{wrong} are in slots of other keys"
         assert all(pins[slot] == 1 for slot in storing.values()), "a chunk in flight hasn't exactly one job"
-        pinned = {slot for slot, count in enumerate(pins) if count}
-        assert pinned <= {*in_use}, f"slots {pinned - {*in_use}} are pinned and hold nothing"
-        assert len(pinned) == self._pinned_count, f"{len(pinned)} slots pinned, {self._pinned_count} counted"
-        assert min(pins) >= 0, f"pins below zero: {pins}"
+        idle = pins.slots.difference(in_use)
+        assert not idle, f"slots {sorted(idle)} are pinned and hold nothing"
+        pins.check()
+        assert self._found[1] == pick(self._found[0], resident), f"found and gone: {self._found}"
+        for last, (keys, slots) in self._loads.items():
+            assert (keys[-1], slots) == (last, pick(keys, resident)), f"a load of {keys} is kept as of {slots}"
+            assert pins.first_missing(slots) is None, f"slots {slots} are loaded and not pinned"
         self.fences.check()
 
-    def _fill(self, keys: Sequence[OffloadKey], state: dict[OffloadKey, int]) -> list[int]:
-        slots = self._free[: -len(keys) - 1 : -1]
-        assert len(slots) == len(keys), f"{len(keys)} slots wanted, {len(slots)} free"
-        del self._free[-len(keys) :]
+    def _fill(self, offer: Offer, state: dict[OffloadKey, int]) -> list[int]:
+        slots = self._free[: -len(offer) - 1 : -1]
+        assert len(slots) == len(offer), f"{len(offer)} slots wanted, {len(slots)} free"
+        del self._free[-len(offer) :]
         key_of = self.key_of
-        for key, slot in zip(keys, slots):  # noqa: B905 - as many, see above
+        for slot, key in zip(slots, offer):  # noqa: B905 - as many, see above
             key_of[slot] = key
-            state[key] = slot
+            offer[key] = slot
+        state.update(cast("dict[OffloadKey, int]", offer))
         return slots
 
     def _end_stores(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
-        pop, pins = self.storing.pop, self.pins
+        pop = self.storing.pop
         found = [pop(key, None) for key in keys]
         if None in found:
             known = [(key, slot) for key, slot in zip(keys, found, strict=True) if slot is not None]
             keys, slots = [key for key, _ in known], [slot for _, slot in known]
         else:
             slots = cast("list[int]", found)
-        for slot in slots:
-            pins[slot] = 0
-        self._pinned_count -= len(slots)
-        return keys, slots
+        return keys, self.pins.unpin(slots)
+
+
+def _ended_by_nobody(state: str) -> KVError:
+    return KVError(f"complete_load: {state}; each prepare_load is ended by one complete_load")

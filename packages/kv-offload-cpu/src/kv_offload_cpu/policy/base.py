@@ -2,14 +2,16 @@
 
 A policy decides the order in which chunks leave. To it a chunk is a slot, a number below ``capacity``: what it
 knows of a chunk it keeps in a list or a bytearray, in which a step costs a fraction of what a dictionary of keys
-would take. Keys are given where a chunk comes in, for policies that remember what they evicted.
+would take. Keys are given where a chunk comes in, and ``key_of`` has those of all slots, for policies that
+remember what they evicted.
 
 It holds a chunk from ``insert`` until ``make_room`` names it or ``remove`` takes it, so also while it is in
 flight.
 
-**Pins.** ``pins[slot]`` is the number of jobs that are using a chunk; a policy asks it about candidates only. A
-candidate that is pinned is *parked*: it leaves the order until ``unpin`` brings it back, so that a pin costs one
-look however many evictions there are, and nothing at all if no eviction met it.
+**Pins.** ``pins[slot]`` is the number of jobs that are using a chunk, and ``pins.slots`` has those that any job
+uses; a policy asks about candidates only. A candidate that is pinned is *parked*: it leaves the order until
+``unpin`` brings it back, so that a pin costs one look however many evictions there are, and nothing at all if no
+eviction met it.
 
 **All or nothing.** ``make_room`` is only called when there is enough that may be evicted. The manager counts
 that, so no policy ever has to undo half an eviction.
@@ -19,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from kv_api import OffloadKey
+from kv_offload_cpu.pins import Pins
 
 
 def _unknown(slot: int) -> None:
@@ -60,11 +63,15 @@ class CachePolicy(ABC):
     The chunks of one call are distinct and in the order of their tokens, head first.
     """
 
+    key_of: Sequence[OffloadKey] = ()
+    """The key of each slot: the manager's own list, lent to its policy. The key of an evicted chunk stands there
+    until the slot is filled again, just before ``insert``."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
 
     @abstractmethod
-    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Sequence[int]) -> list[int]:
+    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         """Evict exactly ``count`` chunks that aren't pinned, and return them; ``keys`` are about to come in.
 
         Followed at once by ``insert`` with the same keys. ``count`` is 0 while there is free room.
@@ -98,5 +105,5 @@ class CachePolicy(ABC):
         """The chunks held, parked ones included, in an order that depends on the calls alone."""
 
     @abstractmethod
-    def check(self, pins: Sequence[int]) -> None:
+    def check(self, pins: Pins) -> None:
         """Recount everything; what is parked must be pinned."""

@@ -42,6 +42,13 @@ class Fifo(Generic[T]):
             item = self._entries.popleft()
         return item
 
+    def take(self, count: int) -> list[T]:
+        """Take the ``count`` oldest items; there must be as many."""
+        if self._dead:
+            return [self.pop() for _ in range(count)]
+        popleft = self._entries.popleft
+        return [popleft() for _ in range(count)]
+
     def remove(self, item: T) -> None:
         """Take out an item that is in the queue, wherever it is."""
         self._dead[item] = self._dead.get(item, 0) + 1
@@ -105,12 +112,16 @@ class Ghosts:
         del self.keys[key]
         self._queue.remove(key)
 
-    def forget_oldest(self) -> None:
-        """Forget the key that was added first; if there is none, the first of the next ``add``."""
-        if self.keys:
-            del self.keys[self._queue.pop()]
-        else:
-            self._surplus += 1
+    def forget(self, count: int) -> None:
+        """Forget those that were added first; if there are fewer, the first of the next ``add``, too."""
+        known = min(count, len(self.keys))
+        for key in self._queue.take(known):
+            del self.keys[key]
+        self._surplus += count - known
+
+    def isdisjoint(self, keys: Sequence[OffloadKey]) -> bool:
+        """Whether none of these is remembered."""
+        return self.keys.keys().isdisjoint(keys)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -7,6 +7,7 @@ that is when its conversation is most likely to go on.
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.recency import RecencyList
 
@@ -16,10 +17,10 @@ class LRUPolicy(CachePolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._order = RecencyList(capacity)
+        self._order = RecencyList([None] * capacity)
         self._parked: dict[int, None] = {}
 
-    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Sequence[int]) -> list[int]:
+    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         return self._order.pop(count, pins, self._parked)
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
@@ -52,7 +53,7 @@ class LRUPolicy(CachePolicy):
     def slots(self) -> list[int]:
         return [*self._order, *self._parked]
 
-    def check(self, pins: Sequence[int]) -> None:
+    def check(self, pins: Pins) -> None:
         self._order.check()
         for slot in self._parked:
             assert pins[slot], f"slot {slot} is parked and not pinned"

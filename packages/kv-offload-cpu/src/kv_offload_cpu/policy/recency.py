@@ -1,35 +1,53 @@
 """Chunks in the order of their last use, kept by request so that a request's tail leaves before its head.
 
-A list of *runs*, one for each request, the request that was active longest ago first. A run lists the chunks
-that its request was the last to use, in the order of their tokens. Chunks leave from the end of the first run:
-the oldest request's tail. This is least-recently-used where a use is a request's and not a chunk's; with a run
-for every single use it is the textbook's LRU.
+A list of *stretches*, one for each request, that of the request that was active longest ago first. A stretch
+lists the chunks that its request was the last to use, in the order of their tokens. Chunks leave from the end of
+the first one: the oldest request's tail. This is least-recently-used where a use is a request's and not a chunk's;
+with a run for every single use it is the textbook's LRU.
 
-A chunk that another request uses is appended to that one's run, and ``_run_of`` says that its entry counts
-there; the entry in the old run is dead and skipped when it is met. So a use is one entry and one list item
+A request whose first use is exactly another one's stretch, as in the next turn of a conversation, takes it over as
+it is. Otherwise what it uses is appended to its own stretch, and ``_places`` says that its entry counts there; the
+entry in the old stretch is dead and skipped when it is met. So a use is at most one entry and one list item
 written, whatever the length of the list. Dead entries are swept out before they outnumber the live ones.
 
-Invariants: a run that ``_run_of`` names is listed and has an entry of the slot, the last of which counts;
-``_size`` is the number of slots that ``_run_of`` has a run for; ``_entries`` is the length of all runs; no run
-is empty.
+Two lists may divide one pool between them: they share ``places``, and a stretch knows its ``home``.
+
+Invariants: the slots for which ``_places`` names a stretch of this list are those that count in it, each by its
+last entry there, and ``_size`` is their number; ``_entries`` is the length of all stretches, with dead entries.
+No stretch is empty. One that left with all of its slots has no ``home``, and may still be named for them.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import Run
 
 _SLACK = 64  # dead entries that are not worth a sweep
 
 
+class Stretch(list[int]):
+    """The chunks that one request was the last to use, and dead entries."""
+
+    __slots__ = ("home", "run")
+
+    def __init__(self, slots: Iterable[int], run: Run, home: "RecencyList") -> None:
+        super().__init__(slots)
+        self.run = run
+        self.home: RecencyList | None = home
+        """None once it was taken out with all of its slots."""
+
+
 class RecencyList:
     """Least recently active request first, and of a request the tail first."""
 
-    __slots__ = ("_entries", "_run_of", "_runs", "_size")
+    __slots__ = ("_entries", "_places", "_size", "_stretches")
 
-    def __init__(self, capacity: int) -> None:
-        self._runs: OrderedDict[Run, list[int]] = OrderedDict()
-        self._run_of: list[list[int] | None] = [None] * capacity
+    def __init__(self, places: list[Stretch | None]) -> None:
+        """``places`` has an item for each slot of the pool."""
+        self._stretches: OrderedDict[Run, Stretch] = OrderedDict()
+        self._places = places
         self._size = 0
         self._entries = 0
 
@@ -38,50 +56,78 @@ class RecencyList:
 
         What it used before stays where it is.
         """
-        if not slots:
+        if not slots or (not new_count and self.move_whole(slots, run, self)):
             return
         self._size += new_count
-        run_of = self._run_of
-        ours = self._runs.get(run)
+        places = self._places
+        ours = self._stretches.get(run)
         last = None
         fresh: Sequence[int]
         if ours is None:
-            self._runs[run] = ours = fresh = list(slots)
+            self._stretches[run] = ours = fresh = Stretch(slots, run, self)
         else:
-            self._runs.move_to_end(run)
+            self._stretches.move_to_end(run)
             is_all_new = new_count == len(slots)
-            fresh = slots if is_all_new else [slot for slot in slots if run_of[slot] is not ours]
+            fresh = slots if is_all_new else [slot for slot in slots if places[slot] is not ours]
             if not fresh:
                 return
             last = ours[-1]
             ours += fresh
         for slot in fresh:
-            run_of[slot] = ours
+            places[slot] = ours
         self._entries += len(fresh)
         if last is not None and run.is_before(fresh[0], last):
             self._rewrite(ours, run.in_token_order(self._live(ours)))
         if self._entries > 2 * self._size + _SLACK:
             self._sweep()
 
-    def pop(self, count: int, pins: Sequence[int], parked: dict[int, None]) -> list[int]:
+    def move_whole(self, slots: Sequence[int], run: Run, to: "RecencyList") -> bool:
+        """If these are exactly one stretch of this list, make it a request's newest in ``to``; say whether so.
+
+        Not if the request has one there already.
+        """
+        stretch = self._places[slots[0]]
+        if stretch is None or stretch.home is not self or stretch != slots or run in to._stretches:
+            return False
+        count = len(stretch)
+        if self._entries > self._size and pick(slots, self._places).count(stretch) < count:
+            return False  # some are dead
+        del self._stretches[stretch.run]
+        self._size -= count
+        self._entries -= count
+        stretch.run, stretch.home = run, to
+        to._stretches[run] = stretch
+        to._size += count
+        to._entries += count
+        return True
+
+    def pop(self, count: int, pins: Pins, parked: dict[int, None]) -> list[int]:
         """Take the ``count`` oldest that aren't pinned, or all there are. Pinned ones on the way are parked."""
         taken: list[int] = []
-        runs, run_of = self._runs, self._run_of
+        stretches, places, pinned = self._stretches, self._places, pins.slots
         parked_before = len(parked)
-        while (missing := count - len(taken)) > 0 and runs:
-            run, slots = runs.popitem(last=False)
+        has_dead = self._entries > self._size
+        while (missing := count - len(taken)) > 0 and stretches:
+            run, slots = stretches.popitem(last=False)
             if missing < len(slots):
                 tail = slots[: -missing - 1 : -1]
                 del slots[-missing:]
-                runs[run] = slots
-                runs.move_to_end(run, last=False)
+                stretches[run] = slots
+                stretches.move_to_end(run, last=False)
             else:
                 tail = slots[::-1]
+                slots.home = None
             self._entries -= len(tail)
+            if not has_dead and pinned.isdisjoint(tail):
+                if slots.home is self:
+                    for slot in tail:
+                        places[slot] = None
+                taken += tail
+                continue
             for slot in tail:
-                if run_of[slot] is slots:  # else it is dead, or was just taken by its last entry
-                    run_of[slot] = None
-                    if pins[slot]:
+                if places[slot] is slots:  # else it is dead, or was just taken by its last entry
+                    places[slot] = None
+                    if slot in pinned:
                         parked[slot] = None
                     else:
                         taken.append(slot)
@@ -91,54 +137,61 @@ class RecencyList:
     def remove(self, slots: Iterable[int]) -> None:
         """Take out chunks of the list, wherever they are."""
         for slot in slots:
-            self._run_of[slot] = None
+            self._places[slot] = None
             self._size -= 1
 
     def renew(self, run: Run) -> None:
         """Make a request the newest although it used nothing."""
-        if run in self._runs:
-            self._runs.move_to_end(run)
+        if run in self._stretches:
+            self._stretches.move_to_end(run)
+
+    def among(self, slots: Sequence[int]) -> list[int]:
+        """Those of some slots that are in this list."""
+        return [slot for slot in slots if slot in self]
 
     def clear(self) -> None:
         """Take out everything."""
-        self._runs.clear()
-        self._run_of = [None] * len(self._run_of)
-        self._size = self._entries = 0
+        self.remove([*self])
+        self._stretches.clear()
+        self._entries = 0
 
     def check(self) -> None:
         """Recount entries against slots."""
         listed = list(self)
         assert len(set(listed)) == len(listed), f"a slot counts twice: {listed}"
-        known = [slot for slot, run in enumerate(self._run_of) if run is not None]
-        assert sorted(listed) == known, f"{sorted(listed)} in runs, {known} known"
-        assert len(listed) == self._size, f"{len(listed)} slots in runs, {self._size} counted"
-        entries = sum(map(len, self._runs.values()))
-        assert entries == self._entries, f"{entries} entries in runs, {self._entries} counted"
-        assert all(self._runs.values()), "an empty run is listed"
+        known = [slot for slot in range(len(self._places)) if slot in self]
+        assert sorted(listed) == known, f"{sorted(listed)} in stretches, {known} known"
+        assert len(listed) == self._size, f"{len(listed)} slots in stretches, {self._size} counted"
+        entries = sum(map(len, self._stretches.values()))
+        assert entries == self._entries, f"{entries} entries in stretches, {self._entries} counted"
+        assert all(self._stretches.values()), "an empty stretch is listed"
+        stray = [run for run, each in self._stretches.items() if each.run is not run or each.home is not self]
+        assert not stray, f"stretches of {stray} say that they are elsewhere"
 
-    def _live(self, slots: list[int]) -> list[int]:
-        """The slots of a run that count there, each at its last entry."""
-        live = dict.fromkeys(slot for slot in reversed(slots) if self._run_of[slot] is slots)
+    def _live(self, stretch: Stretch) -> list[int]:
+        """The slots of a stretch that count there, each at its last entry."""
+        live = dict.fromkeys(slot for slot in reversed(stretch) if self._places[slot] is stretch)
         return [*reversed(live)]
 
-    def _rewrite(self, slots: list[int], live: list[int]) -> None:
-        self._entries -= len(slots) - len(live)
-        slots[:] = live
+    def _rewrite(self, stretch: Stretch, live: list[int]) -> None:
+        self._entries -= len(stretch) - len(live)
+        stretch[:] = live
 
     def _sweep(self) -> None:
-        """Drop dead entries, and runs that have nothing else."""
-        for run, slots in list(self._runs.items()):
-            self._rewrite(slots, self._live(slots))
-            if not slots:
-                del self._runs[run]
+        """Drop dead entries, and stretches that have nothing else."""
+        for run, stretch in list(self._stretches.items()):
+            self._rewrite(stretch, self._live(stretch))
+            if not stretch:
+                del self._stretches[run]
 
     def __len__(self) -> int:
         return self._size
 
     def __contains__(self, slot: int) -> bool:
-        return self._run_of[slot] is not None
+        stretch = self._places[slot]
+        return stretch is not None and stretch.home is self
 
     def __iter__(self) -> Iterator[int]:
         """The slots in the order in which they would leave."""
-        for slots in self._runs.values():
-            yield from reversed(self._live(slots))
+        for stretch in self._stretches.values():
+            yield from reversed(self._live(stretch))

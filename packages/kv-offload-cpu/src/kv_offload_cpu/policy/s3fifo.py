@@ -10,15 +10,21 @@ Uses are counted up to three; none are carried from small to main. There is no s
 
 A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
 would be evicted is parked; it enters the queue that it came from when it is unpinned.
+
+As many chunks as a queue has to give are looked at together; if none of them was used or is pinned, that is all.
 """
 
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 
-_MAX_USES = 3
+_USES = 3  # in the state of a chunk: its uses, up to three
+_MAIN = 4  # in the state of a chunk: it is in main
+_USED_ONCE_MORE = (1, 2, 3, 3, 5, 6, 7, 7)  # the next state
 _USES_TO_PROMOTE = 2
 
 
@@ -32,50 +38,44 @@ class S3FIFOPolicy(CachePolicy):
         self._small: Fifo[int] = Fifo()
         self._main: Fifo[int] = Fifo()
         self._ghosts = Ghosts()
-        self._is_main = bytearray(capacity)
-        self._uses = bytearray(capacity)
-        self._key_of: list[OffloadKey] = [OffloadKey(b"")] * capacity
+        self._states = bytearray(capacity)
         self._parked: dict[int, None] = {}
 
-    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Sequence[int]) -> list[int]:
+    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
         evicted: list[int] = []
-        from_small: list[OffloadKey] = []
-        while len(evicted) < count:
-            if len(self._small) >= self._small_target or not self._main:
-                slot = self._evict_from_small(pins)
-                if slot is not None:
-                    evicted.append(slot)
-                    from_small.append(self._key_of[slot])
+        from_small: list[int] = []
+        small, main = self._small, self._main
+        while missing := count - len(evicted):
+            surplus = len(small) - self._small_target + 1  # as many can leave before main's turn comes
+            if surplus > 0 or not main:
+                slots = self._evict_from_small(max(1, min(missing, surplus)), pins)
+                from_small += slots
             else:
-                slot = self._evict_from_main(pins)
-                if slot is not None:
-                    evicted.append(slot)
-        self._ghosts.add(from_small)
-        while len(self._ghosts) > self._ghost_capacity:
-            self._ghosts.forget_oldest()
+                slots = self._evict_from_main(min(missing, len(main)), pins)
+            evicted += slots
+        self._ghosts.add(pick(from_small, self.key_of))
+        self._ghosts.forget(max(0, len(self._ghosts) - self._ghost_capacity))
         return evicted
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
-        key_of, uses, is_main, ghosts = self._key_of, self._uses, self._is_main, self._ghosts
-        small, main = [], []
+        states, ghosts = self._states, self._ghosts
+        if ghosts.isdisjoint(keys):
+            for slot in slots:
+                states[slot] = 0
+            self._small.push(reversed(slots))
+            return
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
-            key_of[slot] = key
-            uses[slot] = 0
             if key in ghosts.keys:
                 ghosts.remove(key)
-                is_main[slot] = True
-                main.append(slot)
+                states[slot] = _MAIN
             else:
-                is_main[slot] = False
-                small.append(slot)
-        self._small.push(small)
-        self._main.push(main)
+                states[slot] = 0
+            self._queue_of(slot).push((slot,))
 
     def access(self, slots: Sequence[int], run: Run) -> None:
-        uses = self._uses
+        states = self._states
         for slot in slots:
-            if uses[slot] < _MAX_USES:
-                uses[slot] += 1
+            states[slot] = _USED_ONCE_MORE[states[slot]]
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
         if self._parked:
@@ -100,7 +100,7 @@ class S3FIFOPolicy(CachePolicy):
     def slots(self) -> list[int]:
         return [*self._small, *self._main, *self._parked]
 
-    def check(self, pins: Sequence[int]) -> None:
+    def check(self, pins: Pins) -> None:
         for queue in (self._small, self._main):
             queue.check()
             wrong = [slot for slot in queue if self._queue_of(slot) is not queue]
@@ -108,37 +108,44 @@ class S3FIFOPolicy(CachePolicy):
         self._ghosts.check()
         held = self.slots()
         assert len(set(held)) == len(held), f"a slot is in two places: {held}"
-        assert max(self._uses) <= _MAX_USES, f"{max(self._uses)} uses counted > {_MAX_USES}"
-        both = [slot for slot in held if self._key_of[slot] in self._ghosts.keys]
+        assert max(self._states) <= _MAIN + _USES, f"state {max(self._states)} > {_MAIN} + {_USES}"
+        both = [slot for slot in held if self.key_of[slot] in self._ghosts.keys]
         assert not both, f"slots {both} are held and remembered as evicted"
         assert len(self._ghosts) <= self._ghost_capacity, f"ghosts {len(self._ghosts)} > {self._ghost_capacity}"
         assert all(pins[slot] for slot in self._parked), f"parked but not pinned: {list(self._parked)}"
 
     def _queue_of(self, slot: int) -> Fifo[int]:
-        return self._main if self._is_main[slot] else self._small
+        return self._main if self._states[slot] & _MAIN else self._small
 
-    def _evict_from_small(self, pins: Sequence[int]) -> int | None:
-        """Look at the oldest of small: it moves on to main, is parked, or is evicted."""
+    def _evict_from_small(self, count: int, pins: Pins) -> list[int]:
+        """Look at the oldest of small: each moves on to main, is parked, or is evicted and returned."""
         assert self._small, "nothing is left that isn't pinned"
-        slot = self._small.pop()
-        if self._uses[slot] >= _USES_TO_PROMOTE:
-            self._uses[slot] = 0
-            self._is_main[slot] = True
-            self._main.push((slot,))
-        elif pins[slot]:
-            self._parked[slot] = None
-        else:
-            return slot
-        return None
+        states, pinned, evicted = self._states, pins.slots, list[int]()
+        slots = self._small.take(count)
+        if pinned.isdisjoint(slots) and max(pick(slots, states)) < _USES_TO_PROMOTE:
+            return slots
+        for slot in slots:
+            if states[slot] >= _USES_TO_PROMOTE:
+                states[slot] = _MAIN
+                self._main.push((slot,))
+            elif slot in pinned:
+                self._parked[slot] = None
+            else:
+                evicted.append(slot)
+        return evicted
 
-    def _evict_from_main(self, pins: Sequence[int]) -> int | None:
-        """Look at the oldest of main: it enters again for one of its uses, is parked, or is evicted."""
-        slot = self._main.pop()
-        if self._uses[slot]:
-            self._uses[slot] -= 1
-            self._main.push((slot,))
-        elif pins[slot]:
-            self._parked[slot] = None
-        else:
-            return slot
-        return None
+    def _evict_from_main(self, count: int, pins: Pins) -> list[int]:
+        """Look at the oldest of main: each enters again for a use of it, is parked, or is evicted and returned."""
+        states, pinned, evicted = self._states, pins.slots, list[int]()
+        slots = self._main.take(count)
+        if pinned.isdisjoint(slots) and max(pick(slots, states)) == _MAIN:
+            return slots
+        for slot in slots:
+            if states[slot] & _USES:
+                states[slot] -= 1
+                self._main.push((slot,))
+            elif slot in pinned:
+                self._parked[slot] = None
+            else:
+                evicted.append(slot)
+        return evicted

@@ -5,7 +5,9 @@ Turn-Key Eviction Algorithm for Web Caches", NSDI 2024.
 
 New chunks enter at the head and never move. The hand goes from tail to head; what was visited loses its mark and
 stays where it is, what wasn't is evicted; past the head it begins again at the tail. Here the hand is the seam
-between two queues: ``_passed``, from the tail up to the hand, and ``_ahead``, from the hand to the head.
+between two queues: one from the tail up to the hand, and one from the hand to the head, of number ``_ahead``.
+When the hand is past the head, the two change parts. ``_states`` has the number of a chunk's queue, and its mark.
+Chunks are sifted by batches, at once if all of a batch are marked, or none is.
 
 A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
 the hand meets is parked; it enters at the head when it is unpinned, its mark spent.
@@ -14,8 +16,12 @@ the hand meets is parked; it enters at the head when it is unpinned, its mark sp
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo
+
+_VISITED = 2  # in the state of a chunk, next to the number of its queue
 
 
 class SievePolicy(CachePolicy):
@@ -23,22 +29,30 @@ class SievePolicy(CachePolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._ahead: Fifo[int] = Fifo()
-        self._passed: Fifo[int] = Fifo()
-        self._visited = bytearray(capacity)
-        self._is_passed = bytearray(capacity)
+        self._queues: tuple[Fifo[int], Fifo[int]] = (Fifo(), Fifo())
+        self._ahead = 0
+        self._states = bytearray(capacity)
         self._parked: dict[int, None] = {}
 
-    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Sequence[int]) -> list[int]:
-        return [self._evict(pins) for _ in range(count)]
+    def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
+        """Move the hand until ``count`` chunks have proved to be neither visited nor pinned, and take them."""
+        evicted: list[int] = []
+        while missing := count - len(evicted):
+            ahead = self._queues[self._ahead]
+            if ahead:
+                self._sift(ahead.take(min(missing, len(ahead))), pins, evicted)
+            else:
+                self._wrap()
+                assert self._queues[self._ahead], "nothing is left that isn't pinned"
+        return evicted
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
         self._enter(slots)
 
     def access(self, slots: Sequence[int], run: Run) -> None:
-        visited = self._visited
+        states = self._states
         for slot in slots:
-            visited[slot] = True
+            states[slot] |= _VISITED
 
     def unpin(self, slots: Sequence[int], run: Run) -> None:
         if self._parked:
@@ -52,55 +66,56 @@ class SievePolicy(CachePolicy):
             if slot in self._parked:
                 del self._parked[slot]
             else:
-                (self._passed if self._is_passed[slot] else self._ahead).remove(slot)
+                self._queues[self._states[slot] & 1].remove(slot)
 
     def clear(self) -> None:
-        self._ahead.clear()
-        self._passed.clear()
+        for queue in self._queues:
+            queue.clear()
         self._parked.clear()
 
     def slots(self) -> list[int]:
-        return [*self._passed, *self._ahead, *self._parked]
+        return [*self._queues[1 - self._ahead], *self._queues[self._ahead], *self._parked]
 
-    def check(self, pins: Sequence[int]) -> None:
-        self._ahead.check()
-        self._passed.check()
+    def check(self, pins: Pins) -> None:
         held = self.slots()
         assert len(set(held)) == len(held), f"a slot is in two places: {held}"
-        for queue, is_passed in ((self._ahead, False), (self._passed, True)):
-            wrong = [slot for slot in queue if bool(self._is_passed[slot]) is not is_passed]
+        for number, queue in enumerate(self._queues):
+            queue.check()
+            wrong = [slot for slot in queue if self._states[slot] & 1 != number]
             assert not wrong, f"slots {wrong} are on the wrong side of the hand"
         assert all(pins[slot] for slot in self._parked), f"parked but not pinned: {self._parked}"
 
-    def _evict(self, pins: Sequence[int]) -> int:
-        """Move the hand to the next chunk that is neither visited nor pinned, and take it."""
-        visited = self._visited
-        while True:
-            try:
-                slot = self._ahead.pop()
-            except IndexError:
-                assert self._passed, "nothing is left that isn't pinned"
-                self._wrap()
-                continue
-            if pins[slot]:
-                self._parked[slot] = None
-            elif visited[slot]:
-                visited[slot] = False
-                self._is_passed[slot] = True
-                self._passed.push((slot,))
-            else:
-                return slot
+    def _sift(self, slots: list[int], pins: Pins, evicted: list[int]) -> None:
+        """The hand goes by these chunks: each is evicted, parked, or loses its mark and is passed."""
+        states, pinned, behind = self._states, pins.slots, 1 - self._ahead
+        passed = self._queues[behind]
+        is_any_pinned = not pinned.isdisjoint(slots)
+        marks = pick(slots, states)
+        if max(marks) < _VISITED and not is_any_pinned:
+            evicted += slots
+        elif min(marks) >= _VISITED and not is_any_pinned:
+            for slot in slots:
+                states[slot] = behind
+            passed.push(slots)
+        else:
+            for slot, mark in zip(slots, marks, strict=True):
+                if slot in pinned:
+                    self._parked[slot] = None
+                elif mark >= _VISITED:
+                    states[slot] = behind
+                    passed.push((slot,))
+                else:
+                    evicted.append(slot)
 
     def _enter(self, slots: Sequence[int]) -> None:
         """At the head. A hand past the head goes to the tail first, or what enters would be next in its way."""
-        if not self._ahead:
+        if not self._queues[self._ahead]:
             self._wrap()
+        states, ahead = self._states, self._ahead
         for slot in slots:
-            self._visited[slot] = self._is_passed[slot] = False
-        self._ahead.push(reversed(slots))
+            states[slot] = ahead
+        self._queues[ahead].push(reversed(slots))
 
     def _wrap(self) -> None:
         """The hand goes from past the head to the tail."""
-        self._ahead, self._passed = self._passed, self._ahead
-        for slot in self._ahead:
-            self._is_passed[slot] = False
+        self._ahead = 1 - self._ahead

@@ -1,0 +1,23 @@
+"""Reading many items of a list or a mapping in one call: a batch without a step of bytecode for each item."""
+
+from collections.abc import Collection
+from operator import itemgetter
+from typing import Protocol, TypeVar
+
+K = TypeVar("K", contravariant=True)
+V = TypeVar("V", covariant=True)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Readable(Protocol[K, V]):
+    """What has items."""
+
+    def __getitem__(self, key: K, /) -> V: ...
+
+
+def pick(keys: Collection[Key], where: Readable[Key, Value]) -> list[Value]:
+    """The items of these keys. One that isn't there is a ``KeyError`` that holds the first such key."""
+    if len(keys) > 1:
+        return [*itemgetter(*keys)(where)]
+    return [where[key] for key in keys]

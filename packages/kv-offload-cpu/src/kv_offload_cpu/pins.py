@@ -1,0 +1,97 @@
+"""How many jobs use each slot, kept by batch: most slots have no pin, and most others one.
+
+``slots`` are those that have a pin, ``_more`` has what a slot has beyond the first. So a batch is pinned, unpinned
+or asked about in a few operations on sets, and only who shares a slot costs a step for each.
+
+Invariants: ``_more`` counts above zero, and only for what is in ``slots``. No set is iterated.
+"""
+
+from collections.abc import Sequence
+from typing import overload
+
+
+class Pins(Sequence[int]):
+    """Pins of each slot; ``pins[slot]`` is their number."""
+
+    __slots__ = ("_capacity", "_more", "slots")
+
+    def __init__(self, capacity: int) -> None:
+        self.slots: set[int] = set()
+        self._more: dict[int, int] = {}
+        self._capacity = capacity
+
+    def pin(self, slots: list[int]) -> list[int]:
+        """One more for each; a slot that is listed twice gets two. Returns the slots, each once."""
+        pinned, more = self.slots, self._more
+        if pinned.isdisjoint(slots):
+            before = len(pinned)
+            pinned.update(slots)
+            if len(pinned) - before == len(slots):
+                return slots
+            pinned.difference_update(slots)
+        for slot in slots:
+            if slot in pinned:
+                more[slot] = more.get(slot, 0) + 1
+            else:
+                pinned.add(slot)
+        return [*dict.fromkeys(slots)]
+
+    def unpin(self, slots: list[int]) -> list[int]:
+        """One less for each, which they must have. Returns those that have none left."""
+        pinned, more = self.slots, self._more
+        if more:
+            slots = [slot for slot in slots if not self._take_one(slot)]
+        before = len(pinned)
+        pinned.difference_update(slots)
+        gone = before - len(pinned)
+        assert gone == len(slots), f"{len(slots)} slots to unpin, {gone} were pinned"
+        return slots
+
+    def unpin_all(self, slot: int) -> int:
+        """Take every pin of a slot, and say how many there were."""
+        count = self[slot]
+        self.slots.discard(slot)
+        self._more.pop(slot, None)
+        return count
+
+    def first_missing(self, slots: list[int]) -> int | None:
+        """The first slot that ``unpin`` would want a pin of that it hasn't."""
+        distinct = {*slots}
+        if len(distinct) == len(slots) and distinct <= self.slots:
+            return None
+        left = {slot: self[slot] for slot in slots}
+        for slot in slots:
+            if not left[slot]:
+                return slot
+            left[slot] -= 1
+        return None
+
+    def check(self) -> None:
+        """Recount."""
+        assert self._more.keys() <= self.slots, f"{self._more} are pinned once more, {self.slots} once"
+        assert all(count > 0 for count in self._more.values()), f"nothing is counted: {self._more}"
+        wrong = [slot for slot in sorted(self.slots) if not 0 <= slot < self._capacity]
+        assert not wrong, f"slots {wrong} of {self._capacity} are pinned"
+
+    def _take_one(self, slot: int) -> bool:
+        """Take one of the pins beyond the first; False if there is none."""
+        more = self._more.pop(slot, 0)
+        if more > 1:
+            self._more[slot] = more - 1
+        return more > 0
+
+    @overload
+    def __getitem__(self, slot: int) -> int: ...
+    @overload
+    def __getitem__(self, slot: slice) -> list[int]: ...
+    def __getitem__(self, slot: int | slice) -> int | list[int]:
+        if isinstance(slot, slice):
+            return [self[each] for each in range(self._capacity)[slot]]
+        if slot in self.slots:
+            return 1 + self._more.get(slot, 0)
+        if slot >= self._capacity:
+            raise IndexError(f"slot {slot} of {self._capacity}")
+        return 0
+
+    def __len__(self) -> int:
+        return self._capacity

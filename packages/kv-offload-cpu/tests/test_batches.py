@@ -1,0 +1,205 @@
+"""What is done by the batch is what is done chunk by chunk, and what is kept of a batch is never out of date."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_api import KVError, LookupResult, ReqContext
+from kv_offload_cpu import CPULoadStoreSpec
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.policy.arc import _Plan
+from kv_offload_cpu.policy.fifo import Ghosts
+
+ONE = ReqContext("one")
+TWO = ReqContext("two")
+CAPACITY = 6
+slots = st.lists(st.integers(0, CAPACITY - 1), max_size=4)
+
+
+@pytest.mark.parametrize("keys", [[], ["b"], ["b", "a"], ["c", "a", "c", "b"], ("b", "a"), {"b": 0, "c": 1}])
+def test_pick(keys):
+    where = {"a": 1, "b": 2, "c": 3}
+    assert pick(keys, where) == [where[key] for key in keys]
+
+
+@pytest.mark.parametrize("keys", [["x"], ["a", "x"], ["a", "x", "b", "y", "x"]])
+def test_what_can_not_be_picked_is_named(keys):
+    with pytest.raises(KeyError) as error:
+        pick(keys, {"a": 1, "b": 2})
+    assert error.value.args == ("x",)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["pin", "pin", "unpin", "unpin_all"]), slots), max_size=40))
+def test_pins(actions):
+    pins, model = Pins(CAPACITY), Counter()
+    for action, some in actions:
+        if action == "pin":
+            assert pins.pin(some) == [*dict.fromkeys(some)]
+            model.update(some)
+        elif action == "unpin_all":
+            for slot in some:
+                assert pins.unpin_all(slot) == model.pop(slot, 0)
+        else:
+            short = [slot for index, slot in enumerate(some) if some[: index + 1].count(slot) > model[slot]]
+            assert pins.first_missing(some) == (short[0] if short else None)
+            if not short:
+                model.subtract(some)
+                ended = {slot: index for index, slot in enumerate(some) if not model[slot]}
+                assert pins.unpin(some) == sorted(ended, key=ended.get)
+        pins.check()
+        assert [*pins] == [model[slot] for slot in range(CAPACITY)]
+        assert pins.slots == {slot for slot, count in model.items() if count}
+
+
+def test_pins_are_a_sequence():
+    pins = Pins(3)
+    pins.pin([1, 2, 2])
+    assert (len(pins), pins[1:], pins[-3:1]) == (3, [1, 2], [0])
+    with pytest.raises(IndexError, match="slot 3 of 3"):
+        pins[3]
+
+
+# What was found, and what was loaded
+
+
+def test_what_was_found_is_looked_for_again_once_a_chunk_left(make, keys, store):
+    manager, found = make(3), keys(range(3))
+    store(manager, range(3))
+    assert manager.lookup_prefix(found, ONE) == (3, LookupResult.HIT)
+    store(manager, [7])
+    assert manager.lookup_prefix(found, ONE) == (2, LookupResult.MISS)
+    store(manager, [2])
+    assert manager.lookup_prefix(found, ONE).hits == 1  # 1, the tail, had to go for it
+    manager.drop(found[:1])
+    assert manager.lookup_prefix(found[:2], ONE) == (0, LookupResult.MISS)
+
+
+def test_a_chunk_that_comes_back_elsewhere_is_found_there(make, keys, store):
+    manager, found = make(2), keys([0, 1])
+    store(manager, [0, 1])
+    assert manager.lookup_prefix(found, ONE).hits == 2
+    manager.drop(found)
+    store(manager, [1])
+    store(manager, [0])
+    assert manager.prepare_load(found, ONE) == CPULoadStoreSpec([0, 1])
+    manager.complete_load(found, ONE)
+    manager.drop(found)
+    store(manager, [0])
+    store(manager, [1])
+    assert manager.prepare_load(found, ONE) == CPULoadStoreSpec([1, 0])
+    manager.complete_load(found, ONE)
+
+
+def test_a_caller_s_list_is_not_kept(make, keys, store):
+    manager, found = make(3), keys([0, 1])
+    store(manager, range(3))
+    manager.lookup_prefix(found, ONE)
+    manager.prepare_load(found, ONE)
+    found[0] = keys([2])[0]
+    with pytest.raises(KVError, match="is resident, not pinned"):
+        manager.complete_load(found, ONE)
+    manager.complete_load(keys([0, 1]), ONE)
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        ([[0, 1, 2]], [[2], [0, 1]]),
+        ([[0, 1, 2]], [[0, 1], [2]]),
+        ([[0, 1], [0, 1]], [[0, 1], [0, 1]]),
+        ([[0, 1], [2, 1]], [[0, 1], [2, 1]]),
+        ([[0, 1], [2, 1]], [[2, 1], [0, 1]]),
+        ([[0, 1], [2, 1]], [[0, 1, 2, 1]]),
+        ([[0, 1, 1]], [[1], [0], [1]]),
+        ([[0], [1], [2]], [[2, 1, 0]]),
+    ],
+)
+def test_loads_may_end_in_other_batches_than_they_began(make, keys, store, begun, ended):
+    manager = make(3)
+    store(manager, range(3))
+    for numbers in begun:
+        manager.prepare_load(keys(numbers), ONE)
+        manager.check()
+    for numbers in ended:
+        assert manager.prepare_store(keys([7, 8, 9]), TWO) is None
+        manager.complete_load(keys(numbers), ONE)
+        manager.check()
+    for numbers in [*begun, *ended]:  # nothing is left of them
+        with pytest.raises(KVError, match="is resident, not pinned"):
+            manager.complete_load(keys(numbers), ONE)
+    assert len(store(manager, [7, 8, 9])) == 3
+
+
+def test_what_is_kept_of_a_load_ends_with_a_reset(make, keys, store):
+    manager, loaded = make(2), keys([0, 1])
+    store(manager, [0, 1])
+    manager.prepare_load(loaded, ONE)
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    store(manager, [0, 1])
+    with pytest.raises(KVError, match="is resident, not pinned"):
+        manager.complete_load(loaded, ONE)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lists_are_as_good_as_tuples(make, keys, policy, seed):
+    """Of a tuple nothing is kept, so that whatever is asked with it is worked out anew."""
+    random = Random(seed)
+    managers = [make(12, policy) for _ in range(2)]
+    requests = [[ReqContext("request") for _ in range(2)] for _ in range(4)]
+    jobs = []
+    for _ in range(200):
+        start = random.randrange(16)
+        batch = keys(range(start, start + random.randint(1, 6)))
+        place, answers = random.randrange(4), []
+        what, dropped = random.randrange(4), batch[: random.randrange(8) == 0]
+        ended = jobs.pop(random.randrange(len(jobs))) if len(jobs) > 1 else None
+        for index, kind in enumerate((list, tuple)):
+            manager, context = managers[index], requests[place][index]
+            hits = manager.lookup_prefix(kind(batch), context).hits
+            if what == 0 and ended:
+                end, old, loaded = ended
+                getattr(manager, end)(kind(loaded), requests[old][index])
+            elif what == 1:
+                answers.append(manager.prepare_load(kind(batch[:hits]), context))
+            elif what == 2:
+                answers.append(manager.prepare_store(kind(batch), context))
+            else:
+                manager.drop(kind(dropped))
+            answers.append(hits)
+        assert answers[: len(answers) // 2] == answers[len(answers) // 2 :]
+        if what == 1:
+            jobs.append(("complete_load", place, batch[: answers[1]]))
+        elif what == 2 and answers[0] is not None:
+            jobs.append(("complete_store", place, answers[0].keys_to_store))
+        if ended and what:
+            jobs.append(ended)
+        for manager in managers:
+            manager.check()
+        assert managers[0]._pool.resident == managers[1]._pool.resident
+        assert managers[0]._policy.slots() == managers[1]._policy.slots()
+        assert [*managers[0]._pool.pins] == [*managers[1]._pool.pins]
+
+
+@given(data=st.data(), c=st.integers(1, 20), count=st.integers(1, 30), p=st.floats(0, 20))
+def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
+    """That one by one is right, is compared with the paper's algorithm elsewhere."""
+    t1 = data.draw(st.integers(0, c))
+    t2, b1 = data.draw(st.integers(0, c - t1)), data.draw(st.integers(0, c - t1))
+    b2 = data.draw(st.integers(0, 2 * c - t1 - t2 - b1))
+    room = c - t1 - t2
+    plans = []
+    for steps in ([count], [1] * count):
+        ghosts = [Ghosts(), Ghosts()]
+        ghosts[0].add([b"1 %d" % number for number in range(b1)])
+        ghosts[1].add([b"2 %d" % number for number in range(b2)])
+        plan = _Plan(c, min(c, p), t1, t2, *ghosts, room)
+        for step in steps:
+            plan.admit_new(step)
+        known = vars(plan) | {"ghosts1": [*ghosts[0]], "ghosts2": [*ghosts[1]]}
+        plans.append((known, ghosts[0]._surplus, ghosts[1]._surplus))
+    assert plans[0] == plans[1]
