@@ -199,6 +199,21 @@ def test_a_request_context_keeps_state_by_type_and_positions_by_key() -> None:
     assert kv_api.ReqContext("r").get_state(int) is None
 
 
+def test_positions_of_chunks_in_a_row_are_derived() -> None:
+    context = kv_api.ReqContext("r")
+    first, second = ([kv_api.make_offload_key(b"h%d" % number, group) for number in range(4)] for group in (0, 1))
+    growing = first[:2]
+    context.set_offload_key_position(first[1], 7)
+    context.derive_offload_key_positions(growing, 16)
+    context.derive_offload_key_positions(second, 32)
+    assert [context.get_offload_key_position(key) for key in first] == [16, 7, None, None]  # what was set stays
+    assert [context.get_offload_key_position(key) for key in second] == [32, 64, 96, 128]
+    growing += first[2:]
+    assert [context.get_offload_key_position(key) for key in first] == [16, 7, 48, 64]
+    context.set_offload_key_position(first[2], 9)
+    assert context.get_offload_key_position(first[2]) == 9
+
+
 def offloading_config(**extra: Any) -> kv_api.OffloadingConfig:
     return kv_api.OffloadingConfig(
         groups=(kv_api.OffloadingGroupConfig(16, ("l0",), 0), kv_api.OffloadingGroupConfig(32, ("l1",), 1)),

@@ -27,8 +27,8 @@ def make(*groups):
         4,
         4,
     )
-    progress = Progress(layout)
-    progress.extend_keys(Hashes, ReqContext("a"))
+    progress = Progress(layout, ReqContext("a"))
+    progress.extend_keys(Hashes)
     progress.begin([range(100 * (place + 1), 100 * (place + 1) + 4 * CHUNKS) for place in range(len(groups))])
     return layout, progress
 

@@ -68,6 +68,54 @@ class TestFences:
         # b and c offer what a is storing already, so only a has a job
         assert connector.build_connector_meta(output).jobs_to_flush == {0}
 
+    def test_who_is_preempted_or_replaced_frees_its_blocks_in_the_same_step(self, fenced):
+        for output in (
+            step(new=[("b", ([2],))], counts={"b": 1}, preempted="a"),
+            step(new=[("b", ([2],)), ("a", ([3, 4],))], counts={"b": 1, "a": 8}),
+        ):
+            connector, manager = fenced()
+            manager.storing.clear()
+            self.begin(connector)
+            connector.on_new_request(Request("b", [9]))
+            assert connector.build_connector_meta(output).jobs_to_flush == {0}
+
+    def test_who_is_matched_again_has_lost_its_blocks(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        connector.get_num_new_matched_tokens(a, 0)
+        b = Request("b", [9])
+        connector.on_new_request(b)
+        assert run(connector, b, [1]).jobs_to_flush == {0}
+
+    def test_a_store_that_has_ended_makes_nobody_wait(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        report(connector, done=[0])
+        connector.request_finished(a, [1, 2])
+        b = Request("b", [9])
+        connector.on_new_request(b)
+        assert run(connector, b, [1]).jobs_to_flush == set()
+
+    def test_a_window_may_lose_what_is_being_stored(self, make, manager):
+        connector = make(hold_blocks="never", cache=kv_cache_config(((WINDOW, 4, 4),)))
+        a, b = Request("a", range(16)), Request("b", [99] * 4)
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        connector.build_connector_meta(step(new=[("a", ([1, 2],))], counts={"a": 8}))
+        a.num_computed_tokens = 8
+        connector.on_new_request(b)
+        output = step(new=[("b", ([1],))], more=[("a", ([3],))], counts={"b": 1, "a": 1})
+        assert connector.build_connector_meta(output).jobs_to_flush == {0}
+
+    def test_check_sees_a_store_whose_blocks_are_lost(self, fenced):
+        connector, _ = fenced()
+        self.begin(connector)
+        table = connector.side._books.states["a"].progress.groups[0].table
+        lost = table.pop()
+        with pytest.raises(AssertionError, match="its request has lost blocks to others"):
+            connector.side.check()
+        table.append(lost)
+
     def test_preemption_alone_makes_nobody_wait(self, fenced):
         connector, _ = fenced()
         a = self.begin(connector)

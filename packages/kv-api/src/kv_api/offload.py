@@ -78,7 +78,7 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
     """
 
     def __init__(self, block_ids: Iterable[int], group_sizes: Sequence[int], block_indices: Sequence[int]) -> None:
-        super().__init__(block_ids)
+        self.block_ids = array("i", block_ids)
         if sum(group_sizes) != len(self.block_ids) or len(group_sizes) != len(block_indices):
             raise ValueError(
                 f"{len(self.block_ids)} blocks don't fit group_sizes {list(group_sizes)} "

@@ -1,6 +1,6 @@
 """What an offloading medium knows of a request: the keys of its chunks, its tiers, how it is offloaded."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, NewType, TypeVar
@@ -69,6 +69,21 @@ class TierFilter:
 TierFilter.ALL = TierFilter((TierMatcher(),))
 
 
+@dataclass(slots=True)
+class _DerivedPositions:
+    """Keys of chunks that lie one after the other, and how many of them were turned into positions."""
+
+    keys: Sequence[OffloadKey]
+    tokens_per_chunk: int
+    num_read: int = 0
+
+    def read(self, positions: dict[OffloadKey, int]) -> None:
+        """Note where the others end; what was set stays."""
+        first, self.num_read = self.num_read, len(self.keys)
+        for place, key in enumerate(self.keys[first:], first + 1):
+            positions.setdefault(key, place * self.tokens_per_chunk)
+
+
 @dataclass
 class ReqContext:
     """What a manager knows of the request it works for; one object for the whole life of the request."""
@@ -79,6 +94,7 @@ class ReqContext:
     load_tier_filter: TierFilter = TierFilter.ALL
     _state: dict[type, Any] = field(default_factory=dict, repr=False, init=False)
     _key_positions: dict[OffloadKey, int] = field(default_factory=dict, repr=False, init=False)
+    _derived: list[_DerivedPositions] = field(default_factory=list, repr=False, init=False, compare=False)
 
     def set_state(self, val: Any) -> None:
         """Keep ``val`` for this request, under its type."""
@@ -93,9 +109,23 @@ class ReqContext:
         """Note that the chunk of ``key`` ends at token ``end_token`` of this request."""
         self._key_positions[key] = end_token
 
+    def derive_offload_key_positions(self, keys: Sequence[OffloadKey], tokens_per_chunk: int) -> None:
+        """The chunks of ``keys`` lie one after the other from token 0 on, so their positions need no noting.
+
+        ``keys`` is kept, and may grow at its end. Most are never asked for, and these cost nothing. vLLM's class
+        doesn't have this method.
+        """
+        self._derived.append(_DerivedPositions(keys, tokens_per_chunk))
+
     def get_offload_key_position(self, key: OffloadKey) -> int | None:
-        """Where the chunk of ``key`` ends in this request, if that was noted."""
-        return self._key_positions.get(key)
+        """Where the chunk of ``key`` ends in this request, if that was noted or can be derived."""
+        position = self._key_positions.get(key)
+        if position is None and self._derived:
+            for derived in self._derived:
+                if derived.num_read < len(derived.keys):
+                    derived.read(self._key_positions)
+            position = self._key_positions.get(key)
+        return position
 
 
 class OffloadPolicy(Enum):

@@ -55,9 +55,13 @@ class Agenda:
         self.step += 1
         for request_id in due:
             del self._step_of[request_id]
-        looks = [request_id for request_id, count in counts.items() if count > 1 or request_id in due]
-        for request_id in due.difference(counts):
-            self.put(request_id, self.step)
+        if sum(counts.values()) == len(counts):  # each computes one token
+            looks = [*filter(due.__contains__, counts)]
+        else:
+            looks = [request_id for request_id, count in counts.items() if count > 1 or request_id in due]
+        if not due <= counts.keys():
+            for request_id in due.difference(counts):
+                self.put(request_id, self.step)
         return looks
 
     def skip(self, steps: int) -> None:

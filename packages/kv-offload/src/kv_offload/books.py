@@ -1,12 +1,11 @@
 """What the parts of the scheduler's half share: the medium, requests, jobs, and what is collected for a step.
 
 ``manager`` is locked by whoever calls it: for the planning of a step from its first query on (``open_region``),
-for anything else while that lasts (``locked``). The lock is not reentrant, and a call of the second sort never
+for anything else while that lasts (``lock``). The lock is not reentrant, and a call of the second sort never
 comes within a step's planning, unless the engine gave that up half-way: then it is unlocked first.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kv_api import OffloadingManager, Request
@@ -17,7 +16,6 @@ from kv_offload.jobs import JobBook
 from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats
-from kv_offload.progress import Progress
 from kv_offload.request_state import RequestState, begin_life
 
 
@@ -49,17 +47,21 @@ class Books:
 
     def begin_life(self, request: Request) -> RequestState:
         """A request arrived."""
-        state = begin_life(request, Progress(self.layout), self.manager)
+        state = begin_life(request, self.layout, self.manager)
         self.states[request.request_id] = state
         return state
 
     def end_life(self, request_id: str) -> RequestState | None:
-        """The request ended. None: it was not known."""
+        """The request ended, and its blocks are freed next. None: it was not known."""
         self.agenda.remove(request_id)
-        return self.states.pop(request_id, None)
+        state = self.states.pop(request_id, None)
+        if state is not None:
+            self.jobs.release(state)
+        return state
 
     def lose_blocks(self, state: RequestState) -> None:
         """The request has no blocks any more."""
+        self.jobs.release(state)
         state.progress.lose_blocks()
         self.agenda.remove(state.context.req_id)
 
@@ -82,19 +84,22 @@ class Books:
         if region is not None:
             region.__exit__(None, None, None)
 
-    @contextmanager
-    def locked(self) -> Iterator[OffloadingManager]:
-        """Lock the manager for one call outside of a step's planning."""
+    def lock(self) -> AbstractContextManager[Any]:
+        """The manager's lock, for calls outside of a step's planning."""
         if self._region is not None:
             warn("the last schedule was not finished: unlocking the offloading manager that it had locked")
             self.close_region()
-        with self.manager.lock:
-            yield self.manager
+        return self.manager.lock
 
     def check(self) -> None:
         """Recount everything."""
         self.jobs.check()
         self.events.check()
+        for job in self.jobs.kept():
+            state = job.owner
+            is_alive = self.states.get(state.context.req_id) is state
+            blocks = {block for progress in state.progress.groups for block in progress.table}
+            assert is_alive and blocks.issuperset(job.blocks), f"{job}: its request has lost blocks to others"
         for request_id, state in self.states.items():
             assert request_id == state.context.req_id, f"{state.context.req_id} is kept under {request_id}"
             state.check()

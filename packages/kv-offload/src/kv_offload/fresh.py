@@ -1,12 +1,15 @@
 """Which blocks somebody may write from a step on, as the engine's announcements have it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kv_api import SchedulerOutput
 from kv_offload.layout import Layout
 
 Tables = Sequence[Sequence[int]]
 """Block ids by group."""
+
+Told = tuple[str, Tables]
+"""A request, and blocks of it."""
 
 
 def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
@@ -22,11 +25,17 @@ def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
     return found
 
 
-def tables_of_step(output: SchedulerOutput) -> Iterator[tuple[str, Tables, bool]]:
-    """The block tables that a step tells of: whose, the blocks, and whether that is all of them."""
-    for new in output.scheduled_new_reqs:
-        yield new.req_id, new.block_ids, True
+def tables_of_step(output: SchedulerOutput) -> tuple[list[Told], list[Told]]:
+    """The block tables that a step tells of: all blocks of a request, and what others got more."""
+    whole: list[Told] = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
-    for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if blocks is not None:
-            yield request_id, blocks, request_id in cached.resumed_req_ids
+    more: list[Told] = [
+        (request_id, blocks)
+        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
+        if blocks is not None
+    ]
+    resumed = cached.resumed_req_ids if more else ()
+    if resumed:
+        whole += [told for told in more if told[0] in resumed]
+        more = [told for told in more if told[0] not in resumed]
+    return whole, more

@@ -8,17 +8,18 @@ is *abandoned*: it stays in the book, and its chunks pinned, until its copies di
 A reset makes every job *stale*: what it moves is of no use. Stale jobs are counted on, since the medium must not
 reuse their places before, but nothing else happens when they end.
 
-``touching`` answers which jobs others must wait for when they get given GPU blocks: stores in flight, stale ones
-among them, and loads that were given up. These are the fences. Of other loads the engine keeps the blocks.
+``touching`` answers which jobs others must wait for when they get given GPU blocks: these are the fences. It knows
+of *watched* jobs. A store is *kept* at first: its request has the blocks, so nobody else gets them. ``release``
+has it watched, when the request may lose some. A job that was given up is watched, too; of other loads the engine
+keeps the blocks. Most stores end before their request does, so they are never watched.
 
-**Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody.
-Blocks are watched exactly for the jobs that others must wait for.
+**Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody. A
+store is either kept or watched; so is no load, but one that was given up is watched.
 """
 
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
 
 from kv_api import OffloadKey
 from kv_offload.request_state import RequestState
@@ -32,8 +33,8 @@ class JobKind(Enum):
     STORE = auto()
 
 
-STORE: Final = JobKind.STORE
-"""The same; before Python 3.12 an enum looks its members up in a call, and this one is asked for often."""
+# Before Python 3.12 an enum looks its members up in a call, and these are asked for often.
+LOAD, STORE = JobKind.LOAD, JobKind.STORE
 
 
 @dataclass(slots=True, eq=False)
@@ -79,46 +80,75 @@ class JobBook:
         self.abandoned: dict[int, Job] = {}
         self.stale: dict[int, Job] = {}
         self._watched = WatchedBlocks()
+        self._kept: dict[RequestState, dict[int, Job]] = {}
+        """Only of requests that have any."""
 
     @property
     def has_work(self) -> bool:
         """Whether a report is still expected."""
         return bool(self.live) or any(job.waiting for job in self.stale.values())
 
-    def begin(
+    def begin_load(
+        self, owner: RequestState, keys: Collection[OffloadKey], blocks: Collection[int], *, is_async: bool
+    ) -> Job:
+        """Plan a load."""
+        job = self._begin(LOAD, owner, keys, blocks, is_async, 0)
+        if is_async:
+            owner.loads.add(job.job_id)
+        return job
+
+    def begin_store(
+        self, owner: RequestState, keys: Collection[OffloadKey], blocks: Collection[int], end_token: int
+    ) -> Job:
+        """Plan a store of blocks that its request has. If it may lose any of them, `release` comes next."""
+        job = self._begin(STORE, owner, keys, blocks, False, end_token)
+        kept = self._kept.get(owner)
+        if kept is None:
+            self._kept[owner] = {job.job_id: job}
+        else:
+            kept[job.job_id] = job
+        return job
+
+    def _begin(
         self,
         kind: JobKind,
         owner: RequestState,
         keys: Collection[OffloadKey],
-        *,
-        blocks: Collection[int] = (),
-        is_async_load: bool = False,
-        end_token: int = 0,
+        blocks: Collection[int],
+        is_async_load: bool,
+        end_token: int,
     ) -> Job:
-        """Plan a job."""
-        job = Job(self._next_id, kind, owner, keys, blocks, is_async_load, end_token, self._world_size)
+        job_id = self._next_id
         self._next_id += 1
-        self.live[job.job_id] = job
-        if kind is STORE:
-            self._watch(job)
-        if is_async_load:
-            owner.loads.add(job.job_id)
+        job = self.live[job_id] = Job(
+            job_id, kind, owner, keys, blocks, is_async_load, end_token, self._world_size
+        )
         return job
+
+    def release(self, owner: RequestState) -> None:
+        """Others may get what a request's stores read, from now on."""
+        for job in self._kept.pop(owner, {}).values():
+            self._watch(job)
 
     def report(self, job_id: int, ended: int, failed: int = 0, unended: int = 0) -> Report | None:
         """``ended`` workers say that a job ended. None: nobody waits for it."""
-        job = self.live.get(job_id) or self.stale.get(job_id)
-        if job is None or not job.waiting:
-            return None
+        job = self.live.get(job_id)
+        is_stale = job is None
+        if job is None:
+            job = self.stale.get(job_id)
+            if job is None or not job.waiting:
+                return None
         job.waiting -= min(ended, job.waiting)
-        if unended and not job.is_watched:
+        if unended:
+            self._unkeep(job)
             self._watch(job)
-        job.unended += unended
+            job.unended += unended
         is_first_failure = failed > 0 and not job.has_failed
-        job.has_failed |= failed > 0
-        is_stale = job_id in self.stale
+        if is_first_failure:
+            job.has_failed = True
         if not job.waiting:
-            job.owner.loads.discard(job_id)
+            if job.is_async_load:
+                job.owner.loads.discard(job_id)
             if is_stale:
                 self._settle_stale(job)
             else:
@@ -126,7 +156,7 @@ class JobBook:
                 if job.unended:
                     self.abandoned[job_id] = job
                 else:
-                    self._unwatch(job)
+                    self._let_go(job)
         return Report(job, is_first_failure, not job.waiting, is_stale)
 
     def report_late(self, job_id: int, ended: int) -> Job | None:
@@ -138,13 +168,18 @@ class JobBook:
         if job_id in self.stale:
             self._settle_stale(job)
         elif job_id in self.abandoned and not job.unended:
-            self._unwatch(job)
+            self._let_go(job)
             return self.abandoned.pop(job_id)
         return None
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is anything to wait for."""
+        return bool(self._watched)
+
     def touching(self, blocks: Set[int]) -> list[int]:
-        """Jobs that must end before anyone else writes these blocks."""
-        return self._watched.touching(blocks) if self._watched else []
+        """Watched jobs that must end before anyone else writes these blocks."""
+        return self._watched.touching(blocks)
 
     def stores_of(self, owner: RequestState) -> list[Job]:
         """Live stores of one request, the oldest first."""
@@ -162,16 +197,25 @@ class JobBook:
     def _settle_stale(self, job: Job) -> None:
         if not job.waiting and not job.unended:
             del self.stale[job.job_id]
-            self._unwatch(job)
+            self._let_go(job)
 
-    def _watch(self, job: Job) -> None:
-        job.is_watched = True
-        self._watched.add(job.job_id, job.blocks)
-
-    def _unwatch(self, job: Job) -> None:
+    def _let_go(self, job: Job) -> None:
+        """Its copies have ended."""
         if job.is_watched:
             job.is_watched = False
             self._watched.remove(job.job_id, job.blocks)
+        elif job.kind is STORE:
+            self._unkeep(job)
+
+    def _unkeep(self, job: Job) -> None:
+        kept = self._kept.get(job.owner)
+        if kept is not None and kept.pop(job.job_id, None) is not None and not kept:
+            del self._kept[job.owner]
+
+    def _watch(self, job: Job) -> None:
+        if not job.is_watched:
+            job.is_watched = True
+            self._watched.add(job.job_id, job.blocks)
 
     def check(self) -> None:
         """Recount everything."""
@@ -189,9 +233,20 @@ class JobBook:
             assert job.unended > 0 and not job.waiting, f"job {job.job_id} is abandoned for {job.unended}"
         for job in self.stale.values():
             assert job.waiting or job.unended, f"job {job.job_id} is stale and has ended"
-        watched: dict[int, Set[int]] = {}
-        for job in (*self.live.values(), *self.abandoned.values(), *self.stale.values()):
-            assert job.is_watched or (job.kind is JobKind.LOAD and not job.unended), f"{job} is not watched"
-            if job.is_watched:
-                watched[job.job_id] = {*job.blocks}
-        self._watched.check(watched)
+        self._check_fences()
+
+    def kept(self) -> list[Job]:
+        """Stores on blocks that their requests have."""
+        return [job for jobs in self._kept.values() for job in jobs.values()]
+
+    def _check_fences(self) -> None:
+        jobs = (*self.live.values(), *self.abandoned.values(), *self.stale.values())
+        kept = {job.job_id: job.owner for job in self.kept()}
+        stores = {job.job_id: job.owner for job in jobs if job.kind is STORE and not job.is_watched}
+        assert kept == stores, f"stores {sorted(kept)} are kept, {sorted(stores)} are not watched"
+        owners = {job_id: owner for owner, jobs in self._kept.items() for job_id in jobs}
+        assert owners == kept, f"stores {sorted(kept)} are kept for others than their requests"
+        assert all(self._kept.values()), "a request keeps stores, and has none"
+        for job in jobs:
+            assert job.is_watched or not job.unended, f"{job} is not watched"
+        self._watched.check({job.job_id: {*job.blocks} for job in jobs if job.is_watched})

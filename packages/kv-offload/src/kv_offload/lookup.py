@@ -56,7 +56,9 @@ class Answers:
         """Ask for chunks in order, in as few calls as possible, up to the first that is missing."""
         stop = min(stop, len(self.keys))
         while first < stop:
-            end = next((i for i in range(first, stop) if self.keys[i] in self._refused), stop)
+            end = stop
+            if self._refused:
+                end = next((i for i in range(first, stop) if self.keys[i] in self._refused), stop)
             if end > first:
                 hits, rest = self._manager.lookup_prefix(self.keys[first:end], self._context)
                 for chunk in range(first, first + hits):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
 from kv_offload.books import Books
 from kv_offload.clock import Clock
-from kv_offload.jobs import JobKind
 from kv_offload.loads import LoadPlan, plan_load
 from kv_offload.lookup import Answers, find_match
 from kv_offload.metadata import TransferJob
@@ -37,7 +36,7 @@ class Matching:
         skips = getattr(request, "skip_reading_prefix_cache", False)
         if skips or not books.engine.can_load or state.loads:
             return 0, False
-        state.progress.extend_keys(request, state.context)
+        state.progress.extend_keys(request)
         boundary = self._boundary(state, local)
         if boundary is None:
             return None, False
@@ -114,9 +113,7 @@ class Matching:
             for chunk in chunks:
                 books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
         state.sources = plan.sources
-        begun = books.jobs.begin(
-            JobKind.LOAD, state, pinned, blocks=plan.block_ids, is_async_load=not promise.in_step
-        )
+        begun = books.jobs.begin_load(state, pinned, plan.block_ids, is_async=not promise.in_step)
         books.meta.load_jobs[begun.job_id] = job
 
     def _is_there(self, state: RequestState, plan: LoadPlan) -> bool:

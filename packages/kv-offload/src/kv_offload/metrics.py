@@ -15,7 +15,7 @@ from kv_api import (
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
-from kv_offload.metadata import DirectionalTransferStats, TransferStats
+from kv_offload.metadata import TransferStats
 
 LOAD_BYTES: Final = "vllm:kv_offload_load_bytes"
 LOAD_TIME: Final = "vllm:kv_offload_load_time"
@@ -94,7 +94,7 @@ class OffloadingConnectorStats(KVConnectorStats):
         """Add what workers measured."""
         names = ((LOAD_BYTES, LOAD_TIME, LOAD_SIZE), (STORE_BYTES, STORE_TIME, STORE_SIZE))
         for (size, seconds, samples), stats in zip(names, (transfers.load, transfers.store), strict=True):
-            if stats != DirectionalTransferStats():
+            if stats.sizes:
                 self.increase(size, stats.bytes)
                 self.increase(seconds, stats.time)
                 self._add(samples, HISTOGRAM, (), list(stats.sizes))
@@ -104,8 +104,14 @@ class OffloadingConnectorStats(KVConnectorStats):
         if isinstance(stats, OffloadingConnectorStats):
             self.aggregate(stats)
             return
+        types, data = self.data["types"], self.data["data"]
         for name, value in stats.to_dict().items():
-            self._add(name, kind_of(declared.get(name), value), (), value)
+            kind = kind_of(declared.get(name), value)
+            if name in data:
+                self._add(name, kind, (), value)
+            else:
+                types[name] = kind
+                data[name] = {(): [*value] if kind == HISTOGRAM else value}
 
     def aggregate(self, other: KVConnectorStats) -> "OffloadingConnectorStats":
         if not isinstance(other, OffloadingConnectorStats):
@@ -129,11 +135,13 @@ class OffloadingConnectorStats(KVConnectorStats):
         return numbers
 
     def _add(self, name: str, kind: str, labels: tuple[str, ...], value: Any) -> None:
-        self.data["types"].setdefault(name, kind)
-        by_labels = self.data["data"].setdefault(name, {})
-        if kind == GAUGE:
+        by_labels = self.data["data"].get(name)
+        if by_labels is None:
+            self.data["types"][name] = kind
+            by_labels = self.data["data"][name] = {}
+        if labels not in by_labels:
+            by_labels[labels] = [*value] if kind == HISTOGRAM else value
+        elif kind == GAUGE:
             by_labels[labels] = value
-        elif kind == HISTOGRAM:
-            by_labels.setdefault(labels, []).extend(value)
         else:
-            by_labels[labels] = by_labels.get(labels, 0) + value
+            by_labels[labels] += value

@@ -31,9 +31,9 @@ class Outcomes:
             books.stats.add_transfers(meta.transfer_stats)
             for name, amount in meta.medium_counts.items():
                 books.stats.increase(name, amount)
+            failed_jobs, unended_jobs = meta.failed_jobs, meta.unended_jobs
             for job_id, ended in meta.completed_jobs.items():
-                failed, unended = meta.failed_jobs.get(job_id, 0), meta.unended_jobs.get(job_id, 0)
-                report = books.jobs.report(job_id, ended, failed, unended)
+                report = books.jobs.report(job_id, ended, failed_jobs.get(job_id, 0), unended_jobs.get(job_id, 0))
                 if report is not None:
                     self._take_report(report)
             for job_id, ended in meta.late_jobs.items():

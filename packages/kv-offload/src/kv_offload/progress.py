@@ -11,25 +11,12 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 """
 
 import sys
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import count
 from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.layout import Group, Layout
-
-
-@dataclass(slots=True)
-class Horizon:
-    """How much of a request may be stored now."""
-
-    tokens: int
-    prompt: int
-    """Tokens of the prompt."""
-    chunks: list[int]
-    """By group, the chunks that end within it and have keys and blocks."""
 
 
 @dataclass(slots=True)
@@ -71,26 +58,28 @@ class GroupProgress:
             found = {block: index for index, block in enumerate(self.table) if block}
             assert found == self._index_of, f"group {group_id}: blocks at {found}, known at {self._index_of}"
 
-    def extend_keys(self, ends: Sequence[bytes], context: ReqContext) -> None:
-        """Name chunks by the hashes that they end with."""
-        first, tokens = len(self.keys), self.group.tokens_per_chunk
-        suffix = self.group.key_suffix
-        keys = cast("list[OffloadKey]", [end + suffix for end in ends])
-        self.keys += keys
-        deque(map(context.set_offload_key_position, keys, count((first + 1) * tokens, tokens)), maxlen=0)
+    def extend_keys(self, hashes: Sequence[bytes]) -> None:
+        """Name the chunks that are covered by block hashes now, by the hash that each ends with."""
+        group = self.group
+        end = (len(self.keys) + 1) * group.hashes_per_chunk
+        if end <= len(hashes):
+            suffix = group.key_suffix
+            self.keys += cast(
+                "list[OffloadKey]", [last + suffix for last in hashes[end - 1 :: group.hashes_per_chunk]]
+            )
 
-    def offers(self, stop: int, horizon: Horizon, layout: Layout, *, with_loaded: bool) -> Sequence[int]:
-        """The chunks before ``stop`` that were not offered and may be stored."""
+    def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
+        """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
         group, first = self.group, self.cursor
+        if first >= stop:
+            return ()
         chunks: Sequence[int] = range(first, stop)
-        if not chunks:
-            return chunks
         if first < self.loaded.stop and not with_loaded:
             chunks = [chunk for chunk in chunks if chunk not in self.loaded]
         if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
             chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
         if group.has_window:
-            size, ends = group.tokens_per_chunk, (horizon.prompt, horizon.tokens)
+            size = group.tokens_per_chunk
             chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
         return chunks
 
@@ -103,20 +92,19 @@ class GroupProgress:
 class Progress:
     """All groups of one request."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, context: ReqContext) -> None:
         self._layout = layout
         self.groups = tuple(GroupProgress(group) for group in layout.groups)
+        for progress in self.groups:
+            context.derive_offload_key_positions(progress.keys, progress.group.tokens_per_chunk)
         self.next_end = 0
         """Before so many tokens are known there is nothing to offer: what makes most steps cost nothing."""
 
-    def extend_keys(self, request: Request, context: ReqContext) -> None:
+    def extend_keys(self, request: Request) -> None:
         """Name the chunks that are covered by block hashes now."""
         hashes = request.block_hashes
         for progress in self.groups:
-            size = progress.group.hashes_per_chunk
-            end = (len(progress.keys) + 1) * size
-            if end <= len(hashes):
-                progress.extend_keys(hashes[end - 1 :: size], context)
+            progress.extend_keys(hashes)
 
     # -- blocks --------------------------------------------------------------------------------
 
@@ -166,27 +154,30 @@ class Progress:
 
     # -- offers --------------------------------------------------------------------------------
 
-    def horizon(self, tokens: int, settled: int, prompt: int) -> Horizon:
-        """Where ``tokens`` may be stored, of a draft model ``settled`` tokens."""
-        chunks = []
+    def stops(self, tokens: int, settled: int) -> list[int]:
+        """By group, how many chunks may be stored: they have keys and blocks, and end within ``tokens``.
+
+        Of a draft model, within ``settled`` tokens.
+        """
+        found = []
         for progress in self.groups:
             group = progress.group
             ended = (settled if group.is_draft else tokens) // group.tokens_per_chunk
-            chunks.append(min(ended, len(progress.keys), len(progress.table) // group.blocks_per_chunk))
-        return Horizon(tokens, prompt, chunks)
-
-    def offers(self, horizon: Horizon, *, with_loaded: bool) -> list[Sequence[int]]:
-        """What is complete within the horizon and was not offered."""
-        found = []
-        for place, progress in enumerate(self.groups):
-            found.append(progress.offers(horizon.chunks[place], horizon, self._layout, with_loaded=with_loaded))
+            found.append(min(ended, len(progress.keys), len(progress.table) // group.blocks_per_chunk))
         return found
 
-    def pass_over(self, horizon: Horizon, left: Mapping[int, int]) -> None:
-        """All within the horizon has been dealt with; of the groups in ``left``, what is before that chunk."""
+    def offers(self, stops: Sequence[int], ends: Sequence[int], *, with_loaded: bool) -> list[Sequence[int]]:
+        """What lies before ``stops`` and was not offered. ``ends``: where the request's tokens may end."""
+        found = []
+        for place, progress in enumerate(self.groups):
+            found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
+        return found
+
+    def pass_over(self, stops: Sequence[int], left: Mapping[int, int]) -> None:
+        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk."""
         next_end = sys.maxsize
         for place, progress in enumerate(self.groups):
-            stop = left.get(place, horizon.chunks[place])
+            stop = left[place] if place in left else stops[place]
             if stop > progress.cursor:
                 progress.cursor = stop
             end = (progress.cursor + 1) * progress.group.tokens_per_chunk

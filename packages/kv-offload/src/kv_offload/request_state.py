@@ -9,7 +9,6 @@ are chunks that a load of this life couldn't deliver; they are misses for it fro
 says.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from kv_api import (
     TierFilter,
     TierMatcher,
 )
+from kv_offload.layout import Layout
 from kv_offload.log import warn
 from kv_offload.progress import Progress
 
@@ -63,11 +63,6 @@ class RequestState:
     sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
     """Of the last load: which tokens each chunk supplies."""
 
-    def store_limit(self, *, prompt_only: bool) -> int:
-        """How many of its tokens may be stored, also of those that it will have. A prompt may still grow."""
-        limit = self.request.num_prompt_tokens if prompt_only else sys.maxsize
-        return limit if self.max_offload_tokens is None else min(limit, self.max_offload_tokens)
-
     def refuse_store(self, next_step: int) -> None:
         """There was no room: try again after 1, 2, 4, … steps, so that waiting for room costs little."""
         self.retry_step = next_step + (1 << min(self.store_refusals, 16))
@@ -84,7 +79,7 @@ class RequestState:
         assert self.deferrals >= 0 and self.store_refusals >= 0, "counts below zero"
 
 
-def begin_life(request: Request, progress: Progress, manager: OffloadingManager) -> RequestState:
+def begin_life(request: Request, layout: Layout, manager: OffloadingManager) -> RequestState:
     """A request arrived: read what its sender wishes, and ask how it is offloaded."""
     params = request.kv_transfer_params or {}
     tiers = _tier_filter(params)
@@ -92,7 +87,7 @@ def begin_life(request: Request, progress: Progress, manager: OffloadingManager)
     return RequestState(
         request,
         context,
-        progress,
+        Progress(layout, context),
         offers_loaded=manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL,
         max_load_tokens=_tokens(params, "max_load_tokens"),
         max_offload_tokens=_tokens(params, "max_offload_tokens"),

@@ -29,7 +29,7 @@ from kv_offload.books import Books
 from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
 from kv_offload.fresh import fresh_blocks
-from kv_offload.jobs import JobKind
+from kv_offload.jobs import STORE
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats
@@ -61,7 +61,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     # -- requests and their blocks ---------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        with self._books.locked():
+        with self._books.lock():
             self._books.begin_life(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -119,22 +119,24 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         return meta
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        with self._books.locked():
+        with self._books.lock():
             self._outcomes.take(connector_output)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        with self._books.locked() as manager:
-            events = list(manager.take_events())
-        return self._books.events.translate(events)
+        books = self._books
+        with books.lock():
+            events = list(books.manager.take_events())
+        return books.events.translate(events) if events else ()
 
     def get_kv_connector_stats(self) -> OffloadingConnectorStats | None:
-        stats, self._books.stats = self._books.stats, OffloadingConnectorStats()
-        with self._books.locked() as manager:
-            counted = manager.get_stats()
+        books = self._books
+        stats, books.stats = books.stats, OffloadingConnectorStats()
+        with books.lock():
+            counted = books.manager.get_stats()
             if counted is not None:
                 stats.add_medium(counted, self._declared)
             if not self._has_sent_info:
-                stats.set_info(manager.config_info())
+                stats.set_info(books.manager.config_info())
                 self._has_sent_info = True
         return None if stats.is_empty() else stats
 
@@ -150,9 +152,9 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         if state is None:
             return False, None
         self._matching.end_deferral(state, self.clock())
-        with self._books.locked() as manager:
+        with self._books.lock():
             is_storing = self._storing.store_at_end(state, block_ids)
-            manager.on_request_finished(state.context)
+            self._books.manager.on_request_finished(state.context)
         return is_storing and self._books.engine.holds_blocks, None
 
     # -- questions at any time -------------------------------------------------------------------
@@ -165,18 +167,18 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         if self._books.jobs.has_work or self._books.meta.jobs_to_flush:
             return True
-        with self._books.locked() as manager:
-            return manager.has_pending_work()
+        with self._books.lock():
+            return self._books.manager.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
         jobs = self._books.jobs
         return self._books.engine.holds_blocks and any(
-            job.kind is JobKind.STORE for job in (*jobs.live.values(), *jobs.stale.values())
+            job.kind is STORE for job in (*jobs.live.values(), *jobs.stale.values())
         )
 
     def reset_cache(self) -> bool:
         """Forget everything. Jobs in flight go on, and the medium hears when the last of them has ended."""
-        with self._books.locked():
+        with self._books.lock():
             self._outcomes.reset()
         return True
 

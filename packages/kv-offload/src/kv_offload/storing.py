@@ -8,54 +8,64 @@ For lack of room the beginning of an offer is stored, as much as fits; the rest 
 steps, and a last time when it ends.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kv_api import BlockIds, PrepareStoreOutput, SchedulerOutput
 from kv_offload.books import Books
-from kv_offload.fresh import fresh_blocks, tables_of_step
-from kv_offload.jobs import STORE
+from kv_offload.fresh import Tables, fresh_blocks, tables_of_step
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.request_state import RequestState
 from kv_offload.stores import Batch, beginning, chosen, in_batches, keys_of, source_of
 
+Got = tuple[RequestState, Tables]
+"""A request, and the blocks that it got."""
+
 
 class Storing:
-    """Plans stores and fences. Keeps nothing of its own."""
+    """Plans stores and fences. Keeps nothing of its own that changes."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._is_prompt_only = books.engine.options.offload_prompt_only
+        self._holds_blocks = books.engine.holds_blocks
 
     def follow_blocks(self, output: SchedulerOutput, preempted: Iterable[str]) -> None:
         """Learn who has which blocks from this step on, and who must wait for whom."""
-        books, fresh = self._books, self._books.fresh
+        books, states = self._books, self._books.states
         for request_id in preempted:
-            if request_id in books.states:
-                books.lose_blocks(books.states[request_id])
-        tables = [
-            (books.states[request_id], tables, is_whole)
-            for request_id, tables, is_whole in tables_of_step(output)
-            if request_id in books.states
-        ]
-        for state, blocks, is_whole in tables:
-            if is_whole:
-                fresh |= fresh_blocks(books.layout, blocks, state.promise.local)
-            else:
-                fresh.update(*blocks)
+            if request_id in states:
+                books.lose_blocks(states[request_id])
+        told, told_more = tables_of_step(output)
+        whole = [(states[request_id], blocks) for request_id, blocks in told if request_id in states]
+        more = [(states[request_id], blocks) for request_id, blocks in told_more if request_id in states]
+        for state, _ in whole:
+            books.jobs.release(state)
+        if books.jobs.is_watching or not books.layout.reads_back_only:
+            self._follow_fresh(output, whole, more)
+        for state, blocks in whole:
+            state.progress.begin(blocks)
+            books.agenda.put(state.context.req_id, books.agenda.step)
+        for state, blocks in more:
+            state.progress.append(blocks)
+            if books.agenda.step_of(state.context.req_id) is None:
+                books.agenda.put(state.context.req_id, books.agenda.step)
+
+    def _follow_fresh(self, output: SchedulerOutput, whole: list[Got], more: list[Got]) -> None:
+        """Learn which blocks somebody may write, and fence them."""
+        books, fresh = self._books, self._books.fresh
+        for state, blocks in whole:
+            fresh |= fresh_blocks(books.layout, blocks, state.promise.local)
+        for _, blocks in more:
+            fresh.update(*blocks)
         fresh.discard(0)
         copies: Sequence[Any] = getattr(output, "kv_cache_block_copies", None) or ()
         fresh.update(copy.dst_block_id for copy in copies)
         if fresh and not books.layout.reads_back_only:
             for state in books.states.values():
                 state.progress.vacate(fresh)
-        for state, blocks, is_whole in tables:
-            if is_whole:
-                state.progress.begin(blocks)
-            else:
-                state.progress.append(blocks)
-            if is_whole or books.agenda.step_of(state.context.req_id) is None:
-                books.agenda.put(state.context.req_id, books.agenda.step)
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_computed(self, output: SchedulerOutput) -> None:
@@ -73,7 +83,7 @@ class Storing:
         """Store what is complete after ``computed`` tokens, and say when to look again."""
         agenda, progress = self._books.agenda, state.progress
         this_step = agenda.step - 1
-        if this_step >= state.retry_step and computed >= progress.next_end:
+        if computed >= progress.next_end and this_step >= state.retry_step:
             self._store(state, min(computed, state.request.num_tokens), is_final=False)
         agenda.put(state.context.req_id, max(this_step + progress.next_end - computed, state.retry_step))
 
@@ -92,25 +102,26 @@ class Storing:
         request = state.request
         return self._store(state, min(request.num_computed_tokens, request.num_tokens - 1), is_final=True)
 
-    def _limit(self, state: RequestState) -> int:
-        return state.store_limit(prompt_only=self._books.engine.options.offload_prompt_only)
-
     def _store(self, state: RequestState, known: int, *, is_final: bool) -> bool:
         """Offer what is complete within ``known`` tokens. Returns whether anything is stored."""
         progress, request = state.progress, state.request
-        limit, prompt = self._limit(state), request.num_prompt_tokens
+        prompt, limit = request.num_prompt_tokens, state.max_offload_tokens
+        limit = sys.maxsize if limit is None else limit
+        if self._is_prompt_only:
+            limit = min(limit, prompt)  # which may still grow
         tokens = min(known, limit)
         is_open = tokens == known > prompt and not is_final
-        progress.extend_keys(request, state.context)
-        horizon = progress.horizon(tokens, tokens - is_open, prompt)
+        progress.extend_keys(request)
+        stops = progress.stops(tokens, tokens - is_open)
+        offers = progress.offers(stops, (prompt, tokens), with_loaded=state.offers_loaded)
         left: dict[int, int] = {}
         is_begun = False
-        for batch in in_batches(self._books.layout, progress.offers(horizon, with_loaded=state.offers_loaded)):
+        for batch in in_batches(self._books.layout, offers):
             settled, is_stored = self._offer(state, batch, is_final=is_final)
             is_begun |= is_stored
             if settled is not batch:
                 _note_left(left, batch, settled)
-        progress.pass_over(horizon, left)
+        progress.pass_over(stops, left)
         progress.stop_at(limit, known)
         if left:
             state.refuse_store(self._books.agenda.step)
@@ -141,19 +152,15 @@ class Storing:
         """Begin a job for what the medium made room for."""
         books = self._books
         source = source_of(state.progress, batch)
-        job = books.jobs.begin(
-            STORE, state, output.keys_to_store, blocks=source.blocks, end_token=source.end_token
-        )
+        job = books.jobs.begin_store(state, output.keys_to_store, source.blocks, source.end_token)
+        if is_final or not books.layout.reads_back_only:
+            books.jobs.release(state)
         if books.events.is_describing:
             for progress, chunks in zip(state.progress.groups, batch, strict=True):
                 for chunk in chunks:
                     books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
         books.meta.store_jobs[job.job_id] = TransferJob(
-            state.context.req_id,
-            source.spec,
-            output.store_spec,
-            is_held=is_final and books.engine.holds_blocks,
-            is_computed=is_final,
+            state.context.req_id, source.spec, output.store_spec, False, is_final and self._holds_blocks, is_final
         )
 
 

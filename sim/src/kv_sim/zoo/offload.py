@@ -17,7 +17,7 @@ from kv_offload.jobs import Job
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.outcomes import Outcomes
-from kv_offload.progress import Horizon, Progress
+from kv_offload.progress import Progress
 from kv_offload.request_state import RequestState
 from kv_offload.scheduler import OffloadingSchedulerSide
 from kv_offload.stores import Batch, beginning
@@ -94,15 +94,15 @@ class FreedBlocksNotFenced(TimedOffloadingConnector):
 
 
 class _SkipsChunks(Progress):
-    def offers(self, horizon: Horizon, *, with_loaded: bool) -> Batch:
-        return beginning(self._layout, super().offers(horizon, with_loaded=with_loaded), 1)
+    def offers(self, stops: Sequence[int], ends: Sequence[int], *, with_loaded: bool) -> Batch:
+        return beginning(self._layout, super().offers(stops, ends, with_loaded=with_loaded), 1)
 
 
 class _OneChunkAStep(PartedScheduler):
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         state = self._books.states[request.request_id]
-        state.progress = _SkipsChunks(self._books.layout)
+        state.progress = _SkipsChunks(self._books.layout, state.context)
 
 
 class OneChunkAStep(TimedOffloadingConnector):

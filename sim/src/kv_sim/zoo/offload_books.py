@@ -18,8 +18,8 @@ from kv_sim.zoo.offload import PartedScheduler
 
 
 class _OneKey(Progress):
-    def extend_keys(self, request: Request, context: Any) -> None:
-        super().extend_keys(request, context)
+    def extend_keys(self, request: Request) -> None:
+        super().extend_keys(request)
         for progress in self.groups:
             progress.keys[:] = [OffloadKey(key[:-4] + bytes(4)) for key in progress.keys]
 
@@ -30,7 +30,8 @@ class _OneKey(Progress):
 class _GroupsShareKeys(PartedScheduler):
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
-        self._books.states[request.request_id].progress = _OneKey(self._books.layout)
+        state = self._books.states[request.request_id]
+        state.progress = _OneKey(self._books.layout, state.context)
 
 
 class KeysWithoutGroup(TimedOffloadingConnector):

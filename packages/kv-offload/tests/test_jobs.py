@@ -1,0 +1,153 @@
+"""The book of jobs against a list of all jobs: what ends when, and for which of them others must wait."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_offload.jobs import JobBook, JobKind
+
+WORKERS = 2
+OWNERS = 3
+BLOCKS = st.sets(st.integers(1, 9), min_size=1, max_size=4).map(sorted)
+
+
+class Owner:
+    """A request, as far as jobs know it. Equal to no other, like a life."""
+
+    def __init__(self, name):
+        self.context = SimpleNamespace(req_id=name)
+        self.loads = set()
+
+
+@dataclass
+class Entry:
+    """A job in the model."""
+
+    is_load: bool
+    owner: int
+    blocks: list[int]
+    waiting: int = WORKERS
+    unended: int = 0
+    is_released: bool = False
+    is_stale: bool = False
+
+    @property
+    def is_over(self):
+        return not self.waiting and not self.unended
+
+    @property
+    def is_fence(self):
+        return not self.is_over and (self.is_released or self.unended > 0)
+
+
+@dataclass
+class Model:
+    """All jobs that ever were."""
+
+    jobs: list[Entry] = field(default_factory=list)
+
+    def release(self, owner):
+        for job in self.jobs:
+            if job.owner == owner and not job.is_load:
+                job.is_released = True
+
+    def report(self, job_id, given_up):
+        job = self.jobs[job_id] if job_id < len(self.jobs) else None
+        if job is None or not job.waiting:
+            return None
+        job.waiting -= 1
+        job.unended += given_up
+        job.is_released |= given_up > 0
+        return job.waiting == 0, job.is_stale
+
+    def report_late(self, job_id):
+        job = self.jobs[job_id] if job_id < len(self.jobs) else None
+        if job is not None and job.unended:
+            job.unended -= 1
+            return job.is_over and not job.is_stale
+        return False
+
+    def touching(self, blocks):
+        return [i for i, job in enumerate(self.jobs) if job.is_fence and blocks.intersection(job.blocks)]
+
+
+ids = st.integers(0, 7)
+owners = st.integers(0, OWNERS - 1)
+calls = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), owners, BLOCKS),
+        st.tuples(st.just("store"), owners, BLOCKS),
+        st.tuples(st.just("store"), owners, BLOCKS),
+        st.tuples(st.just("release"), owners),
+        st.tuples(st.just("report"), ids, st.sampled_from([0, 0, 0, 1])),
+        st.tuples(st.just("late"), ids),
+        st.tuples(st.just("reset")),
+    ),
+    max_size=40,
+)
+
+
+@given(calls)
+def test_agrees_with_the_model(history):
+    book, model = JobBook(WORKERS), Model()
+    requests = [Owner(f"r{number}") for number in range(OWNERS)]
+    for name, *given_ in history:
+        if name in ("load", "store"):
+            owner, blocks = given_
+            if name == "load":
+                job = book.begin_load(requests[owner], (), blocks, is_async=False)
+            else:
+                job = book.begin_store(requests[owner], (), blocks, 0)
+            assert job.job_id == len(model.jobs)
+            model.jobs.append(Entry(name == "load", owner, blocks))
+        elif name == "release":
+            book.release(requests[given_[0]])
+            model.release(given_[0])
+        elif name == "report":
+            job_id, given_up = given_
+            found = book.report(job_id, 1, given_up, given_up)
+            expected = model.report(job_id, given_up)
+            assert (found and (found.is_done, found.is_stale)) == expected
+        elif name == "late":
+            found = book.report_late(given_[0], 1)
+            assert (found is not None) == (model.report_late(given_[0]) and not model.jobs[given_[0]].waiting)
+        else:
+            book.begin_reset()
+            for job in model.jobs:
+                job.is_stale |= not job.is_over
+        book.check()
+        for blocks in ({1}, {2, 3}, set(range(1, 10))):
+            assert book.touching(blocks) == model.touching(blocks)
+        assert book.is_watching == any(job.is_fence for job in model.jobs)
+        known = {*book.live, *book.abandoned, *book.stale}
+        assert known == {i for i, job in enumerate(model.jobs) if not job.is_over}
+
+
+def test_who_has_its_blocks_makes_nobody_wait():
+    book, owner = JobBook(1), Owner("a")
+    job = book.begin_store(owner, (), [1, 2], 8)
+    assert (book.is_watching, book.touching({1, 2}), book.kept()) == (False, [], [job])
+    book.release(owner)
+    assert (book.is_watching, book.touching({2}), book.kept()) == (True, [0], [])
+    assert book.report(0, 1).is_done
+    assert (book.is_watching, book.kept()) == (False, [])
+    book.check()
+
+
+def test_check_sees_a_store_that_is_neither_kept_nor_watched():
+    book = JobBook(1)
+    book.begin_store(Owner("a"), (), [1], 4)
+    book._kept.clear()
+    with pytest.raises(AssertionError, match=r"stores \[\] are kept, \[0\] are not watched"):
+        book.check()
+
+
+def test_kinds():
+    book, owner = JobBook(1), Owner("a")
+    assert book.begin_load(owner, (), [1], is_async=True).kind is JobKind.LOAD
+    assert owner.loads == {0}
+    assert book.begin_store(owner, (), [2], 4).kind is JobKind.STORE
+    assert owner.loads == {0}
