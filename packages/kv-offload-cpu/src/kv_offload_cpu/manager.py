@@ -248,13 +248,16 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
         """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
-        pins, idle = self._pool.pins, self._pool.not_pinned(used)
-        pins.pin(idle)
-        slots = self._policy.make_room(wanted, count, pins)
-        pins.unpin(idle)
+        pins, idle = self._pool.pins, self._pool.not_pinned(used) if used else used
         if idle:
+            pins.pin(idle)
+        slots = self._policy.make_room(wanted, count, pins)
+        if idle:
+            pins.unpin(idle)
             self._policy.unpin(idle, run)
         assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
+        if not slots:
+            return []
         evicted = self._pool.evict(slots)
         if self._events is not None:
             self._events.removed(evicted)

@@ -56,6 +56,7 @@ class ChunkPool:
         self._free = list(range(capacity - 1, -1, -1))
         self._found: _Batch = [], []
         self._loads: dict[OffloadKey, _Batch] = {}
+        self._unavailable = self.resident.keys(), self.storing.keys(), self.fences.keys()
 
     # Questions
 
@@ -77,7 +78,7 @@ class ChunkPool:
 
     def absent(self, offer: Offer) -> Offer:
         """The part of an offer that may be entered: neither held nor fenced."""
-        for known in (self.resident.keys(), self.storing.keys(), self.fences.keys()):
+        for known in self._unavailable:
             if known and not known.isdisjoint(offer):
                 offer = dict.fromkeys(key for key in offer if key not in known)
         return offer

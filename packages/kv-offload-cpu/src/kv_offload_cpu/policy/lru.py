@@ -21,7 +21,7 @@ class LRUPolicy(CachePolicy):
         self._parked: dict[int, None] = {}
 
     def make_room(self, keys: Sequence[OffloadKey], count: int, pins: Pins) -> list[int]:
-        return self._order.pop(count, pins, self._parked)
+        return self._order.pop(count, pins, self._parked) if count else []
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
         self._order.use(slots, run, len(slots))
