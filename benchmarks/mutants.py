@@ -9,6 +9,9 @@ use the package, until a checker objects. A mutant that never ends counts as fou
 
 `--only FILE:LINE` runs those of one place. What survives is printed, to be judged: some mutants behave
 as the original does.
+
+A history in which the original never executes the place is the same for the mutant, so it isn't run: each history
+is run once with the original first, to see which lines it executes. A mutant without any history is *not reached*.
 """
 
 from __future__ import annotations
@@ -19,18 +22,23 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 ACTIONS = 80
-PATIENCE_SECONDS = 240
-"""A mutant that runs for longer hangs."""
+PATIENCE_SECONDS = 30
+"""A mutant that computes for longer in one history hangs; most take a fraction of a second."""
+
+SURVIVED = ("survives", "testbed", "not reached")
+"""Verdicts of what no checker found."""
 
 PACKAGES = {
     "kv_multi": ("*.py",),
@@ -75,18 +83,42 @@ class Mutant:
     index: int
     line: int
     change: str
+    reach: tuple[str, int, int] | None
+    """The source file, and the first and last line of the statement; None: it is executed by an import."""
 
 
 class Mutator(ast.NodeTransformer):
     """Goes through the places of a module that can be changed, and changes one of them, or lists them all."""
 
     def __init__(self, wanted: int | None = None) -> None:
-        self.places: list[tuple[int, str]] = []
+        self.places: list[tuple[int, str, tuple[int, int] | None]] = []
         self._wanted = wanted
+        self._statements: list[ast.stmt] = []
+
+    def visit(self, node: ast.AST) -> Any:
+        """Know in which statement a place is."""
+        if not isinstance(node, ast.stmt):
+            return super().visit(node)
+        self._statements.append(node)
+        try:
+            return super().visit(node)
+        finally:
+            self._statements.pop()
 
     def _is_wanted(self, node: ast.AST, before: str, after: str) -> bool:
-        self.places.append((getattr(node, "lineno", 0), f"{_short(before)}  →  {_short(after)}"))
+        change = f"{_short(before)}  →  {_short(after)}"
+        self.places.append((getattr(node, "lineno", 0), change, self._lines()))
         return len(self.places) - 1 == self._wanted
+
+    def _lines(self) -> tuple[int, int] | None:
+        """The lines of the innermost statement, of a compound one its head; None outside of functions."""
+        if not any(isinstance(statement, ast.FunctionDef) for statement in self._statements):
+            return None
+        statement = self._statements[-1]
+        end = statement.end_lineno or statement.lineno
+        if isinstance(statement, ast.If | ast.While | ast.For | ast.With):
+            end = max(statement.lineno, statement.body[0].lineno - 1)
+        return statement.lineno, end
 
     def _replace(self, node: Any, new: Any) -> Any:
         ast.copy_location(new, node)
@@ -195,7 +227,8 @@ def mutants_of(package: str) -> list[Mutant]:
         mutator = Mutator()
         mutator.visit(ast.parse(file.read_text(encoding="utf-8")))
         where = f"{package}/{file.relative_to(folder).as_posix()}"
-        found += [Mutant(name, where, i, line, text) for i, (line, text) in enumerate(mutator.places)]
+        for index, (line, change, lines) in enumerate(mutator.places):
+            found.append(Mutant(name, where, index, line, change, lines and (str(file), *lines)))
     return found
 
 
@@ -236,21 +269,69 @@ def subjects_of(package: str) -> list[Any]:
         flaky = several(FLAKY, MEMORY, settings={"on_child_error": "quarantine"})
         nested = several(several(LATER, MEMORY), LATER)
         names = ("later+memory", "longest", "later+flaky", "later+later", "patient+memory", "in-step+later")
-        return [*(SUBJECTS[name] for name in names), three, flaky, nested]
+        odd = ("flaky-busy+later", "flaky-patient+memory", "later+holding", "layerwise+later")
+        return [*(SUBJECTS[name] for name in (*names, *odd)), three, flaky, nested]
     if package == "kv_offload_cpu":
-        threshold = offloading(store_threshold=2, without=frozenset({Trait.KEEPS, Trait.EVENTS}))
         policies = [offloading(eviction_policy=policy) for policy in ("lru", "arc", "s3fifo", "sieve")]
-        return [*policies, SUBJECTS["offload-chunks"], threshold]
+        others = ("offload-chunks", "offload-again", "offload-in-step-fenced")
+        return [*policies, *(SUBJECTS[name] for name in others)]
     fenced = offloading(hold_blocks="never", without=frozenset({Trait.ZEROING}))
     prompts = offloading(hold_blocks="never", offload_prompt_only=True, without=frozenset({Trait.ZEROING}))
     single = [subject for name, subject in SUBJECTS.items() if name.startswith("offload") and "+" not in name]
     return [fenced, *single, prompts]
 
 
-def verdict_of(mutant: Mutant, histories: int) -> str:
+History = tuple[int, int]
+"""(seed, place of the subject)"""
+
+Lines = frozenset[tuple[str, int]]
+"""(file, line)"""
+
+
+def lines_by_history(package: str, histories: int) -> list[tuple[History, Lines]]:
+    """What of a package each history executes, in the order in which mutants are tried."""
+    from kv_sim.console import let_connectors_log_nothing
+    from kv_sim.fuzz import run_seed
+
+    let_connectors_log_nothing()
+    folder = str(Path(_origin(package)).parent) + os.sep
+    executed: set[tuple[str, int]] = set()
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            executed.add((frame.f_code.co_filename, frame.f_lineno))
+        return line
+
+    def call(frame: Any, event: str, argument: Any) -> Any:
+        return line if frame.f_code.co_filename.startswith(folder) else None
+
+    found = []
+    for seed in range(histories):
+        for place, subject in enumerate(subjects_of(package)):
+            executed.clear()
+            sys.settrace(call)
+            try:
+                run = run_seed(subject, seed, actions=ACTIONS)
+            finally:
+                sys.settrace(None)
+            assert run.failure is None, f"without any change: {subject}, seed {seed}: {run.failure}"
+            found.append(((seed, place), frozenset(executed)))
+    return found
+
+
+def histories_of(mutant: Mutant, known: Sequence[tuple[History, Lines]]) -> list[History]:
+    """Those that a mutant can change."""
+    if mutant.reach is None:
+        return [history for history, _ in known]
+    file, first, last = mutant.reach
+    statement = {(file, line) for line in range(first, last + 1)}
+    return [history for history, lines in known if not lines.isdisjoint(statement)]
+
+
+def verdict_of(mutant: Mutant, histories: Sequence[History]) -> str:
     """Who found it: an invariant, `hangs`, `testbed` (the testbed itself failed), or `survives`."""
     sys.meta_path.insert(0, _Mutated(mutant))  # type: ignore[arg-type]
-    signal.alarm(PATIENCE_SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_SECONDS)
     try:
         from kv_sim.console import let_connectors_log_nothing
         from kv_sim.fuzz import run_seed
@@ -260,36 +341,48 @@ def verdict_of(mutant: Mutant, histories: int) -> str:
     except Exception:  # noqa: BLE001 - a mutant may fail when it is imported, like any code
         return "import"
     try:
-        for seed in range(histories):
-            for subject in subjects:
-                run = run_seed(subject, seed, actions=ACTIONS)
-                if run.failure is not None:
-                    return str(run.failure.violation.invariant)
+        for seed, place in histories:
+            signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_SECONDS)
+            run = run_seed(subjects[place], seed, actions=ACTIONS)
+            if run.failure is not None:
+                return str(run.failure.violation.invariant)
     except Exception:  # noqa: BLE001 - what reached the testbed made no sense to it
         return "testbed"
     return "survives"
 
 
-def _judge(work: tuple[Mutant, int]) -> tuple[Mutant, str]:
-    """In a process of its own, since modules are imported once."""
-    mutant, histories = work
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process of its own, since modules are imported once; None if that was ended."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(write_end, verdict_of(mutant, histories).encode())
+            with os.fdopen(write_end, "wb") as pipe:
+                pickle.dump(function(*arguments), pipe)
+        except BaseException:  # noqa: BLE001 - the parent goes on, and sees that there is no answer
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end) as pipe:
-        verdict = pipe.read()
+    with os.fdopen(read_end, "rb") as pipe:
+        answer = pipe.read()
     os.waitpid(child, 0)
-    return mutant, verdict or "hangs"
+    return pickle.loads(answer) if answer else None
+
+
+def _judge(work: tuple[Mutant, list[History]]) -> tuple[Mutant, str]:
+    mutant, histories = work
+    if not histories:
+        return mutant, "not reached"
+    return mutant, apart(verdict_of, mutant, histories) or "hangs"
 
 
 def judged(mutants: Sequence[Mutant], histories: int, jobs: int) -> Iterator[tuple[Mutant, str]]:
     """Each mutant and its verdict, in order."""
-    work = [(mutant, histories) for mutant in mutants]
+    package = mutants[0].module.split(".", maxsplit=1)[0]
+    known = apart(lines_by_history, package, histories)
+    assert known is not None, "the testbed finds something without any change"
+    work = [(mutant, histories_of(mutant, known)) for mutant in mutants]
     if jobs == 1:
         yield from map(_judge, work)
         return
@@ -309,7 +402,6 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     results = []
-    print(f"{'package':16} {'mutants':>7} {'judged':>6} {'found':>6}  by whom")
     for package in arguments.package:
         mutants = known = mutants_of(package)
         if arguments.only:
@@ -317,15 +409,18 @@ def main() -> None:
         elif arguments.sample:
             chosen = sorted(Random(arguments.seed).sample(range(len(known)), min(arguments.sample, len(known))))
             mutants = [known[index] for index in chosen]
-        rows = list(judged(mutants, arguments.histories, arguments.jobs))
-        counts = Counter(verdict for _, verdict in rows)
-        survivors = counts.pop("survives", 0) + counts.get("testbed", 0)
-        found = f"{1 - survivors / len(rows):.0%}" if rows else "-"
-        text = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        print(f"{package:16} {len(known):>7} {len(rows):>6} {found:>6}  {text}", flush=True)
-        for mutant, verdict in rows:
-            if verdict in ("survives", "testbed"):
+        if not mutants:
+            raise SystemExit(f"{package}: no mutant is at {arguments.only}")
+        rows = []
+        for mutant, verdict in judged(mutants, arguments.histories, arguments.jobs):
+            rows.append((mutant, verdict))
+            if verdict in SURVIVED:
                 print(f"  {verdict}  {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
+        counts = Counter(verdict for _, verdict in rows)
+        found = f"{sum(number for verdict, number in counts.items() if verdict not in SURVIVED) / len(rows):.0%}"
+        text = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        print(f"{'package':16} {'mutants':>7} {'judged':>6} {'found':>6}  by whom")
+        print(f"{package:16} {len(known):>7} {len(rows):>6} {found:>6}  {text}", flush=True)
         results += [{**asdict(mutant), "verdict": verdict} for mutant, verdict in rows]
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=1), encoding="utf-8")

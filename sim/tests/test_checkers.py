@@ -1,18 +1,20 @@
 """Each checker fires in a minimal situation made by hand, says where, and is silent when switched off."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kv_api import BlockRemoved, BlockStored, CacheHitSource, KVConnectorStats, KVConnectorTransferResults
+from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
 from kv_sim.checkers.hits import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
-from kv_sim.examples.catalogue import LATER, MEMORY
+from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, SUBJECTS
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
@@ -109,6 +111,16 @@ def a_connector_that_raises(referee: Referee) -> None:
             return bool({}["nowhere"])
 
     Guard(Clumsy(), "scheduler", referee, lambda *_: None).reset_cache()  # type: ignore[arg-type]
+
+
+def reports_that_cannot_be_joined(referee: Referee) -> None:
+    def join(reports: object) -> None:
+        raise KeyError("nowhere")
+
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    made.engine.aggregator.aggregate_reports = join  # type: ignore[assignment]
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
 
 
 def more_than_there_is(referee: Referee) -> None:
@@ -215,7 +227,68 @@ def announced_and_not_found(referee: Referee) -> None:
     half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
     block_hash = next(iter(half._slot_of))
     half._free_slots.append(half._slot_of.pop(block_hash))
+    half.take_events = list  # it is stored again when it is asked for
     referee.silent.add(I.HITS)
+    rest(made)
+
+
+def announced_twice(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    block_hash = next(iter(half._slot_of))
+    half._free_slots.append(half._slot_of.pop(block_hash))
+    referee.silent.add(I.HITS)
+    rest(made)
+
+
+def tokens_of_another_block(referee: Referee) -> None:
+    mirror = accounting.Mirror(referee, is_exact=True)
+    known = request()
+    mirror.know(known)
+    hashes, tokens = known.prompt_hashes, known.all_token_ids
+    mirror.take([BlockStored([hashes[0]], None, tokens[:4], 4, None, "CPU", None)])
+    mirror.take([BlockStored([hashes[1]], hashes[0], tokens[5:9], 4, None, "CPU", None)])
+
+
+def bytes_that_are_not_counted(referee: Referee) -> None:
+    made = stored_once(referee)
+    made.counted._sums["vllm:kv_offload_store_size_sum"] -= 32
+    rest(made)
+
+
+def a_share_that_stays_in_use(referee: Referee) -> None:
+    made = stored_once(referee)
+    made.counted._shares["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
+    made.counted.check(made)
+
+
+def a_whole_that_is_not_its_parts(referee: Referee) -> None:
+    class Usage(CPUOffloadingStats):
+        def reduce(self) -> dict[str, Any]:
+            return {**super().reduce(), "vllm:kv_offload_cpu_cache_usage_perc": 0.5}
+
+    accounting.Counted(referee, is_on=True).take(Usage({}))
+
+
+def stored_once(referee: Referee) -> World:
+    """A world at rest in which kv-offload stored two blocks of four tokens."""
+    made = world(referee, OFFLOAD)
+    quiescence._settle(made)
+    return made
+
+
+def what_was_just_used_is_gone(referee: Referee) -> None:
+    """The example drops what was stored longest ago, however often it was used since."""
+    made = World(WorldConfig(host_slots=4), replace(MEMORY, evicts_oldest=True), referee=referee)
+    for number in range(2):
+        made.engine.add(spec(f"r{number}", conversation=number, output_tokens=1, max_tokens=1))
+    rest(made)
+
+
+def half_a_connector(referee: Referee) -> None:
+    made = World(WorldConfig(), SUBJECTS["later+flaky"], referee=referee)
+    flaky: Any = made.engine.connectors[-1].sub_connectors[1]  # type: ignore[attr-defined]
+    flaky.side.shutdown()
     rest(made)
 
 
@@ -256,6 +329,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (I.CONSERVATION, books_that_are_wrong, "the books of MemoryScheduler are wrong: free 61 + in use 2 != 64"),
     (I.LIVENESS, work_that_never_ends, "none, but it wants to go on"),
     (I.NO_CRASH, a_connector_that_raises, "scheduler side, reset_cache: KeyError: 'nowhere'"),
+    (I.NO_CRASH, reports_that_cannot_be_joined, "what the workers report, joined: KeyError: 'nowhere'"),
     (I.PROTOCOL, more_than_there_is, "answered (8, False), but at most 4 of its 9 tokens can be loaded so"),
     (I.PROTOCOL, an_asynchronous_nothing, "an asynchronous load of nothing"),
     (I.PROTOCOL, no_count, "whose count is no count"),
@@ -280,6 +354,21 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     ),
     (I.ACCOUNTING, found_and_not_announced, "block 0 of its prompt is found, but by the events so far it is not"),
     (I.ACCOUNTING, announced_and_not_found, "block 0 of its prompt is not found, but by the events so far it is"),
+    (I.ACCOUNTING, announced_twice, "in CPU, which was stored before and not removed since"),
+    (I.ACCOUNTING, tokens_of_another_block, "an event tells (parent, tokens, block size, adapter) (b"),
+    (
+        I.ACCOUNTING,
+        bytes_that_are_not_counted,
+        "vllm:kv_offload_store_size_sum adds up to 32, but 1 store copies that ended well moved 64 bytes",
+    ),
+    (I.ACCOUNTING, a_share_that_stays_in_use, "nothing is under way, but these shares are in use: {"),
+    (I.ACCOUNTING, a_whole_that_is_not_its_parts, "the first of these is the sum of the others: {"),
+    (
+        I.HITS,
+        what_was_just_used_is_gone,
+        "comes again at rest: 0 of its first 8 tokens are found, but r0 and new ones of 2 chunks came last",
+    ),
+    (I.CONSERVATION, half_a_connector, "of FlakyScheduler with its workers 1 of 2 are switched off"),
     (I.GEOMETRY, ranks_that_differ, "ranks 0 and 1 disagree: a store of ((9, 0),) ran on one of them only"),
     (I.GEOMETRY, a_slot_that_is_not_there, "uses host slot 4 of 4"),
     (I.WORK, ask_again_for_ever, "request r1: the connector answered 'ask again' 61 times in a row"),
@@ -354,6 +443,17 @@ def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:
     preempted.num_preemptions = 1
     served.reset([reset])
     assert [served.is_fair(r) for r in (calm, reset, preempted, aborted)] == [True, False, False, False]
+
+
+def test_a_request_of_another_engine_tells_a_hash_for_each_block() -> None:
+    known = request()
+    served = Served(Referee(), 4, is_on=True)
+    known.num_computed_tokens = 4
+    served.compute(known)
+    foreign: Any = SimpleNamespace(request_id="r1", block_hashes=list(known.prompt_hashes))
+    served.check_match(foreign, 0, 4)
+    with pytest.raises(Violation, match="nobody computed block 1 of them"):
+        served.check_match(foreign, 0, 8)
 
 
 def test_hits_are_nobodys_business_without_the_trait() -> None:

@@ -147,7 +147,7 @@ def test_extra_config_reaches_the_connector(kv_sim: Callable[[str], Result], tmp
 
 
 MISUSES = [
-    ("fuzz --connector latr", "unknown connector 'latr'; known: in-step+later, later, "),
+    ("fuzz --connector latr", "unknown connector 'latr'; known: flaky-busy+later, flaky-patient+memory, "),
     ("fuzz --connector latr", "did you mean 'later'?"),
     ("fuzz --connector :Later", "expected module:Class"),
     ("fuzz --connector no.such:Later", "there is no module 'no'"),
@@ -157,7 +157,7 @@ MISUSES = [
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
     ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
-    ("fuzz --connector later --traits rank", "--traits: unknown trait 'rank'; known: events, failures"),
+    ("fuzz --connector later --traits rank", "--traits: unknown trait 'rank'; known: counts, events, failures"),
     ("fuzz --connector later --traits rank", "did you mean 'ranks'?"),
     ("fuzz --connector later --traits ,", "--traits: expected names"),
     ("fuzz --connector later --traits groups", "with several KV cache groups"),

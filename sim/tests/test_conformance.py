@@ -42,9 +42,10 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     code, out = conform("later", "--probe", "--histories", "2")
     assert code == 0
     said = {line.split()[0]: line for line in out.splitlines() if " probed " in line}
-    assert set(said) == {"groups", "states", "fine", "losses", "events"}
+    assert set(said) == {"groups", "states", "fine", "losses", "events", "counts"}
     assert said["groups"].endswith("can't be tried")
     assert said["events"].endswith("breaks ACCOUNTING")
+    assert said["counts"].endswith("breaks ACCOUNTING")
     assert "LaterConnector can't be used with several KV cache groups" in out
 
 

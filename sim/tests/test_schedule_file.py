@@ -143,6 +143,11 @@ HEADERS = [
         "subject.traits: unknown name 'group'; known: groups",
     ),
     ({"subject": {"kv_connector": "X", "traits": [], "path": 1}}, "subject: unknown key 'path'"),
+    ({"subject": {"kv_connector": "X", "traits": [], "keeps_from": 0}}, "subject.keeps_from: at least 1, got 0"),
+    (
+        {"subject": {"kv_connector": "X", "traits": [], "evicts_oldest": 1}},
+        "subject.evicts_oldest: expected true or false, got 1",
+    ),
     ({"world": {"groups": []}}, "line 1: world.groups: expected at least one group"),
     ({"world": {}}, "line 1: world: 'groups' missing"),
     ({"world": {"groups": [3]}}, "world.groups[0]: expected an object, got 3"),

@@ -4,7 +4,8 @@ It forwards every call, writes it into the history's log, catches what the conne
 the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
@@ -36,6 +37,20 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
         if Invariant.NO_CRASH in referee.silent:
             raise HistoryEnds(message) from error
         raise NotCreated(Invariant.NO_CRASH, message) from error
+
+
+@contextmanager
+def crashes(referee: Referee, what: str) -> Iterator[None]:
+    """Run code of a connector: what it raises is a violation."""
+    try:
+        yield
+    except (Violation, HistoryEnds, TestbedError):
+        raise
+    except (Exception, CalledAgain) as error:
+        message = f"{what}: {type(error).__name__}: {error} ({_innermost(error)})"
+        if Invariant.NO_CRASH in referee.silent:
+            raise HistoryEnds(message) from error
+        raise Violation(Invariant.NO_CRASH, message) from error
 
 
 class Guard:
@@ -79,21 +94,14 @@ class Guard:
     def get_kv_connector_stats(self) -> Any:
         """Ask, and check that what was counted arrives where it is shown."""
         answer = self.call("get_kv_connector_stats")
-        accounting.check_stats(type(self.connector), answer, self._referee)
+        with crashes(self._referee, f"{self._side} side, what its stats say"):
+            accounting.check_stats(type(self.connector), answer, self._referee)
         return answer
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the connector."""
-        try:
+        with crashes(self._referee, f"{self._side} side, {name}"):
             answer = getattr(self.connector, name)(*args, **kwargs)
-        except (Violation, HistoryEnds, TestbedError):
-            raise
-        except (Exception, CalledAgain) as error:
-            where = _innermost(error)
-            message = f"{self._side} side, {name}: {type(error).__name__}: {error} ({where})"
-            if Invariant.NO_CRASH in self._referee.silent:
-                raise HistoryEnds(message) from error
-            raise Violation(Invariant.NO_CRASH, message) from error
         self._log(self._side, name, args, answer)
         return answer
 

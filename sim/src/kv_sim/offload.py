@@ -1,20 +1,23 @@
 """Host memory of the testbed as an offloading medium: kv-offload-cpu's manager and worker over the world's copies.
 
 ``WorldCPUOffloadingSpec`` is `CPUOffloadingSpec` with another copy engine and other memory: the pages of a job are
-copied when the world says so, and fail, tear, get lost or are reported twice as it likes.
-``TimedOffloadingConnector`` is `OffloadingConnector` with a clock that the world moves. Nothing else of either is
-changed.
+copied when the world says so, and fail, tear, get lost or are reported twice as it likes. A page has the bytes of
+a block in all layers, and is said to take a second. ``TimedOffloadingConnector`` is `OffloadingConnector` with a
+clock that the world moves, and recounts its medium's books with its own. Nothing else of either is changed.
 """
 
 from collections.abc import Collection
+from typing import ClassVar
 
 from kv_api import CanonicalKVCaches, KVCaches
 from kv_offload.connector import OffloadingConnector
+from kv_offload.scheduler import OffloadingSchedulerSide
 from kv_offload.worker import OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
-from kv_offload_cpu.worker import HostMemory
+from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory
 from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
 
@@ -37,9 +40,10 @@ class WorldCopyEngine:
 
     def __init__(self, device: Device, memory: WorldMemory) -> None:
         self._memory = memory
+        self._page_bytes = device.config.layers * device.config.page_bytes
         self._copies = device.copies.open()
-        self._jobs: dict[int, int] = {}
-        """Copy -> job. Kept when it ends, since its end may be reported again."""
+        self._jobs: dict[int, tuple[int, int]] = {}
+        """Copy -> job and its pages. Kept when it ends, since its end may be reported again."""
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
@@ -48,15 +52,18 @@ class WorldCopyEngine:
         slots = self._memory.first_slot + copies.chunks * self._memory.blocks_per_chunk + copies.offsets
         pairs = list(zip(copies.blocks.tolist(), slots.tolist(), strict=True))
         stream = direction.value if urgency is Urgency.ORDINARY else urgency.value
-        self._jobs[self._copies.submit(_DIRECTIONS[direction], pairs, stream=stream)] = job_id
+        self._jobs[self._copies.submit(_DIRECTIONS[direction], pairs, stream=stream)] = job_id, len(pairs)
 
     def poll(self) -> list[CopyResult]:
         """What ended."""
-        return [CopyResult(self._jobs[end.copy_id], end.success) for end in self._copies.poll()]
+        return [self._result(*self._jobs[end.copy_id], success=end.success) for end in self._copies.poll()]
+
+    def _result(self, job_id: int, pages: int, *, success: bool) -> CopyResult:
+        return CopyResult(job_id, success, pages * self._page_bytes, float(pages))
 
     def wait(self, job_ids: Collection[int]) -> None:
         """Let these end now. What the world has lost moves nothing more."""
-        self._copies.wait([copy for copy, job in self._jobs.items() if job in job_ids])
+        self._copies.wait([copy for copy, (job_id, _) in self._jobs.items() if job_id in job_ids])
 
     def shutdown(self) -> None:
         """Let everything end."""
@@ -83,8 +90,19 @@ class _NoMemory:
         pass
 
 
+class RecountedSchedulerSide(OffloadingSchedulerSide):
+    """Recounts its manager, too."""
+
+    def check(self) -> None:
+        """Recount everything."""
+        super().check()
+        manager = self._books.manager
+        assert isinstance(manager, CPUOffloadingManager), f"{manager} is not what the spec makes"
+        manager.check()
+
+
 class TimedWorkerSide(OffloadingWorkerSide):
-    """Takes a step of its worker that nothing happens in for a second."""
+    """Takes a step of its worker that nothing happens in for a second, and recounts its medium, too."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._device: Device = next(iter(kv_caches.values())).device
@@ -94,8 +112,15 @@ class TimedWorkerSide(OffloadingWorkerSide):
         """Steps in which no copy was under way that will ever end."""
         return float(self._device.waited_steps)
 
+    def check(self) -> None:
+        """Recount everything."""
+        super().check()
+        if isinstance(self._medium, CPUOffloadingWorker):
+            self._medium.check()
+
 
 class TimedOffloadingConnector(OffloadingConnector):
     """Its timeouts are steps."""
 
+    scheduler_class: ClassVar[type[OffloadingSchedulerSide]] = RecountedSchedulerSide
     worker_class = TimedWorkerSide

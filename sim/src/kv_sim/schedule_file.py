@@ -175,10 +175,13 @@ def _subject(values: dict[str, Any]) -> Subject:
         "extra_config": dict,
         "traits": list,
         "blocks_per_chunk": int,
+        "keeps_from": int,
+        "evicts_oldest": bool,
     }
-    check_keys("subject", values, wanted, optional={"module_path", "extra_config", "blocks_per_chunk"})
-    if values.get("blocks_per_chunk", 1) < 1:
-        raise Bad(f"subject.blocks_per_chunk: at least 1, got {values['blocks_per_chunk']}")
+    check_keys("subject", values, wanted, optional={*wanted} - {"kv_connector", "traits"})
+    for key in ("blocks_per_chunk", "keeps_from"):
+        if values.get(key, 1) < 1:
+            raise Bad(f"subject.{key}: at least 1, got {values[key]}")
     read_names("subject.traits", values["traits"], Trait)
     return Subject.from_json(values)
 

@@ -35,6 +35,8 @@ class Trait(StrEnum):
     drops it only for lack of room, and serves nothing that was not computed here since the last reset."""
     EVENTS = "events"
     """Its KV events say exactly what it can find. Needs ``KEEPS``."""
+    COUNTS = "counts"
+    """Its stats say how many bytes were copied, and which share of its memory is in use, under vLLM's names."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Subject:
     traits: frozenset[Trait] = frozenset(Trait)
     blocks_per_chunk: int = 1
     """What it keeps, it keeps in chunks of so many blocks: the end of a prompt may be too short for one."""
+    keeps_from: int = 1
+    """What it keeps, it keeps from the so-manieth time on that it was computed."""
+    evicts_oldest: bool = False
+    """Of what it keeps, what was used longest ago is dropped first."""
 
     def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
         """The ``--kv-transfer-config`` of a world."""
@@ -70,6 +76,8 @@ class Subject:
             "extra_config": self.extra_config,
             "traits": sorted(self.traits),
             "blocks_per_chunk": self.blocks_per_chunk,
+            "keeps_from": self.keeps_from,
+            "evicts_oldest": self.evicts_oldest,
         }
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any
 from kv_sim.actions import Action
 from kv_sim.arrivals import Arrivals
 from kv_sim.checkers import quiescence
+from kv_sim.checkers.accounting import Counted
 from kv_sim.choices import pick
 from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
@@ -20,7 +21,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.memory.copies import Copy, State
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
 
 
@@ -41,6 +42,7 @@ class World:
         self.referee = referee or Referee()
         self.coverage = Coverage()
         self.history: list[Action] = []
+        self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
         self._digest = blake2b(digest_size=16)
         self._observe = observe
         self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
@@ -247,5 +249,7 @@ class World:
         if name == "get_num_new_matched_tokens":
             self.coverage.matched(args[0], answer)
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
+        elif name == "get_kv_connector_stats":
+            self.counted.take(answer)
         if self._observe is not None:
             self._observe(side, name, args, answer)

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_multi.loads import LoadReports
 from kv_multi.quarantine import Quarantine
+from kv_multi.release import LastReport
 from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
+from kv_sim.examples.layerwise import LayerwiseWorker
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.subject import Trait
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
 FIRST_SEED = 1_000
@@ -116,3 +119,50 @@ def test_who_calls_a_child_that_broke_down_is_caught(monkeypatch: pytest.MonkeyP
     [first, *_] = [failure.violation for failure in failures if failure is not None]
     assert first.invariant is Invariant.NO_CRASH
     assert "is called, although this side broke down" in first.message
+
+
+def runs_of(name: str, seeds: range) -> list[Violation]:
+    failures = [run_seed(SUBJECTS[name], seed).failure for seed in seeds]
+    return [failure.violation for failure in failures if failure is not None]
+
+
+@pytest.mark.parametrize(("name", "is_async"), [("flaky-busy+later", True), ("flaky-patient+memory", False)])
+def test_children_break_down_while_they_load(name: str, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = []
+    abandon = LoadReports.abandon
+
+    def watched(self: LoadReports, child: int) -> None:
+        loads = self._waiting if is_async else self._in_step
+        lost.extend(load for load in loads.values() if load.child == child)
+        abandon(self, child)
+
+    monkeypatch.setattr(LoadReports, "abandon", watched)
+    assert runs_of(name, range(40)) == []
+    assert lost
+
+
+def test_who_lets_one_half_of_a_child_live_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quarantine, "obey", lambda self, reasons: None)
+    first = runs_of("later+flaky", range(12))[0]
+    assert "broke down" in first.message or "switched off" in first.message
+
+
+def test_a_child_holds_what_another_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastReport, "filter", lambda self, output: None)
+    assert {violation.invariant for violation in runs_of("later+holding", range(20, 31))} == {Invariant.PROTOCOL}
+
+
+@pytest.mark.parametrize(
+    ("hook", "invariants"),
+    [
+        ("wait_for_layer_load", {Invariant.CONTENT, Invariant.OWNERSHIP, Invariant.CONSERVATION}),
+        ("save_kv_layer", {Invariant.NO_CRASH}),
+    ],
+)
+def test_who_leaves_out_a_hook_of_layers_is_caught(
+    hook: str, invariants: set[Invariant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LayerwiseWorker, hook, lambda *args, **kwargs: None)
+    found = {violation.invariant for violation in runs_of("layerwise", range(8))}
+    assert found
+    assert found <= invariants

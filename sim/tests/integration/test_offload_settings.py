@@ -11,6 +11,7 @@ from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import offloading
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
 from kv_sim.world import World
 
 SETTINGS = st.fixed_dictionaries(
@@ -21,7 +22,7 @@ SETTINGS = st.fixed_dictionaries(
         "sync_load_budget_bytes": st.sampled_from([0, 64, 1 << 20]),
         "offload_prompt_only": st.booleans(),
         "self_describing_kv_events": st.booleans(),
-        "store_threshold": st.sampled_from([0, 0, 2]),
+        "store_threshold": st.sampled_from([0, 0, 2, 3]),
         "max_deferred_lookups": st.sampled_from([0, 1, 50]),
     }
 )
@@ -33,8 +34,6 @@ def subject_of(setup: dict[str, object]) -> Subject:
     without = set()
     if setup["hold_blocks"] == "never":
         without.add(Trait.ZEROING)  # a fence comes too late there, as the README says
-    if setup["store_threshold"]:
-        without |= {Trait.KEEPS, Trait.EVENTS}  # what was offered once isn't stored
     return offloading(without=frozenset(without), **setup)
 
 
@@ -62,3 +61,11 @@ def test_they_were_really_tried() -> None:
         total.add(run.coverage)
     for situation in ("match: asynchronous load", "match: load in the step", "match: ask again", "a copy fails"):
         assert total.situations[situation] > 3, situation
+
+
+def test_what_is_stored_from_the_third_time_on_is_not_there_after_the_first() -> None:
+    again = offloading(store_threshold=3)
+    assert again.keeps_from == 3
+    hasty = replace(again, keeps_from=1)
+    failures = [run_seed(hasty, seed).failure for seed in range(6)]
+    assert {failure.violation.invariant for failure in failures if failure is not None} == {Invariant.HITS}

@@ -2,12 +2,14 @@
 
 The sources of a hit add up to the hit. Stats are the same numbers in the process that shows them. KV events
 describe a cache that could exist: nothing is removed that was not announced before, and what a mirror holds after
-all events is what the connector says is resident.
+all events is what the connector says is resident (``hits``). Of subjects that claim ``Trait.EVENTS`` nothing is
+announced twice, and what is told of a block is true; of those that claim ``Trait.COUNTS`` the bytes counted are
+those of the copies that ended well, and at rest no share of the memory is in use.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kv_api import (
     AllBlocksCleared,
@@ -17,7 +19,12 @@ from kv_api import (
     KVConnectorBase_V1,
     KVConnectorStats,
 )
+from kv_sim.memory.copies import Direction, State
 from kv_sim.violation import Invariant, Referee
+
+if TYPE_CHECKING:
+    from kv_sim.engine.request import SimRequest
+    from kv_sim.world import World
 
 
 def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -> None:
@@ -42,12 +49,85 @@ def check_stats(connector: type[KVConnectorBase_V1], stats: KVConnectorStats | N
         )
 
 
+BYTES: Final = {
+    Direction.LOAD: ("vllm:kv_offload_load_bytes", "vllm:kv_offload_load_size_sum"),
+    Direction.STORE: ("vllm:kv_offload_store_bytes", "vllm:kv_offload_store_size_sum"),
+}
+"""Sums of bytes, as ``reduce`` names them."""
+
+SHARE: Final = "vllm:kv_offload_cpu_cache_usage_perc"
+PARTS: Final = ("vllm:kv_offload_cpu_cache_write_usage_perc", "vllm:kv_offload_cpu_cache_read_usage_perc")
+"""How much of the host memory jobs are using, and the two parts of that."""
+
+ROUNDING: Final = 1e-9
+
+
+class Counted:
+    """What the stats of all steps add up to, of a connector that claims ``Trait.COUNTS``."""
+
+    def __init__(self, referee: Referee, *, is_on: bool) -> None:
+        self._referee = referee
+        self._is_on = is_on
+        self._sums: Counter[str] = Counter()
+        self._shares: dict[str, float] = {}
+
+    def take(self, stats: KVConnectorStats | None) -> None:
+        """Add what was counted since the last time."""
+        if stats is None or not self._is_on:
+            return
+        numbers = stats.reduce()
+        for name in (name for names in BYTES.values() for name in names):
+            self._sums[name] += numbers.get(name, 0)
+        if SHARE not in numbers:
+            return
+        self._shares = {name: numbers.get(name, 0) for name in (SHARE, *PARTS)}
+        whole, *parts = self._shares.values()
+        if abs(whole - sum(parts)) > ROUNDING:
+            self._referee.fail(
+                Invariant.ACCOUNTING, f"the first of these is the sum of the others: {self._shares}"
+            )
+
+    def check(self, world: "World") -> None:
+        """Compare with what happened, when nothing is under way but what was lost."""
+        if not self._is_on:
+            return
+        page = world.config.layers * world.config.page_bytes
+        copies = [copy for device in world.engine.devices for copy in device.copies.ended]
+        for direction, names in BYTES.items():
+            done = [c for c in copies if c.direction is direction and c.state is State.DONE]
+            moved = page * sum(len(copy.pairs) for copy in done)
+            for name in names:
+                if self._sums[name] != moved:
+                    self._referee.fail(
+                        Invariant.ACCOUNTING,
+                        f"{name} adds up to {self._sums[name]}, but {len(done)} {direction.value} copies that "
+                        f"ended well moved {moved} bytes",
+                    )
+        is_busy = any(device.copies.running for device in world.engine.devices)
+        if not is_busy and any(self._shares.values()):
+            self._referee.fail(
+                Invariant.ACCOUNTING, f"nothing is under way, but these shares are in use: {self._shares}"
+            )
+
+
 class Mirror:
     """What a router would believe after the events so far."""
 
-    def __init__(self, referee: Referee) -> None:
+    def __init__(self, referee: Referee, *, is_exact: bool = False) -> None:
         self._referee = referee
+        self._is_exact = is_exact
+        self._known: dict[bytes, tuple[bytes | None, list[int], str | None]] = {}
+        """Block -> the block before it, its tokens and its adapter, of the requests so far."""
         self.blocks: Counter[tuple[Any, ...]] = Counter()
+
+    def know(self, request: "SimRequest") -> None:
+        """A request arrives: its blocks may be told of."""
+        if not self._is_exact:
+            return
+        before: bytes | None = None
+        for block_hash, tokens in request.all_blocks():
+            self._known[block_hash] = before, tokens, request.spec.adapter
+            before = block_hash
 
     def take(self, events: Iterable[KVCacheEvent]) -> None:
         """Apply events in order."""
@@ -55,10 +135,35 @@ class Mirror:
             if isinstance(event, AllBlocksCleared):
                 self.blocks.clear()
             elif isinstance(event, BlockStored):
-                for block_hash in event.block_hashes:
-                    self.blocks[event.medium, event.group_idx, block_hash] += 1
+                self._store(event)
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
+
+    def _store(self, event: BlockStored) -> None:
+        """Chunks may share blocks, so these are counted. But of no other chunk the same block is the last."""
+        for block_hash in event.block_hashes:
+            key = (event.medium, event.group_idx, block_hash)
+            if self._is_exact and self.blocks[key] and block_hash == event.block_hashes[-1]:
+                self._referee.fail(
+                    Invariant.ACCOUNTING,
+                    f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, which "
+                    "was stored before and not removed since",
+                )
+            self.blocks[key] += 1
+        if self._is_exact and event.token_ids and all(name in self._known for name in event.block_hashes):
+            self._check_told(event)
+
+    def _check_told(self, event: BlockStored) -> None:
+        known = [self._known[block_hash] for block_hash in event.block_hashes]  # type: ignore[index]
+        tokens = [token for _, own, _ in known for token in own]
+        told = (event.parent_block_hash, list(event.token_ids), event.block_size, event.lora_name)
+        true = (known[0][0], tokens, len(tokens) // len(known), known[0][2])
+        if told != true:
+            self._referee.fail(
+                Invariant.ACCOUNTING,
+                f"of blocks {event.block_hashes!r} an event tells (parent, tokens, block size, adapter) {told}, "
+                f"but it is {true}",
+            )
 
     def _remove(self, event: BlockRemoved) -> None:
         for block_hash in event.block_hashes:

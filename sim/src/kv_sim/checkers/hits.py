@@ -6,12 +6,17 @@ engine whose own prefix cache is empty, and the longest possible prefix must be 
 where nothing had to be left out: no copy failed and the host had room for everything. Elsewhere they come too, for
 the other checkers to look at. After that a reset, and again: the first half now catches who goes on serving. KV
 events are judged here as well (ACCOUNTING), since only a match says what can be found.
+
+Where there was not room for everything, something is known of a subject that drops what was used longest ago: a
+request comes, then some that nobody has seen, and all of them again. If they fit together, all of each is found.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kv_api import Request
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.memory.copies import State
 from kv_sim.subject import Trait
@@ -54,12 +59,15 @@ class Served:
             if not request.status.is_finished:
                 self.compute(request)
 
-    def check_match(self, request: SimRequest, local: int, count: int) -> None:
+    def check_match(self, request: SimRequest | Request, local: int, count: int) -> None:
         """Check that what a match found exists."""
         if not self._is_on:
             return
         self.found[request.request_id] = local + count
-        hashes = request.hashes_up_to(local + count)
+        # An engine of another package asks with a request of its own, whose blocks have one hash each.
+        hashes = request.block_hashes
+        if isinstance(request, SimRequest):
+            hashes = request.hashes_up_to(local + count)
         for index in range(local // self._block_size, (local + count) // self._block_size):
             if hashes[index] not in self._computed:
                 since = f"since reset {self.resets}" if self.resets else "in this world"
@@ -84,8 +92,9 @@ def check_kept(world: "World", settle: Callable[[], bool]) -> None:
         return  # what slid out of a window was not there to be stored
     ended = list(engine.outcome.ended)
     is_complete = _nothing_was_left_out(world, ended)
-    stored = {h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes} if is_complete else set()
-    probes = _probes(ended)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
+    times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
+    stored = {h for h, count in times.items() if count >= world.subject.keeps_from} if is_complete else set()
+    probes = _probes(ended, world.config.max_model_len)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
     for spec in probes:
         engine.take_events()
         told = {key[-1] for key in engine.mirror.blocks}
@@ -94,7 +103,9 @@ def check_kept(world: "World", settle: Callable[[], bool]) -> None:
         _compare(world, request, found, stored)
         if tells and _count_failed(engine) == failed:  # else something was dropped since
             _compare_events(world, request, found, told)
-    if Trait.RESET in traits and probes and engine.reset(running=False, connector=True):
+    if world.subject.evicts_oldest and world.config.role == "kv_both" and probes and not engine.has_work:
+        _check_recent(world, probes[0], settle)
+    if Trait.RESET in traits and probes and not engine.has_work and engine.reset(running=False, connector=True):
         _ask_again(world, probes[0], settle)
 
 
@@ -114,15 +125,22 @@ def _nothing_was_left_out(world: "World", ended: Iterable[SimRequest]) -> bool:
     return len(blocks) * (1 + engine.served.resets) <= world.config.host_slots
 
 
-def _probes(ended: Iterable[SimRequest]) -> list[RequestSpec]:
-    """Requests that come again: long ones first, none whose prompt another one covers."""
+def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
+    """Requests that come again: long ones first, none whose prompt another one covers.
+
+    Every other one with a token more, if there is room: a hit ends before the last token, so only thus is a block
+    asked for that the prompt ends with.
+    """
     covered: set[bytes] = set()
     probes: list[RequestSpec] = []
     for request in sorted(ended, key=lambda r: -r.num_prompt_tokens):
         hashes = request.prompt_hashes
         if len(probes) < MOST_PROBES and hashes and hashes[-1] not in covered:
             covered.update(hashes)
-            probes.append(replace(request.spec, output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False))
+            again = replace(request.spec, output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False)
+            if len(probes) % 2 and request.num_prompt_tokens + 2 <= most_tokens:
+                again = replace(again, own_tokens=again.own_tokens + 1)
+            probes.append(again)
     return probes
 
 
@@ -134,6 +152,41 @@ def _ask_again(world: "World", spec: RequestSpec, settle: Callable[[], bool]) ->
     request = engine.add(spec)
     settle()
     return engine.served.found.get(spec.request_id, 0), request
+
+
+def _check_recent(world: "World", spec: RequestSpec, settle: Callable[[], bool]) -> None:
+    """A request and two that nobody has seen all stay, if there is room for them.
+
+    The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
+    """
+    engine, config = world.engine, world.config
+    if any(device.copies.running for device in engine.devices):
+        return  # what is lost keeps its room
+    chunk_tokens = world.subject.blocks_per_chunk * config.block_size
+    prompt = spec.shared_tokens + spec.own_tokens
+    room = config.host_slots // world.subject.blocks_per_chunk - prompt // chunk_tokens
+    room = min(room, (config.max_model_len - 2) // chunk_tokens)
+    if room < 1:
+        return
+    failed = _count_failed(engine)
+    sizes = {"unseen": room - 1, "short": 1} if room > 1 else {"short": 1}
+    unseen = [RequestSpec(name, 0, 0, chunks * chunk_tokens, 1, 1) for name, chunks in sizes.items()]
+    for one in (spec, *unseen):
+        for _ in range(world.subject.keeps_from):
+            _ask_again(world, one, settle)
+            if engine.has_work:
+                return  # one never ends, which is LIVENESS
+    longer = [(replace(one, own_tokens=one.own_tokens + 1), one.own_tokens) for one in unseen]
+    for again, least in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
+        found, request = _ask_again(world, again, settle)
+        if engine.has_work:
+            return
+        if found < least and _count_failed(engine) == failed:
+            world.referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
+                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room",
+            )
 
 
 def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What must hold when everything has come to rest: LIVENESS, CONSERVATION, GEOMETRY and HITS are judged here."""
+"""What must hold when everything is at rest: LIVENESS, CONSERVATION, GEOMETRY, ACCOUNTING and HITS are judged."""
 
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,13 @@ def come_to_rest(world: "World") -> None:
     conservation.check_engine(engine)
     conservation.check_connectors(engine)
     conservation.check_books(engine)
+    conservation.check_halves(engine)
     geometry.check_ranks(engine)
+    world.counted.check(world)
     hits.check_kept(world, lambda: _settle(world))
+    if not engine.has_work:  # what was asked and reset since has come to rest, too
+        conservation.check_books(engine)
+        world.counted.check(world)
 
 
 def _settle(world: "World") -> bool:

@@ -18,7 +18,7 @@ from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
-from kv_sim.guard import Guard, LogCall, create
+from kv_sim.guard import Guard, LogCall, crashes, create
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
@@ -43,7 +43,7 @@ class Engine:
         self.config = config
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
-        self.mirror = Mirror(referee)
+        self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
         self.served = Served(referee, config.block_size, is_on=Trait.KEEPS in subject.traits)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
@@ -86,6 +86,7 @@ class Engine:
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
         request = SimRequest(spec, self.config.block_size, self.config.max_model_len, self.config.hashes_per_block)
+        self.mirror.know(request)
         self.scheduler.add_request(request)
         return request
 
@@ -171,12 +172,17 @@ class Engine:
         for report in reports:
             self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.scheduler.num_steps))
         self._judge_content(step)
-        self.outcome.process(step, self.aggregator.aggregate_reports(reports))
+        with crashes(self.referee, "what the workers report, joined"):
+            report = self.aggregator.aggregate_reports(reports)
+        self.outcome.process(step, report)
         self.take_events()
 
     def take_events(self) -> None:
         """Apply the connector's news to what a router would believe."""
-        self.mirror.take(self.scheduler.connector.take_events())
+        events = self.scheduler.connector.take_events()
+        with crashes(self.referee, "scheduler side, the events of take_events"):
+            events = list(events)
+        self.mirror.take(events)
 
     def finish_step(self) -> None:
         """Let every rank execute and retire the oldest step, and process it."""

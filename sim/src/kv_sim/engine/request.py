@@ -6,7 +6,7 @@ processed, like in a real engine. Draft tokens that will be rejected leave other
 overwritten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -141,6 +141,12 @@ class SimRequest:
     def prompt_hashes(self) -> Sequence[bytes]:
         """The hashes of the full blocks of the prompt."""
         return self.hashes_up_to(self.num_prompt_tokens)
+
+    def all_blocks(self) -> Iterator[tuple[bytes, list[int]]]:
+        """Each full block that it may ever have: its hash and its tokens."""
+        size = self._block_size
+        for index, block_hash in enumerate(self.hashes_up_to(len(self._tokens))):
+            yield block_hash, self._tokens[index * size : (index + 1) * size]
 
     @property
     def num_tokens_with_spec(self) -> int:

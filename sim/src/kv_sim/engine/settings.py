@@ -33,6 +33,7 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
         ),
         kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         use_v2_model_runner=config.runner == 2,
+        max_concurrent_batches=config.max_concurrent_steps,
     )
 
 

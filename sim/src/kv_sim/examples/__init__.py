@@ -3,4 +3,7 @@
 * ``memory``: stores and loads within the step, synchronously.
 * ``later``: stores after a request has ended, loads between steps; both asynchronous.
 * ``patient``: answers "ask again" before it loads; asynchronous stores behind a barrier.
+
+The others are there for what these don't show: ``layerwise`` works in the hooks of layers, ``flaky`` breaks down,
+and ``holding`` holds blocks and stores nothing.
 """

@@ -1,6 +1,7 @@
 """The subjects that come with the testbed, by the names that the command line knows."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import lcm
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,8 +33,15 @@ PATIENT: Final = Subject(
     "kv_sim.examples.patient",
     traits=frozenset({Trait.RANKS, Trait.FAILURES, Trait.REPEATS, Trait.KEEPS}),
 )
+LAYERWISE: Final = Subject("LayerwiseConnector", "kv_sim.examples.layerwise", traits=PATIENT.traits)
 FLAKY: Final = Subject("FlakyConnector", "kv_sim.examples.flaky", traits=LATER.traits - {Trait.KEEPS})
 """Raises, so it is driven only below a MultiConnector that switches it off then."""
+FLAKY_BUSY: Final = replace(FLAKY, extra_config={"breaks": "busy"})
+FLAKY_PATIENT: Final = Subject(
+    "FlakyPatientConnector", "kv_sim.examples.flaky", traits=PATIENT.traits - {Trait.KEEPS}
+)
+HOLDING: Final = Subject("HoldingConnector", "kv_sim.examples.holding", traits=LATER.traits - {Trait.KEEPS})
+"""Reports twice, so it is driven only below a MultiConnector, too."""
 
 
 def several(
@@ -44,7 +52,7 @@ def several(
 ) -> Subject:
     """A MultiConnector over these, with its own ``settings``.
 
-    It claims what all of them claim; only one of several would tell all events.
+    It claims what all of them claim; only one of several would tell all events, or count all bytes.
     """
     connectors = [
         {
@@ -54,9 +62,9 @@ def several(
         }
         for child in children
     ]
-    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
-    grain = lcm(*(child.blocks_per_chunk for child in children))
-    return Subject(kv_connector, module_path, {"connectors": connectors, **settings}, traits, grain)
+    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS, Trait.COUNTS}
+    grain, times = lcm(*(child.blocks_per_chunk for child in children)), max(c.keeps_from for c in children)
+    return Subject(kv_connector, module_path, {"connectors": connectors, **settings}, traits, grain, times)
 
 
 def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) -> Subject:
@@ -72,6 +80,8 @@ def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) 
         },
         frozenset(Trait) - without,
         extra_config.get("blocks_per_chunk", 1),
+        max(1, extra_config.get("store_threshold", 1)),
+        extra_config.get("eviction_policy", "lru") == "lru",
     )
 
 
@@ -81,6 +91,18 @@ OFFLOAD_CHUNKS: Final = offloading(
 )
 OFFLOAD_IN_STEP: Final = offloading(sync_load_budget_bytes=1 << 20, eviction_policy="s3fifo")
 OFFLOAD_HELD: Final = offloading(hold_blocks="always", blocks_per_chunk=3, eviction_policy="sieve")
+
+
+def fenced(**extra_config: Any) -> Subject:
+    """The same, storing while it is computed: fences come too late where blocks are zeroed before."""
+    return offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never", **extra_config)
+
+
+OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20)
+OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
+"""Stores what is computed for the third time."""
+
+SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
     "memory": MEMORY,
@@ -92,11 +114,18 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+patient": several(LATER, PATIENT),
     "patient+memory": several(PATIENT, MEMORY),
     "longest": several(LATER, MEMORY, settings={"load_policy": "longest"}),
-    "later+flaky": several(LATER, FLAKY, settings={"on_child_error": "quarantine"}),
+    "later+flaky": several(LATER, FLAKY, settings=SURVIVES),
+    "flaky-busy+later": several(FLAKY_BUSY, LATER, settings=SURVIVES),
+    "flaky-patient+memory": several(FLAKY_PATIENT, MEMORY, settings=SURVIVES),
+    "later+holding": several(LATER, HOLDING),
+    "layerwise": LAYERWISE,
+    "layerwise+later": several(LAYERWISE, LATER),
     "offload": OFFLOAD,
     "offload-chunks": OFFLOAD_CHUNKS,
     "offload-in-step": OFFLOAD_IN_STEP,
     "offload-held": OFFLOAD_HELD,
+    "offload-in-step-fenced": OFFLOAD_IN_STEP_FENCED,
+    "offload-again": OFFLOAD_AGAIN,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),

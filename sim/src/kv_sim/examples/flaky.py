@@ -1,14 +1,18 @@
-"""``FlakyConnector``: a ``LaterConnector`` that breaks down, for whoever promises to survive that.
+"""Connectors that break down, for whoever promises to survive that.
 
-Each side raises once, in a call that depends on the sizes of the world. From then on it may be shut down and not
-be called any more. What it was copying ends when it is shut down, as the contract has it.
+``FlakyConnector`` is a ``LaterConnector`` and ``FlakyPatientConnector`` a ``PatientConnector`` of which a side
+raises once, in a call that depends on the sizes of the world: in the n-th one, or with ``"breaks": "busy"`` in the
+n-th one while the scheduler's side has a load or a store under way, or a worker's begins some. From then on the
+side may be shut down and not be called any more, nor may the other side be for long. What it was copying ends when
+it is shut down, as the contract has it.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from kv_api import KVCacheConfig, VllmConfig
-from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker
+from kv_api import KVCacheConfig, KVConnectorMetadata, SchedulerOutput, VllmConfig
+from kv_sim.examples.later import Jobs, LaterConnector, LaterScheduler, LaterWorker
+from kv_sim.examples.patient import PatientConnector, PatientScheduler, PatientWorker, Plan
 from kv_sim.violation import CalledAgain
 
 SCHEDULER_CALLS: Final = (
@@ -19,6 +23,10 @@ SCHEDULER_CALLS: Final = (
     "request_finished",
 )
 WORKER_CALLS: Final = ("start_load_kv", "get_transfer_results", "handle_preemptions", "wait_for_save")
+"""Each of them comes once a step."""
+
+MOST_STEPS_BEHIND: Final = 6
+"""Within so many steps everybody knows who broke down."""
 
 
 def _number_of(config: VllmConfig, cache: KVCacheConfig | None) -> int:
@@ -29,6 +37,11 @@ def _number_of(config: VllmConfig, cache: KVCacheConfig | None) -> int:
     return cache.num_blocks + room // 2 + config.cache_config.block_size // 4
 
 
+def _breaks_when_busy(config: VllmConfig) -> bool:
+    assert config.kv_transfer_config is not None
+    return bool(config.kv_transfer_config.kv_connector_extra_config.get("breaks") == "busy")
+
+
 def _call_again(name: str) -> Callable[..., Any]:
     def is_called(*args: Any, **kwargs: Any) -> Any:
         raise CalledAgain(f"{name} is called, although this side broke down")
@@ -36,49 +49,89 @@ def _call_again(name: str) -> Callable[..., Any]:
     return is_called
 
 
-def _break_down(side: Any, calls: tuple[str, ...], number: int) -> None:
-    """Have one of ``calls`` raise when it comes for the n-th time."""
-    name, calls_left = calls[number % len(calls)], [1 + number // len(calls) % 7]
+def _always(*args: Any) -> bool:
+    return True
+
+
+def _break_down(side: Any, calls: tuple[str, ...], number: int, counts: Callable[..., bool] = _always) -> None:
+    """Have one of ``calls`` raise when it comes for the n-th time, of those times that count."""
+    name, calls_left = calls[number % len(calls)], [_break_after(calls, number)]
     method: Callable[..., Any] = getattr(side, name)
 
     def breaks_down(*args: Any, **kwargs: Any) -> Any:
-        calls_left[0] -= 1
+        calls_left[0] -= counts(*args)
         if not calls_left[0]:
             for other in calls:
                 setattr(side, other, _call_again(other))
+            side.has_ended = True
             raise RuntimeError(f"the end of {name}")
         return method(*args, **kwargs)
 
     setattr(side, name, breaks_down)
 
 
+def _break_after(calls: tuple[str, ...], number: int) -> int:
+    return 1 + number // len(calls) % 7
+
+
 class FlakyScheduler(LaterScheduler):
     """Breaks down in two worlds of three."""
+
+    has_ended = False
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         number = _number_of(vllm_config, kv_cache_config)
+        self._steps_left: int | None = None
+        if _breaks_when_busy(vllm_config):
+            if number % 3 < 2:
+                _break_down(self, SCHEDULER_CALLS, number, lambda *_: bool(self._loading or self._storing))
+            return
+        if number % 3 > 0:  # a worker breaks down
+            self._steps_left = _break_after(WORKER_CALLS, number) + MOST_STEPS_BEHIND
         if number % 3 < 2:
             _break_down(self, SCHEDULER_CALLS, number)
 
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left < 0:
+                raise CalledAgain(
+                    f"a step is planned {MOST_STEPS_BEHIND} steps after the worker's side broke down"
+                )
+        return super().build_connector_meta(scheduler_output)
+
     def shutdown(self) -> None:
         LaterScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
+        self.has_ended = True
 
 
 class FlakyWorker(LaterWorker):
     """Breaks down in two worlds of three; in one of them the other side does, too."""
 
+    has_ended = False
+
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         number = _number_of(vllm_config, kv_cache_config)
         if number % 3 > 0:
-            _break_down(self, WORKER_CALLS, number)
+            _break_down(self, WORKER_CALLS, number, self._begins if _breaks_when_busy(vllm_config) else _always)
+
+    def _begins(self, *args: Any) -> bool:
+        """Whether the step of a call begins copies: what all ranks agree on."""
+        jobs = args[0] if args and isinstance(args[0], Jobs) else self._connector_metadata
+        return isinstance(jobs, Jobs) and bool(jobs.loads or jobs.stores)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        _check_metadata(connector_metadata, Jobs)
+        super().bind_connector_metadata(connector_metadata)
 
     def shutdown(self) -> None:
         self._copies.wait([*self._loads, *self._stores])
         self._loads.clear()
         self._stores.clear()
         self.clear_connector_metadata()
+        self.has_ended = True
 
 
 class FlakyConnector(LaterConnector):
@@ -86,3 +139,67 @@ class FlakyConnector(LaterConnector):
 
     scheduler_class = FlakyScheduler
     worker_class = FlakyWorker
+
+
+class FlakyPatientScheduler(PatientScheduler):
+    """Never breaks down, but may outlive the worker's side."""
+
+    has_ended = False
+
+    def shutdown(self) -> None:
+        PatientScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
+        self.has_ended = True
+
+
+class FlakyPatientWorker(PatientWorker):
+    """Breaks down in the n-th load that a step needs, before or after it began.
+
+    Not where steps run ahead: there nobody can take back such a load, since later steps rest on it already.
+    """
+
+    has_ended = False
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        number = _number_of(vllm_config, kv_cache_config)
+        self._loads_left: int | None = None
+        self._waits = number % 2 == 0
+        if getattr(vllm_config, "max_concurrent_batches", 1) == 1:
+            self._loads_left = 1 + number // 3 % 3
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        _check_metadata(connector_metadata, Plan)
+        super().bind_connector_metadata(connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, Plan)
+        if plan.loads and self._loads_left is not None:
+            self._loads_left -= 1
+            if not self._loads_left:
+                if self._waits:
+                    super().start_load_kv(forward_context, **kwargs)
+                for name in WORKER_CALLS:
+                    setattr(self, name, _call_again(name))
+                self.has_ended = True
+                raise RuntimeError("the end of start_load_kv, with a load that the step needs")
+        super().start_load_kv(forward_context, **kwargs)
+
+    def shutdown(self) -> None:
+        self._copies.wait(list(self._stores))
+        self._collect()
+        self.clear_connector_metadata()
+        self.has_ended = True
+
+
+class FlakyPatientConnector(PatientConnector):
+    """Raises once, while a step waits for what it loads."""
+
+    scheduler_class = FlakyPatientScheduler
+    worker_class = FlakyPatientWorker
+
+
+def _check_metadata(metadata: Any, kind: type[KVConnectorMetadata]) -> None:
+    """The scheduler's side plans every step while it lives."""
+    if not isinstance(metadata, kind):
+        raise CalledAgain(f"the worker's side gets {metadata!r} for a step, so the scheduler's broke down")
