@@ -194,13 +194,14 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
 
 
 def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[str], Result]) -> None:
-    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --traits ranks")
+    choosy = "kv-sim fuzz --connector broken_connectors:Choosy"
+    code, out, _ = kv_sim(f"{choosy} --traits ranks --histories 20")
     assert code == 1
     assert "shrunk to 0 actions" in out
     assert "NO-CRASH  worker side: RuntimeError: one rank is enough (broken_connectors.py:" in out
-    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --histories 3")
+    code, out, _ = kv_sim(f"{choosy} --histories 3")
     assert code == 0
-    code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Choosy --traits ranks --without NO-CRASH")
+    code, out, _ = kv_sim(f"{choosy} --traits ranks --histories 20 --without NO-CRASH")
     assert code == 0
 
 
@@ -319,17 +320,18 @@ def run_process(line: str, folder: Path, **environment: str) -> subprocess.Compl
 
 
 def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
-    runs = [run_process("fuzz --seeds 0-3 --digest", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    runs = [run_process("fuzz --seeds 0-1 --digest", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
     assert runs[0].stdout == runs[1].stdout
     assert not runs[0].stderr
     digests = [line.split() for line in runs[0].stdout.splitlines() if re.search(r" [0-9a-f]{32}$", line)]
     assert {name for name, _, _ in digests} == set(SUBJECTS)
     for subject in SUBJECTS:
-        assert len({digest for name, _, digest in digests if name == subject}) == 4
+        assert len({digest for name, _, digest in digests if name == subject}) == 2
 
 
 def test_a_log_does_not_depend_on_the_process(tmp_path: Path) -> None:
-    runs = [run_process("fuzz --seed 5 --log", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
+    log = "fuzz --connector later+offload --seed 5 --log"
+    runs = [run_process(log, tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
     assert runs[0].stdout == runs[1].stdout
     assert len(runs[0].stdout.splitlines()) > 100
 

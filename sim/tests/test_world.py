@@ -57,7 +57,7 @@ def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -
 SCRIPT = """
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
-print([run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(2)])
+print([run_seed(SUBJECTS[name], 3).digest for name in sorted(SUBJECTS)])
 """
 
 
@@ -73,7 +73,7 @@ def test_a_digest_does_not_depend_on_the_process() -> None:
         for hash_seed in ("1", "2")
     ]
     assert digests[0] == digests[1]
-    here = [run_seed(SUBJECTS[name], seed).digest for name in sorted(SUBJECTS) for seed in range(2)]
+    here = [run_seed(SUBJECTS[name], 3).digest for name in sorted(SUBJECTS)]
     assert str(here) == digests[0].strip()
 
 
