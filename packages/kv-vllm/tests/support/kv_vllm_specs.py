@@ -41,7 +41,10 @@ class UntilSettled:
 
 
 class OneWrongByte:
-    """Spoils a byte of each chunk before it is loaded: the one with the exponent of a number."""
+    """Spoils a byte of each chunk before it is loaded: the one with the exponent of a number.
+
+    Setting it does the same when several workers that share a chunk each do it.
+    """
 
     def __init__(self, inner, memory):
         self.inner, self.memory = inner, memory
@@ -49,7 +52,7 @@ class OneWrongByte:
     def submit(self, job_id, direction, copies, **how):
         if direction is Direction.LOAD:
             for chunk in sorted({int(chunk) for chunk in copies.chunks}):
-                self.memory.bytes[chunk * self.memory.layout.row_bytes + 203] ^= 0x40
+                self.memory.bytes[chunk * self.memory.layout.row_bytes + 203] = 0x7E
         self.inner.submit(job_id, direction, copies, **how)
 
     def __getattr__(self, name):
