@@ -12,6 +12,7 @@ from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.manager import CPUOffloadingManager, Stored
 from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
+from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
 from kv_offload_cpu.sizing import HostLayout, plan_layout
 from kv_offload_cpu.spec import CPUOffloadingSpec
@@ -48,6 +49,7 @@ __all__ = [
     "MemoryChoice",
     "Options",
     "PageCopies",
+    "Pins",
     "Run",
     "StoreRole",
     "Stored",

@@ -49,6 +49,13 @@ def _call_again(name: str) -> Callable[..., Any]:
     return is_called
 
 
+def _end(side: Any, calls: tuple[str, ...]) -> None:
+    """From now on none of ``calls`` may come."""
+    for name in calls:
+        setattr(side, name, _call_again(name))
+    side.has_ended = True
+
+
 def _always(*args: Any) -> bool:
     return True
 
@@ -61,9 +68,7 @@ def _break_down(side: Any, calls: tuple[str, ...], number: int, counts: Callable
     def breaks_down(*args: Any, **kwargs: Any) -> Any:
         calls_left[0] -= counts(*args)
         if not calls_left[0]:
-            for other in calls:
-                setattr(side, other, _call_again(other))
-            side.has_ended = True
+            _end(side, calls)
             raise RuntimeError(f"the end of {name}")
         return method(*args, **kwargs)
 
@@ -179,9 +184,7 @@ class FlakyPatientWorker(PatientWorker):
             if not self._loads_left:
                 if self._waits:
                     super().start_load_kv(forward_context, **kwargs)
-                for name in WORKER_CALLS:
-                    setattr(self, name, _call_again(name))
-                self.has_ended = True
+                _end(self, WORKER_CALLS)
                 raise RuntimeError("the end of start_load_kv, with a load that the step needs")
         super().start_load_kv(forward_context, **kwargs)
 

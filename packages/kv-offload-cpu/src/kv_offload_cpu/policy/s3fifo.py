@@ -14,7 +14,8 @@ would be evicted is parked; it enters the queue that it came from when it is unp
 As many chunks as a queue has to give are looked at together; if none of them was used or is pinned, that is all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kv_api import OffloadKey
 from kv_offload_cpu.pick import pick
@@ -25,7 +26,10 @@ from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 _USES = 3  # in the state of a chunk: its uses, up to three
 _MAIN = 4  # in the state of a chunk: it is in main
 _USED_ONCE_MORE = (1, 2, 3, 3, 5, 6, 7, 7)  # the next state
-_USES_TO_PROMOTE = 2
+_SPARED_IN_SMALL: Final = {2: _MAIN, 3: _MAIN}
+"""State -> the next one of a chunk of small that was used twice."""
+_SPARED_IN_MAIN: Final = {5: 4, 6: 5, 7: 6}
+"""State -> the next one of a chunk of main that was used: one use less."""
 
 
 class S3FIFOPolicy(CachePolicy):
@@ -48,10 +52,11 @@ class S3FIFOPolicy(CachePolicy):
         while missing := count - len(evicted):
             surplus = len(small) - self._small_target + 1  # as many can leave before main's turn comes
             if surplus > 0 or not main:
-                slots = self._evict_from_small(max(1, min(missing, surplus)), pins)
+                assert small, "nothing is left that isn't pinned"
+                slots = self._sift(small, max(1, min(missing, surplus)), _SPARED_IN_SMALL, pins)
                 from_small += slots
             else:
-                slots = self._evict_from_main(min(missing, len(main)), pins)
+                slots = self._sift(main, min(missing, len(main)), _SPARED_IN_MAIN, pins)
             evicted += slots
         self._ghosts.add(pick(from_small, self.key_of))
         self._ghosts.forget(max(0, len(self._ghosts) - self._ghost_capacity))
@@ -117,32 +122,16 @@ class S3FIFOPolicy(CachePolicy):
     def _queue_of(self, slot: int) -> Fifo[int]:
         return self._main if self._states[slot] & _MAIN else self._small
 
-    def _evict_from_small(self, count: int, pins: Pins) -> list[int]:
-        """Look at the oldest of small: each moves on to main, is parked, or is evicted and returned."""
-        assert self._small, "nothing is left that isn't pinned"
+    def _sift(self, queue: Fifo[int], count: int, spared: Mapping[int, int], pins: Pins) -> list[int]:
+        """Look at the oldest of a queue: each is spared and enters main, is parked, or is evicted and returned."""
         states, pinned, evicted = self._states, pins.slots, list[int]()
-        slots = self._small.take(count)
-        if pinned.isdisjoint(slots) and max(pick(slots, states)) < _USES_TO_PROMOTE:
+        slots = queue.take(count)
+        if pinned.isdisjoint(slots) and spared.keys().isdisjoint(pick(slots, states)):
             return slots
         for slot in slots:
-            if states[slot] >= _USES_TO_PROMOTE:
-                states[slot] = _MAIN
-                self._main.push((slot,))
-            elif slot in pinned:
-                self._parked[slot] = None
-            else:
-                evicted.append(slot)
-        return evicted
-
-    def _evict_from_main(self, count: int, pins: Pins) -> list[int]:
-        """Look at the oldest of main: each enters again for a use of it, is parked, or is evicted and returned."""
-        states, pinned, evicted = self._states, pins.slots, list[int]()
-        slots = self._main.take(count)
-        if pinned.isdisjoint(slots) and max(pick(slots, states)) == _MAIN:
-            return slots
-        for slot in slots:
-            if states[slot] & _USES:
-                states[slot] -= 1
+            state = spared.get(states[slot])
+            if state is not None:
+                states[slot] = state
                 self._main.push((slot,))
             elif slot in pinned:
                 self._parked[slot] = None
