@@ -6,6 +6,7 @@ also when what is tested is an installed wheel.
 * `dev` (the default): enough to notice a mistake while typing.
 * `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
   runs vary and yet replay.
+* `again`: what nox uses where the same tests run once more, with another interpreter or other siblings.
 * `nightly`: for a machine that has nothing else to do.
 """
 
@@ -19,6 +20,7 @@ from hypothesis import settings
 
 settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=False, database=None, print_blob=True)
+settings.register_profile("again", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
 

@@ -41,6 +41,9 @@ PROJECTS = {
 PLAIN = "-m=not torch and not vllm"
 """What a session without torch and vLLM runs."""
 
+AGAIN = "--hypothesis-profile=again"
+"""How hard a session looks whose tests another one runs, too, and only what is around them differs."""
+
 TORCH = "torch==2.13.0"
 """Pinned: a range takes the newest build, which may be one with gigabytes of CUDA."""
 
@@ -163,12 +166,12 @@ def on_all_cores(folder: str) -> list[str]:
     return ["--numprocesses=auto", "--dist=worksteal"] if is_long else []
 
 
-def test_alone(session: nox.Session, folder: str) -> None:
+def test_alone(session: nox.Session, folder: str, *arguments: str) -> None:
     """Run the tests of a package that need no more than it declares."""
     directory = ROOT / folder / "tests"
     module = PROJECTS[folder].replace("-", "_")
     where = [str(directory), f"--ignore={directory / 'integration'}"]
-    run_pytest(session, *where, PLAIN, *on_all_cores(folder), module=module)
+    run_pytest(session, *where, PLAIN, *on_all_cores(folder), *arguments, module=module)
 
 
 @nox.session
@@ -215,7 +218,7 @@ def build(session: nox.Session) -> None:
 def tests(session: nox.Session, folder: str) -> None:
     """Test one package alone, from its wheel."""
     install_one(session, folder)
-    test_alone(session, folder)
+    test_alone(session, folder, *([] if session.python == PYTHONS[0] else [AGAIN]))
 
 
 @nox.session(python=PYTHONS[0])
@@ -223,7 +226,7 @@ def tests(session: nox.Session, folder: str) -> None:
 def lowest(session: nox.Session, folder: str) -> None:
     """Test one package with the oldest versions it declares."""
     install_one(session, folder, "--resolution=lowest-direct")
-    test_alone(session, folder)
+    test_alone(session, folder, AGAIN)
 
 
 @nox.session(python=PYTHONS[0])
@@ -233,7 +236,7 @@ def upgraded(session: nox.Session, folder: str) -> None:
     install_one(session, folder)
     for sibling in siblings_of(folder):
         session.install("--no-sources", "--no-deps", str(build_upgraded(session, sibling)))
-        test_alone(session, folder)
+        test_alone(session, folder, AGAIN)
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
 
 
