@@ -1,6 +1,7 @@
 """Forbidding modules that a configuration names: each way, for each kind, and for what is created within."""
 
 from collections.abc import Callable
+from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,11 @@ def test_the_advice_to_use_a_module_path_is_not_given(engine: Engine) -> None:
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.create_connector(engine("Two"), WORKER, None, allow_module_paths=False)
     assert str(refused.value) == "unknown connector 'Two'; known: none"
+
+
+def test_where_nothing_was_said_they_are_allowed() -> None:
+    """As in a thread that was just begun; these tests' own is isolated, which says so."""
+    assert Context().run(module_paths_allowed)
 
 
 def test_isolation_ends_a_prohibition() -> None:
