@@ -36,7 +36,7 @@ ROLES = "kv_producer, kv_consumer, kv_both"
         ({"kv_buffer_device": None}, "kv_buffer_device: expected str, got None (NoneType)"),
         ({"kv_port": "80"}, "kv_port: expected int, got '80' (str)"),
         ({"kv_port": True}, "kv_port: expected int, got True (bool)"),
-        ({"kv_port": 70000}, "kv_port: expected 0 to 65535, got 70000"),
+        ({"kv_port": 65536}, "kv_port: expected 0 to 65535, got 65536"),
         ({"kv_port": -1}, "kv_port: expected 0 to 65535, got -1"),
         (
             {"kv_connector_extra_config": [("a", 1)]},
