@@ -203,7 +203,7 @@ def test_the_table_knows_every_action_and_state() -> None:
     wanted = expected(SUBJECTS.values())
     assert {action for action, _ in (*wanted.pairs, *wanted.excluded)} == {kind.value for kind in actions.Kind}
     for subject in SUBJECTS.values():
-        for seed in range(8):
+        for seed in range(2):
             for action, state in run_seed(subject, seed).coverage.pairs:
                 assert state in STATES, state
                 assert state not in NEVER_BETWEEN_ACTIONS

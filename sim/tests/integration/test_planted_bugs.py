@@ -15,7 +15,7 @@ from kv_sim.zoo.registry import PLANTED
 FIRST_SEED = 0
 QUICK = 30
 """Actions of a history in which nothing is found; ``kv-sim zoo`` lets all of them be long."""
-FEW = 60
+FEW = 30
 """Histories that are looked at when a checker is off; the same command looks at more."""
 
 
