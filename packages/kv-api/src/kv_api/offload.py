@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kv_api.layout import CanonicalKVCaches
 from kv_api.offload_config import (
@@ -86,6 +86,10 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
             )
         self.group_sizes = tuple(group_sizes)
         self.block_indices = tuple(block_indices)
+
+
+StoreOffer: TypeAlias = tuple[Collection[OffloadKey], ReqContext]
+"""Chunks that a request offers for one store."""
 
 
 @dataclass
@@ -170,6 +174,20 @@ class OffloadingManager(ABC):
         Keys that are there already, or not worth storing, are left out of ``keys_to_store``. What is returned is
         pinned until ``complete_store``.
         """
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        """What ``prepare_store`` says of one store after the other, up to the first that is refused.
+
+        Of that one and of those after it the answer has nothing, and nothing was done for them. A medium can do
+        better than one by one. vLLM's managers don't have this method.
+        """
+        outputs = []
+        for keys, req_context in stores:
+            output = self.prepare_store(keys, req_context)
+            if output is None:
+                break
+            outputs.append(output)
+        return outputs
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Make chunks resident after their store, or drop them when it failed. Unknown keys are ignored."""

@@ -155,6 +155,9 @@ class ARCPolicy(CachePolicy):
                 back = [slot for slot in slots if slot in parked]
                 home.use(back, run, self._unpark(back, parked))
 
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked1 or self._parked2)
+
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:
             if slot in self._parked1:

@@ -89,6 +89,10 @@ class CachePolicy(ABC):
     def unpin(self, slots: Sequence[int], run: Run) -> None:
         """The last pin of these chunks, all of them held, is gone. Parked ones come back as just used."""
 
+    def awaits_unpin(self) -> bool:
+        """Whether any chunk is parked. If not, ``unpin`` needn't be called."""
+        return True
+
     @abstractmethod
     def remove(self, slots: Sequence[int]) -> None:
         """Forget these chunks, all of them held. They failed rather than being evicted: don't remember them."""

@@ -89,6 +89,9 @@ class S3FIFOPolicy(CachePolicy):
                     del self._parked[slot]
                     self._queue_of(slot).push((slot,))
 
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked)
+
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:
             if slot in self._parked:

@@ -61,6 +61,9 @@ class SievePolicy(CachePolicy):
                 del self._parked[slot]
             self._enter(back)
 
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked)
+
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:
             if slot in self._parked:
