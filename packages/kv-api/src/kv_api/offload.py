@@ -116,6 +116,9 @@ class OffloadingEvent:
     """A place was given back that never held anything readable; nobody has to be told."""
 
 
+_NO_LOCK = nullcontext()
+
+
 class OffloadingManager(ABC):
     """The scheduler's view of a medium: what is in it, what is pinned, what leaves.
 
@@ -126,7 +129,7 @@ class OffloadingManager(ABC):
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """Keeps other threads out of the manager. Not reentrant; by default there are no other threads."""
-        return nullcontext()
+        return _NO_LOCK
 
     @abstractmethod
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:

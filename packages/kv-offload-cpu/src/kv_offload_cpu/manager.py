@@ -11,7 +11,6 @@ chunk worth storing.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain, islice
 from typing import NamedTuple
 
 from kv_api import (
@@ -147,15 +146,18 @@ class CPUOffloadingManager(OffloadingManager):
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all have free places, they are entered together."""
-        pool, sizes = self._pool, [len(keys) for keys, _ in stores]
-        offer: Offer = dict.fromkeys(chain.from_iterable([keys for keys, _ in stores]))
-        is_plain = self._tracker is None and 0 not in sizes and len(offer) == sum(sizes)
-        if not is_plain or pool.count_to_evict(len(offer), []) != 0 or pool.absent(offer) is not offer:
+        pool, together, sizes = self._pool, list[OffloadKey](), list[int]()
+        for keys, _ in stores:
+            together += keys
+            sizes.append(len(keys))
+        slots = pool.enter_new(together) if self._tracker is None and 0 not in sizes else None
+        if slots is None:
             return super().prepare_stores(stores)
         self._counters.allocation_sizes += sizes
-        slots, outputs = iter(pool.enter(offer)), []
-        for (keys, req_context), size in zip(stores, sizes, strict=True):
-            new, its = [*keys], [*islice(slots, size)]
+        outputs, first = [], 0
+        for (_, req_context), size in zip(stores, sizes, strict=True):
+            end = first + size
+            new, its, first = together[first:end], slots[first:end], end
             self._policy.make_room(new, 0, pool.pins)
             self._insert(new, its, self._run(req_context))
             pool.begin_store(new, its)

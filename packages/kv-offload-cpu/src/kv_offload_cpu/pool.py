@@ -137,7 +137,7 @@ class ChunkPool:
         """Free → in flight, into the slots returned. There must be as many free ones."""
         slots = self.enter_landed(offer)
         self.in_flight.update(slots)
-        self.pins.pin(slots)
+        self.pins.slots.update(slots)  # a free slot has no pin
         return slots
 
     def enter_landed(self, offer: Offer) -> list[int]:
@@ -150,6 +150,30 @@ class ChunkPool:
             key_of[slot] = key
             offer[key] = slot
         self.slot_of.update(cast("dict[OffloadKey, int]", offer))
+        return slots
+
+    def enter_new(self, keys: list[OffloadKey]) -> list[int] | None:
+        """Free → in flight, if nothing is known of any of these, each is listed once, and all have free places.
+
+        Otherwise None, and nothing is changed.
+        """
+        slot_of, count = self.slot_of, len(keys)
+        if count > len(self._free) or not slot_of.keys().isdisjoint(keys):
+            return None
+        if self.fences and not self.fences.keys().isdisjoint(keys):
+            return None
+        slots, before = self._free[: -count - 1 : -1], len(slot_of)
+        slot_of.update(zip(keys, slots, strict=True))
+        if len(slot_of) - before < count:
+            for key in {*keys}:
+                del slot_of[key]
+            return None
+        del self._free[-count:]
+        key_of = self.key_of
+        for slot, key in zip(slots, keys, strict=True):
+            key_of[slot] = key
+        self.in_flight.update(slots)
+        self.pins.slots.update(slots)  # a free slot has no pin
         return slots
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:

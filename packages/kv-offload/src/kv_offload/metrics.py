@@ -30,6 +30,9 @@ LOAD_FAILURE: Final = "vllm:kv_offload_load_failure"
 STORE_FAILURE: Final = "vllm:kv_offload_store_failure"
 CONFIG_INFO: Final = "vllm:kv_offload_config_info"
 
+_OF_LOADS: Final = LOAD_BYTES, LOAD_TIME, LOAD_SIZE
+_OF_STORES: Final = STORE_BYTES, STORE_TIME, STORE_SIZE
+
 SIZE_BUCKETS: Final = (1e6, 5e6, 1e7, 2e7, 4e7, 6e7, 8e7, 1e8, 1.5e8, 2e8)
 SYNC_BUCKETS: Final = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1)
 ASYNC_BUCKETS: Final = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1, 5, 10)
@@ -57,6 +60,10 @@ GAUGE: Final = "gauge"
 HISTOGRAM: Final = "histogram"
 
 
+_KIND_OF: Final[Mapping[type, str]] = {OffloadingGaugeMetadata: GAUGE, OffloadingHistogramMetadata: HISTOGRAM}
+"""Spares most of those that are asked for in every step the question of whose subclass they are."""
+
+
 def kind_of(metric: OffloadingMetricMetadata | None, value: object) -> str:
     """The kind of a metric; what is not declared is known by its value."""
     if isinstance(metric, OffloadingGaugeMetadata):
@@ -68,7 +75,7 @@ class OffloadingConnectorStats(KVConnectorStats):
     """Counts of one side; ``data`` has the payload."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data if data else {})
+        self.data = data or {}
         if "data" not in self.data:
             self.reset()
 
@@ -92,8 +99,7 @@ class OffloadingConnectorStats(KVConnectorStats):
 
     def add_transfers(self, transfers: TransferStats) -> None:
         """Add what workers measured."""
-        names = ((LOAD_BYTES, LOAD_TIME, LOAD_SIZE), (STORE_BYTES, STORE_TIME, STORE_SIZE))
-        for (size, seconds, samples), stats in zip(names, (transfers.load, transfers.store), strict=True):
+        for (size, seconds, samples), stats in ((_OF_LOADS, transfers.load), (_OF_STORES, transfers.store)):
             if stats.sizes:
                 self.increase(size, stats.bytes)
                 self.increase(seconds, stats.time)
@@ -106,7 +112,8 @@ class OffloadingConnectorStats(KVConnectorStats):
             return
         types, data = self.data["types"], self.data["data"]
         for name, value in stats.to_dict().items():
-            kind = kind_of(declared.get(name), value)
+            metric = declared.get(name)
+            kind = _KIND_OF.get(type(metric)) or kind_of(metric, value)
             if name in data:
                 self._add(name, kind, (), value)
             else:

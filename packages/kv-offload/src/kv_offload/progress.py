@@ -11,8 +11,10 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import add
 from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
@@ -62,11 +64,11 @@ class GroupProgress:
         """Name the chunks that are covered by block hashes now, by the hash that each ends with."""
         group = self.group
         end = (len(self.keys) + 1) * group.hashes_per_chunk
-        if end <= len(hashes):
-            suffix = group.key_suffix
-            self.keys += cast(
-                "list[OffloadKey]", [last + suffix for last in hashes[end - 1 :: group.hashes_per_chunk]]
-            )
+        if end <= len(hashes) < end + group.hashes_per_chunk:  # as in most steps of decoding
+            self.keys.append(cast("OffloadKey", hashes[end - 1] + group.key_suffix))
+        elif end <= len(hashes):
+            ends = hashes[end - 1 :: group.hashes_per_chunk]
+            self.keys += cast("Iterable[OffloadKey]", map(add, ends, repeat(group.key_suffix)))
 
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
         """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""

@@ -46,7 +46,7 @@ class Run:
 
     def is_before(self, slot: int, other: int) -> bool:
         """Whether the chunk in ``slot`` is known to end before that in ``other``."""
-        end, other_end = self.position(slot), self.position(other)
+        other_end, end = self.position(other), self.position(slot)  # in token order, most often
         return end is not None and other_end is not None and end < other_end
 
     def in_token_order(self, slots: list[int]) -> list[int]:
