@@ -175,8 +175,11 @@ class Progress:
             found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
         return found
 
-    def pass_over(self, stops: Sequence[int], left: Mapping[int, int]) -> None:
-        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk."""
+    def pass_over(self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int) -> None:
+        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk.
+
+        ``limit`` tokens may be stored at all. If they have been, look again when twice as many are known.
+        """
         next_end = sys.maxsize
         for place, progress in enumerate(self.groups):
             stop = left[place] if place in left else stops[place]
@@ -185,7 +188,7 @@ class Progress:
             end = (progress.cursor + 1) * progress.group.tokens_per_chunk
             if end < next_end:
                 next_end = end
-        self.next_end = next_end
+        self.next_end = next_end if next_end <= limit else max(next_end, 2 * known)
 
     def rewind(self) -> None:
         """Offer everything again: what was loaded or stored can't be relied on."""
@@ -193,11 +196,6 @@ class Progress:
             progress.cursor = 0
             progress.loaded = range(0)
         self.next_end = 0
-
-    def stop_at(self, limit: int, known: int) -> None:
-        """``limit`` tokens may be stored at all. If they have been, look again when twice as many are known."""
-        if limit < self.next_end:
-            self.next_end = max(self.next_end, 2 * known)
 
     def check(self) -> None:
         """Recount."""

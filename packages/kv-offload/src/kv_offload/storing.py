@@ -124,20 +124,19 @@ class Storing:
 
     def _store(self, plans: list[Plan]) -> None:
         """Offer what is planned, in its order, and note how far each request has come."""
-        manager = self._books.manager
         offers = [(plan, batch, keys_of(plan.state.progress, batch)) for plan in plans for batch in plan.batches]
         if offers:
-            outputs = manager.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
+            outputs = self._books.manager.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
             for (plan, batch, keys), output in zip(offers, outputs, strict=False):
                 self._begin(plan, batch, keys, output)
-            for plan, batch, keys in offers[len(outputs) : len(outputs) + 1]:
+            if len(outputs) < len(offers):
+                plan, batch, keys = offers[len(outputs)]
                 self._offer_less(plan, batch, len(keys))
-            for plan, batch, keys in offers[len(outputs) + 1 :]:
-                self._offer(plan, batch, keys)
+                for plan, batch, keys in offers[len(outputs) + 1 :]:
+                    self._offer(plan, batch, keys)
         for plan in plans:
-            progress, state = plan.state.progress, plan.state
-            progress.pass_over(plan.stops, plan.left)
-            progress.stop_at(plan.limit, plan.known)
+            state = plan.state
+            state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known)
             if plan.left:
                 state.refuse_store(self._books.agenda.step)
             elif state.store_refusals:
