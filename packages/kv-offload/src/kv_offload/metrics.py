@@ -60,10 +60,6 @@ GAUGE: Final = "gauge"
 HISTOGRAM: Final = "histogram"
 
 
-_KIND_OF: Final[Mapping[type, str]] = {OffloadingGaugeMetadata: GAUGE, OffloadingHistogramMetadata: HISTOGRAM}
-"""Spares most of those that are asked for in every step the question of whose subclass they are."""
-
-
 def kind_of(metric: OffloadingMetricMetadata | None, value: object) -> str:
     """The kind of a metric; what is not declared is known by its value."""
     if isinstance(metric, OffloadingGaugeMetadata):
@@ -71,12 +67,18 @@ def kind_of(metric: OffloadingMetricMetadata | None, value: object) -> str:
     return HISTOGRAM if isinstance(metric, OffloadingHistogramMetadata) or isinstance(value, list) else COUNTER
 
 
+def kinds_of(declared: Mapping[str, OffloadingMetricMetadata]) -> dict[str, str]:
+    """The kinds of declared metrics, by name."""
+    return {name: kind_of(metric, None) for name, metric in declared.items()}
+
+
 class OffloadingConnectorStats(KVConnectorStats):
     """Counts of one side; ``data`` has the payload."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        self.data = data or {}
-        if "data" not in self.data:
+        if data and "data" in data:
+            self.data = data
+        else:
             self.reset()
 
     def reset(self) -> None:
@@ -107,13 +109,16 @@ class OffloadingConnectorStats(KVConnectorStats):
 
     def add_medium(self, stats: KVConnectorStats, declared: Mapping[str, OffloadingMetricMetadata]) -> None:
         """Add what a manager counted: in this payload's form, or a plain value by name."""
+        self.add_counts(stats, kinds_of(declared))
+
+    def add_counts(self, stats: KVConnectorStats, kinds: Mapping[str, str]) -> None:
+        """The same, for who knows the ``kinds_of`` what is declared."""
         if isinstance(stats, OffloadingConnectorStats):
             self.aggregate(stats)
             return
         types, data = self.data["types"], self.data["data"]
         for name, value in stats.to_dict().items():
-            metric = declared.get(name)
-            kind = _KIND_OF.get(type(metric)) or kind_of(metric, value)
+            kind = kinds.get(name) or kind_of(None, value)
             if name in data:
                 self._add(name, kind, (), value)
             else:

@@ -39,9 +39,7 @@ class Storing:
         for request_id in preempted:
             if request_id in states:
                 books.lose_blocks(states[request_id])
-        told, told_more = tables_of_step(output)
-        whole = [(states[request_id], blocks) for request_id, blocks in told if request_id in states]
-        more = [(states[request_id], blocks) for request_id, blocks in told_more if request_id in states]
+        whole, more = tables_of_step(output, states)
         for state, _ in whole:
             books.jobs.release(state)
         if books.jobs.is_watching or not books.layout.reads_back_only:
