@@ -6,14 +6,13 @@ life: ``prepare_store`` gives it a place (in flight) · ``complete_store`` makes
 A manager lives in the scheduler and never sees a byte. A worker lives in each worker process and never decides.
 """
 
+import struct
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from struct import error as StructError
-from struct import pack
 from typing import Any, NamedTuple, TypeAlias
 
 from kv_api.layout import CanonicalKVCaches
@@ -305,8 +304,8 @@ def _int_array(numbers: Iterable[int]) -> "array[int]":
     """The numbers as 32-bit integers. Many of them get into an array faster as bytes."""
     if isinstance(numbers, list) and len(numbers) > 16:
         try:
-            return array("i", pack(f"{len(numbers)}i", *numbers))
-        except StructError:
+            return array("i", struct.pack(f"{len(numbers)}i", *numbers))
+        except struct.error:
             pass  # an array says what is wrong with them
     return array("i", numbers)
 

@@ -11,7 +11,6 @@ chunk worth storing.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from kv_api import (
     CacheHitSource,
@@ -30,21 +29,13 @@ from kv_api import (
 )
 from kv_offload_cpu.events import EventLog
 from kv_offload_cpu.fences import JobKind
-from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
-from kv_offload_cpu.pick import pick
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
+from kv_offload_cpu.pick import distinct, pick
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool, Offer
 from kv_offload_cpu.runs import Runs, in_token_order
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
-
-
-class Stored(NamedTuple):
-    """What a store took in, where to, and what had to go for it."""
-
-    keys: list[OffloadKey]
-    slots: list[int]
-    evicted: list[OffloadKey]
 
 
 class CPUOffloadingManager(OffloadingManager):
@@ -129,7 +120,7 @@ class CPUOffloadingManager(OffloadingManager):
         first = self._pool.first_miss(listed)
         slots = self._pool.find(listed if first is None else listed[: listed.index(first)])
         if slots:
-            run, used = self._run(req_context), _distinct(slots)
+            run, used = self._run(req_context), distinct(slots)
             self._access(used, run)
             self._policy.unpin(self._pool.not_pinned(used), run)
         return len(slots)
@@ -225,7 +216,8 @@ class CPUOffloadingManager(OffloadingManager):
         The slots of those in use stay fenced until each of their jobs was completed as usual.
         """
         gone = [key for key in dict.fromkeys(keys) if key in self._pool.slot_of]
-        self._log_forgotten(gone)
+        if self._events is not None:
+            self._events.forgotten(gone, self._pool.is_resident)
         self._policy.remove(self._pool.forget(gone))
 
     # All chunks
@@ -233,7 +225,8 @@ class CPUOffloadingManager(OffloadingManager):
     def reset_cache(self) -> None:
         """Forget every chunk. Slots in use stay fenced until ``on_reset_flushed`` or until their jobs complete."""
         everything = [*self._pool.slot_of]
-        self._log_forgotten(everything)
+        if self._events is not None:
+            self._events.forgotten(everything, self._pool.is_resident)
         self._pool.forget(everything)
         self._pool.fences.begin_reset()
         self._policy.clear()
@@ -295,17 +288,6 @@ class CPUOffloadingManager(OffloadingManager):
         if self._events is not None:
             self._events.removed(evicted)
         return evicted
-
-    def _log_forgotten(self, keys: list[OffloadKey]) -> None:
-        if self._events is not None:
-            is_resident = self._pool.is_resident
-            self._events.removed([key for key in keys if is_resident(key)])
-            self._events.given_back([key for key in keys if not is_resident(key)])
-
-
-def _distinct(slots: list[int]) -> list[int]:
-    """Each of them once."""
-    return slots if len({*slots}) == len(slots) else [*dict.fromkeys(slots)]
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

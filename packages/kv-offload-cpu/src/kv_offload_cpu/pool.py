@@ -17,9 +17,8 @@ state in between is which sets have its slot::
 * ``key_of``: slot → the key last stored there.
 * ``_free``: free slots, the next one last; ``fences``: see there.
 * ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads`` and
-  ``_stores``: what a job pinned, by its last key, until a job of that kind ends as another one than it began or a
-  chunk is forgotten. They only spare looks into ``slot_of`` to who brings the same list again: to compare lists
-  of the same keys is nearly free.
+  ``_stores``: jobs under way, until one ends otherwise than it began or a chunk is forgotten. They only spare
+  looks into ``slot_of`` to who brings the same list again.
 
 A batch is a few calls that do the same to all of it, and hardly a step of Python for each chunk. That counts in a
 large pool most of all, where each look into ``slot_of`` is a cache miss: a key is looked for once in a lookup, a
@@ -36,8 +35,9 @@ from kv_api import KVError, OffloadKey
 from kv_offload_cpu.fences import Fences, JobKind
 from kv_offload_cpu.pick import pick
 from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.under_way import UnderWay
 
-_Batch: TypeAlias = tuple[list[OffloadKey], list[int]]
+_Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
 """Keys, and the slots of their chunks."""
 
 Offer: TypeAlias = dict[OffloadKey, int | None]
@@ -56,9 +56,9 @@ class ChunkPool:
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
         self._free = list(range(capacity - 1, -1, -1))
-        self._found: _Batch = [], []
-        self._loads: dict[OffloadKey, _Batch] = {}
-        self._stores: dict[OffloadKey, _Batch] = {}
+        self._found: tuple[list[OffloadKey], list[int]] = [], []
+        self._loads = UnderWay()
+        self._stores = UnderWay()
         self._unavailable = self.slot_of.keys(), self.fences.keys()
 
     # Questions
@@ -177,21 +177,20 @@ class ChunkPool:
         return slots
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
-        """Some of what was entered is stored by one job, which may end with these keys."""
-        self._stores[keys[-1]] = [*keys], slots
+        """Some of what was entered is stored by one job."""
+        self._stores.begin(keys, slots)
 
     def land(self, keys: Collection[OffloadKey]) -> _Batch:
         """In flight → resident, for those that are in flight. Returns them and their slots."""
-        begun = self._stores.pop(keys[-1], None) if keys and isinstance(keys, list) else None
-        if begun is None or begun[0] != keys:
+        ended, slots = keys, self._stores.end(keys)
+        if slots is None:
             slot_of, in_flight = self.slot_of, self.in_flight
             ended = [key for key in dict.fromkeys(keys) if slot_of.get(key) in in_flight]
-            begun = ended, pick(ended, slot_of)
-            self._stores.clear()  # whose chunks these were isn't known
-        slots = begun[1]
+            slots = pick(ended, slot_of)
+            self._stores.clear()
         self.in_flight.difference_update(slots)
         self.pins.unpin(slots)
-        return begun
+        return ended, slots
 
     def abort(self, keys: Collection[OffloadKey]) -> _Batch:
         """In flight → free, for those that are in flight. Returns them and the slots that they had."""
@@ -229,15 +228,14 @@ class ChunkPool:
             state = self.describe(error.args[0])
             raise KVError(f"prepare_load: {state}; only what a lookup calls a HIT can be loaded") from None
         if slots:
-            self._loads[self._found[0][-1]] = self._found
+            self._loads.begin(self._found[0], slots)
         return slots, self.pins.pin(slots)
 
     def unpin(self, keys: Collection[OffloadKey]) -> list[int]:
         """Pinned → resident, or once less. Returns the slots that have no pin left."""
-        begun = self._loads.get(keys[-1]) if keys and isinstance(keys, list) else None
-        if begun is not None and begun[0] == keys:
-            del self._loads[keys[-1]]
-            return self.pins.unpin(begun[1])
+        begun = self._loads.end(keys)
+        if begun is not None:
+            return self.pins.unpin(begun)
         try:
             slots = self._look_up([*keys])
         except KeyError as error:
@@ -245,7 +243,7 @@ class ChunkPool:
         missing = self.pins.first_missing(slots)
         if missing is not None:
             raise _ended_by_nobody(f"chunk {self.key_of[missing].hex()} is resident, not pinned")
-        self._loads.clear()  # whose pins these were isn't known
+        self._loads.clear()
         return self.pins.unpin(slots)
 
     # Forgetting
@@ -294,13 +292,13 @@ class ChunkPool:
         assert not idle, f"slots {sorted(idle)} are pinned and hold nothing"
         pins.check()
         assert self._found[1] == pick(self._found[0], slot_of), f"found and gone: {self._found}"
-        for last, (keys, slots) in [*self._loads.items(), *self._stores.items()]:
-            assert (keys[-1], slots) == (last, pick(keys, slot_of)), f"a job for {keys} is kept as of {slots}"
-        for keys, slots in self._loads.values():
-            assert in_flight.isdisjoint(slots), f"slots {slots} are loaded and in flight"
-            assert pins.first_missing(slots) is None, f"slots {slots} are loaded and not pinned"
-        for keys, slots in self._stores.values():
-            assert in_flight.issuperset(slots), f"slots {slots} are stored and not in flight"
+        for jobs in (self._loads, self._stores):
+            jobs.check()
+            for keys, slots in jobs:
+                assert slots == pick(keys, slot_of), f"a job for {keys} is kept as of {slots}"
+                assert pins.first_missing(slots) is None, f"slots {slots} are copied and not pinned"
+                landed = [slot for slot in slots if slot not in in_flight]
+                assert landed == ([] if jobs is self._stores else slots), f"{landed} of {slots} have landed"
         self.fences.check()
 
     def _look_up(self, keys: list[OffloadKey]) -> list[int]:

@@ -32,8 +32,10 @@ def tables_of_step(
 
     Requests that ``states`` doesn't know are left out.
     """
-    whole = [(states[new.req_id], new.block_ids) for new in output.scheduled_new_reqs if new.req_id in states]
-    more = []
+    whole: list[tuple[S, Tables]] = [
+        (states[new.req_id], new.block_ids) for new in output.scheduled_new_reqs if new.req_id in states
+    ]
+    more: list[tuple[S, Tables]] = []
     cached = output.scheduled_cached_reqs
     for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
         if blocks is not None and request_id in states:

@@ -5,8 +5,8 @@ somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that 
 when it has ended, and its blocks are held meanwhile.
 
 What a step completes is planned request by request, offered to the medium all together, and then begun. For lack
-of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, … steps, and a
-last time when it ends.
+of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, … steps, and
+a last time when it ends.
 """
 
 import sys
@@ -151,15 +151,15 @@ class Storing:
     def _offer_less(self, plan: Plan, batch: Batch, count: int) -> None:
         """There was no room for the ``count`` chunks of a batch: offer half as many until there is."""
         books, progress = self._books, plan.state.progress
-        offered, output = batch, None
-        while output is None:
+        offered = batch
+        while True:
             books.stats.increase(ALLOCATION_FAILURE)
             offered = beginning(books.layout, offered, count // 2)
             keys = keys_of(progress, offered)
             count = len(keys)
-            if not keys:
+            output = books.manager.prepare_store(keys, plan.state.context) if keys else None
+            if output is not None or not keys:
                 break
-            output = books.manager.prepare_store(keys, plan.state.context)
         _note_left(plan.left, batch, offered)
         if output is not None:
             self._begin(plan, offered, keys, output)

@@ -89,9 +89,9 @@ class Fifo(Generic[T]):
 class Ghosts:
     """Keys of evicted chunks, oldest first.
 
-    Several lists may share one dictionary, ``lists``, which has the list of each key that is in any of them: so who
-    has no key in any is told after one look at each. The oldest may be forgotten before it is added, by a caller
-    who works through a batch in numbers first.
+    Several lists may share one dictionary, ``lists``, which has the list of each key that is in any of them: so a
+    key is looked for once. The oldest may be forgotten before it is added, by a caller who works through a batch
+    in numbers first.
     """
 
     __slots__ = ("_queue", "_surplus", "lists")
