@@ -134,6 +134,43 @@ def test_loads_may_end_in_other_batches_than_they_began(make, keys, store, begun
     assert len(store(manager, [7, 8, 9])) == 3
 
 
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        ([[0, 1, 2]], [[2], [0, 1]]),
+        ([[0, 1, 2]], [[1, 0, 2]]),
+        ([[0, 1], [2]], [[0, 1, 2]]),
+        ([[0, 1], [2]], [[1, 2], [0]]),
+        ([[0], [1], [2]], [[2, 1, 0, 2]]),
+        ([[0, 2], [1]], [[0, 2], [0, 2], [1]]),
+    ],
+)
+@pytest.mark.parametrize("success", [True, False])
+def test_stores_may_end_in_other_batches_than_they_began(make, keys, begun, ended, success):
+    manager, landed = make(3), set()
+    for numbers in begun:
+        manager.prepare_store(keys(numbers), ONE)
+        manager.check()
+    for numbers in ended:
+        if success:
+            assert manager.prepare_store(keys([7, 8, 9]), TWO) is None
+        manager.complete_store(keys(numbers), ONE, success)
+        manager.check()
+        landed.update(numbers)
+        there = {number for number in range(3) if manager.lookup(*keys([number]), ONE) is LookupResult.HIT}
+        assert there == (landed if success else set())
+    assert len(manager.prepare_store(keys([7, 8, 9]), TWO).keys_to_store) == 3
+
+
+def test_a_caller_s_list_of_a_store_is_not_kept(make, keys):
+    manager = make(3)
+    output = manager.prepare_store(keys([0, 1]), ONE)
+    output.keys_to_store[0] = keys([2])[0]
+    manager.complete_store(output.keys_to_store, ONE)
+    manager.check()
+    assert [manager.lookup(key, ONE) for key in keys([0, 1])] == [LookupResult.HIT_PENDING, LookupResult.HIT]
+
+
 def test_what_is_kept_of_a_load_ends_with_a_reset(make, keys, store):
     manager, loaded = make(2), keys([0, 1])
     store(manager, [0, 1])

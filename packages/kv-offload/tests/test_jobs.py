@@ -108,9 +108,11 @@ def test_agrees_with_the_model(history):
             model.release(given_[0])
         elif name == "report":
             job_id, given_up = given_
-            found = book.report(job_id, 1, given_up, given_up)
+            ended = None if given_up or job_id % 2 else book.end(job_id, 1)
+            found = None if ended else book.report(job_id, 1, given_up, given_up)
             expected = model.report(job_id, given_up)
-            assert (found and (found.is_done, found.is_stale)) == expected
+            assert ((True, False) if ended else found and (found.is_done, found.is_stale)) == expected
+            assert ended is None or (ended.job_id, ended.waiting, ended.unended) == (job_id, 0, 0)
         elif name == "late":
             found = book.report_late(given_[0], 1)
             assert (found is not None) == (model.report_late(given_[0]) and not model.jobs[given_[0]].waiting)

@@ -158,7 +158,7 @@ class ChunkPool:
         Otherwise None, and nothing is changed.
         """
         slot_of, count = self.slot_of, len(keys)
-        if count > len(self._free) or not slot_of.keys().isdisjoint(keys):
+        if not 0 < count <= len(self._free) or not slot_of.keys().isdisjoint(keys):
             return None
         if self.fences and not self.fences.keys().isdisjoint(keys):
             return None
