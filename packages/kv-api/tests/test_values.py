@@ -226,6 +226,11 @@ def test_positions_of_many_chunks_are_found_from_wherever_one_asks() -> None:
             assert context.get_offload_key_position(keys[place]) == (5 if place == 3999 else 16 * (place + 1))
             assert context.get_offload_key_position(others[place]) == 32 * (place + 1)
         assert context.get_offload_key_position(kv_api.make_offload_key(b"no such", 0)) is None
+    context, growing = kv_api.ReqContext("r"), keys[:2000]
+    context.derive_offload_key_positions(growing, 16)
+    for place, count in ((1999, 2000), (3, 4000), (2000, 4000), (3999, 4000), (0, 5000), (4998, 5000)):
+        growing += keys[len(growing) : count]
+        assert context.get_offload_key_position(keys[place]) == 16 * (place + 1)
 
 
 @pytest.mark.parametrize("count", [0, 1, 16, 17, 300])

@@ -16,7 +16,9 @@ class Pair:
     def __init__(self, random, policy, threshold):
         self.random = random
         self.managers = [
-            CPUOffloadingManager(random.randint(2, 16), policy, enable_events=True, store_threshold=threshold)
+            CPUOffloadingManager(
+                random.choice([random.randint(2, 16), 40]), policy, enable_events=True, store_threshold=threshold
+            )
         ]
         self.managers.append(
             CPUOffloadingManager(
@@ -51,7 +53,7 @@ class Pair:
         keys += keys[: self.random.randrange(2)]
         one, two = self.managers
         mine, other = self.random.choice(self.contexts)
-        match self.random.randrange(10):
+        match self.random.randrange(11):
             case 0 | 1 | 2:
                 stored, output = one.store(keys, mine), two.prepare_store(keys, other)
                 assert (stored is None) is (output is None)
@@ -75,11 +77,22 @@ class Pair:
                 self.jobs.append(("load", keys[:hits], mine, other))
             case 7 | 8:
                 self.offer_several()
+            case 9:
+                self.make_free(keys, mine, other)
             case _ if self.jobs:
                 kind, held, *places = self.jobs.pop(self.random.randrange(len(self.jobs)))
                 for manager, place in zip(self.managers, places, strict=True):
                     (manager.complete_store if kind == "store" else manager.complete_load)(held, place)
         assert self.state(0) == self.state(1)
+
+    def make_free(self, keys, mine, other):
+        """Chunks are dropped, or their store fails."""
+        one, two = self.managers
+        for manager, place in ((one, mine), (two, other)):
+            if len(keys) % 2:
+                manager.drop(keys)
+            elif (output := manager.prepare_store(keys, place)) is not None:
+                manager.complete_store(output.keys_to_store, place, success=False)
 
     def offer_several(self):
         """One is asked for all stores of a step together, the other for each by itself."""
@@ -176,4 +189,19 @@ def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
     inserted, at_once = [0, 1, 2], ("access", [0, 1, 2])
     assert Told.told == [
         ("insert", inserted), ("unpin", inserted), ("access", [0]), at_once, ("unpin", [1, 2]),
+    ]  # fmt: skip
+
+
+def test_a_policy_is_asked_for_room_before_each_store(monkeypatch):
+    class Asked(Told):
+        def make_room(self, keys, count, pins):
+            self.told.append(("room", [*keys], count))
+            return []
+
+    monkeypatch.setitem(POLICIES, "asked", Asked)
+    monkeypatch.setattr(Told, "told", [])
+    keys = [make_key(number) for number in range(3)]
+    CPUOffloadingManager(4, "asked").prepare_stores([(keys[:2], ReqContext("a")), (keys[2:], ReqContext("b"))])
+    assert Told.told == [
+        ("room", keys[:2], 0), ("insert", [0, 1]), ("room", keys[2:], 0), ("insert", [2]),
     ]  # fmt: skip

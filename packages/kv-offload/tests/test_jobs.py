@@ -128,6 +128,17 @@ def test_agrees_with_the_model(history):
         assert known == {i for i, job in enumerate(model.jobs) if not job.is_over}
 
 
+def test_a_job_that_one_worker_gave_up_has_not_ended_when_the_others_are_done():
+    book, owner = JobBook(2), Owner("a")
+    book.begin_load(owner, (), [1], is_async=True)
+    assert book.end(0, 1) is None
+    assert not book.report(0, 1, 1, 1).is_done
+    assert book.end(0, 1) is None
+    assert book.report(0, 1).is_done
+    assert ([*book.abandoned], owner.loads) == ([0], set())
+    book.check()
+
+
 def test_who_has_its_blocks_makes_nobody_wait():
     book, owner = JobBook(1), Owner("a")
     job = book.begin_store(owner, (), [1, 2], 8)
