@@ -214,6 +214,57 @@ def test_positions_of_chunks_in_a_row_are_derived() -> None:
     assert context.get_offload_key_position(first[2]) == 9
 
 
+def test_positions_of_many_chunks_are_found_from_wherever_one_asks() -> None:
+    keys = [kv_api.make_offload_key(b"%d" % number, 0) for number in range(5000)]
+    others = [kv_api.make_offload_key(b"%d" % number, 1) for number in range(5000)]
+    for places in (range(5000), range(4999, -1, -1), range(0, 5000, 1023), range(0, 5000, 1025), (4000, 3999, 7)):
+        context = kv_api.ReqContext("r")
+        context.set_offload_key_position(keys[3999], 5)
+        context.derive_offload_key_positions(keys, 16)
+        context.derive_offload_key_positions(others, 32)
+        for place in places:
+            assert context.get_offload_key_position(keys[place]) == (5 if place == 3999 else 16 * (place + 1))
+            assert context.get_offload_key_position(others[place]) == 32 * (place + 1)
+        assert context.get_offload_key_position(kv_api.make_offload_key(b"no such", 0)) is None
+    context, growing = kv_api.ReqContext("r"), keys[:2000]
+    context.derive_offload_key_positions(growing, 16)
+    for place, count in ((1999, 2000), (3, 4000), (2000, 4000), (3999, 4000), (0, 5000), (4998, 5000)):
+        growing += keys[len(growing) : count]
+        assert context.get_offload_key_position(keys[place]) == 16 * (place + 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 17, 300])
+def test_block_ids_are_the_same_in_any_number(count: int) -> None:
+    numbers = [number * 7919 % 2**31 for number in range(count)]
+    for some in (numbers, tuple(numbers), iter(numbers)):
+        spec = kv_api.BlockIDsLoadStoreSpec(some)
+        assert (list(spec.block_ids), spec.block_ids.typecode) == (numbers, "i")
+    for wrong, error in ((2**31, OverflowError), (0.5, TypeError)):
+        with pytest.raises(error):
+            kv_api.BlockIDsLoadStoreSpec([*numbers, wrong])  # type: ignore[list-item]
+
+
+def test_stores_are_prepared_one_after_the_other_up_to_the_first_refused() -> None:
+    class Small(Manager):
+        room = 3
+
+        def prepare_store(self, keys: Any, req_context: Any) -> kv_api.PrepareStoreOutput | None:
+            asked.append(req_context.req_id)
+            if len(keys) > self.room:
+                return None
+            self.room -= len(keys)
+            return kv_api.PrepareStoreOutput([*keys], kv_api.LoadStoreSpec(), [])
+
+    keys = [kv_api.make_offload_key(b"%d" % number, 0) for number in range(6)]
+    asked: list[str] = []
+    offers = [
+        (keys[start:end], kv_api.ReqContext(name)) for name, start, end in (("a", 0, 2), ("b", 2, 5), ("c", 5, 6))
+    ]
+    assert [output.keys_to_store for output in Small().prepare_stores(offers)] == [keys[:2]]
+    assert asked == ["a", "b"]
+    assert Small().prepare_stores([]) == []
+
+
 def offloading_config(**extra: Any) -> kv_api.OffloadingConfig:
     return kv_api.OffloadingConfig(
         groups=(kv_api.OffloadingGroupConfig(16, ("l0",), 0), kv_api.OffloadingGroupConfig(32, ("l1",), 1)),

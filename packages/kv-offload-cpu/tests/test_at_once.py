@@ -1,11 +1,11 @@
-"""``store`` and ``load_prefix`` are the calls that they stand for, with nothing between them."""
+"""``store``, ``load_prefix`` and ``prepare_stores`` are the calls that they stand for, nothing between them."""
 
 from random import Random
 
 import pytest
 from kv_offload_cpu_world import make_key
 
-from kv_api import OffloadKey, ReqContext
+from kv_api import OffloadingManager, OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, CPUOffloadingManager, Stored
 from kv_offload_cpu.policy import CachePolicy
 
@@ -16,7 +16,9 @@ class Pair:
     def __init__(self, random, policy, threshold):
         self.random = random
         self.managers = [
-            CPUOffloadingManager(random.randint(2, 16), policy, enable_events=True, store_threshold=threshold)
+            CPUOffloadingManager(
+                random.choice([random.randint(2, 16), 40]), policy, enable_events=True, store_threshold=threshold
+            )
         ]
         self.managers.append(
             CPUOffloadingManager(
@@ -43,7 +45,7 @@ class Pair:
         events = [(event.keys, event.removed, event.metadata_only) for event in manager.take_events()]
         known = {name: repr(value) for name, value in vars(policy).items() if name in ("_states", "_ahead", "_p")}
         stats = manager.get_stats().data
-        return pool.resident, pool.storing, [*pool.pins], pool._free, policy.slots(), known, events, stats
+        return pool.slot_of, pool.in_flight, [*pool.pins], pool._free, policy.slots(), known, events, stats
 
     def act(self):
         start = self.random.randrange(24)
@@ -51,7 +53,7 @@ class Pair:
         keys += keys[: self.random.randrange(2)]
         one, two = self.managers
         mine, other = self.random.choice(self.contexts)
-        match self.random.randrange(8):
+        match self.random.randrange(11):
             case 0 | 1 | 2:
                 stored, output = one.store(keys, mine), two.prepare_store(keys, other)
                 assert (stored is None) is (output is None)
@@ -73,11 +75,39 @@ class Pair:
                 for manager, place in ((one, mine), (two, other)):
                     manager.prepare_load(keys[:hits], place)
                 self.jobs.append(("load", keys[:hits], mine, other))
+            case 7 | 8:
+                self.offer_several()
+            case 9:
+                self.make_free(keys, mine, other)
             case _ if self.jobs:
                 kind, held, *places = self.jobs.pop(self.random.randrange(len(self.jobs)))
                 for manager, place in zip(self.managers, places, strict=True):
                     (manager.complete_store if kind == "store" else manager.complete_load)(held, place)
         assert self.state(0) == self.state(1)
+
+    def make_free(self, keys, mine, other):
+        """Chunks are dropped, or their store fails."""
+        one, two = self.managers
+        for manager, place in ((one, mine), (two, other)):
+            if len(keys) % 2:
+                manager.drop(keys)
+            elif (output := manager.prepare_store(keys, place)) is not None:
+                manager.complete_store(output.keys_to_store, place, success=False)
+
+    def offer_several(self):
+        """One is asked for all stores of a step together, the other for each by itself."""
+        one, two = self.managers
+        start, offers, others = self.random.randrange(24), [], []
+        for mine, other in self.random.choices(self.contexts, k=self.random.randrange(4)):
+            end = start + self.random.randrange(3)
+            keys = [make_key(number) for number in range(start, end)]
+            offers.append((keys, mine))
+            others.append(([*keys], other))
+            start = self.random.choice([end, end, end, start, 0])
+        outputs = one.prepare_stores(offers)
+        assert outputs == OffloadingManager.prepare_stores(two, others)
+        for output, (_, mine), (_, other) in zip(outputs, offers, others, strict=False):
+            self.jobs.append(("store", output.keys_to_store, mine, other))
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -87,6 +117,23 @@ def test_at_once_is_the_calls_one_after_the_other(policy, seed):
     pair = Pair(random, policy, random.randint(0, 2))
     for _ in range(150):
         pair.act()
+
+
+def test_stores_of_a_step_are_entered_together():
+    manager, requests = CPUOffloadingManager(6), [ReqContext(name) for name in "abc"]
+    keys = [make_key(number) for number in range(7)]
+    offers = [(keys[:2], requests[0]), (keys[2:3], requests[1]), (keys[3:5], requests[2])]
+    outputs = manager.prepare_stores(offers)
+    assert [(output.keys_to_store, list(output.store_spec.block_ids)) for output in outputs] == [
+        (keys[:2], [0, 1]), (keys[2:3], [2]), (keys[3:5], [3, 4]),
+    ]  # fmt: skip
+    manager.complete_store(keys[2:3], requests[1])
+    assert [manager.lookup_prefix(keys[place:], requests[0]).hits for place in (0, 2, 3)] == [0, 1, 0]
+    two_of_a_kind = [([keys[5]], requests[0]), ([keys[5]], requests[1])]
+    assert [output.keys_to_store for output in manager.prepare_stores(two_of_a_kind)] == [[keys[5]], []]
+    manager.check()
+    assert manager.prepare_stores([([keys[6]], requests[0]), ([keys[6], *keys[:4]], requests[1])])[1:] == []
+    manager.check()
 
 
 def test_what_does_not_fit_is_refused():
@@ -142,4 +189,19 @@ def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
     inserted, at_once = [0, 1, 2], ("access", [0, 1, 2])
     assert Told.told == [
         ("insert", inserted), ("unpin", inserted), ("access", [0]), at_once, ("unpin", [1, 2]),
+    ]  # fmt: skip
+
+
+def test_a_policy_is_asked_for_room_before_each_store(monkeypatch):
+    class Asked(Told):
+        def make_room(self, keys, count, pins):
+            self.told.append(("room", [*keys], count))
+            return []
+
+    monkeypatch.setitem(POLICIES, "asked", Asked)
+    monkeypatch.setattr(Told, "told", [])
+    keys = [make_key(number) for number in range(3)]
+    CPUOffloadingManager(4, "asked").prepare_stores([(keys[:2], ReqContext("a")), (keys[2:], ReqContext("b"))])
+    assert Told.told == [
+        ("room", keys[:2], 0), ("insert", [0, 1]), ("room", keys[2:], 0), ("insert", [2]),
     ]  # fmt: skip

@@ -134,6 +134,43 @@ def test_loads_may_end_in_other_batches_than_they_began(make, keys, store, begun
     assert len(store(manager, [7, 8, 9])) == 3
 
 
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        ([[0, 1, 2]], [[2], [0, 1]]),
+        ([[0, 1, 2]], [[1, 0, 2]]),
+        ([[0, 1], [2]], [[0, 1, 2]]),
+        ([[0, 1], [2]], [[1, 2], [0]]),
+        ([[0], [1], [2]], [[2, 1, 0, 2]]),
+        ([[0, 2], [1]], [[0, 2], [0, 2], [1]]),
+    ],
+)
+@pytest.mark.parametrize("success", [True, False])
+def test_stores_may_end_in_other_batches_than_they_began(make, keys, begun, ended, success):
+    manager, landed = make(3), set()
+    for numbers in begun:
+        manager.prepare_store(keys(numbers), ONE)
+        manager.check()
+    for numbers in ended:
+        if success:
+            assert manager.prepare_store(keys([7, 8, 9]), TWO) is None
+        manager.complete_store(keys(numbers), ONE, success)
+        manager.check()
+        landed.update(numbers)
+        there = {number for number in range(3) if manager.lookup(*keys([number]), ONE) is LookupResult.HIT}
+        assert there == (landed if success else set())
+    assert len(manager.prepare_store(keys([7, 8, 9]), TWO).keys_to_store) == 3
+
+
+def test_a_caller_s_list_of_a_store_is_not_kept(make, keys):
+    manager = make(3)
+    output = manager.prepare_store(keys([0, 1]), ONE)
+    output.keys_to_store[0] = keys([2])[0]
+    manager.complete_store(output.keys_to_store, ONE)
+    manager.check()
+    assert [manager.lookup(key, ONE) for key in keys([0, 1])] == [LookupResult.HIT_PENDING, LookupResult.HIT]
+
+
 def test_what_is_kept_of_a_load_ends_with_a_reset(make, keys, store):
     manager, loaded = make(2), keys([0, 1])
     store(manager, [0, 1])
@@ -180,7 +217,8 @@ def test_lists_are_as_good_as_tuples(make, keys, policy, seed):
             jobs.append(ended)
         for manager in managers:
             manager.check()
-        assert managers[0]._pool.resident == managers[1]._pool.resident
+        assert managers[0]._pool.slot_of == managers[1]._pool.slot_of
+        assert managers[0]._pool.in_flight == managers[1]._pool.in_flight
         assert managers[0]._policy.slots() == managers[1]._policy.slots()
         assert [*managers[0]._pool.pins] == [*managers[1]._pool.pins]
 
@@ -194,7 +232,8 @@ def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
     room = c - t1 - t2
     plans = []
     for steps in ([count], [1] * count):
-        ghosts = [Ghosts(), Ghosts()]
+        ghosts = [Ghosts()]
+        ghosts.append(Ghosts(ghosts[0].lists))
         ghosts[0].add([b"1 %d" % number for number in range(b1)])
         ghosts[1].add([b"2 %d" % number for number in range(b2)])
         plan = _Plan(c, min(c, p), t1, t2, *ghosts, room)

@@ -54,10 +54,29 @@ def test_ghosts():
     ghosts.forget(3)  # c, and two that are yet to come
     ghosts.add([b"d", b"e", b"f"])
     ghosts.check()
-    assert (list(ghosts), b"d" in ghosts.keys, b"f" in ghosts.keys, len(ghosts)) == ([b"f"], False, True, 1)
+    assert (list(ghosts), b"d" in ghosts, b"f" in ghosts, len(ghosts)) == ([b"f"], False, True, 1)
     ghosts.clear()
     ghosts.check()
     assert list(ghosts) == []
+
+
+def test_ghosts_that_share_a_dictionary():
+    one = Ghosts()
+    two = Ghosts(one.lists)
+    one.add([b"a", b"b", b"c"])
+    two.add([b"d", b"e"])
+    assert [key in one for key in (b"a", b"d", b"x")] == [True, False, False]
+    one.forget(2)
+    two.remove(b"d")
+    for ghosts in (one, two):
+        ghosts.check()
+    assert (list(one), list(two), [*one.lists]) == ([b"c"], [b"e"], [b"c", b"e"])
+    one.forget(3)  # two that are yet to come: nothing of the other list
+    one.add([b"f", b"g", b"h"])
+    one.clear()
+    for ghosts in (one, two):
+        ghosts.check()
+    assert (list(one), list(two), one.lists) == ([], [b"e"], {b"e": two})
 
 
 uses = st.tuples(st.just("use"), st.lists(slots, min_size=1, max_size=5, unique=True), st.integers(0, 3))

@@ -97,10 +97,8 @@ def test_a_job_reads_the_blocks_of_its_chunks(kinds, data):
         sizes.append(len(indices))
         firsts.append(indices[0] if indices else 0)
         keys += [Hashes.block_hashes[(chunk + 1) * size - 1] + place.to_bytes(4, "big") for chunk in chunks]
-    source = source_of(progress, offers)
-    assert source.spec == GPULoadStoreSpec(blocks, sizes, firsts)
-    assert source.blocks == blocks
-    assert source.end_token == max((end for end, _, _ in ends(layout, offers)), default=0)
+    end_token = max((end for end, _, _ in ends(layout, offers)), default=0)
+    assert source_of(progress, offers) == (blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)
     assert keys_of(progress, offers) == keys
 
 

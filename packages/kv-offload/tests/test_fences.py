@@ -12,6 +12,7 @@ from kv_api import (
     LookupResult,
 )
 from kv_offload import TransferJob
+from kv_offload.fresh import tables_of_step
 
 
 class TestFences:
@@ -209,3 +210,13 @@ class TestHolds:
         connector.on_new_request(a)
         assert connector.request_finished(a, []) == (False, None)
         assert connector.request_finished(a, []) == (False, None)
+
+
+def test_who_is_told_all_of_its_blocks_and_who_got_more():
+    output = step(
+        new=[("a", ([1],)), ("unknown", ([2],))],
+        more=[("b", ([3],)), ("c", ([4, 5],)), ("d", None), ("gone", ([6],))],
+        resumed=["c"],
+    )
+    states = {name: name.upper() for name in "abcd"}
+    assert tables_of_step(output, states) == ([("A", ([1],)), ("C", ([4, 5],))], [("B", ([3],))])

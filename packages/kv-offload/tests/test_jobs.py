@@ -108,9 +108,11 @@ def test_agrees_with_the_model(history):
             model.release(given_[0])
         elif name == "report":
             job_id, given_up = given_
-            found = book.report(job_id, 1, given_up, given_up)
+            ended = None if given_up or job_id % 2 else book.end(job_id, 1)
+            found = None if ended else book.report(job_id, 1, given_up, given_up)
             expected = model.report(job_id, given_up)
-            assert (found and (found.is_done, found.is_stale)) == expected
+            assert ((True, False) if ended else found and (found.is_done, found.is_stale)) == expected
+            assert ended is None or (ended.job_id, ended.waiting, ended.unended) == (job_id, 0, 0)
         elif name == "late":
             found = book.report_late(given_[0], 1)
             assert (found is not None) == (model.report_late(given_[0]) and not model.jobs[given_[0]].waiting)
@@ -124,6 +126,17 @@ def test_agrees_with_the_model(history):
         assert book.is_watching == any(job.is_fence for job in model.jobs)
         known = {*book.live, *book.abandoned, *book.stale}
         assert known == {i for i, job in enumerate(model.jobs) if not job.is_over}
+
+
+def test_a_job_that_one_worker_gave_up_has_not_ended_when_the_others_are_done():
+    book, owner = JobBook(2), Owner("a")
+    book.begin_load(owner, (), [1], is_async=True)
+    assert book.end(0, 1) is None
+    assert not book.report(0, 1, 1, 1).is_done
+    assert book.end(0, 1) is None
+    assert book.report(0, 1).is_done
+    assert ([*book.abandoned], owner.loads) == ([0], set())
+    book.check()
 
 
 def test_who_has_its_blocks_makes_nobody_wait():

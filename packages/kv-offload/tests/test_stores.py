@@ -2,7 +2,7 @@
 
 import pytest
 from kv_offload_calls import gpu, key, keys, plan, report, run
-from kv_offload_configs import FULL, STATE, Request, kv_cache_config, step
+from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
 from kv_api import (
@@ -132,6 +132,40 @@ class TestStores:
         }
         stats = connector.get_kv_connector_stats()
         assert stats.data["data"][ALLOCATION_FAILURE] == {(): 2}
+
+    def test_stores_of_a_step_are_offered_together_until_one_has_no_room(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 5
+        asked, together = [], manager.prepare_stores
+        manager.prepare_stores = lambda stores: asked.append([len(keys) for keys, _ in stores]) or together(stores)
+        requests = [
+            Request(name, [number, *range(4 * chunks - 1)])
+            for number, (name, chunks) in enumerate(zip("abcd", (3, 3, 1, 1), strict=True))
+        ]
+        tables = [[1, 2, 3], [4, 5, 6], [7], [8]]
+        for request, table in zip(requests, tables, strict=True):
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks(table), 0)
+        counts = {request.request_id: request.num_tokens for request in requests}
+        new = [(request.request_id, (table,)) for request, table in zip(requests, tables, strict=True)]
+        meta = connector.build_connector_meta(step(new=new, counts=counts))
+        # b has room for one of its three, and c for its one, as if each had been offered by itself
+        assert meta.store_jobs == {
+            0: TransferJob("a", gpu(1, 2, 3), Slots([0, 1, 2])),
+            1: TransferJob("b", gpu(4), Slots([3])),
+            2: TransferJob("c", gpu(7), Slots([4])),
+        }
+        assert (asked, manager.log) == ([[3, 3, 1, 1]], [("refused", 3), ("refused", 1)])
+        assert connector.get_kv_connector_stats().data["data"][ALLOCATION_FAILURE] == {(): 2}
+        manager.capacity = 8
+        for request in requests:
+            request.num_computed_tokens = request.num_tokens
+            request.tokens.append(0)
+        assert connector.build_connector_meta(step(counts=dict.fromkeys("abcd", 1))).store_jobs == {}
+        again = connector.build_connector_meta(step(counts=dict.fromkeys("abcd", 1))).store_jobs
+        assert [(job.req_id, job.src_spec) for job in again.values()] == [("b", gpu(5, 6, index=1)), ("d", gpu(8))]
+        assert asked[1:] == [[2, 1]]
 
     def test_retries_get_rarer(self, fenced):
         connector, manager = fenced()

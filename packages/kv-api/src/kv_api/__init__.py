@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         OffloadingWorker,
         PrefixLookup,
         PrepareStoreOutput,
+        StoreOffer,
         TransferResult,
     )
     from kv_api.offload_config import (
@@ -131,6 +132,7 @@ _LATER = {
         "OffloadingWorker",
         "PrefixLookup",
         "PrepareStoreOutput",
+        "StoreOffer",
         "TransferResult",
     ),
     "kv_api.offload_config": (
@@ -246,6 +248,7 @@ __all__ = [
     "ScheduleEndContext",
     "SchedulerOutput",
     "SchedulerSide",
+    "StoreOffer",
     "SupportsHMA",
     "Tensor",
     "TierFilter",

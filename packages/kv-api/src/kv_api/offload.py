@@ -6,13 +6,14 @@ life: ``prepare_store`` gives it a place (in flight) · ``complete_store`` makes
 A manager lives in the scheduler and never sees a byte. A worker lives in each worker process and never decides.
 """
 
+import struct
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kv_api.layout import CanonicalKVCaches
 from kv_api.offload_config import (
@@ -58,7 +59,7 @@ class BlockIDsLoadStoreSpec(LoadStoreSpec):
     """Places given by number, as 32-bit integers with the buffer protocol (``numpy.asarray`` copies nothing)."""
 
     def __init__(self, block_ids: Iterable[int]) -> None:
-        self.block_ids: array[int] = array("i", block_ids)
+        self.block_ids: array[int] = _int_array(block_ids)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -78,7 +79,7 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
     """
 
     def __init__(self, block_ids: Iterable[int], group_sizes: Sequence[int], block_indices: Sequence[int]) -> None:
-        self.block_ids = array("i", block_ids)
+        self.block_ids = _int_array(block_ids)
         if sum(group_sizes) != len(self.block_ids) or len(group_sizes) != len(block_indices):
             raise ValueError(
                 f"{len(self.block_ids)} blocks don't fit group_sizes {list(group_sizes)} "
@@ -86,6 +87,10 @@ class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
             )
         self.group_sizes = tuple(group_sizes)
         self.block_indices = tuple(block_indices)
+
+
+StoreOffer: TypeAlias = tuple[Collection[OffloadKey], ReqContext]
+"""Chunks that a request offers for one store."""
 
 
 @dataclass
@@ -112,6 +117,9 @@ class OffloadingEvent:
     """A place was given back that never held anything readable; nobody has to be told."""
 
 
+_NO_LOCK = nullcontext()
+
+
 class OffloadingManager(ABC):
     """The scheduler's view of a medium: what is in it, what is pinned, what leaves.
 
@@ -122,7 +130,7 @@ class OffloadingManager(ABC):
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """Keeps other threads out of the manager. Not reentrant; by default there are no other threads."""
-        return nullcontext()
+        return _NO_LOCK
 
     @abstractmethod
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -170,6 +178,20 @@ class OffloadingManager(ABC):
         Keys that are there already, or not worth storing, are left out of ``keys_to_store``. What is returned is
         pinned until ``complete_store``.
         """
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        """What ``prepare_store`` says of one store after the other, up to the first that is refused.
+
+        Of that one and of those after it the answer has nothing, and nothing was done for them. A medium can do
+        better than one by one. vLLM's managers don't have this method.
+        """
+        outputs = []
+        for keys, req_context in stores:
+            output = self.prepare_store(keys, req_context)
+            if output is None:
+                break
+            outputs.append(output)
+        return outputs
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """Make chunks resident after their store, or drop them when it failed. Unknown keys are ignored."""
@@ -276,6 +298,16 @@ class OffloadingSpec(ABC):
     @abstractmethod
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker for these KV caches; asked once, in each worker process."""
+
+
+def _int_array(numbers: Iterable[int]) -> "array[int]":
+    """The numbers as 32-bit integers. Many of them get into an array faster as bytes."""
+    if isinstance(numbers, list) and len(numbers) > 16:
+        try:
+            return array("i", struct.pack(f"{len(numbers)}i", *numbers))
+        except struct.error:
+            pass  # an array says what is wrong with them
+    return array("i", numbers)
 
 
 def _plain(value: Any) -> Any:

@@ -69,19 +69,37 @@ class TierFilter:
 TierFilter.ALL = TierFilter((TierMatcher(),))
 
 
+_REACH = 1024
+"""Keys that are compared with one that is asked for, before all of them are turned into positions."""
+
+
 @dataclass(slots=True)
 class _DerivedPositions:
-    """Keys of chunks that lie one after the other, and how many of them were turned into positions."""
+    """Keys of chunks that lie one after the other.
+
+    Who asks goes through a request from its first token on, so a key lies ``_REACH`` places after the one that
+    was found last, at most. If not, positions of all keys are noted, once.
+    """
 
     keys: Sequence[OffloadKey]
     tokens_per_chunk: int
-    num_read: int = 0
+    place: int = 0
+    """Of the key that was found last."""
+    num_noted: int = 0
 
-    def read(self, positions: dict[OffloadKey, int]) -> None:
-        """Note where the others end; what was set stays."""
-        first, self.num_read = self.num_read, len(self.keys)
-        for place, key in enumerate(self.keys[first:], first + 1):
-            positions.setdefault(key, place * self.tokens_per_chunk)
+    def find(self, key: OffloadKey, positions: dict[OffloadKey, int]) -> int | None:
+        """Where the chunk of ``key`` ends, which is not in ``positions``. What was set there stays."""
+        keys = self.keys
+        if self.num_noted == len(keys):
+            return None
+        try:
+            self.place = keys.index(key, self.place, self.place + _REACH)
+        except ValueError:
+            first, self.num_noted = self.num_noted, len(keys)
+            for place, other in enumerate(keys[first:], first + 1):
+                positions.setdefault(other, place * self.tokens_per_chunk)
+            return positions.get(key)
+        return (self.place + 1) * self.tokens_per_chunk
 
 
 @dataclass
@@ -120,11 +138,11 @@ class ReqContext:
     def get_offload_key_position(self, key: OffloadKey) -> int | None:
         """Where the chunk of ``key`` ends in this request, if that was noted or can be derived."""
         position = self._key_positions.get(key)
-        if position is None and self._derived:
+        if position is None:
             for derived in self._derived:
-                if derived.num_read < len(derived.keys):
-                    derived.read(self._key_positions)
-            position = self._key_positions.get(key)
+                position = derived.find(key, self._key_positions)
+                if position is not None:
+                    break
         return position
 
 

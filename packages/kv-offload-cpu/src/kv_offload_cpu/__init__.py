@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kv_offload_cpu.info import CPUOffloadingInfo
-from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
-from kv_offload_cpu.manager import CPUOffloadingManager, Stored
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
+from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
 from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy

@@ -27,6 +27,11 @@ class EventLog:
         if keys:
             self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=True, metadata_only=True))
 
+    def forgotten(self, keys: Sequence[OffloadKey], is_resident: Callable[[OffloadKey], bool]) -> None:
+        """Chunks are about to be forgotten, whatever they are."""
+        self.removed([key for key in keys if is_resident(key)])
+        self.given_back([key for key in keys if not is_resident(key)])
+
     def take(self, is_held: Callable[[OffloadKey], bool]) -> list[OffloadingEvent]:
         """The events. What was given back is left out where a retry holds the key by now."""
         events, self._events = self._events, []

@@ -11,7 +11,6 @@ chunk worth storing.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from kv_api import (
     CacheHitSource,
@@ -26,23 +25,17 @@ from kv_api import (
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
+    StoreOffer,
 )
 from kv_offload_cpu.events import EventLog
 from kv_offload_cpu.fences import JobKind
-from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
-from kv_offload_cpu.pick import pick
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
+from kv_offload_cpu.pick import distinct, pick
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool, Offer
+from kv_offload_cpu.runs import Runs, in_token_order
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
-
-
-class Stored(NamedTuple):
-    """What a store took in, where to, and what had to go for it."""
-
-    keys: list[OffloadKey]
-    slots: list[int]
-    evicted: list[OffloadKey]
 
 
 class CPUOffloadingManager(OffloadingManager):
@@ -69,6 +62,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)
         self._pool = ChunkPool(num_chunks)
         self._policy.key_of = self._pool.key_of
+        self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
         self._counters = Counters()
@@ -85,9 +79,10 @@ class CPUOffloadingManager(OffloadingManager):
     # Lookups
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        if key in self._pool.resident:
-            return LookupResult.HIT
-        return LookupResult.HIT_PENDING if key in self._pool.storing else LookupResult.MISS
+        slot = self._pool.slot_of.get(key)
+        if slot is None:
+            return LookupResult.MISS
+        return LookupResult.HIT_PENDING if slot in self._pool.in_flight else LookupResult.HIT
 
     def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
         """What ``lookup`` says of each key up to the first that is no hit, in one call."""
@@ -100,8 +95,7 @@ class CPUOffloadingManager(OffloadingManager):
         return CacheHitSource.HOST
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        resident = self._pool.resident
-        self._access([resident[key] for key in dict.fromkeys(keys) if key in resident], self._run(req_context))
+        self._access(self._pool.residents_of(dict.fromkeys(keys)), self._run(req_context))
 
     # Loads
 
@@ -114,7 +108,7 @@ class CPUOffloadingManager(OffloadingManager):
         pool = self._pool
         stale = [key for key in keys if key in pool.fences] if pool.fences else []
         unpinned = pool.unpin([key for key in keys if key not in pool.fences] if stale else keys)
-        self._policy.unpin(unpinned, self._run(req_context))
+        self._unpin(unpinned, req_context)
         pool.end_stale_jobs(stale, JobKind.LOAD)
 
     def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
@@ -126,7 +120,7 @@ class CPUOffloadingManager(OffloadingManager):
         first = self._pool.first_miss(listed)
         slots = self._pool.find(listed if first is None else listed[: listed.index(first)])
         if slots:
-            run, used = self._run(req_context), _distinct(slots)
+            run, used = self._run(req_context), distinct(slots)
             self._access(used, run)
             self._policy.unpin(self._pool.not_pinned(used), run)
         return len(slots)
@@ -137,13 +131,35 @@ class CPUOffloadingManager(OffloadingManager):
         placed = self._place(keys, req_context, self._pool.enter)
         if placed is None:
             return None
+        if placed.keys:
+            self._pool.begin_store(placed.keys, placed.slots)
         return PrepareStoreOutput(placed.keys, CPULoadStoreSpec(placed.slots), placed.evicted)
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        """Where nothing is known of any chunk and all have free places, they are entered together."""
+        pool, together, sizes = self._pool, list[OffloadKey](), list[int]()
+        for keys, _ in stores:
+            together += keys
+            sizes.append(len(keys))
+        slots = pool.enter_new(together) if self._tracker is None and 0 not in sizes else None
+        if slots is None:
+            return super().prepare_stores(stores)
+        self._counters.allocation_sizes += sizes
+        outputs, first = [], 0
+        for (_, req_context), size in zip(stores, sizes, strict=True):
+            end = first + size
+            new, its, first = together[first:end], slots[first:end], end
+            self._policy.make_room(new, 0, pool.pins)
+            self._insert(new, its, self._run(req_context))
+            pool.begin_store(new, its)
+            outputs.append(PrepareStoreOutput(new, CPULoadStoreSpec(its), []))
+        return outputs
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
         """Store at once: the same as ``prepare_store`` and ``complete_store`` with nothing between them."""
         placed = self._place(keys, req_context, self._pool.enter_landed)
         if placed is not None and placed.slots:
-            self._policy.unpin(placed.slots, self._run(req_context))
+            self._unpin(placed.slots, req_context)
             if self._events is not None:
                 self._events.stored(placed.keys)
         return placed
@@ -159,7 +175,7 @@ class CPUOffloadingManager(OffloadingManager):
         offer: Offer = dict.fromkeys(keys)
         absent = pool.absent(offer)
         wanted = absent if tracker is None else dict.fromkeys(tracker.worthy(absent))
-        used = [pool.resident[key] for key in offer if key in pool.resident] if absent is not offer else []
+        used = pool.residents_of(offer) if absent is not offer else []
         evict_count = pool.count_to_evict(len(wanted), used)
         if evict_count is None:
             self._counters.allocation_failures += 1
@@ -176,15 +192,14 @@ class CPUOffloadingManager(OffloadingManager):
         new = [*wanted]
         evicted = self._make_room(new, evict_count, used, run)
         slots = enter(wanted)
-        in_order = self._in_token_order(slots, run)
-        self._policy.insert(new if in_order is slots else pick(in_order, pool.key_of), in_order, run)
+        self._insert(new, slots, run)
         return Stored(new, slots, evicted)
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
         if success:
             landed, slots = pool.land(keys)
-            self._policy.unpin(slots, self._run(req_context))
+            self._unpin(slots, req_context)
             if self._events is not None:
                 self._events.stored([*landed])
         else:
@@ -200,16 +215,18 @@ class CPUOffloadingManager(OffloadingManager):
 
         The slots of those in use stay fenced until each of their jobs was completed as usual.
         """
-        gone = [key for key in dict.fromkeys(keys) if self._pool.is_held(key)]
-        self._log_forgotten(gone)
+        gone = [key for key in dict.fromkeys(keys) if key in self._pool.slot_of]
+        if self._events is not None:
+            self._events.forgotten(gone, self._pool.is_resident)
         self._policy.remove(self._pool.forget(gone))
 
     # All chunks
 
     def reset_cache(self) -> None:
         """Forget every chunk. Slots in use stay fenced until ``on_reset_flushed`` or until their jobs complete."""
-        everything = [*self._pool.resident, *self._pool.storing]
-        self._log_forgotten(everything)
+        everything = [*self._pool.slot_of]
+        if self._events is not None:
+            self._events.forgotten(everything, self._pool.is_resident)
         self._pool.forget(everything)
         self._pool.fences.begin_reset()
         self._policy.clear()
@@ -218,7 +235,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._pool.end_reset()
 
     def take_events(self) -> Sequence[OffloadingEvent]:
-        return () if self._events is None else self._events.take(self._pool.is_held)
+        return () if self._events is None else self._events.take(self._pool.slot_of.__contains__)
 
     def get_stats(self) -> CPUOffloadingStats:
         stats = self._counters.take(*self._pool.usage())
@@ -234,7 +251,7 @@ class CPUOffloadingManager(OffloadingManager):
         pool = self._pool
         pool.check()
         ordered = sorted(self._policy.slots())
-        held = sorted([*pool.storing.values(), *pool.resident.values()])
+        held = sorted(pool.slot_of.values())
         assert ordered == held, f"the policy holds {ordered}, in flight or resident are {held}"
         self._policy.check(pool.pins)
         if self._tracker is not None:
@@ -244,7 +261,16 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _access(self, slots: list[int], run: Run) -> None:
         if slots:
-            self._policy.access(self._in_token_order(slots, run), run)
+            self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
+
+    def _insert(self, keys: list[OffloadKey], slots: list[int], run: Run) -> None:
+        key_of = self._pool.key_of
+        in_order = in_token_order(slots, run, key_of)
+        self._policy.insert(keys if in_order is slots else pick(in_order, key_of), in_order, run)
+
+    def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
+        if self._policy.awaits_unpin():
+            self._policy.unpin(slots, self._run(req_context))
 
     def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
         """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
@@ -262,38 +288,6 @@ class CPUOffloadingManager(OffloadingManager):
         if self._events is not None:
             self._events.removed(evicted)
         return evicted
-
-    def _in_token_order(self, slots: list[int], run: Run) -> list[int]:
-        """A batch lists group after group; each group by itself is in order."""
-        first, last = self._pool.key_of[slots[0]], self._pool.key_of[slots[-1]]
-        return slots if first[-4:] == last[-4:] else run.in_token_order(slots)
-
-    def _log_forgotten(self, keys: list[OffloadKey]) -> None:
-        if self._events is not None:
-            self._events.removed([key for key in keys if key in self._pool.resident])
-            self._events.given_back([key for key in keys if key in self._pool.storing])
-
-    def _run(self, req_context: ReqContext) -> Run:
-        """What the policy knows the request by; kept with the request, so that it ends with it."""
-        runs = req_context.get_state(_Runs)
-        if runs is None:
-            runs = _Runs()
-            req_context.set_state(runs)
-        pool = self._pool
-        run = runs.get(pool)
-        if run is None:
-            key_of, position = pool.key_of, req_context.get_offload_key_position
-            run = runs[pool] = Run(lambda slot: position(key_of[slot]))
-        return run
-
-
-class _Runs(dict[ChunkPool, Run]):
-    """The runs of one request: one for each manager that serves it."""
-
-
-def _distinct(slots: list[int]) -> list[int]:
-    """Each of them once."""
-    return slots if len({*slots}) == len(slots) else [*dict.fromkeys(slots)]
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

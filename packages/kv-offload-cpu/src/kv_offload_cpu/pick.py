@@ -21,3 +21,8 @@ def pick(keys: Collection[Key], where: Readable[Key, Value]) -> list[Value]:
     if len(keys) > 1:
         return [*itemgetter(*keys)(where)]
     return [where[key] for key in keys]
+
+
+def distinct(items: list[Key]) -> list[Key]:
+    """Each of them once."""
+    return items if len({*items}) == len(items) else [*dict.fromkeys(items)]

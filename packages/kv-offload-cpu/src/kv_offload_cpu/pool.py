@@ -1,7 +1,8 @@
 """The states of chunks, and every transition between them.
 
-**Theory of operation.** What is known of a chunk lies in a few columns, not in an object of its own: two
-dictionaries from keys to slots, and columns by slot. Which dictionary knows a key is the chunk's state::
+**Theory of operation.** What is known of a chunk lies in a few columns, not in an object of its own: one large
+dictionary from keys to slots, and columns by slot. A chunk gets into the dictionary once and out of it once; its
+state in between is which sets have its slot::
 
               enter                    land                   pin
       FREE ───────────▶ IN FLIGHT ───────────────▶ RESIDENT ◀─────▶ PINNED
@@ -10,21 +11,21 @@ dictionaries from keys to slots, and columns by slot. Which dictionary knows a k
        ├────── evict ───────┼──────────────────────────┤               │
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
-* ``storing``: key → slot of what is in flight.
-* ``resident``: key → slot of what landed, every byte of it.
+* ``slot_of``: key → slot of what is held: in flight or resident.
+* ``in_flight``: slots whose bytes have not all landed.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
 * ``key_of``: slot → the key last stored there.
 * ``_free``: free slots, the next one last; ``fences``: see there.
-* ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads``: what a load
-  pinned, by its last key, until a load ends as another one than it began or a chunk is forgotten. Both only spare
-  looks into ``resident`` to who brings the same list again: to compare lists of the same keys is nearly free.
+* ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads`` and
+  ``_stores``: jobs under way, until one ends otherwise than it began or a chunk is forgotten. They only spare
+  looks into ``slot_of`` to who brings the same list again.
 
 A batch is a few calls that do the same to all of it, and hardly a step of Python for each chunk. That counts in a
-large pool most of all, where each look into ``resident`` is a cache miss: a key is looked for once in a lookup, a
-load and its end, and entered and deleted once.
+large pool most of all, where each look into ``slot_of`` is a cache miss: a key is looked for once in a lookup, a
+load and its end, and entered and deleted once; the end of a store looks for none.
 
 **Invariants.** Free + fenced + in flight + resident = capacity, and no slot is two of these. A chunk with pins is
-not evicted, reused or freed. A key gets into ``resident`` only when its store completed.
+not evicted, reused or freed. A slot leaves ``in_flight`` only when its store ended: completed, or with its chunk.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,8 +35,9 @@ from kv_api import KVError, OffloadKey
 from kv_offload_cpu.fences import Fences, JobKind
 from kv_offload_cpu.pick import pick
 from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.under_way import UnderWay
 
-_Batch: TypeAlias = tuple[list[OffloadKey], list[int]]
+_Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
 """Keys, and the slots of their chunks."""
 
 Offer: TypeAlias = dict[OffloadKey, int | None]
@@ -48,26 +50,33 @@ class ChunkPool:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.storing: dict[OffloadKey, int] = {}
-        self.resident: dict[OffloadKey, int] = {}
+        self.slot_of: dict[OffloadKey, int] = {}
+        self.in_flight: set[int] = set()
         self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
         self._free = list(range(capacity - 1, -1, -1))
-        self._found: _Batch = [], []
-        self._loads: dict[OffloadKey, _Batch] = {}
-        self._unavailable = self.resident.keys(), self.storing.keys(), self.fences.keys()
+        self._found: tuple[list[OffloadKey], list[int]] = [], []
+        self._loads = UnderWay()
+        self._stores = UnderWay()
+        self._unavailable = self.slot_of.keys(), self.fences.keys()
 
     # Questions
 
-    def is_held(self, key: OffloadKey) -> bool:
-        """Whether a chunk is in flight or resident."""
-        return key in self.resident or key in self.storing
+    def is_resident(self, key: OffloadKey) -> bool:
+        """Whether every byte of a chunk is here."""
+        slot = self.slot_of.get(key)
+        return slot is not None and slot not in self.in_flight
+
+    def residents_of(self, keys: Iterable[OffloadKey]) -> list[int]:
+        """The slots of those of some keys that are resident."""
+        slot_of = self.slot_of
+        return [slot_of[key] for key in keys if self.is_resident(key)]
 
     def first_miss(self, keys: Collection[OffloadKey]) -> OffloadKey | None:
         """The first key that isn't a resident's."""
         for key in keys:
-            if key not in self.resident:
+            if key not in self.slot_of:
                 return key
             break
         try:
@@ -96,22 +105,26 @@ class ChunkPool:
         missing = wanted - len(self._free)
         if missing <= 0:
             return 0
-        unpinned = len(self.resident) + len(self.storing) - len(self.pins.slots)
+        unpinned = len(self.slot_of) - len(self.pins.slots)
         evictable = unpinned - len(self.not_pinned(used))
         return missing if missing <= evictable else None
 
     def usage(self) -> tuple[float, float]:
         """The shares of the capacity that are being written and being read."""
-        written = len(self.storing) + len(self.fences.slots(JobKind.STORE))
-        read = len(self.pins.slots) - len(self.storing) + len(self.fences.slots(JobKind.LOAD))
+        written = len(self.in_flight)
+        read = len(self.pins.slots) - written
+        if self.fences:
+            written += len(self.fences.slots(JobKind.STORE))
+            read += len(self.fences.slots(JobKind.LOAD))
         return written / self.capacity, read / self.capacity
 
     def describe(self, key: OffloadKey) -> str:
         """The key and its state, for an error."""
-        if key in self.storing:
+        slot = self.slot_of.get(key)
+        if slot in self.in_flight:
             state = "in flight"
-        elif key in self.resident:
-            state = "resident, pinned" if self.pins[self.resident[key]] else "resident, not pinned"
+        elif slot is not None:
+            state = "resident, pinned" if self.pins[slot] else "resident, not pinned"
         elif key in self.fences:
             state = "forgotten while in use"
         else:
@@ -122,41 +135,78 @@ class ChunkPool:
 
     def enter(self, offer: Offer) -> list[int]:
         """Free → in flight, into the slots returned. There must be as many free ones."""
-        slots = self._fill(offer, self.storing)
-        self.pins.pin(slots)
+        slots = self.enter_landed(offer)
+        self.in_flight.update(slots)
+        self.pins.slots.update(slots)  # a free slot has no pin
         return slots
 
     def enter_landed(self, offer: Offer) -> list[int]:
         """Free → resident: ``enter`` and ``land`` in one. There must be as many free ones."""
-        return self._fill(offer, self.resident)
+        slots = self._free[: -len(offer) - 1 : -1]
+        assert len(slots) == len(offer), f"{len(offer)} slots wanted, {len(slots)} free"
+        del self._free[-len(offer) :]
+        key_of = self.key_of
+        for slot, key in zip(slots, offer):  # noqa: B905 - as many, see above
+            key_of[slot] = key
+            offer[key] = slot
+        self.slot_of.update(cast("dict[OffloadKey, int]", offer))
+        return slots
 
-    def land(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
+    def enter_new(self, keys: list[OffloadKey]) -> list[int] | None:
+        """Free → in flight, if nothing is known of any of these, each is listed once, and all have free places.
+
+        Otherwise None, and nothing is changed.
+        """
+        slot_of, count = self.slot_of, len(keys)
+        if not 0 < count <= len(self._free) or not slot_of.keys().isdisjoint(keys):
+            return None
+        if self.fences and not self.fences.keys().isdisjoint(keys):
+            return None
+        slots, before = self._free[: -count - 1 : -1], len(slot_of)
+        slot_of.update(zip(keys, slots, strict=True))
+        if len(slot_of) - before < count:
+            for key in {*keys}:
+                del slot_of[key]
+            return None
+        del self._free[-count:]
+        key_of = self.key_of
+        for slot, key in zip(slots, keys, strict=True):
+            key_of[slot] = key
+        self.in_flight.update(slots)
+        self.pins.slots.update(slots)  # a free slot has no pin
+        return slots
+
+    def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
+        """Some of what was entered is stored by one job."""
+        self._stores.begin(keys, slots)
+
+    def land(self, keys: Collection[OffloadKey]) -> _Batch:
         """In flight → resident, for those that are in flight. Returns them and their slots."""
-        storing = self.storing
-        if len(keys) == len(storing) and [*storing] == keys:  # all that is in flight
-            slots = [*storing.values()]
-            self.resident.update(storing)
-            storing.clear()
-            return keys, self.pins.unpin(slots)
-        ended, slots = self._end_stores(keys)
-        resident = self.resident
-        for key, slot in zip(ended, slots, strict=True):
-            resident[key] = slot
+        ended, slots = keys, self._stores.end(keys)
+        if slots is None:
+            slot_of, in_flight = self.slot_of, self.in_flight
+            ended = [key for key in dict.fromkeys(keys) if slot_of.get(key) in in_flight]
+            slots = pick(ended, slot_of)
+            self._stores.clear()
+        self.in_flight.difference_update(slots)
+        self.pins.unpin(slots)
         return ended, slots
 
-    def abort(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
+    def abort(self, keys: Collection[OffloadKey]) -> _Batch:
         """In flight → free, for those that are in flight. Returns them and the slots that they had."""
-        ended, slots = self._end_stores(keys)
+        failed, slots = self.land(keys)
+        for key in failed:
+            del self.slot_of[key]
         self._free += slots
-        return ended, slots
+        return failed, slots
 
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
         """Resident → free. None of them is pinned."""
-        resident, pinned = self.resident, self.pins.slots
+        slot_of, pinned = self.slot_of, self.pins.slots
         assert pinned.isdisjoint(slots), f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
         keys = pick(slots, self.key_of)
         for key in keys:
-            del resident[key]
+            del slot_of[key]
         self._free.extend(slots)
         self._found = [], []
         return keys
@@ -166,7 +216,8 @@ class ChunkPool:
     def find(self, keys: Collection[OffloadKey]) -> list[int]:
         """The slots of residents. A key that is none is a ``KeyError`` that holds the first such key."""
         if keys != self._found[0]:
-            self._found = [*keys], pick(keys, self.resident)
+            listed = [*keys]
+            self._found = listed, self._look_up(listed)
         return self._found[1]
 
     def pin(self, keys: Collection[OffloadKey]) -> tuple[list[int], list[int]]:
@@ -177,23 +228,22 @@ class ChunkPool:
             state = self.describe(error.args[0])
             raise KVError(f"prepare_load: {state}; only what a lookup calls a HIT can be loaded") from None
         if slots:
-            self._loads[self._found[0][-1]] = self._found
+            self._loads.begin(self._found[0], slots)
         return slots, self.pins.pin(slots)
 
     def unpin(self, keys: Collection[OffloadKey]) -> list[int]:
         """Pinned → resident, or once less. Returns the slots that have no pin left."""
-        begun = self._loads.get(keys[-1]) if keys and isinstance(keys, list) else None
-        if begun is not None and begun[0] == keys:
-            del self._loads[keys[-1]]
-            return self.pins.unpin(begun[1])
+        begun = self._loads.end(keys)
+        if begun is not None:
+            return self.pins.unpin(begun)
         try:
-            slots = pick(keys, self.resident)
+            slots = self._look_up([*keys])
         except KeyError as error:
             raise _ended_by_nobody(self.describe(error.args[0])) from None
         missing = self.pins.first_missing(slots)
         if missing is not None:
             raise _ended_by_nobody(f"chunk {self.key_of[missing].hex()} is resident, not pinned")
-        self._loads.clear()  # whose pins these were isn't known
+        self._loads.clear()
         return self.pins.unpin(slots)
 
     # Forgetting
@@ -203,9 +253,11 @@ class ChunkPool:
         slots = []
         self._found = [], []
         self._loads.clear()
+        self._stores.clear()
         for key in keys:
-            kind = JobKind.STORE if key in self.storing else JobKind.LOAD
-            slot = (self.storing if kind is JobKind.STORE else self.resident).pop(key)
+            slot = self.slot_of.pop(key)
+            kind = JobKind.STORE if slot in self.in_flight else JobKind.LOAD
+            self.in_flight.discard(slot)
             slots.append(slot)
             if jobs := self.pins.unpin_all(slot):
                 self.fences.raise_for(key, slot, jobs, kind)
@@ -223,48 +275,46 @@ class ChunkPool:
 
     def check(self) -> None:
         """Recount everything."""
-        storing, resident, pins = self.storing, self.resident, self.pins
+        slot_of, in_flight, pins = self.slot_of, self.in_flight, self.pins
         fenced = self.fences.slots(JobKind.LOAD) + self.fences.slots(JobKind.STORE)
-        in_use = [*storing.values(), *resident.values()]
+        held = [*slot_of.values()]
         counts = f"free {len(self._free)} + fenced {len(fenced)} "
-        counts += f"+ in flight {len(storing)} + resident {len(resident)}"
-        slots = [*self._free, *fenced, *in_use]
+        counts += f"+ in flight {len(in_flight)} + resident {len(held) - len(in_flight)}"
+        slots = [*self._free, *fenced, *held]
         assert len(slots) == self.capacity, f"{counts} != capacity {self.capacity}"
         assert {*slots} == {*range(self.capacity)}, f"{counts}, but only {len({*slots})} different slots"
-        assert storing.keys().isdisjoint(resident), "a chunk is in flight and resident"
-        assert not any(key in self.fences for key in [*storing, *resident]), "a fenced key is held"
-        wrong = [key for key, slot in [*storing.items(), *resident.items()] if self.key_of[slot] != key]
+        assert in_flight <= {*held}, f"slots {sorted(in_flight.difference(held))} are in flight and hold nothing"
+        assert not any(key in self.fences for key in slot_of), "a fenced key is held"
+        wrong = [key for key, slot in slot_of.items() if self.key_of[slot] != key]
         assert not wrong, f"{wrong} are in slots of other keys"
-        assert all(pins[slot] == 1 for slot in storing.values()), "a chunk in flight hasn't exactly one job"
-        idle = pins.slots.difference(in_use)
+        assert all(pins[slot] == 1 for slot in in_flight), "a chunk in flight hasn't exactly one job"
+        idle = pins.slots.difference(held)
         assert not idle, f"slots {sorted(idle)} are pinned and hold nothing"
         pins.check()
-        assert self._found[1] == pick(self._found[0], resident), f"found and gone: {self._found}"
-        for last, (keys, slots) in self._loads.items():
-            assert (keys[-1], slots) == (last, pick(keys, resident)), f"a load of {keys} is kept as of {slots}"
-            assert pins.first_missing(slots) is None, f"slots {slots} are loaded and not pinned"
+        assert self._found[1] == pick(self._found[0], slot_of), f"found and gone: {self._found}"
+        for jobs in (self._loads, self._stores):
+            jobs.check()
+            for keys, slots in jobs:
+                assert slots == pick(keys, slot_of), f"a job for {keys} is kept as of {slots}"
+                assert pins.first_missing(slots) is None, f"slots {slots} are copied and not pinned"
+                landed = [slot for slot in slots if slot not in in_flight]
+                assert landed == ([] if jobs is self._stores else slots), f"{landed} of {slots} have landed"
         self.fences.check()
 
-    def _fill(self, offer: Offer, state: dict[OffloadKey, int]) -> list[int]:
-        slots = self._free[: -len(offer) - 1 : -1]
-        assert len(slots) == len(offer), f"{len(offer)} slots wanted, {len(slots)} free"
-        del self._free[-len(offer) :]
-        key_of = self.key_of
-        for slot, key in zip(slots, offer):  # noqa: B905 - as many, see above
-            key_of[slot] = key
-            offer[key] = slot
-        state.update(cast("dict[OffloadKey, int]", offer))
+    def _look_up(self, keys: list[OffloadKey]) -> list[int]:
+        try:
+            slots = pick(keys, self.slot_of)
+        except KeyError as error:
+            self._see_landed(pick(keys[: keys.index(error.args[0])], self.slot_of))
+            raise
+        self._see_landed(slots)
         return slots
 
-    def _end_stores(self, keys: Collection[OffloadKey]) -> tuple[Collection[OffloadKey], list[int]]:
-        pop = self.storing.pop
-        found = [pop(key, None) for key in keys]
-        if None in found:
-            known = [(key, slot) for key, slot in zip(keys, found, strict=True) if slot is not None]
-            keys, slots = [key for key, _ in known], [slot for _, slot in known]
-        else:
-            slots = cast("list[int]", found)
-        return keys, self.pins.unpin(slots)
+    def _see_landed(self, slots: list[int]) -> None:
+        """A ``KeyError`` with the key of the first slot that is in flight, if any is."""
+        in_flight = self.in_flight
+        if not in_flight.isdisjoint(slots):
+            raise KeyError(next(self.key_of[slot] for slot in slots if slot in in_flight))
 
 
 def _ended_by_nobody(state: str) -> KVError:

@@ -1,6 +1,7 @@
 """Which blocks somebody may write from a step on, as the engine's announcements have it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from kv_api import SchedulerOutput
 from kv_offload.layout import Layout
@@ -8,8 +9,7 @@ from kv_offload.layout import Layout
 Tables = Sequence[Sequence[int]]
 """Block ids by group."""
 
-Told = tuple[str, Tables]
-"""A request, and blocks of it."""
+S = TypeVar("S")
 
 
 def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
@@ -25,17 +25,19 @@ def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
     return found
 
 
-def tables_of_step(output: SchedulerOutput) -> tuple[list[Told], list[Told]]:
-    """The block tables that a step tells of: all blocks of a request, and what others got more."""
-    whole: list[Told] = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
-    cached = output.scheduled_cached_reqs
-    more: list[Told] = [
-        (request_id, blocks)
-        for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)
-        if blocks is not None
+def tables_of_step(
+    output: SchedulerOutput, states: Mapping[str, S]
+) -> tuple[list[tuple[S, Tables]], list[tuple[S, Tables]]]:
+    """The block tables that a step tells of: all blocks of a request, and what others got more.
+
+    Requests that ``states`` doesn't know are left out.
+    """
+    whole: list[tuple[S, Tables]] = [
+        (states[new.req_id], new.block_ids) for new in output.scheduled_new_reqs if new.req_id in states
     ]
-    resumed = cached.resumed_req_ids if more else ()
-    if resumed:
-        whole += [told for told in more if told[0] in resumed]
-        more = [told for told in more if told[0] not in resumed]
+    more: list[tuple[S, Tables]] = []
+    cached = output.scheduled_cached_reqs
+    for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        if blocks is not None and request_id in states:
+            (whole if request_id in cached.resumed_req_ids else more).append((states[request_id], blocks))
     return whole, more

@@ -92,43 +92,43 @@ class JobBook:
         self, owner: RequestState, keys: Collection[OffloadKey], blocks: Collection[int], *, is_async: bool
     ) -> Job:
         """Plan a load."""
-        job = self._begin(LOAD, owner, keys, blocks, is_async, 0)
+        job_id = self._next_id
+        self._next_id += 1
+        job = self.live[job_id] = Job(job_id, LOAD, owner, keys, blocks, is_async, 0, self._world_size)
         if is_async:
-            owner.loads.add(job.job_id)
+            owner.loads.add(job_id)
         return job
 
     def begin_store(
         self, owner: RequestState, keys: Collection[OffloadKey], blocks: Collection[int], end_token: int
     ) -> Job:
         """Plan a store of blocks that its request has. If it may lose any of them, `release` comes next."""
-        job = self._begin(STORE, owner, keys, blocks, False, end_token)
-        kept = self._kept.get(owner)
-        if kept is None:
-            self._kept[owner] = {job.job_id: job}
-        else:
-            kept[job.job_id] = job
-        return job
-
-    def _begin(
-        self,
-        kind: JobKind,
-        owner: RequestState,
-        keys: Collection[OffloadKey],
-        blocks: Collection[int],
-        is_async_load: bool,
-        end_token: int,
-    ) -> Job:
         job_id = self._next_id
         self._next_id += 1
-        job = self.live[job_id] = Job(
-            job_id, kind, owner, keys, blocks, is_async_load, end_token, self._world_size
-        )
+        job = self.live[job_id] = Job(job_id, STORE, owner, keys, blocks, False, end_token, self._world_size)
+        kept = self._kept.get(owner)
+        if kept is None:
+            self._kept[owner] = {job_id: job}
+        else:
+            kept[job_id] = job
         return job
 
     def release(self, owner: RequestState) -> None:
         """Others may get what a request's stores read, from now on."""
         for job in self._kept.pop(owner, {}).values():
             self._watch(job)
+
+    def end(self, job_id: int, ended: int) -> Job | None:
+        """The last ``ended`` workers say that a live job ended as it should. None: it isn't as simple as that."""
+        job = self.live.get(job_id)
+        if job is None or job.waiting != ended or job.unended:
+            return None
+        job.waiting = 0
+        del self.live[job_id]
+        if job.is_async_load:
+            job.owner.loads.discard(job_id)
+        self._let_go(job)
+        return job
 
     def report(self, job_id: int, ended: int, failed: int = 0, unended: int = 0) -> Report | None:
         """``ended`` workers say that a job ended. None: nobody waits for it."""

@@ -30,6 +30,9 @@ LOAD_FAILURE: Final = "vllm:kv_offload_load_failure"
 STORE_FAILURE: Final = "vllm:kv_offload_store_failure"
 CONFIG_INFO: Final = "vllm:kv_offload_config_info"
 
+_OF_LOADS: Final = LOAD_BYTES, LOAD_TIME, LOAD_SIZE
+_OF_STORES: Final = STORE_BYTES, STORE_TIME, STORE_SIZE
+
 SIZE_BUCKETS: Final = (1e6, 5e6, 1e7, 2e7, 4e7, 6e7, 8e7, 1e8, 1.5e8, 2e8)
 SYNC_BUCKETS: Final = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1)
 ASYNC_BUCKETS: Final = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1, 5, 10)
@@ -64,12 +67,18 @@ def kind_of(metric: OffloadingMetricMetadata | None, value: object) -> str:
     return HISTOGRAM if isinstance(metric, OffloadingHistogramMetadata) or isinstance(value, list) else COUNTER
 
 
+def kinds_of(declared: Mapping[str, OffloadingMetricMetadata]) -> dict[str, str]:
+    """The kinds of declared metrics, by name."""
+    return {name: kind_of(metric, None) for name, metric in declared.items()}
+
+
 class OffloadingConnectorStats(KVConnectorStats):
     """Counts of one side; ``data`` has the payload."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        super().__init__(data if data else {})
-        if "data" not in self.data:
+        if data and "data" in data:
+            self.data = data
+        else:
             self.reset()
 
     def reset(self) -> None:
@@ -92,8 +101,7 @@ class OffloadingConnectorStats(KVConnectorStats):
 
     def add_transfers(self, transfers: TransferStats) -> None:
         """Add what workers measured."""
-        names = ((LOAD_BYTES, LOAD_TIME, LOAD_SIZE), (STORE_BYTES, STORE_TIME, STORE_SIZE))
-        for (size, seconds, samples), stats in zip(names, (transfers.load, transfers.store), strict=True):
+        for (size, seconds, samples), stats in ((_OF_LOADS, transfers.load), (_OF_STORES, transfers.store)):
             if stats.sizes:
                 self.increase(size, stats.bytes)
                 self.increase(seconds, stats.time)
@@ -101,12 +109,16 @@ class OffloadingConnectorStats(KVConnectorStats):
 
     def add_medium(self, stats: KVConnectorStats, declared: Mapping[str, OffloadingMetricMetadata]) -> None:
         """Add what a manager counted: in this payload's form, or a plain value by name."""
+        self.add_counts(stats, kinds_of(declared))
+
+    def add_counts(self, stats: KVConnectorStats, kinds: Mapping[str, str]) -> None:
+        """The same, for who knows the ``kinds_of`` what is declared."""
         if isinstance(stats, OffloadingConnectorStats):
             self.aggregate(stats)
             return
         types, data = self.data["types"], self.data["data"]
         for name, value in stats.to_dict().items():
-            kind = kind_of(declared.get(name), value)
+            kind = kinds.get(name) or kind_of(None, value)
             if name in data:
                 self._add(name, kind, (), value)
             else:

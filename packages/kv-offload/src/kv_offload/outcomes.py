@@ -32,7 +32,12 @@ class Outcomes:
             for name, amount in meta.medium_counts.items():
                 books.stats.increase(name, amount)
             failed_jobs, unended_jobs = meta.failed_jobs, meta.unended_jobs
+            all_is_well = not failed_jobs and not unended_jobs
             for job_id, ended in meta.completed_jobs.items():
+                job = books.jobs.end(job_id, ended) if all_is_well else None
+                if job is not None:
+                    self._complete(job)
+                    continue
                 report = books.jobs.report(job_id, ended, failed_jobs.get(job_id, 0), unended_jobs.get(job_id, 0))
                 if report is not None:
                     self._take_report(report)

@@ -11,8 +11,10 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import add
 from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
@@ -62,11 +64,11 @@ class GroupProgress:
         """Name the chunks that are covered by block hashes now, by the hash that each ends with."""
         group = self.group
         end = (len(self.keys) + 1) * group.hashes_per_chunk
-        if end <= len(hashes):
-            suffix = group.key_suffix
-            self.keys += cast(
-                "list[OffloadKey]", [last + suffix for last in hashes[end - 1 :: group.hashes_per_chunk]]
-            )
+        if end <= len(hashes) < end + group.hashes_per_chunk:  # as in most steps of decoding
+            self.keys.append(cast("OffloadKey", hashes[end - 1] + group.key_suffix))
+        elif end <= len(hashes):
+            ends = hashes[end - 1 :: group.hashes_per_chunk]
+            self.keys += cast("Iterable[OffloadKey]", map(add, ends, repeat(group.key_suffix)))
 
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
         """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
@@ -173,8 +175,11 @@ class Progress:
             found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
         return found
 
-    def pass_over(self, stops: Sequence[int], left: Mapping[int, int]) -> None:
-        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk."""
+    def pass_over(self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int) -> None:
+        """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk.
+
+        ``limit`` tokens may be stored at all. If they have been, look again when twice as many are known.
+        """
         next_end = sys.maxsize
         for place, progress in enumerate(self.groups):
             stop = left[place] if place in left else stops[place]
@@ -183,7 +188,7 @@ class Progress:
             end = (progress.cursor + 1) * progress.group.tokens_per_chunk
             if end < next_end:
                 next_end = end
-        self.next_end = next_end
+        self.next_end = next_end if next_end <= limit else max(next_end, 2 * known)
 
     def rewind(self) -> None:
         """Offer everything again: what was loaded or stored can't be relied on."""
@@ -191,11 +196,6 @@ class Progress:
             progress.cursor = 0
             progress.loaded = range(0)
         self.next_end = 0
-
-    def stop_at(self, limit: int, known: int) -> None:
-        """``limit`` tokens may be stored at all. If they have been, look again when twice as many are known."""
-        if limit < self.next_end:
-            self.next_end = max(self.next_end, 2 * known)
 
     def check(self) -> None:
         """Recount."""

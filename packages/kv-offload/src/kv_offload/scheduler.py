@@ -32,7 +32,7 @@ from kv_offload.fresh import fresh_blocks
 from kv_offload.jobs import STORE
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
-from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload.metrics import OffloadingConnectorStats, kinds_of
 from kv_offload.outcomes import Outcomes
 from kv_offload.storing import Storing
 
@@ -55,7 +55,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         self._matching = Matching(self._books, lambda: self.clock())
         self._storing = Storing(self._books)
         self._outcomes = Outcomes(self._books)
-        self._declared = type(spec).build_metric_definitions(dict(engine.config.extra_config))
+        self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
 
     # -- requests and their blocks ---------------------------------------------------------------
@@ -134,7 +134,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         with books.lock():
             counted = books.manager.get_stats()
             if counted is not None:
-                stats.add_medium(counted, self._declared)
+                stats.add_counts(counted, self._kinds)
             if not self._has_sent_info:
                 stats.set_info(books.manager.config_info())
                 self._has_sent_info = True

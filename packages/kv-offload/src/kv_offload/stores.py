@@ -6,25 +6,35 @@ several blocks) has a batch of its own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kv_api import GPULoadStoreSpec, KVError, OffloadKey
 from kv_offload.layout import Layout
 from kv_offload.progress import Progress
+from kv_offload.request_state import RequestState
 
 Batch = list[Sequence[int]]
 """Chunks by group, in the order of the layout."""
 
 
-@dataclass(slots=True)
-class Source:
-    """What a job for a batch reads."""
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What is offered of one request, and what comes of it."""
 
-    blocks: list[int]
-    spec: GPULoadStoreSpec
-    end_token: int
-    """Where the last chunk ends."""
+    state: RequestState
+    batches: list[Batch]
+    stops: list[int]
+    """By group, how many chunks have been dealt with then."""
+    limit: int
+    """Tokens that may be stored at all."""
+    known: int
+    is_final: bool
+    """The request has ended."""
+    left: dict[int, int] = field(default_factory=dict)
+    """By place of the group, the first chunk for which there was no room."""
+    is_begun: bool = False
+    """Whether any of it is stored."""
 
 
 def in_batches(layout: Layout, offers: Batch) -> list[Batch]:
@@ -88,13 +98,12 @@ def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Ba
     return list(found)
 
 
-def source_of(progress: Progress, batch: Batch) -> Source:
-    """Where the bytes of a batch are."""
+def source_of(progress: Progress, batch: Batch) -> tuple[list[int], GPULoadStoreSpec, int]:
+    """Where the bytes of a batch are: the blocks, the same as a job names them, and where the last chunk ends."""
     blocks: list[int] = []
     sizes, firsts, end_token = [], [], 0
-    for place, chunks in enumerate(batch):
-        of_group, before = progress.groups[place], len(blocks)
-        group = of_group.group
+    for of_group, chunks in zip(progress.groups, batch, strict=True):
+        group, before = of_group.group, len(blocks)
         first, stop = 0, 0
         if isinstance(chunks, range) and group.is_stored_whole:
             first, stop = chunks.start * group.blocks_per_chunk, chunks.stop
@@ -106,4 +115,4 @@ def source_of(progress: Progress, batch: Batch) -> Source:
         firsts.append(first if chunks else 0)
         if chunks and stop * group.tokens_per_chunk > end_token:
             end_token = stop * group.tokens_per_chunk
-    return Source(blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token)
+    return blocks, GPULoadStoreSpec(blocks, sizes, firsts), end_token

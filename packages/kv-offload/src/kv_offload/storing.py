@@ -4,21 +4,22 @@ Where a fence protects a block (see ``describe``), chunks are stored as they bec
 somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that step. Otherwise a request is stored
 when it has ended, and its blocks are held meanwhile.
 
-For lack of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, …
-steps, and a last time when it ends.
+What a step completes is planned request by request, offered to the medium all together, and then begun. For lack
+of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, … steps, and
+a last time when it ends.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kv_api import BlockIds, PrepareStoreOutput, SchedulerOutput
+from kv_api import BlockIds, OffloadKey, PrepareStoreOutput, SchedulerOutput
 from kv_offload.books import Books
 from kv_offload.fresh import Tables, fresh_blocks, tables_of_step
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.request_state import RequestState
-from kv_offload.stores import Batch, beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.stores import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
 
 Got = tuple[RequestState, Tables]
 """A request, and the blocks that it got."""
@@ -38,9 +39,7 @@ class Storing:
         for request_id in preempted:
             if request_id in states:
                 books.lose_blocks(states[request_id])
-        told, told_more = tables_of_step(output)
-        whole = [(states[request_id], blocks) for request_id, blocks in told if request_id in states]
-        more = [(states[request_id], blocks) for request_id, blocks in told_more if request_id in states]
+        whole, more = tables_of_step(output, states)
         for state, _ in whole:
             books.jobs.release(state)
         if books.jobs.is_watching or not books.layout.reads_back_only:
@@ -73,19 +72,22 @@ class Storing:
 
         Tokens count that are known: what was computed beyond them rests on drafts, which may be rejected.
         """
-        states, counts = self._books.states, output.num_scheduled_tokens
-        for request_id in self._books.agenda.take(counts):
-            state = states.get(request_id)
-            if state is not None:
-                self._look(state, state.request.num_computed_tokens + counts[request_id])
-
-    def _look(self, state: RequestState, computed: int) -> None:
-        """Store what is complete after ``computed`` tokens, and say when to look again."""
-        agenda, progress = self._books.agenda, state.progress
-        this_step = agenda.step - 1
-        if computed >= progress.next_end and this_step >= state.retry_step:
-            self._store(state, min(computed, state.request.num_tokens), is_final=False)
-        agenda.put(state.context.req_id, max(this_step + progress.next_end - computed, state.retry_step))
+        books, counts = self._books, output.num_scheduled_tokens
+        looks: list[tuple[RequestState, int]] = []
+        plans: list[Plan] = []
+        for request_id in books.agenda.take(counts):
+            state = books.states.get(request_id)
+            if state is None:
+                continue
+            computed = state.request.num_computed_tokens + counts[request_id]
+            looks.append((state, computed))
+            if computed >= state.progress.next_end and books.agenda.step > state.retry_step:
+                plans.append(self._plan(state, min(computed, state.request.num_tokens), is_final=False))
+        self._store(plans)
+        this_step = books.agenda.step - 1
+        for state, computed in looks:
+            next_step = this_step + state.progress.next_end - computed
+            books.agenda.put(state.context.req_id, max(next_step, state.retry_step))
 
     def store_at_end(self, state: RequestState, block_ids: BlockIds) -> bool:
         """Store what was not stored before. Returns whether that is anything.
@@ -100,10 +102,12 @@ class Storing:
         else:
             state.progress.end(block_ids)
         request = state.request
-        return self._store(state, min(request.num_computed_tokens, request.num_tokens - 1), is_final=True)
+        plan = self._plan(state, min(request.num_computed_tokens, request.num_tokens - 1), is_final=True)
+        self._store([plan])
+        return plan.is_begun
 
-    def _store(self, state: RequestState, known: int, *, is_final: bool) -> bool:
-        """Offer what is complete within ``known`` tokens. Returns whether anything is stored."""
+    def _plan(self, state: RequestState, known: int, *, is_final: bool) -> Plan:
+        """What of a request is complete within ``known`` tokens and was not offered."""
         progress, request = state.progress, state.request
         prompt, limit = request.num_prompt_tokens, state.max_offload_tokens
         limit = sys.maxsize if limit is None else limit
@@ -114,45 +118,62 @@ class Storing:
         progress.extend_keys(request)
         stops = progress.stops(tokens, tokens - is_open)
         offers = progress.offers(stops, (prompt, tokens), with_loaded=state.offers_loaded)
-        left: dict[int, int] = {}
-        is_begun = False
-        for batch in in_batches(self._books.layout, offers):
-            settled, is_stored = self._offer(state, batch, is_final=is_final)
-            is_begun |= is_stored
-            if settled is not batch:
-                _note_left(left, batch, settled)
-        progress.pass_over(stops, left)
-        progress.stop_at(limit, known)
-        if left:
-            state.refuse_store(self._books.agenda.step)
-        elif state.store_refusals:
-            state.accept_store()
-        return is_begun
+        return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
 
-    def _offer(self, state: RequestState, batch: Batch, *, is_final: bool) -> tuple[Batch, bool]:
-        """Offer a batch, or as much of its beginning as there is room for.
+    def _store(self, plans: list[Plan]) -> None:
+        """Offer what is planned, in its order, and note how far each request has come."""
+        offers = [(plan, batch, keys_of(plan.state.progress, batch)) for plan in plans for batch in plan.batches]
+        if offers:
+            outputs = self._books.manager.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
+            for (plan, batch, keys), output in zip(offers, outputs, strict=False):
+                self._begin(plan, batch, keys, output)
+            if len(outputs) < len(offers):
+                plan, batch, keys = offers[len(outputs)]
+                self._offer_less(plan, batch, len(keys))
+                for plan, batch, keys in offers[len(outputs) + 1 :]:
+                    self._offer(plan, batch, keys)
+        for plan in plans:
+            state = plan.state
+            state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known)
+            if plan.left:
+                state.refuse_store(self._books.agenda.step)
+            elif state.store_refusals:
+                state.accept_store()
 
-        Returns the chunks that are settled, and whether any of them is stored.
-        """
-        books = self._books
-        offered, keys = batch, keys_of(state.progress, batch)
-        while (output := books.manager.prepare_store(keys, state.context)) is None:
+    def _offer(self, plan: Plan, batch: Batch, keys: list[OffloadKey]) -> None:
+        """Offer a batch by itself."""
+        output = self._books.manager.prepare_store(keys, plan.state.context)
+        if output is None:
+            self._offer_less(plan, batch, len(keys))
+        else:
+            self._begin(plan, batch, keys, output)
+
+    def _offer_less(self, plan: Plan, batch: Batch, count: int) -> None:
+        """There was no room for the ``count`` chunks of a batch: offer half as many until there is."""
+        books, progress = self._books, plan.state.progress
+        offered = batch
+        while True:
             books.stats.increase(ALLOCATION_FAILURE)
-            offered = beginning(books.layout, offered, len(keys) // 2)
-            keys = keys_of(state.progress, offered)
-            if not keys:
-                return offered, False
-        if not output.keys_to_store:
-            return offered, False
-        wanted = offered if output.keys_to_store == keys else chosen(state.progress, offered, output.keys_to_store)
-        self._begin(state, wanted, output, is_final=is_final)
-        return offered, True
+            offered = beginning(books.layout, offered, count // 2)
+            keys = keys_of(progress, offered)
+            count = len(keys)
+            output = books.manager.prepare_store(keys, plan.state.context) if keys else None
+            if output is not None or not keys:
+                break
+        _note_left(plan.left, batch, offered)
+        if output is not None:
+            self._begin(plan, offered, keys, output)
 
-    def _begin(self, state: RequestState, batch: Batch, output: PrepareStoreOutput, *, is_final: bool) -> None:
-        """Begin a job for what the medium made room for."""
-        books = self._books
-        source = source_of(state.progress, batch)
-        job = books.jobs.begin_store(state, output.keys_to_store, source.blocks, source.end_token)
+    def _begin(self, plan: Plan, batch: Batch, keys: list[OffloadKey], output: PrepareStoreOutput) -> None:
+        """Begin a job for what the medium made room for, if for anything."""
+        if not output.keys_to_store:
+            return
+        books, state, is_final = self._books, plan.state, plan.is_final
+        if output.keys_to_store != keys:
+            batch = chosen(state.progress, batch, output.keys_to_store)
+        blocks, spec, end_token = source_of(state.progress, batch)
+        job = books.jobs.begin_store(state, output.keys_to_store, blocks, end_token)
+        plan.is_begun = True
         if is_final or not books.layout.reads_back_only:
             books.jobs.release(state)
         if books.events.is_describing:
@@ -160,7 +181,7 @@ class Storing:
                 for chunk in chunks:
                     books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
         books.meta.store_jobs[job.job_id] = TransferJob(
-            state.context.req_id, source.spec, output.store_spec, False, is_final and self._holds_blocks, is_final
+            state.context.req_id, spec, output.store_spec, False, is_final and self._holds_blocks, is_final
         )
 
 

@@ -59,6 +59,12 @@ INTENDED: Final[tuple[Intended, ...]] = (
     ),
     Intended(
         "OffloadingManager",
+        "prepare_stores",
+        "missing there",
+        "prepares the stores of a step with one call; its default asks prepare_store for each, as above",
+    ),
+    Intended(
+        "OffloadingManager",
         "drop",
         "missing there",
         "forgets chunks of which a load failed: vLLM asserts that none does",

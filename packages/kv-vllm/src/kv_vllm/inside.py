@@ -39,7 +39,8 @@ class InsideVllm:
         return {to_vllm(source): tokens for source, tokens in sources.items()}
 
     def take_events(self) -> Iterable[Any]:
-        return events_to_vllm(super().take_events(), self._group_kinds)  # type: ignore[misc]
+        events = super().take_events()  # type: ignore[misc]
+        return events_to_vllm(events, self._group_kinds) if events else ()
 
     def get_kv_connector_stats(self) -> Any:
         return to_vllm(super().get_kv_connector_stats())  # type: ignore[misc]

@@ -53,7 +53,9 @@ class _CountsSampled(Storing):
         if state.loads or not self._books.engine.can_store:
             return False
         state.progress.end(block_ids)
-        return self._store(state, state.request.num_tokens, is_final=True)
+        plan = self._plan(state, state.request.num_tokens, is_final=True)
+        self._store([plan])
+        return plan.is_begun
 
 
 class _SampledIsStored(PartedScheduler):

@@ -39,12 +39,13 @@ class _Plan:
 
     def admit_remembered(self, key: OffloadKey) -> bool:
         """Cases II and III; False if it is neither in B1 nor in B2."""
-        if key in self.ghosts1.keys:
+        ghosts = self.ghosts1.lists.get(key)
+        if ghosts is self.ghosts1:
             self.p = min(self.c, self.p + max(1.0, self.b2 / self.b1))
             is_from_t1 = self.t1 > self.p
             self.ghosts1.remove(key)
             self.b1 -= 1
-        elif key in self.ghosts2.keys:
+        elif ghosts is self.ghosts2:
             self.p = max(0.0, self.p - max(1.0, self.b1 / self.b2))
             is_from_t1 = self.t1 >= self.p and self.t1 > 0
             self.ghosts2.remove(key)
@@ -105,7 +106,7 @@ class ARCPolicy(CachePolicy):
         self._t1 = RecencyList(places)
         self._t2 = RecencyList(places)
         self._b1 = Ghosts()
-        self._b2 = Ghosts()
+        self._b2 = Ghosts(self._b1.lists)
         self._p = 0.0
         self._parked1: dict[int, None] = {}
         self._parked2: dict[int, None] = {}
@@ -116,12 +117,12 @@ class ARCPolicy(CachePolicy):
         t1, t2 = len(self._t1) + len(self._parked1), len(self._t2) + len(self._parked2)
         plan = _Plan(self.capacity, self._p, t1, t2, b1, b2, room=len(keys) - count)
         new = 0
-        if b1.isdisjoint(keys) and b2.isdisjoint(keys):
+        if b1.lists.keys().isdisjoint(keys):
             new = len(keys)
         else:
             for key in keys:
                 new += 1
-                if key in b1.keys or key in b2.keys:
+                if key in b1.lists:
                     plan.admit_new(new - 1)
                     new = 1
                     if plan.admit_remembered(key):  # else it was forgotten for one before it
@@ -154,6 +155,9 @@ class ARCPolicy(CachePolicy):
             if parked:
                 back = [slot for slot in slots if slot in parked]
                 home.use(back, run, self._unpark(back, parked))
+
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked1 or self._parked2)
 
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -46,7 +46,7 @@ class Run:
 
     def is_before(self, slot: int, other: int) -> bool:
         """Whether the chunk in ``slot`` is known to end before that in ``other``."""
-        end, other_end = self.position(slot), self.position(other)
+        other_end, end = self.position(other), self.position(slot)  # in token order, most often
         return end is not None and other_end is not None and end < other_end
 
     def in_token_order(self, slots: list[int]) -> list[int]:
@@ -88,6 +88,10 @@ class CachePolicy(ABC):
     @abstractmethod
     def unpin(self, slots: Sequence[int], run: Run) -> None:
         """The last pin of these chunks, all of them held, is gone. Parked ones come back as just used."""
+
+    def awaits_unpin(self) -> bool:
+        """Whether any chunk is parked. If not, ``unpin`` needn't be called."""
+        return True
 
     @abstractmethod
     def remove(self, slots: Sequence[int]) -> None:

@@ -89,54 +89,55 @@ class Fifo(Generic[T]):
 class Ghosts:
     """Keys of evicted chunks, oldest first.
 
-    The oldest may be forgotten before it is added, by a caller who works through a batch in numbers first.
+    Several lists may share one dictionary, ``lists``, which has the list of each key that is in any of them: so a
+    key is looked for once. The oldest may be forgotten before it is added, by a caller who works through a batch
+    in numbers first.
     """
 
-    __slots__ = ("_queue", "_surplus", "keys")
+    __slots__ = ("_queue", "_surplus", "lists")
 
-    def __init__(self) -> None:
-        self.keys: dict[OffloadKey, None] = {}
+    def __init__(self, lists: "dict[OffloadKey, Ghosts] | None" = None) -> None:
+        self.lists: dict[OffloadKey, Ghosts] = {} if lists is None else lists
         self._queue: Fifo[OffloadKey] = Fifo()
         self._surplus = 0  # of the next `add`, how many are forgotten already
 
     def add(self, keys: Sequence[OffloadKey]) -> None:
-        """Remember keys that aren't remembered."""
+        """Remember keys that aren't in any of the lists."""
         if self._surplus:
             keys = keys[self._surplus :]
             self._surplus = 0
-        self.keys.update(dict.fromkeys(keys))
+        self.lists.update(dict.fromkeys(keys, self))
         self._queue.push(keys)
 
     def remove(self, key: OffloadKey) -> None:
         """Forget a key that is remembered."""
-        del self.keys[key]
+        del self.lists[key]
         self._queue.remove(key)
 
     def forget(self, count: int) -> None:
         """Forget those that were added first; if there are fewer, the first of the next ``add``, too."""
-        known = min(count, len(self.keys))
+        known, lists = min(count, len(self._queue)), self.lists
         for key in self._queue.take(known):
-            del self.keys[key]
+            del lists[key]
         self._surplus += count - known
-
-    def isdisjoint(self, keys: Sequence[OffloadKey]) -> bool:
-        """Whether none of these is remembered."""
-        return self.keys.keys().isdisjoint(keys)
 
     def clear(self) -> None:
         """Forget everything."""
-        self.keys.clear()
+        self.forget(len(self))
         self._queue.clear()
 
     def check(self) -> None:
         """Recount the queue against the keys."""
         self._queue.check()
-        queued = set(self._queue)
-        assert queued == self.keys.keys(), f"{len(queued)} keys in the queue, {len(self.keys)} known"
+        queued, known = set(self._queue), {key for key, home in self.lists.items() if home is self}
+        assert queued == known, f"{len(queued)} keys in the queue, {len(known)} known"
         assert not self._surplus, f"{self._surplus} keys forgotten that were never added"
 
+    def __contains__(self, key: OffloadKey) -> bool:
+        return self.lists.get(key) is self
+
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[OffloadKey]:
         return iter(self._queue)

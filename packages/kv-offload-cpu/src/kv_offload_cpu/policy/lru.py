@@ -36,6 +36,9 @@ class LRUPolicy(CachePolicy):
         if self._parked:
             self.access([slot for slot in slots if slot in self._parked], run)
 
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked)
+
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:
             if slot in self._parked:

@@ -64,13 +64,13 @@ class S3FIFOPolicy(CachePolicy):
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
         states, ghosts = self._states, self._ghosts
-        if ghosts.isdisjoint(keys):
+        if ghosts.lists.keys().isdisjoint(keys):
             for slot in slots:
                 states[slot] = 0
             self._small.push(reversed(slots))
             return
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
-            if key in ghosts.keys:
+            if key in ghosts:
                 ghosts.remove(key)
                 states[slot] = _MAIN
             else:
@@ -88,6 +88,9 @@ class S3FIFOPolicy(CachePolicy):
                 if slot in self._parked:
                     del self._parked[slot]
                     self._queue_of(slot).push((slot,))
+
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked)
 
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -114,7 +117,7 @@ class S3FIFOPolicy(CachePolicy):
         held = self.slots()
         assert len(set(held)) == len(held), f"a slot is in two places: {held}"
         assert max(self._states) <= _MAIN + _USES, f"state {max(self._states)} > {_MAIN} + {_USES}"
-        both = [slot for slot in held if self.key_of[slot] in self._ghosts.keys]
+        both = [slot for slot in held if self.key_of[slot] in self._ghosts]
         assert not both, f"slots {both} are held and remembered as evicted"
         assert len(self._ghosts) <= self._ghost_capacity, f"ghosts {len(self._ghosts)} > {self._ghost_capacity}"
         assert all(pins[slot] for slot in self._parked), f"parked but not pinned: {list(self._parked)}"

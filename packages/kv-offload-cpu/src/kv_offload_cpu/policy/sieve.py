@@ -59,7 +59,11 @@ class SievePolicy(CachePolicy):
             back = [slot for slot in slots if slot in self._parked]
             for slot in back:
                 del self._parked[slot]
-            self._enter(back)
+            if back:
+                self._enter(back)
+
+    def awaits_unpin(self) -> bool:
+        return bool(self._parked)
 
     def remove(self, slots: Sequence[int]) -> None:
         for slot in slots:

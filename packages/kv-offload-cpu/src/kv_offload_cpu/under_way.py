@@ -1,0 +1,43 @@
+"""Jobs under way, by the last key of each: its end is told by the keys that it began with.
+
+Who brings the same list again is answered without a look for any of them: to compare lists of the same keys is
+nearly free. A job that ends otherwise than it began makes all of them unknown, since whose chunks those were isn't
+known either; then each key is looked for.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from kv_api import OffloadKey
+
+
+class UnderWay:
+    """Keys and slots of jobs of one kind."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self) -> None:
+        self._batches: dict[OffloadKey, tuple[list[OffloadKey], list[int]]] = {}
+
+    def begin(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
+        """A job began, with at least one key. Its keys are copied, since the list is its caller's."""
+        self._batches[keys[-1]] = [*keys], slots
+
+    def end(self, keys: Collection[OffloadKey]) -> list[int] | None:
+        """The slots of a job that began with just this list. None: it isn't known."""
+        begun = self._batches.get(keys[-1]) if keys and isinstance(keys, list) else None
+        if begun is None or begun[0] != keys:
+            return None
+        del self._batches[keys[-1]]
+        return begun[1]
+
+    def clear(self) -> None:
+        """Know none of them any more."""
+        self._batches.clear()
+
+    def check(self) -> None:
+        """See that each is where it is looked for."""
+        wrong = [last for last, (keys, _) in self._batches.items() if keys[-1] != last]
+        assert not wrong, f"kept under {wrong}, which end no job"
+
+    def __iter__(self) -> Iterator[tuple[list[OffloadKey], list[int]]]:
+        return iter(self._batches.values())
