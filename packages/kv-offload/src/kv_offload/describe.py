@@ -36,6 +36,8 @@ class GroupDescription:
     """Sliding window: tokens that are read, the computed one among them."""
     page_size_bytes: int = 0
     """One block of one layer on one worker."""
+    is_handed_over: bool = False
+    """States: the engine hands over each one worth keeping (``handed_states``); else they stay in block tables."""
 
 
 DescribeGroup = Callable[[Any], GroupDescription]
@@ -60,6 +62,7 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
         kv_cache_spec.block_size,
         window if kind == AttentionKind.SLIDING_WINDOW else 0,
         getattr(kv_cache_spec, "page_size_bytes", 0),
+        kind == AttentionKind.STATE_SPACE and bool(getattr(kv_cache_spec, "hands_over_states", False)),
     )
 
 
@@ -102,6 +105,7 @@ def describe_engine(
             group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
             group.window_tokens,
             group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
+            group.is_handed_over,
             bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
         )
         for group_id, group in zip(group_ids, described, strict=True)
@@ -166,6 +170,9 @@ def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCac
 
     Runner V1 zeroes and copies blocks after it, runner V2 before. Where nothing is ever zeroed and no block is
     copied on write (no states, and hashes as long as blocks) it makes no difference. Not known is taken for yes.
+
+    Blocks of states that are handed over can't be held, since their request lets go of them while it runs: where
+    others are held, these are pinned (``handed_states``).
     """
     if options.hold_blocks is not HoldBlocks.AUTO:
         return options.hold_blocks is HoldBlocks.ALWAYS

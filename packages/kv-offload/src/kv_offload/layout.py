@@ -24,6 +24,8 @@ class Group:
     """Sliding window: how many tokens attention reads, the computed one among them."""
     bytes_per_block: int = 0
     """Of one worker, over all layers of the group."""
+    is_handed_over: bool = False
+    """States: the engine hands over each one worth keeping, and a block table doesn't say where one is."""
     is_draft: bool = False
     """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 

@@ -71,7 +71,7 @@ class GroupProgress:
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
         """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
         group, first = self.group, self.cursor
-        if first >= stop:
+        if first >= stop or group.is_handed_over:
             return ()
         chunks: Sequence[int] = range(first, stop)
         if first < self.loaded.stop and not with_loaded:

@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpecKind,
+    MambaSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
     get_kv_cache_spec_kind,
@@ -158,6 +159,7 @@ KINDS: Final = {
     KVCacheSpecKind.FULL_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.MLA_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.SLIDING_WINDOW: AttentionKind.SLIDING_WINDOW,
+    KVCacheSpecKind.MAMBA: AttentionKind.STATE_SPACE,
 }
 """The kinds whose blocks we know how to store and load."""
 
@@ -176,6 +178,8 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     layer = kv_cache_spec
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
         layer = next(iter(kv_cache_spec.kv_cache_specs.values()))
+    if KINDS[kind] is AttentionKind.STATE_SPACE:
+        return _describe_states(kv_cache_spec, layer)
     if KINDS[kind] is AttentionKind.FULL:
         assert isinstance(layer, FullAttentionSpec), f"{name} is of kind {kind.value}"
         return GroupDescription(AttentionKind.FULL, kv_cache_spec.block_size, 0, _page_bytes(kv_cache_spec))
@@ -187,6 +191,23 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
         )
     return GroupDescription(
         AttentionKind.SLIDING_WINDOW, kv_cache_spec.block_size, layer.sliding_window, _page_bytes(kv_cache_spec)
+    )
+
+
+def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
+    """A group of states. Only where they are reused does vLLM keep one at a boundary, and hand it over."""
+    name = type(kv_cache_spec).__name__
+    assert isinstance(layer, MambaSpec), f"{name} is of kind {KVCacheSpecKind.MAMBA.value}"
+    if layer.mamba_cache_mode != "align":
+        raise ConfigError(
+            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM hands over "
+            "no states; choices: align (--mamba-cache-mode align, with prefix caching)"
+        )
+    return GroupDescription(
+        AttentionKind.STATE_SPACE,
+        kv_cache_spec.block_size,
+        page_size_bytes=_page_bytes(kv_cache_spec),
+        is_handed_over=True,
     )
 
 
