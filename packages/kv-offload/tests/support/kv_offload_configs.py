@@ -26,10 +26,16 @@ def vllm_config(role="kv_both", world_size=1, rank=0, events=True, **extra):
     )
 
 
-def kv_cache_config(groups=((FULL, 4, 0),), num_blocks=64, tokens_per_hash=None):
-    """`groups`: (kind, tokens of a block, window)."""
+def kv_cache_config(groups=((FULL, 4, 0),), num_blocks=64, tokens_per_hash=None, hands_over=False):
+    """`groups`: (kind, tokens of a block, window). `hands_over`: the engine hands over states."""
     specs = [
-        SimpleNamespace(kind=kind, block_size=size, sliding_window=window or None, page_size_bytes=size * 8)
+        SimpleNamespace(
+            kind=kind,
+            block_size=size,
+            sliding_window=window or None,
+            page_size_bytes=size * 8,
+            hands_over_states=hands_over,
+        )
         for kind, size, window in groups
     ]
     config = SimpleNamespace(
@@ -99,9 +105,10 @@ class Blocks:
         return tuple(list(table) for table in self.tables)
 
 
-def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=()):
-    """A step: `new` are (id, tables), `more` are (id, new tables or None)."""
+def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=(), offers=None):
+    """A step: `new` are (id, tables), `more` are (id, new tables or None), `offers` are states by request."""
     return SimpleNamespace(
+        kv_connector_block_state=SimpleNamespace(boundary_state_offloads=offers or {}),
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=0, prompt_token_ids=[])
             for name, tables in new

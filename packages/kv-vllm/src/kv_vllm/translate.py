@@ -200,8 +200,8 @@ def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
     assert isinstance(layer, MambaSpec), f"{name} is of kind {KVCacheSpecKind.MAMBA.value}"
     if layer.mamba_cache_mode != "align":
         raise ConfigError(
-            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM hands over "
-            "no states; choices: align (--mamba-cache-mode align, with prefix caching)"
+            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM hands no "
+            "states over; choices: align (--mamba-cache-mode align, with prefix caching)"
         )
     return GroupDescription(
         AttentionKind.STATE_SPACE,
