@@ -173,7 +173,17 @@ def test_kinds_of_groups(translate):
         translate.describe_group(local)
     assert str(refused.value) == (
         "a KV cache group of ChunkedLocalAttentionSpec (chunked_local_attention) can't be offloaded; "
-        "choices: full_attention, mla_attention, sliding_window"
+        "choices: full_attention, mamba, mla_attention, sliding_window"
+    )
+    states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
+    handed = translate.describe_group(specs.MambaSpec(**states, page_size_padded=1024, mamba_cache_mode="align"))
+    assert (handed.kind, handed.tokens_per_block, handed.page_size_bytes) == ("state_space", 16, 1024)
+    assert handed.is_handed_over and not full.is_handed_over
+    with pytest.raises(ConfigError) as refused:
+        translate.describe_group(specs.MambaSpec(**states, mamba_cache_mode="all"))
+    assert str(refused.value) == (
+        "a KV cache group of MambaSpec has mamba_cache_mode 'all', in which vLLM hands no states over; "
+        "choices: align (--mamba-cache-mode align, with prefix caching)"
     )
 
 
