@@ -110,7 +110,8 @@ def describe_engine(
         )
         for group_id, group in zip(group_ids, described, strict=True)
     )
-    layout = Layout(groups, tokens_per_hash, lcm(*(group.tokens_per_block for group in groups)))
+    grain = lcm(*(group.tokens_per_block for group in groups))
+    layout = Layout(groups, tokens_per_hash, grain, _retention_tokens(vllm_config))
     return EngineDescription(
         options,
         layout,
@@ -163,6 +164,17 @@ def _tokens_per_hash(
                 f"{group.tokens_per_block} tokens"
             )
     return tokens
+
+
+def _retention_tokens(vllm_config: VllmConfig) -> int | None:
+    """How often the engine keeps what a window needs."""
+    tokens = getattr(vllm_config.cache_config, "prefix_cache_retention_interval", None)
+    if tokens is None or (type(tokens) is int and tokens >= 0):
+        return tokens
+    raise ConfigError(
+        f"cache_config.prefix_cache_retention_interval: got {tokens!r}; expected a number of tokens, 0 for the "
+        "ends of prompts alone, or None for all"
+    )
 
 
 def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout) -> bool:

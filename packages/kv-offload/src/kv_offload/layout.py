@@ -102,6 +102,8 @@ class Layout:
     tokens_per_hash: int
     grain_tokens: int
     """A multiple of every group's block."""
+    retention_tokens: int | None = None
+    """Windows are worth keeping every so many tokens (``retention``); None: all of them."""
 
     @cached_property
     def reads_back_only(self) -> bool:

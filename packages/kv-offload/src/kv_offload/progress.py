@@ -17,6 +17,7 @@ from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.layout import Group, Layout
+from kv_offload.retention import is_retained
 
 
 @dataclass(slots=True)
@@ -212,6 +213,8 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     """
     if not group.has_window or group.is_draft:
         return True
+    if layout.retention_tokens is not None:
+        return is_retained(layout, group, end, ends)
     sizes = {other.tokens_per_chunk for other in layout.groups if other.reads_all}
     if len(sizes) != 1:
         return True

@@ -11,13 +11,15 @@ from kv_offload import OffloadingConnector
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 
 
-def vllm_config(role="kv_both", world_size=1, rank=0, events=True, **extra):
+def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=None, **extra):
     extra = {"spec_name": "ScriptedSpec", "spec_module_path": "kv_offload_medium", **extra}
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
             "OffloadingConnector", engine_id="e", kv_role=role, kv_connector_extra_config=extra
         ),
-        cache_config=SimpleNamespace(block_size=4, enable_prefix_caching=True),
+        cache_config=SimpleNamespace(
+            block_size=4, enable_prefix_caching=True, prefix_cache_retention_interval=retention
+        ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=world_size, pipeline_parallel_size=1, world_size=world_size, rank=rank
         ),

@@ -28,6 +28,7 @@ def put_through(transfer):
     for _ in range(2):
         told.append([engine.run([prompt])[0] for prompt in PROMPTS])
         if transfer is not None:
+            engine.run([made_up(9, 8)], tokens=4)  # stores of those before end meanwhile
             engine.connector.side.check()
             assert engine.llm.reset_prefix_cache()
     hits = [engine.metric(f"vllm:{kind}prefix_cache_hits") for kind in ("", "external_")]
