@@ -1,5 +1,7 @@
 """What of a window is stored: at a retained boundary everybody finds what he would find if all were stored."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
@@ -22,8 +24,10 @@ def layouts(draw, intervals=(0, 4, 8)):
         size = draw(st.sampled_from([2, 4]))
         window = draw(st.integers(1, 20)) if kind is WINDOW else 0
         is_draft = kind is not STATE and draw(st.integers(0, 5)) == 0
-        groups.append(Group(group_id, kind, size, per_chunk, 1, window, is_draft=is_draft))
-    return Layout(tuple(groups), 2, 4, draw(st.sampled_from(intervals)) * per_chunk)
+        restart = draw(st.sampled_from([0, 0, 6, 16])) if kind is WINDOW and not is_draft else 0
+        groups.append(Group(group_id, kind, size, per_chunk, 1, window, restart, is_draft=is_draft))
+    interval = draw(st.sampled_from(intervals))
+    return Layout(tuple(groups), 2, 4, interval and interval * per_chunk)
 
 
 def found(layout, stored, shared, limit):
@@ -57,6 +61,15 @@ def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction
         assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
 
 
+@given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
+def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
+    layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
+    shared = min(shared, prompt)
+    everything, stored = stored_of(layout, prompt, prompt)
+    for tokens, limit in ((prompt, prompt - 1), (shared, shared + 9)):
+        assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
+
+
 @given(layouts((4, 8)), st.integers(40, 120), st.integers(30, 120))
 def test_who_shares_any_part_finds_the_last_interval(layout, prompt, shared):
     shared = min(shared, prompt)
@@ -71,7 +84,7 @@ def test_less_is_stored(layout, prompt):
     """At most what two boundaries and one in each interval need."""
     boundaries = 2 + (prompt // layout.retention_tokens if layout.retention_tokens else 0)
     for group in layout.groups:
-        if group.has_window and not group.is_draft:
+        if group.has_window and not group.is_draft and not group.restart_tokens:
             size = group.tokens_per_chunk
             chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, (prompt, 0))]
             assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
@@ -87,3 +100,11 @@ def test_a_request_stores_the_end_of_its_prompts_window(make, manager):
     (job,) = connector.build_connector_meta(step(new=[("a", table)], counts={"a": 40})).store_jobs.values()
     assert job.gpu_spec.group_sizes == (10, 4)
     assert job.gpu_spec.block_ids.tolist()[10:] == [13, 14, 19, 20]
+
+
+def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
+    for is_draft, reached in ((False, [16]), (True, [12, 16])):
+        groups = Group(0, FULL, 16, 1, 4, is_draft=is_draft), Group(1, WINDOW, 4, 1, 1, 5)
+        assert [
+            end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, ())
+        ] == reached

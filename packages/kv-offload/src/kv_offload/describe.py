@@ -33,9 +33,11 @@ class GroupDescription:
     tokens_per_block: int
     """Over all workers that share the tokens of a request."""
     window_tokens: int = 0
-    """Sliding window: tokens that are read, the computed one among them."""
+    """Sliding window: tokens that are read or kept, the computed one among them."""
     page_size_bytes: int = 0
     """One block of one layer on one worker."""
+    restart_tokens: int = 0
+    """A window that doesn't slide: it begins anew every so many tokens."""
     is_handed_over: bool = False
     """States: the engine hands over each one worth keeping (``handed_states``); else they stay in block tables."""
 
@@ -62,7 +64,8 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
         kv_cache_spec.block_size,
         window if kind == AttentionKind.SLIDING_WINDOW else 0,
         getattr(kv_cache_spec, "page_size_bytes", 0),
-        kind == AttentionKind.STATE_SPACE and bool(getattr(kv_cache_spec, "hands_over_states", False)),
+        is_handed_over=kind == AttentionKind.STATE_SPACE
+        and bool(getattr(kv_cache_spec, "hands_over_states", False)),
     )
 
 
@@ -104,6 +107,7 @@ def describe_engine(
             blocks_per_chunk,
             group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
             group.window_tokens,
+            group.restart_tokens,
             group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
             group.is_handed_over,
             bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),

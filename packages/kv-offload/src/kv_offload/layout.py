@@ -22,6 +22,9 @@ class Group:
     hashes_per_chunk: int
     window_tokens: int = 0
     """Sliding window: how many tokens attention reads, the computed one among them."""
+    restart_tokens: int = 0
+    """A window that begins anew every so many tokens (chunked local attention) and reaches no further back; 0: one
+    that slides."""
     bytes_per_block: int = 0
     """Of one worker, over all layers of the group."""
     is_handed_over: bool = False
@@ -61,6 +64,8 @@ class Group:
 
     def first_needed(self, boundary: int) -> int:
         """The first token that is read by whoever goes on at ``boundary``."""
+        if self.restart_tokens:
+            return boundary // self.restart_tokens * self.restart_tokens
         if self.kind is AttentionKind.SLIDING_WINDOW:
             return max(0, boundary - self.window_tokens + 1)
         if self.kind is AttentionKind.STATE_SPACE:
