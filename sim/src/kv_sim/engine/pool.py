@@ -3,6 +3,8 @@
 A block is free, or held by one or more requests. Free blocks stand in a queue: allocation takes from its front,
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
 hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
+
+A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
 """
 
 from collections import OrderedDict
@@ -59,6 +61,19 @@ class BlockPool:
         for block in reversed(front):
             self.free_queue.move_to_end(block, last=False)
         return freed
+
+    @property
+    def blocks(self) -> range:
+        """Each block by its id: here it is its id."""
+        return range(self.num_gpu_blocks)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """A connector holds these."""
+        self.hold(blocks)
+
+    def free_blocks(self, blocks: Iterable[int]) -> None:
+        """A connector lets these go."""
+        self.free(blocks)
 
     def cache(self, group: int, block_hash: bytes, block: int) -> None:
         """Let others find ``block`` under its hash, in the place of one that ended within it."""

@@ -17,7 +17,7 @@ from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.admission import Admission
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.output import BlockCopy, SchedulerOutput
+from kv_sim.engine.output import BlockCopy, BlockState, SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
@@ -91,6 +91,7 @@ class Scheduler:
         plan.copies = self.blocks.take_copies()
         self._release_when_copied(plan.copies)
         output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
+        output.kv_connector_block_state = BlockState(self.blocks.take_handed())
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
