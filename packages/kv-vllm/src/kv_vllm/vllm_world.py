@@ -128,6 +128,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.cache_config = copy.copy(base.cache_config)
     config.cache_config.block_size = world.block_size
     config.cache_config.num_gpu_blocks = world.num_blocks
+    config.cache_config.prefix_cache_retention_interval = _retention_tokens(world)
     if STATE in world.groups:
         config.cache_config.mamba_cache_mode = "align"
     config.kv_transfer_config = transfer
@@ -158,8 +159,19 @@ def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
         for number, group in enumerate(world.groups)
     ]
     config = WorldKVCacheConfig(num_blocks=world.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.prefix_cache_retention_interval = _retention_tokens(world)
     config.is_zeroed = world.zero_new_blocks
     return config
+
+
+def _retention_tokens(world: WorldConfig) -> int | None:
+    """How often vLLM keeps a state, and what a window needs.
+
+    The testbed's engine, which it is compared with where there are no states, keeps everything.
+    """
+    if STATE not in world.groups:
+        return None
+    return (None, 0, 2 * world.block_size)[(world.num_blocks + world.max_running) % 3]
 
 
 def _spec(world: WorldConfig, group: GroupConfig) -> Any:

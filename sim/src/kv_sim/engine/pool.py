@@ -7,7 +7,7 @@ hash until it is allocated anew. Block 0 is the null block: it stands for what s
 A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 NULL = 0
@@ -20,6 +20,8 @@ class BlockPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.ref_counts = [0] * num_gpu_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
+        self.touched: Counter[int] = Counter()
+        """How often a connector holds each block."""
         self.key_of: dict[int, tuple[int, bytes]] = {}
         self.cached: dict[tuple[int, bytes], list[int]] = {}
 
@@ -69,10 +71,15 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """A connector holds these."""
+        blocks = list(blocks)
+        self.touched.update(blocks)
         self.hold(blocks)
 
     def free_blocks(self, blocks: Iterable[int]) -> None:
         """A connector lets these go."""
+        blocks = list(blocks)
+        self.touched.subtract(blocks)
+        self.touched += Counter()
         self.free(blocks)
 
     def cache(self, group: int, block_hash: bytes, block: int) -> None:

@@ -235,14 +235,17 @@ class Scheduler:
             self.shadow.owners.update(dict.fromkeys(table, request.request_id))
 
     def check(self) -> None:
-        """Recount: every reference stands in a table or waits to be freed; queues hold the live requests."""
+        """Recount: a reference is in a table, waits to be freed or is a connector's; who is alive is queued."""
         held: Counter[int] = Counter()
         for tables in self.blocks.tables.values():
             held.update(block for table in tables.groups for block in table if block)
         for _, blocks in self.deferred_frees:
             held.update(blocks)
+        held.update(self.blocks.block_pool.touched)
         counts = {block: n for block, n in enumerate(self.blocks.block_pool.ref_counts) if n}
-        assert counts == dict(held), f"references {counts} != tables and deferred frees {dict(held)}"
+        assert counts == dict(held), (
+            f"references {counts} != tables, deferred frees and a connector's {dict(held)}"
+        )
         queued = [*self.running, *self.waiting, *self.holding]
         unfinished = [r for r in self.requests.values() if not r.status.is_finished]
         ids = sorted(r.request_id for r in queued)
