@@ -11,9 +11,10 @@ pytest.importorskip("kv_sim")
 from kv_offload.handed_states import HandedStates
 from kv_offload.jobs import JobBook
 from kv_offload.pins import Pins
-from kv_sim.config import STATE
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
 from kv_vllm.installed import vllm_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -37,7 +38,7 @@ def runs(subject, seeds, **wanted):
 
 
 @pytest.mark.parametrize(
-    ("name", "loads"), [("our-offloading", 4), ("our-offloading-chunks", 4), ("our-offloading-held", 0)]
+    ("name", "loads"), [("our-offloading", 4), ("our-offloading-chunks", 1), ("our-offloading-held", 0)]
 )
 def test_states_are_stored_and_loaded(subjects, monkeypatch, name, loads):
     counts = Counter()
@@ -57,7 +58,7 @@ def test_states_are_stored_and_loaded(subjects, monkeypatch, name, loads):
         assert run.failure is None, run.failure.violation
         counts["loads"] += run.coverage.situations["match: asynchronous load"]
     assert counts["loads"] >= loads
-    assert counts["offered"] >= counts["pinned"] > 50
+    assert counts["offered"] >= counts["pinned"] > 20
 
 
 def first_failure(found):
@@ -82,5 +83,14 @@ def test_a_state_that_is_not_watched_is_overwritten(subjects, monkeypatch):
         assert JobBook.release is release
 
     monkeypatch.setattr(HandedStates, "_begin", unwatched)
-    failure = first_failure(runs(subjects["our-offloading"], range(170, 185), runner=1))
-    assert failure is not None and failure.violation.invariant in (Invariant.OWNERSHIP, Invariant.CONTENT)
+    # Few blocks, and a state kept for each: somebody soon gets one that another has let go of.
+    silent = frozenset({"fail", "tear", "lose", "repeat", "restart"})
+    config = WorldConfig(engine="vllm", num_blocks=14, block_size=2, groups=(GroupConfig(), STATE), silent=silent)
+    seen = set()
+    for seed in range(30):
+        try:
+            World(config, subjects["our-offloading"]).run(Random(seed), 80)
+        except Violation as violation:
+            seen.add(violation.invariant)
+            break
+    assert seen & {Invariant.OWNERSHIP, Invariant.CONTENT}
