@@ -11,7 +11,7 @@ from kv_offload.request_state import RequestState
 from kv_sim.offload import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
 
-STEPS: Final = 5
+STEPS: Final = 4
 
 
 class _StoresLate(HandedStates):
