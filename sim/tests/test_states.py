@@ -1,5 +1,6 @@
 """Groups of states: what their blocks hold, when they are found, and that a wrong state is seen."""
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -8,7 +9,7 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.pool import NULL
+from kv_sim.engine.pool import NULL, BlockPool
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, OFFLOAD
 from kv_sim.fuzz import config_for, run_seed
@@ -95,3 +96,46 @@ def test_states_are_stored_and_loaded() -> None:
             assert run.failure is None, f"seed {seed}: {run.failure.violation}"
             loads += run.coverage.situations["match: asynchronous load"]
     assert loads > 10
+
+
+def handed(made: World) -> dict[str, list[tuple[int, int, int]]]:
+    """What the next step hands over."""
+    step = made.engine.schedule(lambda request, drafts: 0)
+    block_state = step.output.kv_connector_block_state
+    assert block_state is not None
+    return block_state.boundary_state_offloads
+
+
+def test_each_state_is_handed_over_in_the_step_that_computes_it() -> None:
+    made = world(request("r1", 13), config=replace(CONFIG, hands_over_states=True, max_step_tokens=10))
+    first, second = handed(made), handed(made)
+    table = made.engine.scheduler.blocks.tables["r1"].groups[1]
+    assert [(group, tokens) for group, _, tokens in first["r1"]] == [(1, 4), (1, 8)]
+    assert second == {"r1": [(1, table[2], 12)]}
+    assert handed(world(request("r1", 13))) == {}
+
+
+def test_who_loses_its_blocks_in_a_step_hands_over_nothing() -> None:
+    made = world(request("r1", 13), config=replace(CONFIG, hands_over_states=True))
+    blocks = made.engine.scheduler.blocks
+    handed(made)
+    blocks._hand_over("r1", 1, 5, 1)
+    blocks.free("r1")
+    assert blocks.take_handed() == {}
+
+
+def test_a_connector_holds_blocks() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool.touch([pool.blocks[block]])
+    pool.free([block])
+    assert (pool.num_free, dict(pool.touched)) == (2, {block: 1})
+    pool.free_blocks([block])
+    assert (pool.num_free, dict(pool.touched)) == (3, {})
+
+
+def test_about_half_of_the_worlds_with_states_hand_them_over() -> None:
+    drawn = [config_for(OFFLOAD, Random(seed)) for seed in range(300)]
+    counts = Counter(config.hands_over_states for config in drawn if STATE in config.groups)
+    assert 0.3 < counts[True] / counts.total() < 0.7
+    assert not any(config.hands_over_states for config in drawn if STATE not in config.groups)

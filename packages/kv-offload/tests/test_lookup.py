@@ -41,6 +41,8 @@ def tokens_needed(group, local, boundary):
     if group.kind is STATE:
         return [boundary - 1]
     first = max(0, boundary - group.window_tokens + 1) if group.kind is WINDOW else 0
+    if group.restart_tokens:
+        first = boundary - boundary % group.restart_tokens
     return range(max(local, first), boundary)
 
 
@@ -83,7 +85,8 @@ def lookups(draw):
         size = draw(st.sampled_from([2, 4]))
         window = draw(st.integers(1, 14)) if kind is WINDOW else 0
         is_draft = kind is not STATE and draw(st.sampled_from([False, False, True]))
-        groups.append(Group(group_id, kind, size, per_chunk, 1, window, is_draft=is_draft))
+        restart = draw(st.sampled_from([0, 3, 6, 8])) if kind is WINDOW and not is_draft else 0
+        groups.append(Group(group_id, kind, size, per_chunk, 1, window, restart, is_draft=is_draft))
         states = st.sampled_from([HIT, HIT, HIT, HIT, MISS, PENDING, RETRY])
         answers.append(draw(st.lists(states, max_size=24 // (size * per_chunk))))
     local = 4 * draw(st.integers(0, 4))
@@ -113,3 +116,16 @@ def test_what_was_refused_is_missing():
     asked = Answers(manager, ReqContext("r"), keys, refused={keys[2]})
     assert find_match([group], [asked], 0, 15, may_wait=True) == Match(8)
     assert manager.asked == keys[:2]
+
+
+def test_a_window_that_begins_anew_needs_nothing_there():
+    group = Group(0, WINDOW, 4, 1, 1, 8, restart_tokens=8)
+    assert [group.first_needed(boundary) for boundary in (0, 7, 8, 9, 16)] == [0, 0, 8, 8, 16]
+    assert [[*group.blocks_to_load(0, boundary)] for boundary in (7, 8, 9, 15)] == [[0, 1], [], [2], [2, 3]]
+    for stored, highest in (((), 8), ((2,), 12), ((2, 3), 15), ((3,), 8)):
+        keys = keys_of(group, 4)
+        asked = Answers(Known({keys[chunk]: HIT for chunk in stored}), ReqContext("r"), keys)
+        assert find_match([group], [asked], 0, 15, may_wait=True) == Match(highest)
+    crooked = Group(0, WINDOW, 4, 1, 1, 6, restart_tokens=6)
+    asked = Answers(Known({}), ReqContext("r"), keys_of(crooked, 4))
+    assert find_match([crooked], [asked], 0, 11, may_wait=True) == Match(6)

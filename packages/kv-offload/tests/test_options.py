@@ -124,6 +124,11 @@ REFUSED = [
         f"{WHERE}.block_size: got 8, but the groups have blocks of [4, 8] tokens; use blocks_per_chunk",
     ),
     (
+        {"retention": -1},
+        "cache_config.prefix_cache_retention_interval: got -1; expected a number of tokens, 0 for the ends of "
+        "prompts alone, or None for all",
+    ),
+    (
         {"tokens_per_hash": 3},
         "kv_cache_config.hash_block_size: got 3, which doesn't divide a group's block of 4 tokens",
     ),

@@ -168,12 +168,25 @@ def test_kinds_of_groups(translate):
     assert (full.kind, full.tokens_per_block, full.window_tokens) == ("full_attention", 16, 0)
     sliding = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40))
     assert (sliding.kind, sliding.window_tokens, sliding.page_size_bytes) == ("sliding_window", 40, 1024)
-    local = specs.ChunkedLocalAttentionSpec(**size, attention_chunk_size=32)
+    lagging = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40, extra_retained_tokens=3))
+    assert (lagging.window_tokens, lagging.restart_tokens) == (43, 0)
+    local = translate.describe_group(specs.ChunkedLocalAttentionSpec(**size, attention_chunk_size=32))
+    assert (local.kind, local.window_tokens, local.restart_tokens) == ("sliding_window", 32, 32)
     with pytest.raises(ConfigError) as refused:
-        translate.describe_group(local)
+        translate.describe_group(specs.CrossAttentionSpec(**size))
     assert str(refused.value) == (
-        "a KV cache group of ChunkedLocalAttentionSpec (chunked_local_attention) can't be offloaded; "
-        "choices: full_attention, mla_attention, sliding_window"
+        "a KV cache group of CrossAttentionSpec (cross_attention) can't be offloaded; "
+        "choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window"
+    )
+    states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
+    handed = translate.describe_group(specs.MambaSpec(**states, page_size_padded=1024, mamba_cache_mode="align"))
+    assert (handed.kind, handed.tokens_per_block, handed.page_size_bytes) == ("state_space", 16, 1024)
+    assert handed.is_handed_over and not full.is_handed_over
+    with pytest.raises(ConfigError) as refused:
+        translate.describe_group(specs.MambaSpec(**states, mamba_cache_mode="all"))
+    assert str(refused.value) == (
+        "a KV cache group of MambaSpec has mamba_cache_mode 'all', in which vLLM hands no states over; "
+        "choices: align (--mamba-cache-mode align, with prefix caching)"
     )
 
 

@@ -36,6 +36,8 @@ class WorldConfig:
     """More than one: what the GPU has may end within a block. Only in a world with one group of all tokens; vLLM
     does it for models with states, whose requests hardly ever end where a state was kept."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
+    hands_over_states: bool = False
+    """The engine tells the connector of each state that it keeps, in the step that computes it."""
     layers: int = 1
     tp_size: int = 1
     pp_size: int = 1
@@ -155,14 +157,17 @@ def with_fine_hashes(config: WorldConfig, random: Random) -> WorldConfig:
 def with_states(config: WorldConfig, random: Random) -> WorldConfig:
     """Maybe give a world of several groups one of states, in the place of the last or beside the others.
 
-    A state can't be taken back, so there are no drafts then.
+    A state can't be taken back, so there are no drafts then. About half of these engines hand states over; which,
+    their sizes say, so that the rest of a history is the same in both.
     """
     if len(config.groups) == 1 or random.random() < 0.4:
         return config
     kept = random.choice([config.groups[:-1], config.groups])
+    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
     return replace(
         config,
         groups=(*kept, STATE),
+        hands_over_states=Random(repr(sizes)).random() < 0.5,
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
         spec_tokens=0,
     )

@@ -16,6 +16,7 @@ from kv_offload.jobs import JobBook
 from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats
+from kv_offload.pins import Pins
 from kv_offload.request_state import RequestState, begin_life
 
 
@@ -30,6 +31,7 @@ class Books:
         """The lives that have not ended, by request id."""
         self.agenda = Agenda()
         self.jobs = JobBook(engine.world_size)
+        self.pins = Pins()
         self.stats = OffloadingConnectorStats()
         self.events = EventTranslator(
             engine.layout,
@@ -94,6 +96,7 @@ class Books:
     def check(self) -> None:
         """Recount everything."""
         self.jobs.check()
+        self.pins.check([*self.jobs.live, *(i for i, job in self.jobs.stale.items() if job.waiting)])
         self.events.check()
         for job in self.jobs.kept():
             state = job.owner

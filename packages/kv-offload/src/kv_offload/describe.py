@@ -33,9 +33,13 @@ class GroupDescription:
     tokens_per_block: int
     """Over all workers that share the tokens of a request."""
     window_tokens: int = 0
-    """Sliding window: tokens that are read, the computed one among them."""
+    """Sliding window: tokens that are read or kept, the computed one among them."""
     page_size_bytes: int = 0
     """One block of one layer on one worker."""
+    restart_tokens: int = 0
+    """A window that doesn't slide: it begins anew every so many tokens."""
+    is_handed_over: bool = False
+    """States: the engine hands over each one worth keeping (``handed_states``); else they stay in block tables."""
 
 
 DescribeGroup = Callable[[Any], GroupDescription]
@@ -60,6 +64,8 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
         kv_cache_spec.block_size,
         window if kind == AttentionKind.SLIDING_WINDOW else 0,
         getattr(kv_cache_spec, "page_size_bytes", 0),
+        is_handed_over=kind == AttentionKind.STATE_SPACE
+        and bool(getattr(kv_cache_spec, "hands_over_states", False)),
     )
 
 
@@ -101,12 +107,15 @@ def describe_engine(
             blocks_per_chunk,
             group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
             group.window_tokens,
+            group.restart_tokens,
             group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
+            group.is_handed_over,
             bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
         )
         for group_id, group in zip(group_ids, described, strict=True)
     )
-    layout = Layout(groups, tokens_per_hash, lcm(*(group.tokens_per_block for group in groups)))
+    grain = lcm(*(group.tokens_per_block for group in groups))
+    layout = Layout(groups, tokens_per_hash, grain, _retention_tokens(vllm_config))
     return EngineDescription(
         options,
         layout,
@@ -161,11 +170,25 @@ def _tokens_per_hash(
     return tokens
 
 
+def _retention_tokens(vllm_config: VllmConfig) -> int | None:
+    """How often the engine keeps what a window needs."""
+    tokens = getattr(vllm_config.cache_config, "prefix_cache_retention_interval", None)
+    if tokens is None or (type(tokens) is int and tokens >= 0):
+        return tokens
+    raise ConfigError(
+        f"cache_config.prefix_cache_retention_interval: got {tokens!r}; expected a number of tokens, 0 for the "
+        "ends of prompts alone, or None for all"
+    )
+
+
 def _must_hold(options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout) -> bool:
     """Whether a freed block may be written before a fence in ``handle_preemptions`` is reached.
 
     Runner V1 zeroes and copies blocks after it, runner V2 before. Where nothing is ever zeroed and no block is
     copied on write (no states, and hashes as long as blocks) it makes no difference. Not known is taken for yes.
+
+    Blocks of states that are handed over can't be held, since their request lets go of them while it runs: where
+    others are held, these are pinned (``handed_states``).
     """
     if options.hold_blocks is not HoldBlocks.AUTO:
         return options.hold_blocks is HoldBlocks.ALWAYS

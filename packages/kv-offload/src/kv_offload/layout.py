@@ -22,8 +22,13 @@ class Group:
     hashes_per_chunk: int
     window_tokens: int = 0
     """Sliding window: how many tokens attention reads, the computed one among them."""
+    restart_tokens: int = 0
+    """A window that begins anew every so many tokens (chunked local attention) and reaches no further back; 0: one
+    that slides."""
     bytes_per_block: int = 0
     """Of one worker, over all layers of the group."""
+    is_handed_over: bool = False
+    """States: the engine hands over each one worth keeping, and a block table doesn't say where one is."""
     is_draft: bool = False
     """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 
@@ -59,6 +64,8 @@ class Group:
 
     def first_needed(self, boundary: int) -> int:
         """The first token that is read by whoever goes on at ``boundary``."""
+        if self.restart_tokens:
+            return boundary // self.restart_tokens * self.restart_tokens
         if self.kind is AttentionKind.SLIDING_WINDOW:
             return max(0, boundary - self.window_tokens + 1)
         if self.kind is AttentionKind.STATE_SPACE:
@@ -100,6 +107,8 @@ class Layout:
     tokens_per_hash: int
     grain_tokens: int
     """A multiple of every group's block."""
+    retention_tokens: int | None = None
+    """Windows are worth keeping every so many tokens (``retention``); None: all of them."""
 
     @cached_property
     def reads_back_only(self) -> bool:

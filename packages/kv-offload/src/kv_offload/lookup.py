@@ -103,10 +103,13 @@ def _sliding_window(group: Group, answers: Answers, local: int, limit: int, coun
     boundary = limit
     while boundary > local:
         needed = group.chunks_needed(local, boundary)
+        start = group.first_needed(boundary)
         gap = next((chunk for chunk in reversed(needed) if not counts(answers.of(chunk))), None)
         if gap is None:
             return boundary
         boundary = _before(group, gap)
+        if group.restart_tokens and not group.is_draft:
+            boundary = max(boundary, start)  # where it begins anew nothing is read
     return local
 
 

@@ -53,6 +53,8 @@ class Outcomes:
             self._books.stats.increase(STORE_FAILURE if job.kind is STORE else LOAD_FAILURE)
             if job.kind is not STORE:
                 self._fail_load(job, is_stale=report.is_stale)
+        if report.is_done and self._books.engine.holds_blocks:
+            self._books.pins.unpin(job.job_id)
         if not report.is_done or report.is_stale:
             return
         if job.unended:

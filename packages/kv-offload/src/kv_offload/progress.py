@@ -19,6 +19,7 @@ from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.layout import Group, Layout
+from kv_offload.retention import is_retained
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class GroupProgress:
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
         """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
         group, first = self.group, self.cursor
-        if first >= stop:
+        if first >= stop or group.is_handed_over:
             return ()
         chunks: Sequence[int] = range(first, stop)
         if first < self.loaded.stop and not with_loaded:
@@ -206,15 +207,19 @@ class Progress:
 def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) -> bool:
     """Whether a lookup could ever need the window's chunk that ends at ``end``.
 
-    Requests that share a part of the tokens go on where a chunk of a full-attention group ends; one that repeats
-    all of them, a token before one of ``ends``. Where a window's chunks are finer than that, and it is short, some
-    lie out of its reach.
+    Requests that share a part of the tokens go on where a chunk of a full-attention group ends (a token before, if
+    it is of a draft model); one that repeats all of them, a token before one of ``ends``. Where a window's chunks
+    are finer than that, and it is short, some lie out of its reach. A window that begins anew reaches all of them.
     """
-    if not group.has_window or group.is_draft:
+    if not group.has_window or group.is_draft or group.restart_tokens:
         return True
+    if layout.retention_tokens is not None:
+        return is_retained(layout, group, end, ends)
     sizes = {other.tokens_per_chunk for other in layout.groups if other.reads_all}
     if len(sizes) != 1:
         return True
     (size,) = sizes
-    boundaries = [-(-end // size) * size, *(last - 1 for last in ends if last > end - group.tokens_per_chunk + 1)]
+    drafts = any(other.is_draft for other in layout.groups if other.reads_all)
+    start = end - group.tokens_per_chunk
+    boundaries = [-(-end // size) * size - drafts, *(last - 1 for last in ends if last > start + 1)]
     return any(group.first_needed(boundary) < end for boundary in boundaries)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from kv_api import (
     BlockIds,
+    BlockPool,
     CacheHitSource,
     KVCacheBlocks,
     KVCacheConfig,
@@ -29,6 +30,7 @@ from kv_offload.books import Books
 from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
 from kv_offload.fresh import fresh_blocks
+from kv_offload.handed_states import HandedStates
 from kv_offload.jobs import STORE
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
@@ -54,9 +56,14 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         self._books = Books(engine, spec.get_manager())
         self._matching = Matching(self._books, lambda: self.clock())
         self._storing = Storing(self._books)
+        hands_over = engine.can_store and any(group.is_handed_over for group in engine.layout.groups)
+        self._handed_states = HandedStates(self._books) if hands_over else None
         self._outcomes = Outcomes(self._books)
         self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._books.pins.bind(gpu_block_pool)
 
     # -- requests and their blocks ---------------------------------------------------------------
 
@@ -110,6 +117,8 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             self._storing.follow_blocks(scheduler_output, preempted)
             if books.engine.can_store and not books.engine.holds_blocks:
                 self._storing.store_what_is_computed(scheduler_output)
+            if self._handed_states is not None:
+                self._handed_states.store(scheduler_output)
             meta = books.meta
             arrived = [new.req_id for new in scheduler_output.scheduled_new_reqs]
             books.manager.on_schedule_end(ScheduleEndContext(arrived, preempted))

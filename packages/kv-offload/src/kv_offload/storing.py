@@ -117,7 +117,10 @@ class Storing:
         is_open = tokens == known > prompt and not is_final
         progress.extend_keys(request)
         stops = progress.stops(tokens, tokens - is_open)
-        offers = progress.offers(stops, (prompt, tokens), with_loaded=state.offers_loaded)
+        ends = (prompt, tokens)
+        if self._books.layout.retention_tokens is not None:
+            ends = (min(prompt, limit), min(getattr(request, "shared_prefix_boundary", 0), limit))
+        offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
         return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
 
     def _store(self, plans: list[Plan]) -> None:

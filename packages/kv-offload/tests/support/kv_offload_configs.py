@@ -11,13 +11,15 @@ from kv_offload import OffloadingConnector
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 
 
-def vllm_config(role="kv_both", world_size=1, rank=0, events=True, **extra):
+def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=None, **extra):
     extra = {"spec_name": "ScriptedSpec", "spec_module_path": "kv_offload_medium", **extra}
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
             "OffloadingConnector", engine_id="e", kv_role=role, kv_connector_extra_config=extra
         ),
-        cache_config=SimpleNamespace(block_size=4, enable_prefix_caching=True),
+        cache_config=SimpleNamespace(
+            block_size=4, enable_prefix_caching=True, prefix_cache_retention_interval=retention
+        ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=world_size, pipeline_parallel_size=1, world_size=world_size, rank=rank
         ),
@@ -26,10 +28,16 @@ def vllm_config(role="kv_both", world_size=1, rank=0, events=True, **extra):
     )
 
 
-def kv_cache_config(groups=((FULL, 4, 0),), num_blocks=64, tokens_per_hash=None):
-    """`groups`: (kind, tokens of a block, window)."""
+def kv_cache_config(groups=((FULL, 4, 0),), num_blocks=64, tokens_per_hash=None, hands_over=False):
+    """`groups`: (kind, tokens of a block, window). `hands_over`: the engine hands over states."""
     specs = [
-        SimpleNamespace(kind=kind, block_size=size, sliding_window=window or None, page_size_bytes=size * 8)
+        SimpleNamespace(
+            kind=kind,
+            block_size=size,
+            sliding_window=window or None,
+            page_size_bytes=size * 8,
+            hands_over_states=hands_over,
+        )
         for kind, size, window in groups
     ]
     config = SimpleNamespace(
@@ -99,9 +107,10 @@ class Blocks:
         return tuple(list(table) for table in self.tables)
 
 
-def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=()):
-    """A step: `new` are (id, tables), `more` are (id, new tables or None)."""
+def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=(), offers=None):
+    """A step: `new` are (id, tables), `more` are (id, new tables or None), `offers` are states by request."""
     return SimpleNamespace(
+        kv_connector_block_state=SimpleNamespace(boundary_state_offloads=offers or {}),
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=0, prompt_token_ids=[])
             for name, tables in new

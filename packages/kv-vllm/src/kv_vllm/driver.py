@@ -36,7 +36,6 @@ from kv_vllm.driver_crash import crashes
 from kv_vllm.driver_ledger import Ledger, Twin
 from kv_vllm.driver_setup import Setup, request_of
 from kv_vllm.driver_view import SchedulerView
-from kv_vllm.matrix import without_states
 
 
 @dataclass
@@ -70,10 +69,9 @@ class VllmEngine(Engine):
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that vLLM's schedulers can be.
 
-        No drafts where vLLM computes them without the token before them: under pipeline parallelism. No groups of
-        states. And no id comes back: vLLM's front ends add to each what makes it unique.
+        No drafts where vLLM computes them without the token before them: under pipeline parallelism. And no id
+        comes back: vLLM's front ends add to each what makes it unique.
         """
-        config = without_states(config)
         if config.run_ahead and not config.async_scheduling:
             config = replace(config, spec_tokens=0)
         return replace(config, silent=config.silent | {"same_id"})

@@ -49,7 +49,7 @@ def ours(*, without: frozenset[Trait] = frozenset(), **options: Any) -> Subject:
             "load_timeout_seconds": 12,
             **options,
         },
-        frozenset(Trait) - without - {Trait.STATES},
+        frozenset(Trait) - without,
         options.get("blocks_per_chunk", 1),
     )
 

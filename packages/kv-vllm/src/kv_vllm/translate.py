@@ -16,8 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpecKind,
+    MambaSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
     get_kv_cache_spec_kind,
@@ -158,6 +160,8 @@ KINDS: Final = {
     KVCacheSpecKind.FULL_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.MLA_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.SLIDING_WINDOW: AttentionKind.SLIDING_WINDOW,
+    KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: AttentionKind.SLIDING_WINDOW,
+    KVCacheSpecKind.MAMBA: AttentionKind.STATE_SPACE,
 }
 """The kinds whose blocks we know how to store and load."""
 
@@ -176,17 +180,43 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     layer = kv_cache_spec
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
         layer = next(iter(kv_cache_spec.kv_cache_specs.values()))
+    if KINDS[kind] is AttentionKind.STATE_SPACE:
+        return _describe_states(kv_cache_spec, layer)
     if KINDS[kind] is AttentionKind.FULL:
         assert isinstance(layer, FullAttentionSpec), f"{name} is of kind {kind.value}"
         return GroupDescription(AttentionKind.FULL, kv_cache_spec.block_size, 0, _page_bytes(kv_cache_spec))
-    assert isinstance(layer, SlidingWindowSpec), f"{name} is of kind {kind.value}"
-    if layer.extra_retained_tokens:
+    window, restart = _window(layer)
+    return GroupDescription(
+        AttentionKind.SLIDING_WINDOW, kv_cache_spec.block_size, window, _page_bytes(kv_cache_spec), restart
+    )
+
+
+def _window(layer: Any) -> tuple[int, int]:
+    """How far back a layer looks, and after how many tokens it begins anew (0: never).
+
+    What vLLM keeps before a window (``extra_retained_tokens``, for drafts that are computed late) has blocks that
+    a load has to fill, too.
+    """
+    if isinstance(layer, ChunkedLocalAttentionSpec):
+        return layer.attention_chunk_size, layer.attention_chunk_size
+    assert isinstance(layer, SlidingWindowSpec), f"{type(layer).__name__} has no window"
+    return layer.sliding_window + getattr(layer, "extra_retained_tokens", 0), 0
+
+
+def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
+    """A group of states. Only where they are reused does vLLM keep one at a boundary, and hand it over."""
+    name = type(kv_cache_spec).__name__
+    assert isinstance(layer, MambaSpec), f"{name} is of kind {KVCacheSpecKind.MAMBA.value}"
+    if layer.mamba_cache_mode != "align":
         raise ConfigError(
-            f"a KV cache group of {name} keeps {layer.extra_retained_tokens} tokens before its window, which "
-            "can't be offloaded; expected extra_retained_tokens 0"
+            f"a KV cache group of {name} has mamba_cache_mode {layer.mamba_cache_mode!r}, in which vLLM hands no "
+            "states over; choices: align (--mamba-cache-mode align, with prefix caching)"
         )
     return GroupDescription(
-        AttentionKind.SLIDING_WINDOW, kv_cache_spec.block_size, layer.sliding_window, _page_bytes(kv_cache_spec)
+        AttentionKind.STATE_SPACE,
+        kv_cache_spec.block_size,
+        page_size_bytes=_page_bytes(kv_cache_spec),
+        is_handed_over=True,
     )
 
 

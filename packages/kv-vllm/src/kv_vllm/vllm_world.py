@@ -31,12 +31,13 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kv_sim.config import WorldConfig
+from kv_sim.config import STATE, WORD_BYTES, GroupConfig, WorldConfig
 
 VOCABULARY: Final = 60_000
 """More than the tokens of the testbed."""
@@ -127,6 +128,9 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.cache_config = copy.copy(base.cache_config)
     config.cache_config.block_size = world.block_size
     config.cache_config.num_gpu_blocks = world.num_blocks
+    config.cache_config.prefix_cache_retention_interval = _retention_tokens(world)
+    if STATE in world.groups:
+        config.cache_config.mamba_cache_mode = "align"
     config.kv_transfer_config = transfer
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     config.parallel_config = parallel = copy.copy(base.parallel_config)
@@ -150,18 +154,34 @@ class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
 
 def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
     """Groups and their layers; a page of a layer is as large as the testbed's."""
-
-    def spec(window: int) -> Any:
-        size = {"block_size": world.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-        return SlidingWindowSpec(**size, sliding_window=window) if window else FullAttentionSpec(**size)
-
     groups = [
-        KVCacheGroupSpec([layer_name(number, layer) for layer in range(world.layers)], spec(group.window))
+        KVCacheGroupSpec([layer_name(number, layer) for layer in range(world.layers)], _spec(world, group))
         for number, group in enumerate(world.groups)
     ]
     config = WorldKVCacheConfig(num_blocks=world.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.prefix_cache_retention_interval = _retention_tokens(world)
     config.is_zeroed = world.zero_new_blocks
     return config
+
+
+def _retention_tokens(world: WorldConfig) -> int | None:
+    """How often vLLM keeps a state, and what a window needs.
+
+    The testbed's engine, which it is compared with where there are no states, keeps everything.
+    """
+    if STATE not in world.groups:
+        return None
+    return (None, 0, 2 * world.block_size)[(world.num_blocks + world.max_running) % 3]
+
+
+def _spec(world: WorldConfig, group: GroupConfig) -> Any:
+    if group == STATE:
+        words = world.page_bytes // WORD_BYTES
+        return MambaSpec(
+            block_size=world.block_size, shapes=((words,),), dtypes=(torch.int64,), mamba_cache_mode="align"
+        )
+    size = {"block_size": world.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    return SlidingWindowSpec(**size, sliding_window=group.window) if group.window else FullAttentionSpec(**size)
 
 
 def layer_name(group: int, layer: int) -> str:

@@ -77,6 +77,56 @@ def model_of_two_groups():
     return write_model(Path(gettempdir(), f"kv-vllm-tiny-gemma-{os.getuid()}"), config, weights)
 
 
+def model_of_states():
+    """The folder of a tiny LFM2: two layers of short convolutions, which keep a state, and two of attention."""
+    kinds = ["conv", "full_attention"] * 2
+    config = {
+        **{
+            key: value
+            for key, value in CONFIG.items()
+            if key not in ("architectures", "model_type", "rms_norm_eps")
+        },
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "num_hidden_layers": len(kinds),
+        "layer_types": kinds,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    config |= {"block_dim": width, "conv_dim": width, "conv_dim_out": width, "block_ff_dim": inner}
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    every = {"operator_norm": (width,), "ffn_norm": (width,), "feed_forward.w2": (width, inner)}
+    every |= {f"feed_forward.{name}": (inner, width) for name in ("w1", "w3")}
+    own = {
+        "conv": {
+            "conv.conv": (width, 1, config["conv_L_cache"]),
+            "conv.in_proj": (3 * width, width),
+            "conv.out_proj": (width, width),
+        },
+        "full_attention": {
+            "self_attn.q_proj": (queries, width),
+            "self_attn.k_proj": (keys, width),
+            "self_attn.v_proj": (keys, width),
+            "self_attn.out_proj": (width, queries),
+            "self_attn.q_layernorm": (head,),
+            "self_attn.k_layernorm": (head,),
+        },
+    }
+    weights = {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer, kind in enumerate(kinds)
+        for name, shape in {**every, **own[kind]}.items()
+    }
+    weights["model.embed_tokens.weight"] = (config["vocab_size"], width)
+    weights["model.embedding_norm.weight"] = (width,)
+    return write_model(Path(gettempdir(), f"kv-vllm-tiny-lfm2-{os.getuid()}"), config, weights)
+
+
 class Engine:
     """One vLLM."""
 

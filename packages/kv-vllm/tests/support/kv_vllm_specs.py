@@ -59,6 +59,21 @@ class OneWrongByte:
         return getattr(self.inner, name)
 
 
+class OneWrongByteOfStates(OneWrongByte):
+    """The same for chunks of some groups only."""
+
+    def __init__(self, inner, memory, groups):
+        super().__init__(inner, memory)
+        self.groups = groups
+
+    def submit(self, job_id, direction, copies, **how):
+        if direction is Direction.LOAD:
+            for group, chunk in zip(copies.groups.tolist(), copies.chunks.tolist(), strict=True):
+                if group in self.groups:
+                    self.memory.bytes[chunk * self.memory.layout.row_bytes + 203] = 0x7E
+        self.inner.submit(job_id, direction, copies, **how)
+
+
 class EveryOtherLoadFails:
     """Such a load moves nothing."""
 
@@ -93,6 +108,16 @@ class Corrupting(CPUOffloadingSpec):
 
     def make_copy_engine(self, kv_caches, layout, memory):
         return OneWrongByte(super().make_copy_engine(kv_caches, layout, memory), memory)
+
+
+class CorruptingStates(CPUOffloadingSpec):
+    """Loads that bring another state."""
+
+    def make_copy_engine(self, kv_caches, layout, memory):
+        inner = super().make_copy_engine(kv_caches, layout, memory)
+        groups = enumerate(self.config.groups)
+        states = {place for place, group in groups if any("conv" in name for name in group.layer_names)}
+        return OneWrongByteOfStates(inner, memory, states)
 
 
 class Failing(CPUOffloadingSpec):

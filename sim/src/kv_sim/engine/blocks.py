@@ -33,6 +33,8 @@ class KVCacheManager:
         """Blocks that were allocated since the last step took them."""
         self._copies: list[BlockCopy] = []
         """For the step that is being planned to make. Both ends of each are held for it."""
+        self._handed: dict[str, list[tuple[int, int, int]]] = {}
+        """States that the step that is being planned hands over, by request: group, block, tokens."""
         self._unwritten: set[int] = set()
         """Blocks that were named since then and count only when the step that is being planned has run: those of
         states, and ends of prompts."""
@@ -185,9 +187,14 @@ class KVCacheManager:
                 self.block_pool.cache(group, block_hashes[index], table[index])
                 if self.config.groups[group].kind == "state":
                     self._unwritten.add(table[index])
+                    self._hand_over(request.request_id, group, table[index], index + 1)
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
         if self.config.hashes_per_block > 1:
             self._cache_end(request, tables, tokens)
+
+    def _hand_over(self, request_id: str, group: int, block: int, count: int) -> None:
+        if self.config.hands_over_states and block != NULL:
+            self._handed.setdefault(request_id, []).append((group, block, count * self.config.block_size))
 
     def _cache_end(self, request: SimRequest, tables: Tables, tokens: int) -> None:
         """Name the block in which a prompt ends by the last hash of it that a request like it could hit."""
@@ -222,6 +229,7 @@ class KVCacheManager:
 
     def take(self, request_id: str) -> list[list[int]]:
         """Take a request's blocks away without freeing them, by group in the order of the tokens."""
+        self._handed.pop(request_id, None)  # somebody else may get them in the same step
         tables = self.tables.pop(request_id, None)
         if tables is None:
             return []
@@ -232,6 +240,11 @@ class KVCacheManager:
         fresh, self.fresh = self.fresh, []
         self._unwritten.clear()
         return list(dict.fromkeys(block for block in fresh if self.block_pool.ref_counts[block]))
+
+    def take_handed(self) -> dict[str, list[tuple[int, int, int]]]:
+        """The states that the step in the making hands over."""
+        handed, self._handed = self._handed, {}
+        return handed
 
     def take_copies(self) -> list[BlockCopy]:
         """The copies that the step in the making has to make. Who takes them holds both ends of each."""

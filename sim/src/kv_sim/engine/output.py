@@ -36,6 +36,14 @@ class BlockCopy(NamedTuple):
     dst_block_id: int
 
 
+@dataclass(frozen=True)
+class BlockState:
+    """What a step hands over to a connector; vLLM's field names."""
+
+    boundary_state_offloads: dict[str, list[tuple[int, int, int]]]
+    """Of each request: group, block, and the tokens after which the state in it is."""
+
+
 @dataclass
 class SchedulerOutput:
     """One step; fits ``kv_api.SchedulerOutput``."""
@@ -51,6 +59,7 @@ class SchedulerOutput:
     new_block_ids_to_zero: list[int] | None = None
     kv_cache_block_copies: list[BlockCopy] | None = None
     kv_connector_metadata: KVConnectorMetadata | None = None
+    kv_connector_block_state: BlockState | None = None
 
 
 @dataclass

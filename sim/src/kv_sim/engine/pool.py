@@ -3,9 +3,11 @@
 A block is free, or held by one or more requests. Free blocks stand in a queue: allocation takes from its front,
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
 hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
+
+A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 NULL = 0
@@ -18,6 +20,8 @@ class BlockPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.ref_counts = [0] * num_gpu_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
+        self.touched: Counter[int] = Counter()
+        """How often a connector holds each block."""
         self.key_of: dict[int, tuple[int, bytes]] = {}
         self.cached: dict[tuple[int, bytes], list[int]] = {}
 
@@ -59,6 +63,24 @@ class BlockPool:
         for block in reversed(front):
             self.free_queue.move_to_end(block, last=False)
         return freed
+
+    @property
+    def blocks(self) -> range:
+        """Each block by its id: here it is its id."""
+        return range(self.num_gpu_blocks)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """A connector holds these."""
+        blocks = list(blocks)
+        self.touched.update(blocks)
+        self.hold(blocks)
+
+    def free_blocks(self, blocks: Iterable[int]) -> None:
+        """A connector lets these go."""
+        blocks = list(blocks)
+        self.touched.subtract(blocks)
+        self.touched += Counter()
+        self.free(blocks)
 
     def cache(self, group: int, block_hash: bytes, block: int) -> None:
         """Let others find ``block`` under its hash, in the place of one that ended within it."""

@@ -17,7 +17,7 @@ from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.admission import Admission
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.output import BlockCopy, SchedulerOutput
+from kv_sim.engine.output import BlockCopy, BlockState, SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
@@ -91,6 +91,7 @@ class Scheduler:
         plan.copies = self.blocks.take_copies()
         self._release_when_copied(plan.copies)
         output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
+        output.kv_connector_block_state = BlockState(self.blocks.take_handed())
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
@@ -234,14 +235,17 @@ class Scheduler:
             self.shadow.owners.update(dict.fromkeys(table, request.request_id))
 
     def check(self) -> None:
-        """Recount: every reference stands in a table or waits to be freed; queues hold the live requests."""
+        """Recount: a reference is in a table, waits to be freed or is a connector's; who is alive is queued."""
         held: Counter[int] = Counter()
         for tables in self.blocks.tables.values():
             held.update(block for table in tables.groups for block in table if block)
         for _, blocks in self.deferred_frees:
             held.update(blocks)
+        held.update(self.blocks.block_pool.touched)
         counts = {block: n for block, n in enumerate(self.blocks.block_pool.ref_counts) if n}
-        assert counts == dict(held), f"references {counts} != tables and deferred frees {dict(held)}"
+        assert counts == dict(held), (
+            f"references {counts} != tables, deferred frees and a connector's {dict(held)}"
+        )
         queued = [*self.running, *self.waiting, *self.holding]
         unfinished = [r for r in self.requests.values() if not r.status.is_finished]
         ids = sorted(r.request_id for r in queued)

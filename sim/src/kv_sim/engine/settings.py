@@ -71,4 +71,5 @@ def _spec(config: WorldConfig, group: GroupConfig) -> Any:
         block_size=config.block_size,
         sliding_window=group.window if group.kind == "sliding" else None,
         page_size_bytes=config.page_bytes,
+        hands_over_states=group.kind == "state" and config.hands_over_states,
     )

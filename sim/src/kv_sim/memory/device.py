@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from kv_sim.config import WorldConfig
+from kv_sim.engine.pool import NULL
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
 from kv_sim.memory.kv_cache import KVCache
@@ -61,6 +62,9 @@ class LaunchedStep:
                 last = (attention.end - 1) // self.block_size
                 self.reads.update(table[first : last + 1])
                 self.writes.update(table[attention.start // self.block_size : last + 1])
+        # An engine that keeps states only where it means to has no block for those between.
+        self.reads.discard(NULL)
+        self.writes.discard(NULL)
 
     def first_read(self, attention: Attention, window: int) -> int:
         """Index of the first block that the attention of a group reaches back to."""
@@ -230,9 +234,11 @@ class Device:
             )
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """Leave the state after the last token in each block that the step reaches."""
+        """Leave the state after the last token in each block that the step reaches, if there is one."""
         size, table = self.config.block_size, attention.tables[group]
         for index in range(attention.start // size, (attention.end - 1) // size + 1):
+            if table[index] == NULL:
+                continue
             state = attention.hashes[min((index + 1) * size, attention.end) - 1]
             self.memory[table[index]] = (state ^ self.keys[group])[:, None]
             who = f"step {step.number} for request {attention.request_id}"

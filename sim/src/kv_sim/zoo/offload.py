@@ -13,6 +13,7 @@ from kv_api import (
     VllmConfig,
 )
 from kv_offload.describe import EngineDescription
+from kv_offload.handed_states import HandedStates
 from kv_offload.jobs import Job
 from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
@@ -30,6 +31,7 @@ class PartedScheduler(OffloadingSchedulerSide):
 
     matching: ClassVar[type[Matching]] = Matching
     storing: ClassVar[type[Storing]] = Storing
+    handed_states: ClassVar[type[HandedStates]] = HandedStates
     outcomes: ClassVar[type[Outcomes]] = Outcomes
 
     def __init__(
@@ -42,6 +44,8 @@ class PartedScheduler(OffloadingSchedulerSide):
         super().__init__(vllm_config, kv_cache_config, engine, spec)
         self._matching = self.matching(self._books, lambda: self.clock())
         self._storing = self.storing(self._books)
+        if self._handed_states is not None:
+            self._handed_states = self.handed_states(self._books)
         self._outcomes = self.outcomes(self._books)
 
 

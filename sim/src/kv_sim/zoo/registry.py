@@ -5,7 +5,7 @@ from typing import Final
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, offload, offload_books, offload_waits, ranks, transfers
+from kv_sim.zoo import hits, offload, offload_books, offload_states, offload_waits, ranks, transfers
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -105,6 +105,8 @@ _OFFLOADED: Final = (
     plant(offload_waits.SharedLoadsInTurn, "#44294", _I.WORK, _FENCED, _I.LIVENESS),
     plant(offload_waits.RankOffsetTwice, "#50821", _I.GEOMETRY, _OFFSET, _I.CONTENT),
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
+    plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)

@@ -1,0 +1,60 @@
+"""Pins on GPU blocks: references in the engine's own pool, so that nobody else gets a block that a store reads.
+
+The pool is the engine's, and is told to this half at start (``bind_gpu_block_pool``); it is vLLM's to look at:
+``blocks`` by id, ``touch`` adds a reference to each of some blocks, ``free_blocks`` takes one away. What is pinned
+is counted by the engine as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to
+reset its prefix cache meanwhile.
+
+**Invariant** (``check``): pinned are the blocks of jobs whose end is still to be reported, and of no others.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+from kv_api import BlockPool, KVError
+
+
+@runtime_checkable
+class PinningPool(Protocol):
+    """A pool whose blocks can be pinned."""
+
+    @property
+    def blocks(self) -> Sequence[Any]: ...
+    def touch(self, blocks: Sequence[Any]) -> None: ...
+    def free_blocks(self, ordered_blocks: Sequence[Any]) -> None: ...
+
+
+class Pins:
+    """Pinned blocks by job."""
+
+    def __init__(self) -> None:
+        self._pool: PinningPool | None = None
+        self._blocks_of: dict[int, list[Any]] = {}
+
+    def bind(self, pool: BlockPool) -> None:
+        """This is the engine's pool. One that can't pin is left alone."""
+        self._pool = cast(PinningPool, pool) if isinstance(pool, PinningPool) else None
+
+    @property
+    def can_pin(self) -> bool:
+        """Whether the engine has told its pool, and that can."""
+        return self._pool is not None
+
+    def pin(self, job_id: int, block_ids: Sequence[int]) -> None:
+        """Keep these until the job has ended."""
+        if self._pool is None:
+            raise KVError(f"blocks {[*block_ids]} are to be pinned, and the engine has told no pool that can")
+        blocks = [self._pool.blocks[block] for block in block_ids]
+        self._pool.touch(blocks)
+        self._blocks_of[job_id] = blocks
+
+    def unpin(self, job_id: int) -> None:
+        """The job has ended; it may have pinned nothing."""
+        blocks = self._blocks_of.pop(job_id, None)
+        if blocks is not None and self._pool is not None:
+            self._pool.free_blocks(blocks)
+
+    def check(self, awaited: Collection[int]) -> None:
+        """Recount. ``awaited`` are the jobs whose end is still to be reported."""
+        left = sorted(self._blocks_of.keys() - {*awaited})
+        assert not left, f"jobs {left} have ended, and their blocks are pinned"

@@ -1,0 +1,110 @@
+"""What of a window is stored: at a retained boundary everybody finds what he would find if all were stored."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
+
+from kv_api import ReqContext
+from kv_offload.layout import Group, Layout
+from kv_offload.lookup import Answers, find_match
+from kv_offload.progress import is_reachable
+
+from .test_lookup import HIT, Known, keys_of
+
+
+@st.composite
+def layouts(draw, intervals=(0, 4, 8)):
+    per_chunk = draw(st.integers(1, 3))
+    kinds = [FULL, *draw(st.lists(st.sampled_from([FULL, WINDOW, WINDOW]), min_size=1, max_size=3))]
+    kinds += [STATE] * draw(st.integers(0, 1))
+    groups = []
+    for group_id, kind in enumerate(kinds):
+        size = draw(st.sampled_from([2, 4]))
+        window = draw(st.integers(1, 20)) if kind is WINDOW else 0
+        is_draft = kind is not STATE and draw(st.integers(0, 5)) == 0
+        restart = draw(st.sampled_from([0, 0, 6, 16])) if kind is WINDOW and not is_draft else 0
+        groups.append(Group(group_id, kind, size, per_chunk, 1, window, restart, is_draft=is_draft))
+    interval = draw(st.sampled_from(intervals))
+    return Layout(tuple(groups), 2, 4, interval and interval * per_chunk)
+
+
+def found(layout, stored, shared, limit):
+    """How far somebody gets who shares `shared` tokens, when these chunks are stored, by group."""
+    keys = [keys_of(group, shared // group.tokens_per_chunk) for group in layout.groups]
+    known = {
+        of_group[chunk]: HIT
+        for of_group, chunks in zip(keys, stored, strict=True)
+        for chunk in chunks
+        if chunk < len(of_group)
+    }
+    answers = [Answers(Known(known), ReqContext("r"), of_group) for of_group in keys]
+    return find_match(layout.groups, answers, 0, limit, may_wait=False).boundary
+
+
+def stored_of(layout, prompt, junction):
+    """What a prompt has, and what of it is stored; by group."""
+    everything = [range(prompt // group.tokens_per_chunk) for group in layout.groups]
+    stored = [
+        [c for c in chunks if is_reachable(layout, group, (c + 1) * group.tokens_per_chunk, (prompt, junction))]
+        for group, chunks in zip(layout.groups, everything, strict=True)
+    ]
+    return everything, stored
+
+
+@given(layouts(), st.integers(1, 120), st.integers(0, 120))
+def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):
+    junction = min(junction, prompt)
+    everything, stored = stored_of(layout, prompt, junction)
+    for tokens, limit in ((prompt, prompt - 1), (prompt, prompt + 9), (junction, junction)):
+        assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
+
+
+@given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
+def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
+    layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
+    shared = min(shared, prompt)
+    everything, stored = stored_of(layout, prompt, prompt)
+    for tokens, limit in ((prompt, prompt - 1), (shared, shared + 9)):
+        assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
+
+
+@given(layouts((4, 8)), st.integers(40, 120), st.integers(30, 120))
+def test_who_shares_any_part_finds_the_last_interval(layout, prompt, shared):
+    shared = min(shared, prompt)
+    everything, stored = stored_of(layout, prompt, 0)
+    best = found(layout, everything, shared, shared) // layout.retention_tokens * layout.retention_tokens
+    if found(layout, everything, shared, best) == best:  # a state may end elsewhere
+        assert found(layout, stored, shared, best) == best
+
+
+@given(layouts(), st.integers(1, 120))
+def test_less_is_stored(layout, prompt):
+    """At most what two boundaries and one in each interval need."""
+    boundaries = 2 + (prompt // layout.retention_tokens if layout.retention_tokens else 0)
+    for group in layout.groups:
+        if group.has_window and not group.is_draft and not group.restart_tokens:
+            size = group.tokens_per_chunk
+            chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, (prompt, 0))]
+            assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
+
+
+def test_a_request_stores_the_end_of_its_prompts_window(make, manager):
+    connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
+    a = Request("a", range(40))
+    connector.on_new_request(a)
+    table = [*range(1, 11)], [*range(11, 21)]
+    a.shared_prefix_boundary = 16
+    connector.get_num_new_matched_tokens(a, 0)
+    (job,) = connector.build_connector_meta(step(new=[("a", table)], counts={"a": 40})).store_jobs.values()
+    assert job.gpu_spec.group_sizes == (10, 4)
+    assert job.gpu_spec.block_ids.tolist()[10:] == [13, 14, 19, 20]
+
+
+def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
+    for is_draft, reached in ((False, [16]), (True, [12, 16])):
+        groups = Group(0, FULL, 16, 1, 4, is_draft=is_draft), Group(1, WINDOW, 4, 1, 1, 5)
+        assert [
+            end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, ())
+        ] == reached

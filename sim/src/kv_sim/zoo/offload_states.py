@@ -1,0 +1,68 @@
+"""Bugs planted in what kv-offload does with states that the engine hands over."""
+
+from collections import deque
+from typing import Final
+
+from kv_api import SchedulerOutput
+from kv_offload.books import Books
+from kv_offload.handed_states import HandedStates, Taken, offers_of
+from kv_offload.jobs import JobBook
+from kv_offload.request_state import RequestState
+from kv_sim.offload import TimedOffloadingConnector
+from kv_sim.zoo.offload import PartedScheduler
+
+STEPS: Final = 4
+
+
+class _StoresLate(HandedStates):
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._late: deque[list[tuple[RequestState, int, Taken]]] = deque([[]] * STEPS)
+
+    def store(self, output: SchedulerOutput) -> None:
+        for state, boundary, taken in self._late.popleft():
+            if self._books.states.get(state.context.req_id) is state:
+                self._begin(state, boundary, taken)
+        now = []
+        for request_id, offers in offers_of(output).items():
+            found = self._books.states.get(request_id)
+            if found is not None:
+                found.progress.extend_keys(found.request)
+                now += [(found, boundary, taken) for boundary, taken in self._taken(found, offers)]
+        self._late.append(now)
+
+
+class _LateStates(PartedScheduler):
+    handed_states = _StoresLate
+
+
+class StatesStoredAfterTheirPass(TimedOffloadingConnector):
+    """A state that the engine hands over is stored some steps later, when somebody may have its block."""
+
+    scheduler_class = _LateStates
+
+
+class _KeepsStates(JobBook):
+    def release(self, owner: RequestState) -> None:
+        pass
+
+
+class _StoresUnwatched(HandedStates):
+    def _begin(self, state: RequestState, boundary: int, taken: Taken) -> None:
+        jobs = self._books.jobs
+        watching = type(jobs)
+        jobs.__class__ = _KeepsStates
+        try:
+            super()._begin(state, boundary, taken)
+        finally:
+            jobs.__class__ = watching
+
+
+class _UnwatchedStates(PartedScheduler):
+    handed_states = _StoresUnwatched
+
+
+class StatesKeptUntilTheEnd(TimedOffloadingConnector):
+    """The blocks of states count as their request's until it ends, which lets go of them while it runs."""
+
+    scheduler_class = _UnwatchedStates
