@@ -36,6 +36,7 @@ class Outcomes:
             for job_id, ended in meta.completed_jobs.items():
                 job = books.jobs.end(job_id, ended) if all_is_well else None
                 if job is not None:
+                    self._unpin(job)
                     self._complete(job)
                     continue
                 report = books.jobs.report(job_id, ended, failed_jobs.get(job_id, 0), unended_jobs.get(job_id, 0))
@@ -53,14 +54,19 @@ class Outcomes:
             self._books.stats.increase(STORE_FAILURE if job.kind is STORE else LOAD_FAILURE)
             if job.kind is not STORE:
                 self._fail_load(job, is_stale=report.is_stale)
-        if report.is_done and self._books.engine.holds_blocks:
-            self._books.pins.unpin(job.job_id)
+        if report.is_done:
+            self._unpin(job)
         if not report.is_done or report.is_stale:
             return
         if job.unended:
             self._books.manager.drop(job.keys)
         else:
             self._complete(job)
+
+    def _unpin(self, job: Job) -> None:
+        """Every worker has reported its end."""
+        if self._books.engine.holds_blocks:
+            self._books.pins.unpin(job.job_id)
 
     def _complete(self, job: Job) -> None:
         """Nobody copies for the job any more."""
