@@ -38,7 +38,7 @@ def runs(subject, seeds, **wanted):
 
 
 @pytest.mark.parametrize(
-    ("name", "loads"), [("our-offloading", 4), ("our-offloading-chunks", 1), ("our-offloading-held", 0)]
+    ("name", "loads"), [("our-offloading", 2), ("our-offloading-chunks", 1), ("our-offloading-held", 0)]
 )
 def test_states_are_stored_and_loaded(subjects, monkeypatch, name, loads):
     counts = Counter()
