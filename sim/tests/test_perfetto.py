@@ -74,7 +74,7 @@ def check(events: list[Event]) -> dict[tuple[int, int], list[tuple[str, float, f
 
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_trace_is_whole(name: str, tmp_path: Path) -> None:
-    for seed in range(12):
+    for seed in range(5):
         events, _ = trace_of(SUBJECTS[name], seed, tmp_path / "trace.json")
         check(events)
 
