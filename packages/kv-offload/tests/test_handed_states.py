@@ -210,6 +210,15 @@ class TestWhatKeepsTheBytes:
         if end == "unended":
             report(connector, late=[0])
 
+    def test_shutdown_leaves_nothing_pinned_in_a_pool_that_others_go_on_with(self, states):
+        connector, _ = states(hold_blocks="always")
+        pool = Pool()
+        connector.bind_gpu_block_pool(pool)
+        begin(connector, Request("a", range(12)), [(1, 4, 12), (2, 5, 12)])
+        assert pool.held
+        connector.shutdown()
+        assert not pool.held
+
     @pytest.mark.parametrize("pool", [None, SimpleNamespace(num_gpu_blocks=64)])
     def test_without_a_pool_that_pins_nothing_is_stored(self, states, pool):
         connector, _ = states(hold_blocks="always")

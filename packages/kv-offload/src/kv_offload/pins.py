@@ -54,6 +54,11 @@ class Pins:
         if blocks is not None and self._pool is not None:
             self._pool.free_blocks(blocks)
 
+    def unpin_all(self) -> None:
+        """Nobody reports to this half any more: whoever has switched it off goes on with the engine's pool."""
+        for job_id in [*self._blocks_of]:
+            self.unpin(job_id)
+
     def check(self, awaited: Collection[int]) -> None:
         """Recount. ``awaited`` are the jobs whose end is still to be reported."""
         left = sorted(self._blocks_of.keys() - {*awaited})

@@ -192,6 +192,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         return True
 
     def shutdown(self) -> None:
+        self._books.pins.unpin_all()
         self._books.close_region()
         self._books.manager.shutdown()
 
