@@ -6,6 +6,7 @@ the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
@@ -47,10 +48,13 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
     except (Violation, HistoryEnds, TestbedError):
         raise
     except (Exception, CalledAgain) as error:
-        message = f"{what}: {type(error).__name__}: {error} ({_innermost(error)})"
-        if Invariant.NO_CRASH in referee.silent:
-            raise HistoryEnds(message) from error
-        raise Violation(Invariant.NO_CRASH, message) from error
+        raise crash(referee, what, error) from error
+
+
+def crash(referee: Referee, what: str, error: BaseException) -> Violation | HistoryEnds:
+    """What a connector's exception is raised as."""
+    message = f"{what}: {type(error).__name__}: {error} ({_innermost(error)})"
+    return HistoryEnds(message) if Invariant.NO_CRASH in referee.silent else Violation(Invariant.NO_CRASH, message)
 
 
 class Guard:
@@ -100,8 +104,13 @@ class Guard:
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the connector."""
-        with crashes(self._referee, f"{self._side} side, {name}"):
+        # Written out: a context manager costs as much as most calls.
+        try:
             answer = getattr(self.connector, name)(*args, **kwargs)
+        except (Violation, HistoryEnds, TestbedError):
+            raise
+        except (Exception, CalledAgain) as error:
+            raise crash(self._referee, f"{self._side} side, {name}", error) from error
         self._log(self._side, name, args, answer)
         return answer
 
@@ -110,9 +119,7 @@ class Guard:
         if name.startswith("_") or not known:
             raise AttributeError(name)
 
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return self.call(name, *args, **kwargs)
-
+        method = partial(self.call, name)
         setattr(self, name, method)
         return method
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import Enum
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, TypeVar
 
@@ -107,12 +108,19 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
 
 
 def _refuse_misspelt(key: object) -> None:
-    known = [*OWN_KEYS, *OTHER_KEYS]
-    if key in known or not isinstance(key, str):
+    if key in OWN_KEYS or key in OTHER_KEYS or not isinstance(key, str):
         return
-    likeness, nearest = max((SequenceMatcher(None, key.lower(), name).ratio(), name) for name in known)
-    if likeness >= _NEAR:
+    nearest = _nearest(key)
+    if nearest is not None:
         raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {nearest!r}?")
+
+
+@lru_cache(maxsize=64)
+def _nearest(key: str) -> str | None:
+    """The known key that a foreign one is a misspelling of. A comparison with all of them takes a millisecond."""
+    known = [*OWN_KEYS, *OTHER_KEYS]
+    likeness, nearest = max((SequenceMatcher(None, key.lower(), name).ratio(), name) for name in known)
+    return nearest if likeness >= _NEAR else None
 
 
 def _bytes(key: str, value: object) -> int:

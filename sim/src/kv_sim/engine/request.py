@@ -9,11 +9,12 @@ overwritten.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kv_sim.memory.content import Words, hash_text, mix, prefix_hashes, root_hash, sampled_token
+from kv_sim.memory.content import Words, hash_text, mix, root_hash, whole_story
 
 
 class Status(Enum):
@@ -58,11 +59,12 @@ class RequestSpec:
     adapter: str | None = None
     skip_reading_prefix_cache: bool = False
 
-    @property
+    @cached_property
     def prompt(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
+        name = hash_text(self.request_id)
         shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
-        own = [1000 + mix(hash_text(self.request_id) ^ position) % 997 for position in range(self.own_tokens)]
+        own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
         return tuple(shared + own)
 
 
@@ -95,18 +97,13 @@ class SimRequest:
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
         self.kv_transfer_params: dict[str, Any] | None = None
-        self._tokens = list(spec.prompt)
-        self.num_prompt_tokens = len(self._tokens)
+        self.num_prompt_tokens = len(spec.prompt)
         self._block_size = block_size
-        hashes = prefix_hashes(root_hash(spec.salt, spec.adapter), self._tokens)
-        future = hashes[-1]
-        while len(hashes) < max_model_len:
-            token = sampled_token(future)
-            self._tokens.append(token)
-            future = prefix_hashes(future, [token])[0]
-            hashes.append(future)
-        padded = hashes + [0] * (-len(hashes) % block_size)
-        self.hashes: Words = np.array(padded, dtype=np.uint64)
+        root = root_hash(spec.salt, spec.adapter)
+        tokens, hashes = whole_story(root, spec.prompt, max_model_len)
+        self._tokens = [*tokens]
+        self.hashes: Words = np.zeros(-(-len(hashes) // block_size) * block_size, dtype=np.uint64)
+        self.hashes[: len(hashes)] = np.array(hashes, dtype=np.uint64)
         size = block_size // hashes_per_block
         self._block_hashes = [hashes[end - 1].to_bytes(8, "big") for end in range(size, len(hashes) + 1, size)]
 

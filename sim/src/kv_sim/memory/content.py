@@ -6,6 +6,7 @@ for the right ones. Nothing here depends on Python's own hashing, so the same se
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -49,6 +50,16 @@ def prefix_hashes(root: int, tokens: Sequence[int]) -> list[int]:
         root = next_hash(root, token)
         hashes.append(root)
     return hashes
+
+
+@lru_cache(maxsize=512)
+def whole_story(root: int, prompt: tuple[int, ...], length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens of a request that is let go on to some length, and the hash after each. Shrinking asks again."""
+    tokens, hashes = list(prompt), prefix_hashes(root, prompt)
+    while len(hashes) < length:
+        tokens.append(sampled_token(hashes[-1]))
+        hashes.append(next_hash(hashes[-1], tokens[-1]))
+    return tuple(tokens), tuple(hashes)
 
 
 def sampled_token(prefix_hash: int) -> int:

@@ -219,7 +219,7 @@ class Device:
             return
         expected = attention.hashes[first * size : full * size].reshape(-1, 1, size)
         got = self.memory[list(table)] ^ self.keys[group][None, :, None]
-        if not np.array_equal(got, np.broadcast_to(expected, got.shape)):
+        if (got != expected).any():
             wrong = np.argwhere(got != expected)[0]
             index, layer, offset = (int(x) for x in wrong)
             token, block = (first + index) * size + offset, table[index]
