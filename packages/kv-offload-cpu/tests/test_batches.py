@@ -232,8 +232,7 @@ def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
     room = c - t1 - t2
     plans = []
     for steps in ([count], [1] * count):
-        ghosts = [Ghosts()]
-        ghosts.append(Ghosts(ghosts[0].lists))
+        ghosts = [Ghosts(), Ghosts()]
         ghosts[0].add([b"1 %d" % number for number in range(b1)])
         ghosts[1].add([b"2 %d" % number for number in range(b2)])
         plan = _Plan(c, min(c, p), t1, t2, *ghosts, room)
