@@ -42,6 +42,11 @@ class Pins(Sequence[int]):
             self._note_arriving()
         return self._in_flight
 
+    def counts(self) -> tuple[int, int]:
+        """How many slots are being stored, and how many others have a pin."""
+        settled = len(self._in_flight)
+        return settled + sum(map(len, self._arriving.values())), len(self._slots) - settled
+
     def arrive(self, slots: list[int]) -> None:
         """A store of some slots begins: a pin for each, which had none. The list is kept."""
         self._arriving[slots[0]] = slots
@@ -50,9 +55,12 @@ class Pins(Sequence[int]):
         """The stores of these slots have ended: each loses its pin."""
         if slots and self._arriving.get(slots[0]) is slots:
             del self._arriving[slots[0]]
-        else:
+            return
+        before = len(self._in_flight)
+        self._in_flight.difference_update(slots)
+        if before - len(self._in_flight) < len(slots):  # some of them are still as they came
             self.in_flight.difference_update(slots)
-            self.unpin(slots)
+        self.unpin(slots)
 
     def pin(self, slots: list[int]) -> list[int]:
         """One more for each; a slot that is listed twice gets two. Returns the slots, each once."""

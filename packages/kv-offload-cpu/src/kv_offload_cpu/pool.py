@@ -118,9 +118,8 @@ class ChunkPool:
 
     def usage(self) -> tuple[float, float]:
         """The shares of the capacity that are being written and being read."""
-        written = len(self.in_flight)
-        read = len(self.pins.slots) - written
-        if self.fences:
+        written, read = self.pins.counts()
+        if self.fenced:
             written += len(self.fences.slots(JobKind.STORE))
             read += len(self.fences.slots(JobKind.LOAD))
         return written / self.capacity, read / self.capacity
