@@ -34,6 +34,47 @@ def test_fifo(actions):
         assert len(queue) == len(model)
 
 
+@FEWER
+@given(st.lists(st.tuples(st.sampled_from(["push", "push", "remove", "take"]), st.integers(0, 700)), max_size=40))
+def test_fifo_by_batches(actions):
+    """Batches that are longer and shorter than a stretch, and items that come back."""
+    queue, model, left, new = Fifo(), [], [], 0
+    for action, number in actions:
+        if action == "push":
+            items = [*left[: number % 3], *range(new, new + number)]
+            new += number
+            del left[: number % 3]
+            queue.push(items)
+            model += items
+        elif action == "remove":
+            for item in model[number : number + 40]:
+                queue.remove(item)
+                model.remove(item)
+                left.append(item)
+        else:
+            count = min(number, len(model))
+            assert queue.take(count) == model[:count]
+            left += model[:count][-2:]
+            del model[:count]
+        queue.check()
+        assert list(queue) == model
+        assert len(queue) == len(model)
+        assert max(map(len, queue._stretches), default=0) < 256 + 703
+
+
+def test_a_swept_fifo_does_not_keep_what_is_taken():
+    """Taken items stay in their stretch until all of it is taken, so no stretch is long."""
+    queue = Fifo()
+    queue.push(range(3000))
+    for item in range(0, 3000, 2):
+        queue.remove(item)
+    for item in range(1, 301, 2):
+        queue.remove(item)
+    assert queue._dead_count < 1000
+    assert max(map(len, queue._stretches)) <= 512
+    assert queue.take(3) == [301, 303, 305]
+
+
 def test_fifo_sweeps():
     queue = Fifo()
     queue.push(range(10))
