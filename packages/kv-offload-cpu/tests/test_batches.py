@@ -125,6 +125,26 @@ def test_it_is_no_matter_when_pins_are_looked_at(actions):
         stored.look(some)
 
 
+@pytest.mark.parametrize(
+    ("ended", "left"), [([0], {1, 2, 3}), ([0, 1], {2, 3}), ([2, 0], {1, 3}), ([3], {0, 1, 2})]
+)
+def test_a_part_of_a_store_ends_before_anybody_asked(ended, left):
+    pins = Pins(4)
+    pins.arrive([0, 1])
+    pins.arrive([2, 3])
+    pins.land(ended)
+    assert (pins.slots, pins.in_flight, pins.counts()) == (left, left, (len(left), 0))
+    pins.check()
+
+
+def test_what_is_forgotten_is_not_in_flight():
+    pins = Pins(3)
+    pins.arrive([0, 1])
+    assert [pins.unpin_all(slot) for slot in (0, 2)] == [1, 0]
+    assert (pins.slots, pins.in_flight, pins.counts()) == ({1}, {1}, (1, 0))
+    pins.check()
+
+
 def test_a_slot_with_a_pin_is_not_stored_to():
     pins = Pins(3)
     pins.pin([1])

@@ -141,21 +141,32 @@ class CPUOffloadingManager(OffloadingManager):
         return None if placed is None else _prepared(*placed)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """Where nothing is known of any chunk and all can have places, that is seen for all of them together."""
+        """Where nothing is known of any chunk and all can have places, that is seen for all of them together.
+
+        If their places are free, they are entered together, too.
+        """
         pool, sizes = self._pool, [len(keys) for keys, _ in stores]
         together = [*chain.from_iterable(keys for keys, _ in stores)]
-        if self._tracker is not None or 0 in sizes or not pool.are_new(together):
+        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
             return super().prepare_stores(stores)
-        if pool.count_to_evict(len(together), []) is None:
+        to_evict = pool.count_to_evict(len(together), [])
+        if to_evict is None:
             return super().prepare_stores(stores)
+        slots = [] if to_evict else pool.enter(together)
         outputs, first = [], 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
-            new, first = together[first : first + size], first + size
-            evict_count = pool.count_to_evict(size, [])
-            assert evict_count is not None, (
-                f"{size} of {len(together)} chunks, for which there was room, have none"
-            )
-            outputs.append(_prepared(*self._enter(new, evict_count, [], self._run(req_context), pool.begin_store)))
+            run, end = self._run(req_context), first + size
+            new, its, first = together[first:end], slots[first:end], end
+            if its:
+                self._counters.allocation_sizes.append(size)
+                self._policy.make_room(new, 0, pool.pins)
+                pool.begin_store(new, its)
+                self._insert(new, its, run)
+                outputs.append(_prepared(new, its, []))
+            else:
+                count = pool.count_to_evict(size, [])
+                assert count is not None, f"there was room for {len(together)} chunks, there is none for {size}"
+                outputs.append(_prepared(*self._enter(new, count, [], run, pool.begin_store)))
         return outputs
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
@@ -200,11 +211,7 @@ class CPUOffloadingManager(OffloadingManager):
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)
         begin(new, slots)
-        if new[0][-4:] == new[-1][-4:]:
-            self._policy.insert(new, slots, run)
-        else:
-            in_order = run.in_token_order(slots)
-            self._policy.insert(pick(in_order, self._pool.key_of), in_order, run)
+        self._insert(new, slots, run)
         return new, slots, evicted
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
@@ -274,6 +281,13 @@ class CPUOffloadingManager(OffloadingManager):
     def _access(self, slots: list[int], run: Run) -> None:
         if slots:
             self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
+
+    def _insert(self, new: list[OffloadKey], slots: list[int], run: Run) -> None:
+        if new[0][-4:] == new[-1][-4:]:
+            self._policy.insert(new, slots, run)
+        else:
+            in_order = run.in_token_order(slots)
+            self._policy.insert(pick(in_order, self._pool.key_of), in_order, run)
 
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():
