@@ -55,6 +55,104 @@ def test_pins(actions):
         assert pins.slots == {slot for slot, count in model.items() if count}
 
 
+class Stored:
+    """Pins, of slots that loads or stores use, and the obvious model of them."""
+
+    def __init__(self):
+        self.pins, self.loads, self.stores = Pins(CAPACITY), Counter(), []
+
+    def begin(self, some):
+        free = [slot for slot in dict.fromkeys(some) if slot not in self.in_flight() and not self.loads[slot]]
+        if free:
+            self.pins.arrive(free)
+            self.stores.append(free)
+
+    def end(self, some):
+        """A store as it began, or some slots of any stores."""
+        if some and self.stores and some[0] % 2:
+            ended = self.stores.pop(some[0] % len(self.stores))
+        else:
+            ended = sorted(self.in_flight().intersection(some))
+            self.stores = [[slot for slot in store if slot not in ended] for store in self.stores]
+            self.stores = [store for store in self.stores if store]
+        self.pins.land(ended)
+
+    def load(self, some):
+        loaded = [slot for slot in some if slot not in self.in_flight()]
+        self.pins.pin(loaded)
+        self.loads.update(loaded)
+
+    def unload(self, some):
+        ended = [slot for slot in dict.fromkeys(some) if self.loads[slot]]
+        assert self.pins.first_missing(ended) is None
+        self.pins.unpin(ended)
+        self.loads.subtract(ended)
+
+    def forget(self, some):
+        for slot in some:
+            assert self.pins.unpin_all(slot) == self.loads.pop(slot, 0) + (slot in self.in_flight())
+            self.stores = [[other for other in store if other != slot] for store in self.stores]
+
+    def in_flight(self):
+        return {slot for store in self.stores for slot in store}
+
+    def look(self, some):
+        loading = {slot for slot, count in self.loads.items() if count}
+        assert self.pins.counts() == (len(self.in_flight()), len(loading))
+        match len(some):
+            case 0:
+                assert self.pins.slots == self.in_flight() | loading
+            case 1:
+                assert self.pins.in_flight == self.in_flight()
+            case 2:
+                self.pins.check()
+            case _:
+                for slot in some:
+                    assert self.pins[slot] == self.loads[slot] + (slot in self.in_flight())
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["begin", "begin", "end", "load", "unload", "forget", "look", "look"]), slots),
+        max_size=50,
+    )
+)
+def test_it_is_no_matter_when_pins_are_looked_at(actions):
+    stored = Stored()
+    for action, some in actions:
+        getattr(stored, action)(some)
+    for some in ([], [0], [0, 1], range(CAPACITY)):
+        stored.look(some)
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"), [([0], {1, 2, 3}), ([0, 1], {2, 3}), ([2, 0], {1, 3}), ([3], {0, 1, 2})]
+)
+def test_a_part_of_a_store_ends_before_anybody_asked(ended, left):
+    pins = Pins(4)
+    pins.arrive([0, 1])
+    pins.arrive([2, 3])
+    pins.land(ended)
+    assert (pins.slots, pins.in_flight, pins.counts()) == (left, left, (len(left), 0))
+    pins.check()
+
+
+def test_what_is_forgotten_is_not_in_flight():
+    pins = Pins(3)
+    pins.arrive([0, 1])
+    assert [pins.unpin_all(slot) for slot in (0, 2)] == [1, 0]
+    assert (pins.slots, pins.in_flight, pins.counts()) == ({1}, {1}, (1, 0))
+    pins.check()
+
+
+def test_a_slot_with_a_pin_is_not_stored_to():
+    pins = Pins(3)
+    pins.pin([1])
+    pins.arrive([0, 1])
+    with pytest.raises(AssertionError, match=r"of the slots \[0, 1\] some were pinned before a store"):
+        pins.check()
+
+
 def test_pins_are_a_sequence():
     pins = Pins(3)
     pins.pin([1, 2, 2])
@@ -223,6 +321,40 @@ def test_lists_are_as_good_as_tuples(make, keys, policy, seed):
         assert [*managers[0]._pool.pins] == [*managers[1]._pool.pins]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_needs_to_ask(make, keys, policy, seed):
+    """Who is asked everything after each call answers as who is never asked."""
+    random = Random(seed)
+    managers, contexts = [make(8, policy) for _ in range(2)], [ReqContext("request") for _ in range(2)]
+    jobs, outcomes = [], []
+    for _ in range(200):
+        start = random.randrange(20)
+        offers = [keys(range(first, first + random.randrange(1, 4))) for first in (start, start + 3)]
+        action, place, success = random.randrange(5), random.random(), random.random() < 0.8
+        answers = []
+        for manager, context in zip(managers, contexts, strict=True):
+            if action < 2:
+                offered = offers[: action + 1]
+                answers.append(manager.prepare_stores([(offer, context) for offer in offered]))
+            elif action == 2:
+                answers.append([manager.prepare_store(offers[0], context)])
+            elif action == 3 and jobs:
+                manager.complete_store(jobs[int(place * len(jobs))], context, success)
+            elif action == 4:
+                manager.store(offers[1], context)
+        managers[0].check()
+        managers[0].get_stats()
+        if answers:
+            assert answers[0] == answers[1]
+            jobs += [output.keys_to_store for output in answers[0] if output is not None]
+            outcomes += [bool(output and output.evicted_keys) for output in answers[0]]
+        elif action == 3 and jobs:
+            jobs.pop(int(place * len(jobs)))
+    assert {*outcomes} == {False, True}
+    managers[1].check()
+    assert managers[0]._policy.slots() == managers[1]._policy.slots()
+
+
 @given(data=st.data(), c=st.integers(1, 20), count=st.integers(1, 30), p=st.floats(0, 20))
 def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
     """That one by one is right, is compared with the paper's algorithm elsewhere."""
@@ -232,8 +364,7 @@ def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
     room = c - t1 - t2
     plans = []
     for steps in ([count], [1] * count):
-        ghosts = [Ghosts()]
-        ghosts.append(Ghosts(ghosts[0].lists))
+        ghosts = [Ghosts(), Ghosts()]
         ghosts[0].add([b"1 %d" % number for number in range(b1)])
         ghosts[1].add([b"2 %d" % number for number in range(b2)])
         plan = _Plan(c, min(c, p), t1, t2, *ghosts, room)

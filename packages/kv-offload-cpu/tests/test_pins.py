@@ -27,7 +27,7 @@ def mostly_pinned(make, keys, store, policy):
         store(manager, range(start, start + 40))
     loads = ReqContext("loads")
     manager.prepare_load(keys(range(CAPACITY - 10)), loads)
-    manager._pool.pins.slots = CountingSet(manager._pool.pins.slots)
+    manager._pool.pins._slots = CountingSet(manager._pool.pins.slots)
     return manager, loads
 
 

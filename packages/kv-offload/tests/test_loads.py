@@ -1,7 +1,7 @@
 """Loads, call by call: promises, and what the engine makes of them."""
 
 import pytest
-from kv_offload_calls import fill, gpu, key, plan, report
+from kv_offload_calls import fill, gpu, key, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -44,6 +44,41 @@ class TestLoads:
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (7, True)
         assert connector.get_num_new_matched_tokens(a, 4) == (3, True)
+
+    def test_chunks_are_named_once_somebody_needs_them(self, fenced):
+        connector, manager = fenced(offload_prompt_only=False)
+        a, b = Request("a", range(40)), Request("b", range(100, 140))
+        connector.on_new_request(a)
+        (progress,) = connector.side._books.states["a"].progress.groups
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        assert progress.keys == [key(a, 0)]  # it isn't there
+        assert connector.get_num_new_matched_tokens(a, 8) == (0, False)
+        assert progress.keys == [key(a, 0), key(a, 1), key(a, 2)]
+        run(connector, a, [*range(1, 11)], count=20)
+        assert progress.keys == [key(a, chunk) for chunk in range(5)]
+        connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert len(progress.keys) == 5
+        connector.on_new_request(b)
+        manager.resident[key(b, 0)] = 0
+        assert connector.get_num_new_matched_tokens(b, 0) == (4, True)
+        (progress,) = connector.side._books.states["b"].progress.groups
+        assert progress.keys == [key(b, chunk) for chunk in range(10)]
+
+    def test_the_first_chunk_decides_where_it_is_needed(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(17), params={"max_load_tokens": 0})
+        connector.on_new_request(a)
+        asked, manager.lookup = [], lambda key, context: asked.append(key) or LookupResult.MISS
+        assert connector.get_num_new_matched_tokens(a, 4) == (0, False)
+        assert asked == []  # nothing may be loaded
+        b = Request("b", range(6))
+        connector.on_new_request(b)
+        assert connector.get_num_new_matched_tokens(b, 4) == (0, False)
+        assert asked == []  # b doesn't fill its second chunk
+        c = Request("c", range(17))
+        connector.on_new_request(c)
+        assert connector.get_num_new_matched_tokens(c, 4) == (0, False)
+        assert asked == [key(c, 1)]
 
     @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
     def test_as_far_as_its_sender_wants(self, fenced, wish, found):

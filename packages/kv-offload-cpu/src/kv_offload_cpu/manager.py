@@ -11,6 +11,8 @@ chunk worth storing.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import TypeAlias
 
 from kv_api import (
     CacheHitSource,
@@ -32,10 +34,16 @@ from kv_offload_cpu.fences import JobKind
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.pick import distinct, pick
 from kv_offload_cpu.policy import Run, find_policy
-from kv_offload_cpu.pool import ChunkPool, Offer
+from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.runs import Runs, in_token_order
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
+
+_Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
+"""What becomes of chunks that got places, before the policy hears of them."""
+
+_Placed: TypeAlias = tuple[list[OffloadKey], list[int], list[OffloadKey]]
+"""What a store took in, where to, and what had to go for it: what `Stored` says."""
 
 
 class CPUOffloadingManager(OffloadingManager):
@@ -106,10 +114,11 @@ class CPUOffloadingManager(OffloadingManager):
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         pool = self._pool
-        stale = [key for key in keys if key in pool.fences] if pool.fences else []
-        unpinned = pool.unpin([key for key in keys if key not in pool.fences] if stale else keys)
+        stale = [key for key in keys if key in pool.fenced] if pool.fenced else []
+        unpinned = pool.unpin([key for key in keys if key not in pool.fenced] if stale else keys)
         self._unpin(unpinned, req_context)
-        pool.end_stale_jobs(stale, JobKind.LOAD)
+        if stale:
+            pool.end_stale_jobs(stale, JobKind.LOAD)
 
     def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
         """Load at once what ``lookup_prefix`` finds, and say how much that is.
@@ -128,54 +137,61 @@ class CPUOffloadingManager(OffloadingManager):
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        placed = self._place(keys, req_context, self._pool.enter)
-        if placed is None:
-            return None
-        if placed.keys:
-            self._pool.begin_store(placed.keys, placed.slots)
-        return PrepareStoreOutput(placed.keys, CPULoadStoreSpec(placed.slots), placed.evicted)
+        placed = self._place(keys, req_context, self._pool.begin_store)
+        return None if placed is None else _prepared(*placed)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """Where nothing is known of any chunk and all have free places, they are entered together."""
-        pool, together, sizes = self._pool, list[OffloadKey](), list[int]()
-        for keys, _ in stores:
-            together += keys
-            sizes.append(len(keys))
-        slots = pool.enter_new(together) if self._tracker is None and 0 not in sizes else None
-        if slots is None:
+        """Where nothing is known of any chunk and all can have places, that is seen for all of them together.
+
+        If their places are free, they are entered together, too.
+        """
+        pool, sizes = self._pool, [len(keys) for keys, _ in stores]
+        together = [*chain.from_iterable(keys for keys, _ in stores)]
+        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
             return super().prepare_stores(stores)
-        self._counters.allocation_sizes += sizes
+        to_evict = pool.count_to_evict(len(together), [])
+        if to_evict is None:
+            return super().prepare_stores(stores)
+        slots = [] if to_evict else pool.enter(together)
         outputs, first = [], 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
-            end = first + size
+            run, end = self._run(req_context), first + size
             new, its, first = together[first:end], slots[first:end], end
-            self._policy.make_room(new, 0, pool.pins)
-            self._insert(new, its, self._run(req_context))
-            pool.begin_store(new, its)
-            outputs.append(PrepareStoreOutput(new, CPULoadStoreSpec(its), []))
+            if its:
+                self._counters.allocation_sizes.append(size)
+                self._policy.make_room(new, 0, pool.pins)
+                pool.begin_store(new, its)
+                self._insert(new, its, run)
+                outputs.append(_prepared(new, its, []))
+            else:
+                count = pool.count_to_evict(size, [])
+                assert count is not None, f"there was room for {len(together)} chunks, there is none for {size}"
+                outputs.append(_prepared(*self._enter(new, count, [], run, pool.begin_store)))
         return outputs
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
         """Store at once: the same as ``prepare_store`` and ``complete_store`` with nothing between them."""
-        placed = self._place(keys, req_context, self._pool.enter_landed)
-        if placed is not None and placed.slots:
-            self._unpin(placed.slots, req_context)
+        placed = self._place(keys, req_context, _has_landed)
+        if placed is None:
+            return None
+        stored = Stored(*placed)
+        if stored.slots:
+            self._unpin(stored.slots, req_context)
             if self._events is not None:
-                self._events.stored(placed.keys)
-        return placed
+                self._events.stored(stored.keys)
+        return stored
 
-    def _place(
-        self,
-        keys: Collection[OffloadKey],
-        req_context: ReqContext,
-        enter: Callable[[Offer], list[int]],
-    ) -> Stored | None:
+    def _place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: _Begin) -> _Placed | None:
         """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
-        offer: Offer = dict.fromkeys(keys)
-        absent = pool.absent(offer)
-        wanted = absent if tracker is None else dict.fromkeys(tracker.worthy(absent))
-        used = pool.residents_of(offer) if absent is not offer else []
+        wanted, used = [*keys], list[int]()
+        offer = absent = wanted
+        if not pool.are_new(wanted):
+            offer = [*dict.fromkeys(keys)]
+            wanted = absent = pool.absent(offer)
+            used = pool.residents_of(offer)
+        if tracker is not None:
+            wanted = tracker.worthy(absent)
         evict_count = pool.count_to_evict(len(wanted), used)
         if evict_count is None:
             self._counters.allocation_failures += 1
@@ -185,15 +201,18 @@ class CPUOffloadingManager(OffloadingManager):
             tracker.count(offer)
             self._counters.stores_skipped += len(absent) - len(wanted)
         run = self._run(req_context)
-        self._access(used, run)
-        if not wanted:
-            return Stored([], [], [])
-        self._counters.allocation_sizes.append(len(wanted))
-        new = [*wanted]
+        if used:
+            self._access(used, run)
+        return self._enter(wanted, evict_count, used, run, begin) if wanted else ([], [], [])
+
+    def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: _Begin) -> _Placed:
+        """Give places to new chunks, for which as many must leave."""
+        self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
-        slots = enter(wanted)
+        slots = self._pool.enter(new)
+        begin(new, slots)
         self._insert(new, slots, run)
-        return Stored(new, slots, evicted)
+        return new, slots, evicted
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
@@ -207,7 +226,7 @@ class CPUOffloadingManager(OffloadingManager):
             self._policy.remove(slots)
             if self._events is not None:
                 self._events.given_back([*failed])
-        if pool.fences:
+        if pool.fenced:
             pool.end_stale_jobs(keys, JobKind.STORE)
 
     def drop(self, keys: Collection[OffloadKey]) -> None:
@@ -263,10 +282,12 @@ class CPUOffloadingManager(OffloadingManager):
         if slots:
             self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
 
-    def _insert(self, keys: list[OffloadKey], slots: list[int], run: Run) -> None:
-        key_of = self._pool.key_of
-        in_order = in_token_order(slots, run, key_of)
-        self._policy.insert(keys if in_order is slots else pick(in_order, key_of), in_order, run)
+    def _insert(self, new: list[OffloadKey], slots: list[int], run: Run) -> None:
+        if new[0][-4:] == new[-1][-4:]:
+            self._policy.insert(new, slots, run)
+        else:
+            in_order = run.in_token_order(slots)
+            self._policy.insert(pick(in_order, self._pool.key_of), in_order, run)
 
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():
@@ -288,6 +309,14 @@ class CPUOffloadingManager(OffloadingManager):
         if self._events is not None:
             self._events.removed(evicted)
         return evicted
+
+
+def _has_landed(keys: list[OffloadKey], slots: list[int]) -> None:
+    """Chunks that are resident as soon as they have places."""
+
+
+def _prepared(keys: list[OffloadKey], slots: list[int], evicted: list[OffloadKey]) -> PrepareStoreOutput:
+    return PrepareStoreOutput(keys, CPULoadStoreSpec(slots), evicted)
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

@@ -1,9 +1,15 @@
 """How many jobs use each slot, kept by batch: most slots have no pin, and most others one.
 
-``slots`` are those that have a pin, ``_more`` has what a slot has beyond the first. So a batch is pinned, unpinned
-or asked about in a few operations on sets, and only who shares a slot costs a step for each.
+``slots`` are those that have a pin, ``in_flight`` those of them that are being stored, and ``_more`` has what a
+slot has beyond the first. So a batch is pinned, unpinned or asked about in a few operations on sets, and only who
+shares a slot costs a step for each.
 
-Invariants: ``_more`` counts above zero, and only for what is in ``slots``. No set is iterated.
+A store pins slots that nobody else can pin, and many a store ends before anyone has asked who is pinned. So its
+slots are in ``_arriving``, under the first of them, until somebody does; a store that ends before is taken out of
+there as it came.
+
+Invariants: ``_more`` counts above zero, and only for what is in ``slots``; not for what is in flight. What is in
+``_arriving`` is in no other place. No set is iterated.
 """
 
 from collections.abc import Sequence
@@ -13,17 +19,53 @@ from typing import overload
 class Pins(Sequence[int]):
     """Pins of each slot; ``pins[slot]`` is their number."""
 
-    __slots__ = ("_capacity", "_more", "slots")
+    __slots__ = ("_arriving", "_capacity", "_in_flight", "_more", "_slots")
 
     def __init__(self, capacity: int) -> None:
-        self.slots: set[int] = set()
+        self._slots: set[int] = set()
+        self._in_flight: set[int] = set()
+        self._arriving: dict[int, list[int]] = {}
         self._more: dict[int, int] = {}
         self._capacity = capacity
 
+    @property
+    def slots(self) -> set[int]:
+        """Slots that have a pin. Not to be changed."""
+        if self._arriving:
+            self._note_arriving()
+        return self._slots
+
+    @property
+    def in_flight(self) -> set[int]:
+        """Slots that are being stored. Not to be changed."""
+        if self._arriving:
+            self._note_arriving()
+        return self._in_flight
+
+    def counts(self) -> tuple[int, int]:
+        """How many slots are being stored, and how many others have a pin."""
+        settled = len(self._in_flight)
+        return settled + sum(map(len, self._arriving.values())), len(self._slots) - settled
+
+    def arrive(self, slots: list[int]) -> None:
+        """A store of some slots begins: a pin for each, which had none. The list is kept."""
+        self._arriving[slots[0]] = slots
+
+    def land(self, slots: list[int]) -> None:
+        """The stores of these slots have ended: each loses its pin."""
+        if slots and self._arriving.get(slots[0]) is slots:
+            del self._arriving[slots[0]]
+            return
+        before = len(self._in_flight)
+        self._in_flight.difference_update(slots)
+        if before - len(self._in_flight) < len(slots):  # some of them are still as they came
+            self.in_flight.difference_update(slots)
+        self.unpin(slots)
+
     def pin(self, slots: list[int]) -> list[int]:
         """One more for each; a slot that is listed twice gets two. Returns the slots, each once."""
-        pinned, more = self.slots, self._more
-        if pinned.isdisjoint(slots):
+        pinned, more = self._slots, self._more  # nobody pins what is in flight
+        if not pinned or pinned.isdisjoint(slots):
             before = len(pinned)
             pinned.update(slots)
             if len(pinned) - before == len(slots):
@@ -38,7 +80,7 @@ class Pins(Sequence[int]):
 
     def unpin(self, slots: list[int]) -> list[int]:
         """One less for each, which they must have. Returns those that have none left."""
-        pinned, more = self.slots, self._more
+        pinned, more = self._slots, self._more
         if more:
             slots = [slot for slot in slots if not self._take_one(slot)]
         before = len(pinned)
@@ -50,7 +92,8 @@ class Pins(Sequence[int]):
     def unpin_all(self, slot: int) -> int:
         """Take every pin of a slot, and say how many there were."""
         count = self[slot]
-        self.slots.discard(slot)
+        self._slots.discard(slot)
+        self._in_flight.discard(slot)
         self._more.pop(slot, None)
         return count
 
@@ -70,8 +113,19 @@ class Pins(Sequence[int]):
         """Recount."""
         assert self._more.keys() <= self.slots, f"{self._more} are pinned once more, {self.slots} once"
         assert all(count > 0 for count in self._more.values()), f"nothing is counted: {self._more}"
+        stray = self.in_flight - self.slots
+        assert not stray, f"slots {sorted(stray)} are in flight and not pinned"
+        assert self._more.keys().isdisjoint(self.in_flight), f"{self._more} are in flight and pinned once more"
         wrong = [slot for slot in sorted(self.slots) if not 0 <= slot < self._capacity]
         assert not wrong, f"slots {wrong} of {self._capacity} are pinned"
+
+    def _note_arriving(self) -> None:
+        for slots in self._arriving.values():
+            before = len(self._slots)
+            self._slots.update(slots)
+            assert len(self._slots) - before == len(slots), f"of the slots {slots} some were pinned before a store"
+            self._in_flight.update(slots)
+        self._arriving.clear()
 
     def _take_one(self, slot: int) -> bool:
         """Take one of the pins beyond the first; False if there is none."""

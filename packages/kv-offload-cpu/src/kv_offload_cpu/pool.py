@@ -12,8 +12,8 @@ state in between is which sets have its slot::
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
 * ``slot_of``: key → slot of what is held: in flight or resident.
-* ``in_flight``: slots whose bytes have not all landed.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
+* ``in_flight``: slots whose bytes have not all landed; pins know them, too.
 * ``key_of``: slot → the key last stored there.
 * ``_free``: free slots, the next one last; ``fences``: see there.
 * ``_found``: the residents that were last asked for all together, until a resident leaves; ``_loads`` and
@@ -40,10 +40,6 @@ from kv_offload_cpu.under_way import UnderWay
 _Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
 """Keys, and the slots of their chunks."""
 
-Offer: TypeAlias = dict[OffloadKey, int | None]
-"""Keys that are to be stored, each once, and the slots that they get. A dictionary enters another one in a third
-of the time that pairs take."""
-
 
 class ChunkPool:
     """Chunks in ``capacity`` slots of host memory. Methods change everything that they should, or raise first."""
@@ -51,7 +47,6 @@ class ChunkPool:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.slot_of: dict[OffloadKey, int] = {}
-        self.in_flight: set[int] = set()
         self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
@@ -59,7 +54,13 @@ class ChunkPool:
         self._found: tuple[list[OffloadKey], list[int]] = [], []
         self._loads = UnderWay()
         self._stores = UnderWay()
-        self._unavailable = self.slot_of.keys(), self.fences.keys()
+        self.held = self.slot_of.keys()
+        self.fenced = self.fences.keys()
+
+    @property
+    def in_flight(self) -> set[int]:
+        """Slots whose bytes have not all landed."""
+        return self.pins.in_flight
 
     # Questions
 
@@ -85,15 +86,21 @@ class ChunkPool:
             return cast("OffloadKey", error.args[0])
         return None
 
-    def absent(self, offer: Offer) -> Offer:
-        """The part of an offer that may be entered: neither held nor fenced."""
-        for known in self._unavailable:
-            if known and not known.isdisjoint(offer):
-                offer = dict.fromkeys(key for key in offer if key not in known)
-        return offer
+    def are_new(self, keys: list[OffloadKey]) -> bool:
+        """Whether all of an offer may be entered as it is: each key once, and none held or fenced."""
+        if self.fenced and not self.fenced.isdisjoint(keys):
+            return False
+        return self.held.isdisjoint(keys) and len({*keys}) == len(keys)
+
+    def absent(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
+        """Those of some keys that may be entered: neither held nor fenced."""
+        held, fenced = self.held, self.fenced
+        return [key for key in keys if key not in held and key not in fenced]
 
     def not_pinned(self, slots: list[int]) -> list[int]:
         """Those of some slots that no job uses."""
+        if not slots:
+            return slots
         pinned = self.pins.slots
         return slots if pinned.isdisjoint(slots) else [slot for slot in slots if slot not in pinned]
 
@@ -111,9 +118,8 @@ class ChunkPool:
 
     def usage(self) -> tuple[float, float]:
         """The shares of the capacity that are being written and being read."""
-        written = len(self.in_flight)
-        read = len(self.pins.slots) - written
-        if self.fences:
+        written, read = self.pins.counts()
+        if self.fenced:
             written += len(self.fences.slots(JobKind.STORE))
             read += len(self.fences.slots(JobKind.LOAD))
         return written / self.capacity, read / self.capacity
@@ -133,51 +139,24 @@ class ChunkPool:
 
     # Stores
 
-    def enter(self, offer: Offer) -> list[int]:
-        """Free → in flight, into the slots returned. There must be as many free ones."""
-        slots = self.enter_landed(offer)
-        self.in_flight.update(slots)
-        self.pins.slots.update(slots)  # a free slot has no pin
-        return slots
+    def enter(self, keys: list[OffloadKey]) -> list[int]:
+        """Free → resident, for keys that are new, into the slots returned. There must be as many free ones.
 
-    def enter_landed(self, offer: Offer) -> list[int]:
-        """Free → resident: ``enter`` and ``land`` in one. There must be as many free ones."""
-        slots = self._free[: -len(offer) - 1 : -1]
-        assert len(slots) == len(offer), f"{len(offer)} slots wanted, {len(slots)} free"
-        del self._free[-len(offer) :]
-        key_of = self.key_of
-        for slot, key in zip(slots, offer):  # noqa: B905 - as many, see above
-            key_of[slot] = key
-            offer[key] = slot
-        self.slot_of.update(cast("dict[OffloadKey, int]", offer))
-        return slots
-
-    def enter_new(self, keys: list[OffloadKey]) -> list[int] | None:
-        """Free → in flight, if nothing is known of any of these, each is listed once, and all have free places.
-
-        Otherwise None, and nothing is changed.
+        To be in flight before anyone asks, they are begun to be stored next.
         """
-        slot_of, count = self.slot_of, len(keys)
-        if not 0 < count <= len(self._free) or not slot_of.keys().isdisjoint(keys):
-            return None
-        if self.fences and not self.fences.keys().isdisjoint(keys):
-            return None
-        slots, before = self._free[: -count - 1 : -1], len(slot_of)
-        slot_of.update(zip(keys, slots, strict=True))
-        if len(slot_of) - before < count:
-            for key in {*keys}:
-                del slot_of[key]
-            return None
+        count = len(keys)
+        slots = self._free[: -count - 1 : -1]
+        assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
         del self._free[-count:]
-        key_of = self.key_of
-        for slot, key in zip(slots, keys, strict=True):
+        slot_of, key_of = self.slot_of, self.key_of
+        for key, slot in zip(keys, slots):  # noqa: B905 - as many, see above
+            slot_of[key] = slot
             key_of[slot] = key
-        self.in_flight.update(slots)
-        self.pins.slots.update(slots)  # a free slot has no pin
         return slots
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
-        """Some of what was entered is stored by one job."""
+        """Just entered → in flight: one job stores these."""
+        self.pins.arrive(slots)
         self._stores.begin(keys, slots)
 
     def land(self, keys: Collection[OffloadKey]) -> _Batch:
@@ -188,8 +167,7 @@ class ChunkPool:
             ended = [key for key in dict.fromkeys(keys) if slot_of.get(key) in in_flight]
             slots = pick(ended, slot_of)
             self._stores.clear()
-        self.in_flight.difference_update(slots)
-        self.pins.unpin(slots)
+        self.pins.land(slots)
         return ended, slots
 
     def abort(self, keys: Collection[OffloadKey]) -> _Batch:
@@ -203,7 +181,9 @@ class ChunkPool:
     def evict(self, slots: Sequence[int]) -> list[OffloadKey]:
         """Resident → free. None of them is pinned."""
         slot_of, pinned = self.slot_of, self.pins.slots
-        assert pinned.isdisjoint(slots), f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
+        assert not pinned or pinned.isdisjoint(slots), (
+            f"pinned and evicted: {[slot for slot in slots if slot in pinned]}"
+        )
         keys = pick(slots, self.key_of)
         for key in keys:
             del slot_of[key]
@@ -257,7 +237,6 @@ class ChunkPool:
         for key in keys:
             slot = self.slot_of.pop(key)
             kind = JobKind.STORE if slot in self.in_flight else JobKind.LOAD
-            self.in_flight.discard(slot)
             slots.append(slot)
             if jobs := self.pins.unpin_all(slot):
                 self.fences.raise_for(key, slot, jobs, kind)
@@ -312,8 +291,8 @@ class ChunkPool:
 
     def _see_landed(self, slots: list[int]) -> None:
         """A ``KeyError`` with the key of the first slot that is in flight, if any is."""
-        in_flight = self.in_flight
-        if not in_flight.isdisjoint(slots):
+        in_flight = self.pins.in_flight
+        if in_flight and not in_flight.isdisjoint(slots):
             raise KeyError(next(self.key_of[slot] for slot in slots if slot in in_flight))
 
 

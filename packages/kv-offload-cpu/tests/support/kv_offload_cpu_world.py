@@ -16,7 +16,6 @@ from kv_api import KVError, LookupResult, OffloadKey, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
 from kv_offload_cpu.fences import JobKind
 from kv_offload_cpu.policy import Run
-from kv_offload_cpu.policy.fifo import Ghosts
 
 ACTIONS = [
     "prepare_store", "prepare_store", "prepare_store", "complete_store", "complete_store", "fail_store",
@@ -39,8 +38,6 @@ def snapshot(value):
         return frozenset(value)
     if isinstance(value, bytearray):
         return bytes(value)
-    if isinstance(value, Ghosts):  # each is in the dictionary that it has
-        return snapshot(value._queue), value._surplus, [key for key, home in value.lists.items() if home is value]
     if not type(value).__module__.startswith("kv_offload_cpu") or isinstance(value, Run | JobKind):
         return value
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]

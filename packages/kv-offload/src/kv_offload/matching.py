@@ -12,7 +12,7 @@ from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
 from kv_offload.books import Books
 from kv_offload.clock import Clock
 from kv_offload.loads import LoadPlan, plan_load
-from kv_offload.lookup import Answers, find_match
+from kv_offload.lookup import Answers, Match, find_match
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
 from kv_offload.request_state import Promise, RequestState
@@ -36,7 +36,6 @@ class Matching:
         skips = getattr(request, "skip_reading_prefix_cache", False)
         if skips or not books.engine.can_load or state.loads:
             return 0, False
-        state.progress.extend_keys(request)
         boundary = self._boundary(state, local)
         if boundary is None:
             return None, False
@@ -57,12 +56,8 @@ class Matching:
             grain = books.layout.grain_tokens
             limit = (local + state.max_load_tokens) // grain * grain
         began = self._clock()
-        answers = [
-            Answers(books.manager, state.context, progress.keys, state.refused)
-            for progress in state.progress.groups
-        ]
-        may_wait = state.deferrals < books.engine.options.max_deferred_lookups
-        match = find_match(books.layout.groups, answers, local, limit, may_wait)
+        lacks_first = self._lacks_the_first(state, local, limit)
+        match = Match(local) if lacks_first else self._find_match(state, local, limit)
         now = self._clock()
         books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
@@ -72,6 +67,30 @@ class Matching:
             return None
         self.end_deferral(state, now)
         return match.boundary
+
+    def _lacks_the_first(self, state: RequestState, local: int, limit: int) -> bool:
+        """Whether a request's only group reads all tokens, and the first chunk that it would load is missing.
+
+        Then nothing can be loaded, and no other chunk needs a name yet.
+        """
+        (progress, *others) = state.progress.groups
+        chunk = local // progress.group.tokens_per_chunk
+        if others or not progress.group.reads_all or progress.group.chunks_needed(local, limit).stop <= chunk:
+            return False
+        state.progress.extend_keys(state.request, (chunk + 1) * progress.group.tokens_per_chunk)
+        if chunk >= len(progress.keys) or progress.keys[chunk] in state.refused:
+            return True
+        return self._books.manager.lookup(progress.keys[chunk], state.context) is LookupResult.MISS
+
+    def _find_match(self, state: RequestState, local: int, limit: int) -> Match:
+        books = self._books
+        state.progress.extend_keys(state.request)
+        answers = [
+            Answers(books.manager, state.context, progress.keys, state.refused)
+            for progress in state.progress.groups
+        ]
+        may_wait = state.deferrals < books.engine.options.max_deferred_lookups
+        return find_match(books.layout.groups, answers, local, limit, may_wait)
 
     def end_deferral(self, state: RequestState, now: float) -> None:
         """The request doesn't wait for an answer any more."""

@@ -1,10 +1,10 @@
 """What of a request is stored: its chunks' keys, its blocks as far as they are known, and how far it has come.
 
-State of ``GroupProgress``, for one group of one request: ``keys`` grow with the request's block hashes. ``table``
-has the GPU block of each of its blocks; 0 where it has none, or no longer: what slid out of a window is kept until
-somebody else gets the block, since it holds its bytes until then. Chunks before ``cursor`` have been offered to
-the medium, or never will be: they had no blocks when they were complete. ``loaded`` came out of the medium in this
-life of the request.
+State of ``GroupProgress``, for one group of one request: ``keys`` grow with the request's block hashes, as far as
+anybody needs them. ``table`` has the GPU block of each of its blocks; 0 where it has none, or no longer: what slid
+out of a window is kept until somebody else gets the block, since it holds its bytes until then. Chunks before
+``cursor`` have been offered to the medium, or never will be: they had no blocks when they were complete.
+``loaded`` came out of the medium in this life of the request.
 
 What a request *offers* are the chunks that are complete and may be stored. Most often these are all chunks of a
 group from the cursor on, so they are a range, and nothing is done chunk by chunk.
@@ -61,14 +61,15 @@ class GroupProgress:
             found = {block: index for index, block in enumerate(self.table) if block}
             assert found == self._index_of, f"group {group_id}: blocks at {found}, known at {self._index_of}"
 
-    def extend_keys(self, hashes: Sequence[bytes]) -> None:
-        """Name the chunks that are covered by block hashes now, by the hash that each ends with."""
-        group = self.group
-        end = (len(self.keys) + 1) * group.hashes_per_chunk
-        if end <= len(hashes) < end + group.hashes_per_chunk:  # as in most steps of decoding
-            self.keys.append(cast("OffloadKey", hashes[end - 1] + group.key_suffix))
-        elif end <= len(hashes):
-            ends = hashes[end - 1 :: group.hashes_per_chunk]
+    def extend_keys(self, hashes: Sequence[bytes], tokens: int) -> None:
+        """Name the chunks within ``tokens`` that block hashes cover now, by the hash that each ends with."""
+        group, known = self.group, len(self.keys)
+        size = group.hashes_per_chunk
+        stop = min(len(hashes) // size, tokens // group.tokens_per_chunk)
+        if stop == known + 1:  # as in most steps of decoding
+            self.keys.append(cast("OffloadKey", hashes[stop * size - 1] + group.key_suffix))
+        elif stop > known:
+            ends = hashes[(known + 1) * size - 1 : stop * size : size]
             self.keys += cast("Iterable[OffloadKey]", map(add, ends, repeat(group.key_suffix)))
 
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
@@ -103,11 +104,15 @@ class Progress:
         self.next_end = 0
         """Before so many tokens are known there is nothing to offer: what makes most steps cost nothing."""
 
-    def extend_keys(self, request: Request) -> None:
-        """Name the chunks that are covered by block hashes now."""
+    def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
+        """Name the chunks within ``tokens`` that block hashes cover now.
+
+        Of a long prompt whose chunks nobody has, that is better done step by step: it takes no longer, and a key
+        that was just made is still at hand when it is looked for.
+        """
         hashes = request.block_hashes
         for progress in self.groups:
-            progress.extend_keys(hashes)
+            progress.extend_keys(hashes, tokens)
 
     # -- blocks --------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class Storing:
             limit = min(limit, prompt)  # which may still grow
         tokens = min(known, limit)
         is_open = tokens == known > prompt and not is_final
-        progress.extend_keys(request)
+        progress.extend_keys(request, tokens)
         stops = progress.stops(tokens, tokens - is_open)
         ends = (prompt, tokens)
         if self._books.layout.retention_tokens is not None:

@@ -1,5 +1,6 @@
 """Bugs planted in what kv-offload's connector keeps: keys, counts of ranks, resets, requests, events."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,8 +19,8 @@ from kv_sim.zoo.offload import PartedScheduler
 
 
 class _OneKey(Progress):
-    def extend_keys(self, request: Request) -> None:
-        super().extend_keys(request)
+    def extend_keys(self, request: Request, tokens: int = sys.maxsize) -> None:
+        super().extend_keys(request, tokens)
         for progress in self.groups:
             progress.keys[:] = [OffloadKey(key[:-4] + bytes(4)) for key in progress.keys]
 

@@ -39,13 +39,12 @@ class _Plan:
 
     def admit_remembered(self, key: OffloadKey) -> bool:
         """Cases II and III; False if it is neither in B1 nor in B2."""
-        ghosts = self.ghosts1.lists.get(key)
-        if ghosts is self.ghosts1:
+        if key in self.ghosts1.keys:
             self.p = min(self.c, self.p + max(1.0, self.b2 / self.b1))
             is_from_t1 = self.t1 > self.p
             self.ghosts1.remove(key)
             self.b1 -= 1
-        elif ghosts is self.ghosts2:
+        elif key in self.ghosts2.keys:
             self.p = max(0.0, self.p - max(1.0, self.b1 / self.b2))
             is_from_t1 = self.t1 >= self.p and self.t1 > 0
             self.ghosts2.remove(key)
@@ -106,7 +105,7 @@ class ARCPolicy(CachePolicy):
         self._t1 = RecencyList(places)
         self._t2 = RecencyList(places)
         self._b1 = Ghosts()
-        self._b2 = Ghosts(self._b1.lists)
+        self._b2 = Ghosts()
         self._p = 0.0
         self._parked1: dict[int, None] = {}
         self._parked2: dict[int, None] = {}
@@ -117,12 +116,12 @@ class ARCPolicy(CachePolicy):
         t1, t2 = len(self._t1) + len(self._parked1), len(self._t2) + len(self._parked2)
         plan = _Plan(self.capacity, self._p, t1, t2, b1, b2, room=len(keys) - count)
         new = 0
-        if b1.lists.keys().isdisjoint(keys):
+        if b1.keys.isdisjoint(keys) and b2.keys.isdisjoint(keys):
             new = len(keys)
         else:
             for key in keys:
                 new += 1
-                if key in b1.lists:
+                if key in b1.keys or key in b2.keys:
                     plan.admit_new(new - 1)
                     new = 1
                     if plan.admit_remembered(key):  # else it was forgotten for one before it

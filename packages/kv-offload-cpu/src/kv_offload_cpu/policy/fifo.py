@@ -1,12 +1,17 @@
 """A queue from which any item can also be taken out in O(1), and a memory of evicted keys made of it.
 
-An ``OrderedDict`` does the same with 150 bytes an item. Here an item that is taken out leaves its *entry* in the
-queue, counted in ``_dead``; since a queue is left in the order in which it was entered, the first entries of an
-item are the dead ones. Dead entries are swept out before they outnumber the live ones.
+An ``OrderedDict`` does the same with 150 bytes an item. Here the queue is made of *stretches*, lists of items one
+after the other, so that many are entered and taken in one call. An item that is taken out leaves its *entry* in
+the queue, counted in ``_dead``; since a queue is left in the order in which it was entered, the first entries of
+an item are the dead ones. Dead entries are swept out before they outnumber the live ones.
+
+Invariants: no stretch is empty, and ``_first``, as many entries of the first one as were taken before, doesn't
+reach its end; ``_size`` is the number of the other entries, with ``_dead_count`` dead ones.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from kv_api import OffloadKey
@@ -14,72 +19,105 @@ from kv_api import OffloadKey
 T = TypeVar("T")
 
 _SLACK = 64  # dead entries that are not worth a sweep
+_LONG = 256  # entries of a stretch that isn't made longer
 
 
 class Fifo(Generic[T]):
     """First in, first out, for distinct items. It doesn't know what is in it: whoever removes an item does."""
 
-    __slots__ = ("_dead", "_dead_count", "_entries")
+    __slots__ = ("_dead", "_dead_count", "_first", "_size", "_stretches")
 
     def __init__(self) -> None:
-        self._entries: deque[T] = deque()
+        self._stretches: deque[list[T]] = deque()
+        self._first = 0
+        self._size = 0
         self._dead: dict[T, int] = {}
         self._dead_count = 0
 
-    def push(self, items: Iterable[T]) -> None:
+    def push(self, items: Sequence[T]) -> None:
         """Enter items that are not in the queue."""
-        self._entries.extend(items)
-
-    def pop(self) -> T:
-        """Take the oldest item."""
-        item = self._entries.popleft()
-        while self._dead and item in self._dead:
-            self._dead_count -= 1
-            if self._dead[item] == 1:
-                del self._dead[item]
-            else:
-                self._dead[item] -= 1
-            item = self._entries.popleft()
-        return item
+        if not items:
+            return
+        self._size += len(items)
+        if self._stretches and len(self._stretches[-1]) < _LONG:
+            self._stretches[-1] += items
+        else:
+            self._stretches.append([*items])
 
     def take(self, count: int) -> list[T]:
         """Take the ``count`` oldest items; there must be as many."""
-        if self._dead:
-            return [self.pop() for _ in range(count)]
-        popleft = self._entries.popleft
-        return [popleft() for _ in range(count)]
+        taken = self._take_entries(count)
+        while self._dead and not self._dead.keys().isdisjoint(taken):
+            taken = [item for item in taken if not self._is_dead(item)]
+            taken += self._take_entries(count - len(taken))
+        return taken
 
     def remove(self, item: T) -> None:
         """Take out an item that is in the queue, wherever it is."""
         self._dead[item] = self._dead.get(item, 0) + 1
         self._dead_count += 1
         if self._dead_count > len(self) + _SLACK:
-            self._entries = deque(self)
-            self._dead.clear()
-            self._dead_count = 0
+            items = list(self)
+            self.clear()
+            for start in range(0, len(items), _LONG):
+                self.push(items[start : start + _LONG])
 
     def clear(self) -> None:
         """Take out everything."""
-        self._entries.clear()
+        self._stretches.clear()
+        self._first = self._size = 0
         self._dead.clear()
         self._dead_count = 0
 
     def check(self) -> None:
         """Recount the dead, and see that no item is in the queue twice."""
+        entries = [*self._entries()]
+        assert len(entries) == self._size, f"{len(entries)} entries in the queue, {self._size} counted"
+        lengths = [*map(len, self._stretches)]
+        assert all(lengths) and self._first < max(lengths[:1], default=1), f"{self._first} of {lengths} are taken"
         dead_count = sum(self._dead.values())
         assert dead_count == self._dead_count, f"{dead_count} dead entries, {self._dead_count} counted"
-        assert Counter(self._entries) >= Counter(self._dead), f"{self._dead} are not among {self._entries}"
+        assert Counter(entries) >= Counter(self._dead), f"{self._dead} are not among {entries}"
         items = list(self)
         assert len(items) == len(self), f"{len(items)} items in the queue, {len(self)} counted"
         assert len(set(items)) == len(items), f"an item is in the queue twice: {items}"
 
+    def _take_entries(self, count: int) -> list[T]:
+        """The oldest entries, dead ones among them."""
+        taken: list[T] = []
+        while (missing := count - len(taken)) > 0:
+            stretch, first = self._stretches[0], self._first
+            if missing < len(stretch) - first:
+                taken += stretch[first : first + missing]
+                self._first = first + missing
+            else:
+                taken += stretch[first:]
+                self._first = 0
+                self._stretches.popleft()
+        self._size -= count
+        return taken
+
+    def _is_dead(self, item: T) -> bool:
+        """Whether the entry of an item that was just taken is dead; if so, it is done with."""
+        times = self._dead.get(item, 0)
+        if times:
+            self._dead_count -= 1
+            if times > 1:
+                self._dead[item] = times - 1
+            else:
+                del self._dead[item]
+        return times > 0
+
+    def _entries(self) -> Iterator[T]:
+        return islice(chain.from_iterable(self._stretches), self._first, None)
+
     def __len__(self) -> int:
-        return len(self._entries) - self._dead_count
+        return self._size - self._dead_count
 
     def __iter__(self) -> Iterator[T]:
         """The items, oldest first."""
         dead = dict(self._dead)
-        for item in self._entries:
+        for item in self._entries():
             if dead.get(item):
                 dead[item] -= 1
             else:
@@ -89,52 +127,52 @@ class Fifo(Generic[T]):
 class Ghosts:
     """Keys of evicted chunks, oldest first.
 
-    Several lists may share one dictionary, ``lists``, which has the list of each key that is in any of them: so a
-    key is looked for once. The oldest may be forgotten before it is added, by a caller who works through a batch
-    in numbers first.
+    The oldest may be forgotten before it is added, by a caller who works through a batch in numbers first.
     """
 
-    __slots__ = ("_queue", "_surplus", "lists")
+    __slots__ = ("_queue", "_surplus", "keys")
 
-    def __init__(self, lists: "dict[OffloadKey, Ghosts] | None" = None) -> None:
-        self.lists: dict[OffloadKey, Ghosts] = {} if lists is None else lists
+    def __init__(self) -> None:
+        self.keys: set[OffloadKey] = set()
+        """Those that are remembered. Not to be changed."""
         self._queue: Fifo[OffloadKey] = Fifo()
         self._surplus = 0  # of the next `add`, how many are forgotten already
 
     def add(self, keys: Sequence[OffloadKey]) -> None:
-        """Remember keys that aren't in any of the lists."""
+        """Remember keys that aren't remembered."""
         if self._surplus:
             keys = keys[self._surplus :]
             self._surplus = 0
-        self.lists.update(dict.fromkeys(keys, self))
+        self.keys.update(keys)
         self._queue.push(keys)
 
     def remove(self, key: OffloadKey) -> None:
         """Forget a key that is remembered."""
-        del self.lists[key]
+        self.keys.remove(key)
         self._queue.remove(key)
 
     def forget(self, count: int) -> None:
         """Forget those that were added first; if there are fewer, the first of the next ``add``, too."""
-        known, lists = min(count, len(self._queue)), self.lists
-        for key in self._queue.take(known):
-            del lists[key]
+        known = min(count, len(self._queue))
+        if known > 0:
+            self.keys.difference_update(self._queue.take(known))
         self._surplus += count - known
 
     def clear(self) -> None:
         """Forget everything."""
-        self.forget(len(self))
+        self.keys.clear()
         self._queue.clear()
+        self._surplus = 0
 
     def check(self) -> None:
         """Recount the queue against the keys."""
         self._queue.check()
-        queued, known = set(self._queue), {key for key, home in self.lists.items() if home is self}
-        assert queued == known, f"{len(queued)} keys in the queue, {len(known)} known"
+        queued = set(self._queue)
+        assert queued == self.keys, f"{len(queued)} keys in the queue, {len(self.keys)} known"
         assert not self._surplus, f"{self._surplus} keys forgotten that were never added"
 
     def __contains__(self, key: OffloadKey) -> bool:
-        return self.lists.get(key) is self
+        return key in self.keys
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -108,17 +108,17 @@ class RecencyList:
         parked_before = len(parked)
         has_dead = self._entries > self._size
         while (missing := count - len(taken)) > 0 and stretches:
-            run, slots = stretches.popitem(last=False)
+            run = next(iter(stretches))
+            slots = stretches[run]
             if missing < len(slots):
                 tail = slots[: -missing - 1 : -1]
                 del slots[-missing:]
-                stretches[run] = slots
-                stretches.move_to_end(run, last=False)
             else:
                 tail = slots[::-1]
                 slots.home = None
+                del stretches[run]
             self._entries -= len(tail)
-            if not has_dead and pinned.isdisjoint(tail):
+            if not has_dead and (not pinned or pinned.isdisjoint(tail)):
                 if slots.home is self:
                     for slot in tail:
                         places[slot] = None

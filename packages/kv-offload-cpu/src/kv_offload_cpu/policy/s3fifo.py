@@ -14,7 +14,7 @@ would be evicted is parked; it enters the queue that it came from when it is unp
 As many chunks as a queue has to give are looked at together; if none of them was used or is pinned, that is all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kv_api import OffloadKey
@@ -26,10 +26,11 @@ from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 _USES = 3  # in the state of a chunk: its uses, up to three
 _MAIN = 4  # in the state of a chunk: it is in main
 _USED_ONCE_MORE = (1, 2, 3, 3, 5, 6, 7, 7)  # the next state
-_SPARED_IN_SMALL: Final = {2: _MAIN, 3: _MAIN}
-"""State -> the next one of a chunk of small that was used twice."""
-_SPARED_IN_MAIN: Final = {5: 4, 6: 5, 7: 6}
-"""State -> the next one of a chunk of main that was used: one use less."""
+_SPARED: Final = {2: _MAIN, 3: _MAIN, 5: 4, 6: 5, 7: 6}
+"""State -> the next one of a chunk that isn't evicted: of small one that was used twice, which goes to main; of
+main one that was used, which has one use less."""
+_UNUSED_IN_SMALL, _UNUSED_IN_MAIN = 1, _MAIN
+"""The highest state of a chunk that isn't spared."""
 
 
 class S3FIFOPolicy(CachePolicy):
@@ -53,24 +54,25 @@ class S3FIFOPolicy(CachePolicy):
             surplus = len(small) - self._small_target + 1  # as many can leave before main's turn comes
             if surplus > 0 or not main:
                 assert small, "nothing is left that isn't pinned"
-                slots = self._sift(small, max(1, min(missing, surplus)), _SPARED_IN_SMALL, pins)
+                slots = self._sift(small, max(1, min(missing, surplus)), _UNUSED_IN_SMALL, pins)
                 from_small += slots
             else:
-                slots = self._sift(main, min(missing, len(main)), _SPARED_IN_MAIN, pins)
+                slots = self._sift(main, min(missing, len(main)), _UNUSED_IN_MAIN, pins)
             evicted += slots
-        self._ghosts.add(pick(from_small, self.key_of))
+        if from_small:
+            self._ghosts.add(pick(from_small, self.key_of))
         self._ghosts.forget(max(0, len(self._ghosts) - self._ghost_capacity))
         return evicted
 
     def insert(self, keys: Sequence[OffloadKey], slots: Sequence[int], run: Run) -> None:
         states, ghosts = self._states, self._ghosts
-        if ghosts.lists.keys().isdisjoint(keys):
+        if ghosts.keys.isdisjoint(keys):
             for slot in slots:
                 states[slot] = 0
-            self._small.push(reversed(slots))
+            self._small.push(slots[::-1])
             return
         for key, slot in zip(reversed(keys), reversed(slots), strict=True):
-            if key in ghosts:
+            if key in ghosts.keys:
                 ghosts.remove(key)
                 states[slot] = _MAIN
             else:
@@ -125,19 +127,21 @@ class S3FIFOPolicy(CachePolicy):
     def _queue_of(self, slot: int) -> Fifo[int]:
         return self._main if self._states[slot] & _MAIN else self._small
 
-    def _sift(self, queue: Fifo[int], count: int, spared: Mapping[int, int], pins: Pins) -> list[int]:
+    def _sift(self, queue: Fifo[int], count: int, highest_unused: int, pins: Pins) -> list[int]:
         """Look at the oldest of a queue: each is spared and enters main, is parked, or is evicted and returned."""
         states, pinned, evicted = self._states, pins.slots, list[int]()
         slots = queue.take(count)
-        if pinned.isdisjoint(slots) and spared.keys().isdisjoint(pick(slots, states)):
+        if max(pick(slots, states)) <= highest_unused and (not pinned or pinned.isdisjoint(slots)):
             return slots
+        spared = []
         for slot in slots:
-            state = spared.get(states[slot])
+            state = _SPARED.get(states[slot])
             if state is not None:
                 states[slot] = state
-                self._main.push((slot,))
+                spared.append(slot)
             elif slot in pinned:
                 self._parked[slot] = None
             else:
                 evicted.append(slot)
+        self._main.push(spared)
         return evicted

@@ -93,7 +93,7 @@ class SievePolicy(CachePolicy):
         """The hand goes by these chunks: each is evicted, parked, or loses its mark and is passed."""
         states, pinned, behind = self._states, pins.slots, 1 - self._ahead
         passed = self._queues[behind]
-        is_any_pinned = not pinned.isdisjoint(slots)
+        is_any_pinned = bool(pinned) and not pinned.isdisjoint(slots)
         marks = pick(slots, states)
         if max(marks) < _VISITED and not is_any_pinned:
             evicted += slots
@@ -118,7 +118,7 @@ class SievePolicy(CachePolicy):
         states, ahead = self._states, self._ahead
         for slot in slots:
             states[slot] = ahead
-        self._queues[ahead].push(reversed(slots))
+        self._queues[ahead].push(slots[::-1])
 
     def _wrap(self) -> None:
         """The hand goes from past the head to the tail."""
