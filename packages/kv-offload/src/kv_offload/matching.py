@@ -12,11 +12,12 @@ from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
 from kv_offload.books import Books
 from kv_offload.clock import Clock
 from kv_offload.loads import LoadPlan, plan_load
-from kv_offload.lookup import Answers, find_match
+from kv_offload.lookup import Answers, Match, find_match
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
 from kv_offload.request_state import Promise, RequestState
 from kv_offload.sources import count_sources
+from kv_offload.tail_lookup import TailAnswers, tail_key
 
 
 class Matching:
@@ -37,32 +38,37 @@ class Matching:
         if skips or not books.engine.can_load or state.loads:
             return 0, False
         state.progress.extend_keys(request)
-        boundary = self._boundary(state, local)
-        if boundary is None:
+        match = self._find(state, local)
+        if match is None:
             return None, False
-        tokens = boundary - local
-        in_step = tokens > 0 and self._fits_into_step(local, boundary)
-        state.promise = Promise(local, tokens, in_step)
+        tokens = match.boundary - local
+        in_step = tokens > 0 and self._fits_into_step(local, match.boundary)
+        state.promise = Promise(local, tokens, in_step, match.is_tail)
         return tokens, tokens > 0 and not in_step
 
-    def _boundary(self, state: RequestState, local: int) -> int | None:
+    def _find(self, state: RequestState, local: int) -> Match | None:
         """How far the request can be loaded. None: it pays to ask again later.
 
         Never to its very end: something has to be computed anyway, and what a window or a state needs for the
         last token lies before it.
         """
         books = self._books
-        limit = state.request.num_tokens - 1
+        request, layout = state.request, books.layout
+        limit = wanted = request.num_tokens - 1
         if state.max_load_tokens is not None and local + state.max_load_tokens < limit:
-            grain = books.layout.grain_tokens
-            limit = (local + state.max_load_tokens) // grain * grain
+            wanted = local + state.max_load_tokens
+            limit = wanted // layout.grain_tokens * layout.grain_tokens
         began = self._clock()
         answers = [
             Answers(books.manager, state.context, progress.keys, state.refused)
             for progress in state.progress.groups
         ]
+        tails = None
+        if layout.has_tails:
+            most = min(wanted, request.num_prompt_tokens - 1)
+            tails = TailAnswers(books.manager, state.context, layout, request.block_hashes, most, state.refused)
         may_wait = state.deferrals < books.engine.options.max_deferred_lookups
-        match = find_match(books.layout.groups, answers, local, limit, may_wait)
+        match = find_match(layout.groups, answers, local, limit, may_wait, tails)
         now = self._clock()
         books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
@@ -71,7 +77,7 @@ class Matching:
                 state.deferred_since = began
             return None
         self.end_deferral(state, now)
-        return match.boundary
+        return match
 
     def end_deferral(self, state: RequestState, now: float) -> None:
         """The request doesn't wait for an answer any more."""
@@ -82,11 +88,11 @@ class Matching:
     def _fits_into_step(self, local: int, boundary: int) -> bool:
         """Whether the step may load it itself; if so, its budget is charged.
 
-        Never with several groups: a load of the step that fails has no way back there.
+        Never with several groups or states: a load of the step that fails has no way back there.
         """
         books = self._books
         budget = books.engine.options.sync_load_budget_bytes
-        if not budget or books.engine.has_several_groups:
+        if not budget or books.engine.fails_requests:
             return False
         (group,) = books.layout.groups
         size = len(group.blocks_to_load(local, boundary)) * books.engine.config.worker_kv_bytes_per_block
@@ -102,7 +108,9 @@ class Matching:
             raise KVError(
                 f"request {state.context.req_id}: {tokens} tokens are to be loaded, {promise.tokens} were promised"
             )
-        plan = plan_load(books.layout, state.progress, tables, promise.local, promise.local + tokens)
+        boundary = promise.local + tokens
+        tail_hashes = state.request.block_hashes if promise.is_tail and tokens == promise.tokens else None
+        plan = plan_load(books.layout, state.progress, tables, promise.local, boundary, tail_hashes)
         job = TransferJob(state.context.req_id, None, plan.gpu_spec, sync=promise.in_step)
         pinned: Sequence[OffloadKey] = ()
         if self._is_there(state, plan):
@@ -112,6 +120,10 @@ class Matching:
             progress.loaded = chunks
             for chunk in chunks:
                 books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
+            if tail_hashes is not None:
+                tail = tail_key(books.layout, progress.group, tail_hashes, boundary)
+                books.events.note_tail(state.request, progress.group, boundary, tail)
+        state.progress.loaded_tail = boundary if tail_hashes is not None else 0
         state.sources = plan.sources
         begun = books.jobs.begin_load(state, pinned, plan.block_ids, is_async=not promise.in_step)
         books.meta.load_jobs[begun.job_id] = job

@@ -189,7 +189,7 @@ class SubChunkOffsetIgnored(TimedOffloadingConnector):
 class _OneGroupOnly(TimedWorkerSide):
     def register_kv_caches(self, kv_caches: Any) -> None:
         super().register_kv_caches(kv_caches)
-        self._jobs._has_several_groups = False
+        self._jobs._fails_requests = False
 
 
 class FailureKnowsOneGroup(TimedOffloadingConnector):
