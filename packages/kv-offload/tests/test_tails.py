@@ -334,6 +334,19 @@ class TestLoads:
         answers = [connector.get_num_new_matched_tokens(a, 0) for _ in range(3)]
         assert answers == [(None, False), (None, False), (0, False)]
 
+    def test_it_does_not_wait_for_one_that_this_engine_is_storing(self, tails):
+        """The engine has found it on the GPU, and asks with the blocks that are whole."""
+        connector, _ = tails()
+        a, b = request(), request("b", 15)
+        begin(connector, a)
+        report(connector, done=[0])
+        go_on(connector, a)
+        connector.on_new_request(b)
+        assert connector.get_num_new_matched_tokens(b, 8) == (0, False)
+        connector.build_connector_meta(step())
+        report(connector, done=[1])
+        assert connector.get_num_new_matched_tokens(b, 8) == (4, True)
+
     def test_an_answer_that_the_engine_shortened_has_no_state(self, tails):
         connector, manager = tails()
         a = request(count=15)

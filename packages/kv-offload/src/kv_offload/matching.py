@@ -66,7 +66,8 @@ class Matching:
         tails = None
         if layout.has_tails:
             most = min(wanted, request.num_prompt_tokens - 1)
-            tails = TailAnswers(books.manager, state.context, layout, request.block_hashes, most, state.refused)
+            hashes, stored = request.block_hashes, books.jobs.is_being_stored
+            tails = TailAnswers(books.manager, state.context, layout, hashes, most, state.refused, stored)
         may_wait = state.deferrals < books.engine.options.max_deferred_lookups
         match = find_match(layout.groups, answers, local, limit, may_wait, tails)
         now = self._clock()

@@ -8,6 +8,9 @@ reads it; the states before are not needed.
 A tail is looked for in two blocks, each from its end: in the one that the groups that read all tokens end with,
 since that is where another request's prompt ended or left this one; and in the one after the complete chunks on
 which all groups agree.
+
+A tail that this engine is storing counts as missing. Its bytes are on the GPU, where whoever asks now has found
+them already; but the engine asks with the whole blocks that it found, so a wait for the store would look worth it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,12 +35,14 @@ class TailAnswers:
         hashes: Sequence[bytes],
         limit: int,
         refused: Collection[OffloadKey] = (),
+        is_being_stored: Callable[[OffloadKey], bool] = lambda key: False,
     ) -> None:
         self._manager = manager
         self._context = context
         self._layout = layout
         self._hashes = hashes
         self._refused = refused
+        self._is_being_stored = is_being_stored
         self.tokens_per_block = layout.grain_tokens
         self.limit = min(limit, len(hashes) * layout.tokens_per_hash)
         """Tokens after which the request may go on at most."""
@@ -52,6 +57,8 @@ class TailAnswers:
             key = tail_key(self._layout, group, self._hashes, boundary)
             self._context.set_offload_key_position(key, boundary)
             known = LookupResult.MISS if key in self._refused else self._manager.lookup(key, self._context)
+            if known is LookupResult.HIT_PENDING and self._is_being_stored(key):
+                known = LookupResult.MISS
             self._known[group.group_id, boundary] = known
         return known
 

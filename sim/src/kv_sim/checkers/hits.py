@@ -33,10 +33,11 @@ MOST_PROBES = 4
 class Served:
     """What may be found, and what must be."""
 
-    def __init__(self, referee: Referee, block_size: int, *, is_on: bool) -> None:
+    def __init__(self, referee: Referee, block_size: int, *, is_on: bool, has_tails: bool = False) -> None:
         self._referee = referee
         self._block_size = block_size
         self._is_on = is_on
+        self._has_tails = has_tails
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
         self._unfair: set[int] = set()
@@ -49,6 +50,8 @@ class Served:
         """A step of the request was scheduled."""
         if self._is_on:
             self._computed.update(request.hashes_up_to(request.num_computed_tokens))
+            if self._has_tails:
+                self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
         """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
@@ -77,6 +80,20 @@ class Served:
                     f"computed block {index} of them {since}",
                 )
                 return
+        if self._has_tails and isinstance(request, SimRequest):
+            self._check_end(request, local, count)
+
+    def _check_end(self, request: SimRequest, local: int, count: int) -> None:
+        """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""
+        end = local + count
+        hashes = request.fine_hashes_up_to(end)
+        if not count or not end % self._block_size:
+            return
+        where = f"request {request.request_id}: {count} tokens are found after the first {local}"
+        if len(hashes) * self._block_size != end * request.hashes_per_block:
+            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so nobody kept a state")
+        elif hashes[-1] not in self._computed:
+            self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
 
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
