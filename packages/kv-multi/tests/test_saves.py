@@ -102,6 +102,36 @@ def test_partial_tails_are_waited_for(scheduler):
     assert multi.build_connector_meta("output").async_saves == {"r": (0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("tails", "finishes", "awaited"),
+    [
+        ((True, False), (True, False), (0,)),
+        ((True, False), (False, False), (0,)),
+        ((True, False), (False, True), (0, 1)),
+        ((True, True), (True, False), (0, 1)),
+        ((False, False), (False, False), None),
+    ],
+)
+def test_a_child_that_holds_for_a_tail_and_for_the_rest_reports_once(scheduler, worker, tails, finishes, awaited):
+    multi, *children = scheduler()
+    for one, tail, finish in zip(children, tails, finishes, strict=True):
+        one.answers["register_finished_partial_tail"] = tail
+        one.answers["request_finished"] = (finish, None)
+    assert multi.register_finished_partial_tail(R, ([1],), [(0, 1, 3)]) is any(tails)
+    assert multi.request_finished(R, [1]) == (awaited is not None, None)
+    meta = multi.build_connector_meta("output")
+    assert meta.async_saves == ({} if awaited is None else {"r": awaited})
+    assert meta.extra_async_saves == ({"r": 1} if awaited == (0, 1) else None)
+    ours, *sides = worker()
+    ours.bind_connector_metadata(MultiKVConnectorMetadata((Meta(), Meta()), async_saves=meta.async_saves))
+    heard = []
+    for place in (0, 1, 0):
+        sides[place].answers["get_transfer_results"] = sent("r")
+        heard.append(ours.get_finished({"r"})[0])
+        sides[place].answers["get_transfer_results"] = sent()
+    assert heard == {None: [None] * 3, (0,): [{"r"}, None, None], (0, 1): [None, {"r"}, None]}[awaited]
+
+
 def test_what_was_reported_is_forgotten(scheduler):
     """Or a later life of the id would hide its reports from those who hold it then."""
     multi, first, second = scheduler()

@@ -1,35 +1,18 @@
 """States that the engine hands over: which are stored, and what keeps their bytes."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from kv_offload_calls import key, plan, report
 from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
+from kv_offload_pool import Pool
 
 from kv_api import GPULoadStoreSpec, KVError, OffloadPolicy
 from kv_offload import TransferJob
 from kv_offload.pins import Pins
 
 STATES = kv_cache_config(((FULL, 4, 0), (STATE, 4, 0), (STATE, 4, 0)), hands_over=True)
-
-
-class Pool:
-    """An engine's pool of blocks, as far as pins go."""
-
-    num_gpu_blocks = 64
-
-    def __init__(self):
-        self.blocks = [f"block {number}" for number in range(64)]
-        self.held = Counter()
-
-    def touch(self, blocks):
-        self.held.update(blocks)
-
-    def free_blocks(self, blocks):
-        self.held.subtract(blocks)
-        self.held += Counter()
 
 
 @pytest.fixture

@@ -3,33 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
+from kv_offload_medium import Known
 
-from kv_api import LookupResult, OffloadingManager, ReqContext, RequestOffloadingContext, make_offload_key
+from kv_api import LookupResult, ReqContext, make_offload_key
 from kv_offload.layout import Group
 from kv_offload.lookup import Answers, Match, find_match
 
 HIT, MISS, PENDING, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY
-
-
-class Known(OffloadingManager):
-    """Says what it was told to, and counts."""
-
-    def __init__(self, known):
-        self.known = known
-        self.asked = []
-
-    def lookup(self, key, req_context):
-        self.asked.append(key)
-        return self.known.get(key, MISS)
-
-    def on_new_request(self, req_context):
-        return RequestOffloadingContext()
-
-    def prepare_load(self, keys, req_context):
-        raise NotImplementedError
-
-    def prepare_store(self, keys, req_context):
-        raise NotImplementedError
 
 
 def keys_of(group, count):

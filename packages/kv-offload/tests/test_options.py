@@ -172,7 +172,7 @@ def test_groups_that_hashes_do_not_find_are_left_alone():
     cache.prefix_cacheable_group_ids = (1,)
     found = describe_engine(vllm_config(), cache)
     assert [group.group_id for group in found.layout.groups] == [1]
-    assert found.has_several_groups
+    assert found.fails_requests
 
 
 @pytest.mark.parametrize(

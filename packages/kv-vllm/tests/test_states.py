@@ -2,6 +2,7 @@
 device leaves a state where a step ends, as vLLM's runners do, and goes on from the block of the token before."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +12,10 @@ pytest.importorskip("kv_sim")
 from kv_offload.handed_states import HandedStates
 from kv_offload.jobs import JobBook
 from kv_offload.pins import Pins
+from kv_offload.tails import Tails
+from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
@@ -94,3 +98,76 @@ def test_a_state_that_is_not_watched_is_overwritten(subjects, monkeypatch):
             seen.add(violation.invariant)
             break
     assert seen & {Invariant.OWNERSHIP, Invariant.CONTENT}
+
+
+FINE = WorldConfig(
+    engine="vllm",
+    num_blocks=40,
+    block_size=8,
+    hashes_per_block=4,
+    groups=(GroupConfig(), STATE),
+    hands_over_states=True,
+    max_step_tokens=32,
+)
+STEP, SETTLE = Action(Kind.STEP), Action(Kind.SETTLE)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What vLLM offers within blocks, and what of it is stored: boundaries."""
+    offered, stored = [], []
+    taken = Tails._taken
+
+    def counted(self, state, offers, tables, is_there):
+        offered.extend(boundary for _, _, boundary in offers if boundary % self._tokens_per_block)
+        found = taken(self, state, offers, tables, is_there)
+        stored.extend(boundary for boundary, _ in found)
+        return found
+
+    monkeypatch.setattr(Tails, "_taken", counted)
+    return offered, stored
+
+
+def run_to_the_end(world, *specs):
+    for spec in specs:
+        world.engine.add(spec)
+    for _ in range(8):
+        world.apply(STEP)
+        world.apply(SETTLE)
+
+
+@pytest.mark.parametrize("name", ["our-offloading", "our-offloading-held"])
+@pytest.mark.parametrize("runner", [1, 2])
+def test_each_state_within_a_block_is_taken_and_gone_on_from(subjects, seen, name, runner):
+    """vLLM hands over the state at the last hash of a prompt, and begins where a load of ours ends."""
+    subject = subjects[name]
+    subject = replace(subject, extra_config={**subject.extra_config, "blocks_per_chunk": 1}, blocks_per_chunk=1)
+    world = World(replace(FINE, runner=runner), subject)
+    run_to_the_end(world, RequestSpec("a", 0, 29, 0, 3, 3), RequestSpec("b", 1, 13, 0, 3, 3))
+    assert seen == ([28, 12], [28, 12])
+    assert world.engine.reset(running=False, connector=False)
+    world.engine.add(RequestSpec("c", 0, 31, 0, 1, 1))
+    world.apply(STEP)
+    assert world.engine.scheduler.requests["c"].num_computed_tokens == 28
+    world.rest()
+    assert world.coverage.situations["match: a load ends within a block"]
+
+
+def test_who_is_aborted_at_its_last_hash_registers_the_state(subjects, seen):
+    world = World(FINE, subjects["our-offloading"])
+    world.engine.add(RequestSpec("a", 0, 29, 0, 3, 3))
+    world.apply(STEP)  # to the last whole block
+    world.apply(STEP)
+    world.engine.abort("a")
+    assert seen == ([28], [28])
+    world.rest()
+
+
+def test_nothing_breaks_where_hashes_are_finer(subjects, seen):
+    for seed in range(300):
+        config = config_for(subjects["our-offloading"], Random(seed), "vllm")
+        if config.has_tails:
+            run = run_seed(subjects["our-offloading"], seed, engine="vllm")
+            assert run.failure is None, run.failure.violation
+    offered, stored = seen
+    assert len(offered) == len(stored) > 20

@@ -90,6 +90,14 @@ def brief_step(output: SchedulerOutput) -> str:
     if output.kv_cache_block_copies:
         copies = (f"{copy.src_block_id} into {copy.dst_block_id}" for copy in output.kv_cache_block_copies)
         parts.append("copies block " + ", ".join(copies))
+    handed = output.kv_connector_block_state
+    if handed is not None and handed.boundary_state_offloads:
+        states = (
+            f"block {block} of {name} after {tokens}"
+            for name, offers in handed.boundary_state_offloads.items()
+            for _, block, tokens in offers
+        )
+        parts.append("hands over " + ", ".join(states))
     for word, names in (("finished", output.finished_req_ids), ("preempted", output.preempted_req_ids)):
         if names:
             parts.append(f"{word} {', '.join(sorted(names))}")

@@ -23,6 +23,9 @@ class GroupConfig:
     window: int = 0
 
 
+STATE = GroupConfig("state", 2)
+
+
 @dataclass(frozen=True)
 class WorldConfig:
     """All sizes of a world. Small ones on purpose: every boundary is near."""
@@ -33,8 +36,9 @@ class WorldConfig:
     """GPU blocks, the null block among them."""
     block_size: int = 4
     hashes_per_block: int = 1
-    """More than one: what the GPU has may end within a block. Only in a world with one group of all tokens; vLLM
-    does it for models with states, whose requests hardly ever end where a state was kept."""
+    """More than one: what the GPU has may end within a block. Only in a world with one group of all tokens, or one
+    beside states that are handed over. vLLM does it for models with states, whose requests hardly ever end where a
+    state was kept."""
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     hands_over_states: bool = False
     """The engine tells the connector of each state that it keeps, in the step that computes it."""
@@ -66,10 +70,15 @@ class WorldConfig:
                 f"hashes_per_block: got {self.hashes_per_block}, which doesn't divide a block of "
                 f"{self.block_size} tokens"
             )
-        if self.hashes_per_block > 1 and self.groups != (GroupConfig(),):
+        if self.hashes_per_block > 1 and self.groups != (GroupConfig(),) and not self.has_tails:
             raise ConfigError(
                 f"hashes_per_block: got {self.hashes_per_block}; with these groups only 1 is possible"
             )
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether states are kept, and handed over, within blocks."""
+        return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
 
     @property
     def world_size(self) -> int:
@@ -88,8 +97,11 @@ class WorldConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest request that the engine accepts: it fits alone, with a block to copy from."""
-        spare = self.hashes_per_block > 1
+        """Tokens of the longest request that the engine accepts: it fits alone, with blocks to copy from.
+
+        Of the two groups of a world with tails each may need one, and the state that is kept has a third.
+        """
+        spare = 3 if self.has_tails else int(self.hashes_per_block > 1)
         return (self.num_blocks - 1 - spare) // len(self.groups) * self.block_size
 
     @property
@@ -107,8 +119,6 @@ class WorldConfig:
         groups = tuple(GroupConfig(**group) for group in values["groups"])
         return cls(**{**values, "groups": groups, "silent": frozenset(values["silent"])})
 
-
-STATE = GroupConfig("state", 2)
 
 SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
 """Kinds of trouble that a world may leave out altogether."""
@@ -171,3 +181,15 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
         spec_tokens=0,
     )
+
+
+def with_tails(config: WorldConfig) -> WorldConfig:
+    """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
+    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
+    random = Random(repr(("tails", sizes)))
+    if not config.hands_over_states or random.random() < 0.4:
+        return config
+    groups = (GroupConfig(), STATE)
+    blocks = config.num_blocks * len(groups) // len(config.groups)
+    hashes = random.choice([2, config.block_size])
+    return replace(config, groups=groups, num_blocks=blocks, hashes_per_block=hashes)

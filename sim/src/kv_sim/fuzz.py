@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig, draw_config, with_fine_hashes, with_states
+from kv_sim.config import (
+    BUILTIN_ENGINE,
+    GroupConfig,
+    WorldConfig,
+    draw_config,
+    with_fine_hashes,
+    with_states,
+    with_tails,
+)
 from kv_sim.coverage import Coverage
 from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
@@ -47,7 +55,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     elif Trait.STATES in subject.traits:
         config = with_states(config, random)
     if Trait.FINE in subject.traits:
-        config = with_fine_hashes(config, random)
+        config = with_tails(with_fine_hashes(config, random))
     if Trait.RANKS not in subject.traits:
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:

@@ -232,7 +232,7 @@ class CopyBlocksOp(Protocol):
 
 
 PartialTails: TypeAlias = Sequence[tuple[int, int, int]]
-"""Sources of a finished request's partial tail: ``(group, block index, tokens)`` each."""
+"""Sources of a finished request's partial tail: ``(group, block id, tokens before the boundary)`` each."""
 
 BlockIds: TypeAlias = tuple[list[int], ...]
 """Block ids of a request, a list for each KV cache group."""

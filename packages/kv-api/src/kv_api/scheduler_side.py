@@ -180,7 +180,11 @@ class SchedulerSide(ConnectorSide):
     def register_finished_partial_tail(
         self, request: Request, block_ids: BlockIds, partial_tail_offloads: PartialTails
     ) -> bool:
-        """Offer the partial tail of a finished request. True: its blocks stay until its store is reported."""
+        """Offer the states of a request that ends within a block. True: its blocks stay until that is reported.
+
+        Called just before ``request_finished``, of a request that ends exactly where a prompt's last hash does. If
+        either call holds, there is one report in ``finished_sending``, after all stores of both.
+        """
         return False
 
     # -- questions at any time ------------------------------------------------------------------

@@ -80,8 +80,9 @@ class EngineDescription:
     can_store: bool
     holds_blocks: bool
     """Stores hold the blocks of ended requests; otherwise they are fenced."""
-    has_several_groups: bool
-    """Whether the engine has, offloaded or not: then failed loads are told by request."""
+    fails_requests: bool
+    """Whether failed loads are told by request: with several groups, offloaded or not, and with states. By block,
+    an engine would go on where the first failed one begins, and there may be no state."""
     world_size: int
 
 
@@ -115,7 +116,9 @@ def describe_engine(
         for group_id, group in zip(group_ids, described, strict=True)
     )
     grain = lcm(*(group.tokens_per_block for group in groups))
-    layout = Layout(groups, tokens_per_hash, grain, _retention_tokens(vllm_config))
+    parallel = _parallel(vllm_config)
+    shares = parallel.dcp_size > 1 or parallel.pcp_size > 1
+    layout = Layout(groups, tokens_per_hash, grain, _retention_tokens(vllm_config), shares)
     return EngineDescription(
         options,
         layout,
@@ -123,7 +126,8 @@ def describe_engine(
         can_load=transfer.is_kv_consumer,
         can_store=transfer.is_kv_producer and options.save,
         holds_blocks=_must_hold(options, vllm_config, kv_cache_config, layout),
-        has_several_groups=len(kv_cache_config.kv_cache_groups) > 1,
+        fails_requests=len(kv_cache_config.kv_cache_groups) > 1
+        or any(group.kind is AttentionKind.STATE_SPACE for group in groups),
         world_size=vllm_config.parallel_config.world_size,
     )
 

@@ -5,6 +5,7 @@ neither tokens nor parent. With ``self_describing_kv_events`` a full-attention c
 of its blocks, its tokens and its parent, as the GPU's own events are; these payloads are noted while a request
 that has the chunk is alive, and kept until the chunk is told to be gone, so that what was stored and what is
 removed are the same hashes. Chunks that share blocks repeat their hashes: who mirrors them counts references.
+A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,6 +40,8 @@ class _Payload:
     block_hashes: list[bytes]
     parent: bytes | None
     token_ids: list[int]
+    block_size: int
+    """Tokens of each hash."""
     lora_id: int | None
     lora_name: str | None
     homes: set[Home]
@@ -58,13 +61,25 @@ class EventTranslator:
         """Note what a chunk holds, while somebody knows."""
         if not self.is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
             return
-        per_block = group.tokens_per_block // self._tokens_per_hash
-        first, end = chunk * group.hashes_per_chunk, (chunk + 1) * group.hashes_per_chunk
-        hashes, size, lora = request.block_hashes, group.tokens_per_chunk, request.lora_request
+        size = group.tokens_per_chunk
+        self._note(key, request, range(chunk * size, (chunk + 1) * size), group.tokens_per_block)
+
+    def note_tail(self, request: Request, group: Group, boundary: int, key: OffloadKey) -> None:
+        """The same of a tail: each of its hashes is told as a block of its own."""
+        if not self.is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
+            return
+        start = boundary // group.tokens_per_block * group.tokens_per_block
+        self._note(key, request, range(start, boundary), self._tokens_per_hash)
+
+    def _note(self, key: OffloadKey, request: Request, tokens: range, block_size: int) -> None:
+        """Note the payload of some tokens, told as blocks of ``block_size``."""
+        per_hash, hashes, lora = self._tokens_per_hash, request.block_hashes, request.lora_request
+        first, end, per_block = tokens.start // per_hash, tokens.stop // per_hash, block_size // per_hash
         self._payloads[key] = _Payload(
             list(hashes[first + per_block - 1 : end : per_block]),
             hashes[first - 1] if first else None,
-            list(request.all_token_ids[chunk * size : (chunk + 1) * size]),
+            list(request.all_token_ids[tokens.start : tokens.stop]),
+            block_size,
             getattr(lora, "lora_int_id", None),
             getattr(lora, "lora_name", None),
             set(),
@@ -97,12 +112,12 @@ class EventTranslator:
             payload = self._payloads.get(key)
             if payload is not None:
                 payload.homes.add((event.medium, event.ownership))
-            full = payload or _Payload([get_offload_block_hash(key)], None, [], None, None, set())
+            full = payload or _Payload([get_offload_block_hash(key)], None, [], 0, None, None, set())
             yield BlockStored(
                 block_hashes=list(full.block_hashes),
                 parent_block_hash=full.parent,
                 token_ids=list(full.token_ids),
-                block_size=group.tokens_per_block if payload else 0,
+                block_size=full.block_size,
                 lora_id=full.lora_id,
                 medium=MEDIA[event.medium],
                 lora_name=full.lora_name,

@@ -10,7 +10,7 @@ is left to store when the request ends.
 An offer is taken if it ends a chunk of a group that is offloaded, within what may be stored of the request, and if
 its block is where the table of the request has that boundary. The last is more than a check of the engine: an
 offer may be of a step before, and somebody may have got the block in this one. All groups that have a boundary are
-stored as one, since a lookup needs all of them.
+stored as one, since a lookup needs all of them. One within a block is no state alone: see ``tails``.
 
 **What keeps the bytes.** The copy comes after the step that makes the offer, and whoever gets the block writes it
 in a later step. Where fences hold (see ``describe``), the store is watched from the beginning, and the new owner
@@ -20,10 +20,9 @@ one while it runs: the block is *pinned*, a reference in the engine's own pool, 
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kv_api import GPULoadStoreSpec, OffloadKey, SchedulerOutput
+from kv_api import OffloadKey, SchedulerOutput
 from kv_offload.books import Books
-from kv_offload.metadata import TransferJob
-from kv_offload.metrics import ALLOCATION_FAILURE
+from kv_offload.boundary_store import Source, store_of_running
 from kv_offload.request_state import RequestState
 
 Offer = tuple[int, int, int]
@@ -39,12 +38,18 @@ def offers_of(output: SchedulerOutput) -> Mapping[str, Sequence[Offer]]:
     return getattr(block_state, "boundary_state_offloads", None) or {}
 
 
+def most_tokens(books: Books, state: RequestState) -> int:
+    """How many tokens of a request may be stored."""
+    request, wish = state.request, state.max_offload_tokens
+    limit = request.num_prompt_tokens if books.engine.options.offload_prompt_only else request.num_tokens
+    return limit if wish is None else min(limit, wish)
+
+
 class HandedStates:
     """Plans stores of what is handed over. Keeps nothing of its own that changes."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._is_prompt_only = books.engine.options.offload_prompt_only
         self._place_of = {
             group.group_id: place for place, group in enumerate(books.layout.groups) if group.is_handed_over
         }
@@ -60,19 +65,13 @@ class HandedStates:
 
     def _taken(self, state: RequestState, offers: Iterable[Offer]) -> list[tuple[int, Taken]]:
         """The offers that are stored, by boundary, in order."""
-        limit = self._limit(state)
+        limit = most_tokens(self._books, state)
         found: dict[int, Taken] = {}
         for group_id, block, boundary in offers:
             place = self._place_of.get(group_id)
             if place is not None and boundary <= limit and self._is_there(state, place, block, boundary):
                 found.setdefault(boundary, {})[place] = block
         return sorted(found.items())
-
-    def _limit(self, state: RequestState) -> int:
-        """How many tokens may be stored."""
-        request, wish = state.request, state.max_offload_tokens
-        limit = request.num_prompt_tokens if self._is_prompt_only else request.num_tokens
-        return limit if wish is None else min(limit, wish)
 
     def _is_there(self, state: RequestState, place: int, block: int, boundary: int) -> bool:
         """Whether an offer ends a chunk that is to be stored, and nobody else got its block."""
@@ -89,31 +88,8 @@ class HandedStates:
 
     def _begin(self, state: RequestState, boundary: int, taken: Taken) -> None:
         """Begin a job for the states of a boundary, if the medium wants them and has room."""
-        books = self._books
-        if books.engine.holds_blocks and not books.pins.can_pin:
-            return  # nothing would keep the bytes
-        place_of = {self._key(state, place, boundary): place for place in sorted(taken)}
-        output = books.manager.prepare_store([*place_of], state.context)
-        if output is None:
-            books.stats.increase(ALLOCATION_FAILURE)
-            return
-        if not output.keys_to_store:
-            return
-        places = [place_of[key] for key in output.keys_to_store]
-        blocks = [taken[place] for place in places]
-        sizes, firsts = [0] * len(books.layout.groups), [0] * len(books.layout.groups)
-        for place in places:
-            sizes[place], firsts[place] = 1, boundary // books.layout.groups[place].tokens_per_block - 1
-        job = books.jobs.begin_store(state, output.keys_to_store, blocks, boundary)
-        books.jobs.release(state)
-        if books.engine.holds_blocks:
-            books.pins.pin(job.job_id, blocks)
-        if books.events.is_describing:
-            for place, key in zip(places, output.keys_to_store, strict=True):
-                group = books.layout.groups[place]
-                books.events.note(state.request, group, boundary // group.tokens_per_chunk - 1, key)
-        source = GPULoadStoreSpec(blocks, sizes, firsts)
-        books.meta.store_jobs[job.job_id] = TransferJob(state.context.req_id, source, output.store_spec)
+        sources = [Source(place, taken[place], self._key(state, place, boundary)) for place in sorted(taken)]
+        store_of_running(self._books, state, boundary, sources)
 
     def _key(self, state: RequestState, place: int, boundary: int) -> OffloadKey:
         progress = state.progress.groups[place]

@@ -185,6 +185,10 @@ class JobBook:
         """Live stores of one request, the oldest first."""
         return [job for job in self.live.values() if job.owner is owner and job.kind is STORE]
 
+    def is_being_stored(self, key: OffloadKey) -> bool:
+        """Whether a store of a chunk is under way. Looks through all stores."""
+        return any(job.kind is STORE and key in job.keys for job in self.live.values())
+
     def begin_reset(self) -> list[int]:
         """Every job is stale from now on. Returns those whose end is still to be reported."""
         reported = list(self.live)

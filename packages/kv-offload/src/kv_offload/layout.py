@@ -109,6 +109,8 @@ class Layout:
     """A multiple of every group's block."""
     retention_tokens: int | None = None
     """Windows are worth keeping every so many tokens (``retention``); None: all of them."""
+    shares_tokens: bool = False
+    """Whether several workers have each a part of the tokens of a block."""
 
     @cached_property
     def reads_back_only(self) -> bool:
@@ -119,3 +121,33 @@ class Layout:
     def is_stored_whole(self) -> bool:
         """Whether chunks of every group are."""
         return all(group.is_stored_whole for group in self.groups)
+
+    @cached_property
+    def has_tails(self) -> bool:
+        """Whether tails are stored and found (``tails``)."""
+        return self.why_no_tails is None
+
+    @cached_property
+    def why_no_tails(self) -> str | None:
+        """Why tails are neither stored nor found; None if they are.
+
+        A tail is one block of each group and a boundary within all of them, so chunks are blocks of one size, and
+        what anybody needs before the boundary is complete chunks or that block.
+        """
+        sizes = {group.tokens_per_block for group in self.groups}
+        states = [group for group in self.groups if group.kind is AttentionKind.STATE_SPACE]
+        if not states or not all(group.is_handed_over for group in states):
+            return "the engine hands over no states"
+        if any(group.tokens_per_chunk != group.tokens_per_block for group in self.groups):
+            return "chunks have several blocks"
+        if len(sizes) > 1:
+            return f"groups have blocks of {sorted(sizes)} tokens"
+        if sizes == {self.tokens_per_hash}:
+            return "a block has one hash"
+        if any(group.has_window for group in self.groups):
+            return "a group has a window, whose blocks before the boundary may be missing"
+        if any(group.is_draft for group in self.groups):
+            return "a group is of a draft model, which keeps of a token what depends on the token after it"
+        if self.shares_tokens:
+            return "workers share the tokens of a block"
+        return None

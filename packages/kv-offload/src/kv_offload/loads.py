@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kv_api import AttentionKind, GPULoadStoreSpec, OffloadKey
 from kv_offload.layout import Layout
 from kv_offload.progress import Progress
+from kv_offload.tail_lookup import tail_key
 
 
 @dataclass
@@ -17,7 +18,7 @@ class LoadPlan:
     group_sizes: list[int] = field(default_factory=list)
     block_indices: list[int] = field(default_factory=list)
     chunks: list[range] = field(default_factory=list)
-    """Of each group."""
+    """Of each group, without a tail."""
     sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
     """(first token, end, chunk that supplies them)"""
     is_possible: bool = True
@@ -30,13 +31,18 @@ class LoadPlan:
 
 
 def plan_load(
-    layout: Layout, progress: Progress, tables: Sequence[Sequence[int]], local: int, boundary: int
+    layout: Layout,
+    progress: Progress,
+    tables: Sequence[Sequence[int]],
+    local: int,
+    boundary: int,
+    tail_hashes: Sequence[bytes] | None = None,
 ) -> LoadPlan:
     """Load what lies between ``local`` and ``boundary`` tokens into the blocks of ``tables``, by group id.
 
     The boundary may lie anywhere in a chunk, and so may the beginning. A window's table may begin with null blocks
     where the engine needs less of it than we do; a null block after that can't be loaded. Neither can a state
-    where no chunk ends.
+    where no chunk ends, unless the load ends with a tail: with the request's hashes, which name it.
     """
     plan = LoadPlan()
     for of_group in progress.groups:
@@ -46,15 +52,21 @@ def plan_load(
         blocks = range(first, blocks.stop)
         chunks = group.chunks_of(blocks)
         ids = list(table[blocks.start : blocks.stop])
-        no_state = group.kind is AttentionKind.STATE_SPACE and boundary % group.tokens_per_chunk
-        if len(ids) < len(blocks) or 0 in ids or no_state:
+        complete = chunks if tail_hashes is None else chunks[:-1]
+        keys = of_group.keys[complete.start : complete.stop]
+        complete = complete[: len(keys)]
+        if tail_hashes is not None:
+            is_possible = bool(blocks)
+            keys.append(tail_key(layout, group, tail_hashes, boundary))
+        else:
+            is_possible = group.kind is not AttentionKind.STATE_SPACE or not boundary % group.tokens_per_chunk
+        if len(ids) < len(blocks) or 0 in ids or len(keys) < len(chunks) or not is_possible:
             plan.is_possible = False
-        keys = of_group.keys[chunks.start : chunks.stop]
         plan.keys += keys
         plan.block_ids += [block for block in ids if block]
         plan.group_sizes.append(sum(1 for block in ids if block))
         plan.block_indices.append(blocks.start)
-        plan.chunks.append(chunks)
+        plan.chunks.append(complete)
         size = group.tokens_per_chunk
         for chunk, key in zip(chunks, keys, strict=False):
             start = max(local, blocks.start * group.tokens_per_block, chunk * size)

@@ -7,6 +7,8 @@ agree.
 Chunks that are not readable yet (a store is under way, or a tier is still being asked) are first taken for hits.
 If the boundary then needs one of them, waiting would pay, and the caller is told so; if it may not wait, they are
 taken for misses.
+
+Where there may be tails, one beyond that boundary is taken instead, by the same rule (``tail_lookup``).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 from kv_api import AttentionKind, LookupResult, OffloadingManager, OffloadKey, ReqContext
 from kv_offload.layout import Group
+from kv_offload.tail_lookup import TailAnswers
 
 
 class Match(NamedTuple):
@@ -23,6 +26,8 @@ class Match(NamedTuple):
     """Tokens after which the request could go on; what it has itself if nothing can be loaded."""
     waits: bool = False
     """The boundary needs chunks that aren't readable yet."""
+    is_tail: bool = False
+    """It is within a block, at the end of a tail."""
 
 
 class Answers:
@@ -130,7 +135,12 @@ RULES = {
 
 
 def find_match(
-    groups: Sequence[Group], answers: Sequence[Answers], local: int, limit: int, may_wait: bool
+    groups: Sequence[Group],
+    answers: Sequence[Answers],
+    local: int,
+    limit: int,
+    may_wait: bool,
+    tails: TailAnswers | None = None,
 ) -> Match:
     """How far a request with ``local`` tokens of its own can be loaded, at most to ``limit``."""
     # What reads everything comes first: it takes few calls, and what it doesn't find nobody else has to look for.
@@ -138,19 +148,56 @@ def find_match(
     for group, of_group in asked:
         if group.kind is AttentionKind.FULL:
             of_group.ask_prefix(local // group.tokens_per_chunk, group.chunks_needed(local, limit).stop)
-    boundary = _agree(asked, local, limit, _is_there)
-    if all(
+    found = _find(asked, local, limit, _is_there, tails)
+    if _has_all_of(found, asked, local, tails):
+        return found
+    if may_wait:
+        return found._replace(waits=True)
+    return _find(asked, local, limit, _is_readable, tails)
+
+
+Asked = Sequence[tuple[Group, Answers]]
+
+
+def _find(asked: Asked, local: int, limit: int, counts: Counts, tails: TailAnswers | None) -> Match:
+    boundary = _agree(asked, local, limit, counts)
+    tail = _find_tail(asked, local, boundary, counts, tails) if tails is not None else None
+    return Match(boundary) if tail is None else Match(tail, is_tail=True)
+
+
+def _find_tail(asked: Asked, local: int, boundary: int, counts: Counts, tails: TailAnswers) -> int | None:
+    """The end of a tail beyond the boundary that complete chunks make possible."""
+    size = tails.tokens_per_block
+    if boundary % size:
+        return None
+    reach = max(boundary, tails.limit // size * size)
+    for group, of_group in asked:
+        if group.reads_all:
+            complete = range(local // size, reach // size)
+            reach = next((chunk * size for chunk in complete if not counts(of_group.of(chunk))), reach)
+    for start in dict.fromkeys((reach, boundary)):
+        tail = tails.highest(start, counts)
+        if tail is not None:
+            return tail
+    return None
+
+
+def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | None) -> bool:
+    """Whether all that a load needs is readable now."""
+    boundary = found.boundary
+    if found.is_tail and tails is not None:
+        if not tails.has(boundary, _is_readable):
+            return False
+        boundary -= boundary % tails.tokens_per_block
+        asked = [(group, of_group) for group, of_group in asked if group.reads_all]
+    return boundary <= local or all(
         _is_readable(of_group.of(chunk))
         for group, of_group in asked
-        for chunk in (group.chunks_needed(local, boundary) if boundary > local else ())
-    ):
-        return Match(boundary)
-    if may_wait:
-        return Match(boundary, waits=True)
-    return Match(_agree(asked, local, limit, _is_readable))
+        for chunk in group.chunks_needed(local, boundary)
+    )
 
 
-def _agree(asked: Sequence[tuple[Group, Answers]], local: int, limit: int, counts: Counts) -> int:
+def _agree(asked: Asked, local: int, limit: int, counts: Counts) -> int:
     boundary = max(limit, local)
     while boundary > local:
         agreed = boundary

@@ -17,6 +17,7 @@ from kv_offload.metadata import TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
 from kv_offload.request_state import Promise, RequestState
 from kv_offload.sources import count_sources
+from kv_offload.tail_lookup import TailAnswers, tail_key
 
 
 class Matching:
@@ -36,28 +37,29 @@ class Matching:
         skips = getattr(request, "skip_reading_prefix_cache", False)
         if skips or not books.engine.can_load or state.loads:
             return 0, False
-        boundary = self._boundary(state, local)
-        if boundary is None:
+        match = self._find(state, local)
+        if match is None:
             return None, False
-        tokens = boundary - local
-        in_step = tokens > 0 and self._fits_into_step(local, boundary)
-        state.promise = Promise(local, tokens, in_step)
+        tokens = match.boundary - local
+        in_step = tokens > 0 and self._fits_into_step(local, match.boundary)
+        state.promise = Promise(local, tokens, in_step, match.is_tail)
         return tokens, tokens > 0 and not in_step
 
-    def _boundary(self, state: RequestState, local: int) -> int | None:
+    def _find(self, state: RequestState, local: int) -> Match | None:
         """How far the request can be loaded. None: it pays to ask again later.
 
         Never to its very end: something has to be computed anyway, and what a window or a state needs for the
         last token lies before it.
         """
         books = self._books
-        limit = state.request.num_tokens - 1
+        request, layout = state.request, books.layout
+        limit = wanted = request.num_tokens - 1
         if state.max_load_tokens is not None and local + state.max_load_tokens < limit:
-            grain = books.layout.grain_tokens
-            limit = (local + state.max_load_tokens) // grain * grain
+            wanted = local + state.max_load_tokens
+            limit = wanted // layout.grain_tokens * layout.grain_tokens
         began = self._clock()
         lacks_first = self._lacks_the_first(state, local, limit)
-        match = Match(local) if lacks_first else self._find_match(state, local, limit)
+        match = Match(local) if lacks_first else self._find_match(state, local, limit, wanted)
         now = self._clock()
         books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
@@ -66,7 +68,7 @@ class Matching:
                 state.deferred_since = began
             return None
         self.end_deferral(state, now)
-        return match.boundary
+        return match
 
     def _lacks_the_first(self, state: RequestState, local: int, limit: int) -> bool:
         """Whether a request's only group reads all tokens, and the first chunk that it would load is missing.
@@ -82,15 +84,21 @@ class Matching:
             return True
         return self._books.manager.lookup(progress.keys[chunk], state.context) is LookupResult.MISS
 
-    def _find_match(self, state: RequestState, local: int, limit: int) -> Match:
-        books = self._books
-        state.progress.extend_keys(state.request)
+    def _find_match(self, state: RequestState, local: int, limit: int, wanted: int) -> Match:
+        """Ask the medium: for complete chunks up to ``limit``, for a tail up to ``wanted``."""
+        books, request, layout = self._books, state.request, self._books.layout
+        state.progress.extend_keys(request)
         answers = [
             Answers(books.manager, state.context, progress.keys, state.refused)
             for progress in state.progress.groups
         ]
+        tails = None
+        if layout.has_tails:
+            most = min(wanted, request.num_prompt_tokens - 1)
+            hashes, stored = request.block_hashes, books.jobs.is_being_stored
+            tails = TailAnswers(books.manager, state.context, layout, hashes, most, state.refused, stored)
         may_wait = state.deferrals < books.engine.options.max_deferred_lookups
-        return find_match(books.layout.groups, answers, local, limit, may_wait)
+        return find_match(layout.groups, answers, local, limit, may_wait, tails)
 
     def end_deferral(self, state: RequestState, now: float) -> None:
         """The request doesn't wait for an answer any more."""
@@ -101,11 +109,11 @@ class Matching:
     def _fits_into_step(self, local: int, boundary: int) -> bool:
         """Whether the step may load it itself; if so, its budget is charged.
 
-        Never with several groups: a load of the step that fails has no way back there.
+        Never with several groups or states: a load of the step that fails has no way back there.
         """
         books = self._books
         budget = books.engine.options.sync_load_budget_bytes
-        if not budget or books.engine.has_several_groups:
+        if not budget or books.engine.fails_requests:
             return False
         (group,) = books.layout.groups
         size = len(group.blocks_to_load(local, boundary)) * books.engine.config.worker_kv_bytes_per_block
@@ -121,7 +129,9 @@ class Matching:
             raise KVError(
                 f"request {state.context.req_id}: {tokens} tokens are to be loaded, {promise.tokens} were promised"
             )
-        plan = plan_load(books.layout, state.progress, tables, promise.local, promise.local + tokens)
+        boundary = promise.local + tokens
+        tail_hashes = state.request.block_hashes if promise.is_tail and tokens == promise.tokens else None
+        plan = plan_load(books.layout, state.progress, tables, promise.local, boundary, tail_hashes)
         job = TransferJob(state.context.req_id, None, plan.gpu_spec, sync=promise.in_step)
         pinned: Sequence[OffloadKey] = ()
         if self._is_there(state, plan):
@@ -131,6 +141,10 @@ class Matching:
             progress.loaded = chunks
             for chunk in chunks:
                 books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
+            if tail_hashes is not None:
+                tail = tail_key(books.layout, progress.group, tail_hashes, boundary)
+                books.events.note_tail(state.request, progress.group, boundary, tail)
+        state.progress.loaded_tail = boundary if tail_hashes is not None else 0
         state.sources = plan.sources
         begun = books.jobs.begin_load(state, pinned, plan.block_ids, is_async=not promise.in_step)
         books.meta.load_jobs[begun.job_id] = job

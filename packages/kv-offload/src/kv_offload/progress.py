@@ -101,6 +101,8 @@ class Progress:
         self.groups = tuple(GroupProgress(group) for group in layout.groups)
         for progress in self.groups:
             context.derive_offload_key_positions(progress.keys, progress.group.tokens_per_chunk)
+        self.loaded_tail = 0
+        """The boundary of the tail that the last load ended with; 0: it had none."""
         self.next_end = 0
         """Before so many tokens are known there is nothing to offer: what makes most steps cost nothing."""
 
@@ -201,7 +203,7 @@ class Progress:
         for progress in self.groups:
             progress.cursor = 0
             progress.loaded = range(0)
-        self.next_end = 0
+        self.loaded_tail = self.next_end = 0
 
     def check(self) -> None:
         """Recount."""

@@ -36,6 +36,8 @@ class Promise(NamedTuple):
     """Tokens that the request has on the GPU."""
     tokens: int
     in_step: bool = False
+    is_tail: bool = False
+    """They end within a block, with a tail."""
 
 
 @dataclass(slots=True, eq=False)

@@ -31,8 +31,8 @@ class Running:
 class RunningJobs:
     """Jobs of one worker and what is to be told of them."""
 
-    def __init__(self, *, has_several_groups: bool) -> None:
-        self._has_several_groups = has_several_groups
+    def __init__(self, *, fails_requests: bool) -> None:
+        self._fails_requests = fails_requests
         self.running: dict[int, Running] = {}
         self._given_up: dict[int, None] = {}
         self._held: Counter[str] = Counter()
@@ -99,7 +99,7 @@ class RunningJobs:
         if running.is_load:
             if not job.sync:
                 self._results.finished_recving.add(job.req_id)
-            if not success and self._has_several_groups:
+            if not success and self._fails_requests:
                 self._results.failed_recving.add(job.req_id)
             elif not success:
                 self._invalid_blocks.update(job.gpu_spec.block_ids)

@@ -19,6 +19,7 @@ from kv_api import (
     KVConnectorOutput,
     KVError,
     OffloadingSpec,
+    PartialTails,
     Request,
     ScheduleEndContext,
     SchedulerOutput,
@@ -37,6 +38,7 @@ from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats, kinds_of
 from kv_offload.outcomes import Outcomes
 from kv_offload.storing import Storing
+from kv_offload.tails import Tails
 
 
 class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
@@ -58,6 +60,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         self._storing = Storing(self._books)
         hands_over = engine.can_store and any(group.is_handed_over for group in engine.layout.groups)
         self._handed_states = HandedStates(self._books) if hands_over else None
+        self._tails = Tails(self._books) if hands_over and engine.layout.has_tails else None
         self._outcomes = Outcomes(self._books)
         self._kinds = kinds_of(type(spec).build_metric_definitions(dict(engine.config.extra_config)))
         self._has_sent_info = False
@@ -119,6 +122,8 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
                 self._storing.store_what_is_computed(scheduler_output)
             if self._handed_states is not None:
                 self._handed_states.store(scheduler_output)
+            if self._tails is not None:
+                self._tails.store(scheduler_output)
             meta = books.meta
             arrived = [new.req_id for new in scheduler_output.scheduled_new_reqs]
             books.manager.on_schedule_end(ScheduleEndContext(arrived, preempted))
@@ -165,6 +170,14 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             is_storing = self._storing.store_at_end(state, block_ids)
             self._books.manager.on_request_finished(state.context)
         return is_storing and self._books.engine.holds_blocks, None
+
+    def register_finished_partial_tail(
+        self, request: Request, block_ids: BlockIds, partial_tail_offloads: PartialTails
+    ) -> bool:
+        state = self._books.states.get(request.request_id)
+        if state is None or self._tails is None:
+            return False
+        return self._tails.store_at_end(state, block_ids, partial_tail_offloads)
 
     # -- questions at any time -------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class OffloadingWorkerSide(WorkerSide):
         self._engine = engine
         self._spec = spec
         self._medium: OffloadingWorker | None = None
-        self._jobs = RunningJobs(has_several_groups=engine.has_several_groups)
+        self._jobs = RunningJobs(fails_requests=engine.fails_requests)
         options = engine.options
         self._load_seconds = options.load_timeout_seconds
         stores = options.store_timeout_seconds

@@ -11,7 +11,7 @@ from kv_offload import OffloadingConnector
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 
 
-def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=None, **extra):
+def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=None, context_parallel=1, **extra):
     extra = {"spec_name": "ScriptedSpec", "spec_module_path": "kv_offload_medium", **extra}
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
@@ -21,7 +21,11 @@ def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=Non
             block_size=4, enable_prefix_caching=True, prefix_cache_retention_interval=retention
         ),
         parallel_config=SimpleNamespace(
-            tensor_parallel_size=world_size, pipeline_parallel_size=1, world_size=world_size, rank=rank
+            tensor_parallel_size=world_size,
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=context_parallel,
+            world_size=world_size,
+            rank=rank,
         ),
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         kv_events_config=SimpleNamespace(enable_kv_cache_events=events),
@@ -107,9 +111,15 @@ class Blocks:
         return tuple(list(table) for table in self.tables)
 
 
-def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=(), offers=None):
-    """A step: `new` are (id, tables), `more` are (id, new tables or None), `offers` are states by request."""
+def step(new=(), more=(), counts=None, finished=(), preempted=(), resumed=(), offers=None, copies=None):
+    """A step: `new` are (id, tables), `more` are (id, new tables or None), `offers` are states by request.
+
+    `copies` are blocks by the block that they are copied into.
+    """
     return SimpleNamespace(
+        kv_cache_block_copies=[
+            SimpleNamespace(src_block_id=source, dst_block_id=target) for target, source in (copies or {}).items()
+        ],
         kv_connector_block_state=SimpleNamespace(boundary_state_offloads=offers or {}),
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=0, prompt_token_ids=[])

@@ -171,6 +171,27 @@ class StrictManager(OffloadingManager):
         self.resets.append("flushed")
 
 
+class Known(OffloadingManager):
+    """Says what it was told to, and counts."""
+
+    def __init__(self, known):
+        self.known = known
+        self.asked = []
+
+    def lookup(self, key, req_context):
+        self.asked.append(key)
+        return self.known.get(key, LookupResult.MISS)
+
+    def on_new_request(self, req_context):
+        return RequestOffloadingContext()
+
+    def prepare_load(self, keys, req_context):
+        raise NotImplementedError
+
+    def prepare_store(self, keys, req_context):
+        raise NotImplementedError
+
+
 class ScriptedWorker(OffloadingWorker):
     """Ends jobs when it is told to."""
 

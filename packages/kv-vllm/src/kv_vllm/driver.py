@@ -81,7 +81,9 @@ class VllmEngine(Engine):
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee)
-        self.served = Served(referee, config.block_size, is_on=Trait.KEEPS in subject.traits)
+        hashes = config.hashes_per_block if config.has_tails else 1
+        keeps = Trait.KEEPS in subject.traits
+        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=hashes)
         self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
@@ -112,7 +114,8 @@ class VllmEngine(Engine):
 
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        twin = Twin(spec, self.config.block_size, self.config.max_model_len)
+        hashes = self.config.hashes_per_block if self.config.has_tails else 1
+        twin = Twin(spec, self.config.block_size, self.config.max_model_len, hashes)
         request = request_of(twin)
         self.ledger.twins[spec.request_id] = twin
         with crashes(self.referee, "add_request"):
@@ -155,7 +158,8 @@ class VllmEngine(Engine):
             output = self.vllm.schedule()
         ledger.follow(self.vllm.requests)
         held = [block.block_id for block in self.vllm.kv_cache_manager.block_pool.blocks if block.ref_cnt]
-        poison, load_targets = ledger.poison(held)
+        copied = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
+        poison, load_targets = ledger.poison(block for block in held if block not in copied)
         step = VllmStep(
             ledger.step, output, [], poison, load_targets, ledger.sync_targets, {}, self._sampling(output)
         )

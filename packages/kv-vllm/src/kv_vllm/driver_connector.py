@@ -46,6 +46,17 @@ class DrivenConnector(KVConnectorBase_V1):  # type: ignore[misc]
         sources = self._guard.get_external_cache_hit_sources(request, num_external_tokens)
         return {CacheHitSource(source.value): count for source, count in sources.items()}
 
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = self._guard.build_connector_meta(scheduler_output)
+        # Read here: vLLM takes it out of the output before the workers get that.
+        self._told.handed_over(getattr(scheduler_output, "kv_connector_block_state", None))
+        return meta
+
+    def register_finished_partial_tail(self, request: Any, block_ids: Any, partial_tail_offloads: Any) -> Any:
+        answer = self._guard.register_finished_partial_tail(request, block_ids, partial_tail_offloads)
+        self._told.registered(request.request_id, answer)
+        return answer
+
     def request_finished(self, request: Any, block_ids: list[int]) -> Any:
         answer = self._guard.request_finished(request, block_ids)
         self._told.finished(request, answer[0])

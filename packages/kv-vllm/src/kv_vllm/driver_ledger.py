@@ -42,9 +42,9 @@ class Twin(SimRequest):
     """A request as the testbed knows it."""
 
     @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return self._block_size
+    def tokens_per_hash(self) -> int:
+        """Tokens of a block hash."""
+        return self._block_size // self.hashes_per_block
 
     @property
     def future(self) -> list[int]:
@@ -82,6 +82,8 @@ class Ledger:
         self._mirror = mirror
         self._matches: dict[str, tuple[int, bool]] = {}
         """Request -> the local tokens of its last match, and whether the answer was asynchronous."""
+        self._holds_tail: set[str] = set()
+        """Requests that are about to end, and whose blocks are held for the state that they registered."""
 
     def begin_step(self) -> None:
         """A step is scheduled."""
@@ -96,7 +98,8 @@ class Ledger:
 
     def allocated(self, request_id: str, tables: tuple[list[int], ...], external: int) -> None:
         """A request got its blocks, and maybe a load into some of them is announced."""
-        self._shadow.owners.update({block: request_id for table in tables for block in table})
+        for table in tables:
+            self._shadow.own(request_id, table)
         if external <= 0:
             return
         local, is_async = self._matches[request_id]
@@ -127,8 +130,26 @@ class Ledger:
         """The twins, in the words of the checkers."""
         return self.twins
 
+    def registered(self, request_id: str, holds: bool) -> None:
+        """A request registered a state within a block, and ends next."""
+        if holds:
+            self._holds_tail.add(request_id)
+
+    def handed_over(self, block_state: Any) -> None:
+        """The engine hands over states: to the tokens before those within blocks others are only appended."""
+        offers = getattr(block_state, "boundary_state_offloads", None) or {}
+        for name, of_one in offers.items():
+            for _, block, boundary in of_one:
+                index, count = divmod(boundary, self._block_size)
+                self._shadow.settled.pop(block, None)
+                if count:
+                    tables = block_state.resolve_block_ids(name)
+                    self._shadow.settled[tables[0][index]] = name, count
+
     def finished(self, request: Any, holds: bool) -> None:
         """A request ended."""
+        holds |= request.request_id in self._holds_tail
+        self._holds_tail.discard(request.request_id)
         twin = self.twins[request.request_id]
         twin.follow(request)
         self._matches.pop(request.request_id, None)

@@ -45,7 +45,7 @@ FOLDER = "{folder}"
 
 def request_of(twin: Twin) -> Request:
     """The request that vLLM gets for a twin, which takes over its block hashes."""
-    spec, size = twin.spec, twin.block_size
+    spec, size = twin.spec, twin.tokens_per_hash
     whole = make_request("whole", list(twin.future), SamplingParams(max_tokens=1), size, (spec.salt, spec.adapter))
     twin.take_hashes(whole.block_hashes)
     output = twin.future[twin.num_prompt_tokens :][: spec.output_tokens]

@@ -1,10 +1,10 @@
 """A rank's worker in the driver: vLLM's own code calls the connector's hooks, the testbed's device does the work.
 
 For runner V1 that is ``KVConnectorModelRunnerMixin``, for V2 ``ActiveKVConnector``. What surrounds them is in the
-model runners, which need a GPU, and is done here in their order: V1 calls ``handle_preemptions`` and then zeroes
-new blocks, V2 zeroes them before it does anything else. With drafts the end of a step waits for the draft model
-(V2: since 0.33). The device runs all layers of a step as one, so every ``wait_for_layer_load`` comes before it and
-every ``save_kv_layer`` after it; a real model goes layer by layer.
+model runners, which need a GPU, and is done here in their order: V1 calls ``handle_preemptions``, then zeroes new
+blocks and copies those that are copied on write; V2 does both before anything else. With drafts the end of a step
+waits for the draft model (V2: since 0.33). The device runs all layers of a step as one, so every
+``wait_for_layer_load`` comes before it and every ``save_kv_layer`` after it; a real model goes layer by layer.
 """
 
 import inspect
@@ -85,7 +85,7 @@ class VllmWorker:
     def _execute(self, output: Any, step: Step) -> KVConnectorOutput | None:
         """The order of runner V1."""
         self.connector.handle_preemptions(output.kv_connector_metadata)
-        self._zero(output, step)
+        self._prepare_blocks(output, step)
         if not output.total_num_scheduled_tokens:
             empty = KVConnectorModelRunnerMixin.kv_connector_no_forward(output, self._config)
             return empty.kv_connector_output
@@ -101,8 +101,10 @@ class VllmWorker:
             KVConnectorModelRunnerMixin.finalize_kv_connector()
         return report
 
-    def _zero(self, output: Any, step: Step) -> None:
+    def _prepare_blocks(self, output: Any, step: Step) -> None:
         self.device.zero(output.new_block_ids_to_zero or [], step.number)
+        copies = getattr(output, "kv_cache_block_copies", None) or ()
+        self.device.copy_blocks([(copy.src_block_id, copy.dst_block_id) for copy in copies], step.number)
 
     def _attention(self) -> dict[str, Any]:
         """What stands for the attention backend's metadata: there is a forward pass."""
@@ -127,7 +129,7 @@ class VllmWorkerV2(VllmWorker):
         self._can_wait = "defer_finalize" in inspect.signature(self._active.post_forward).parameters
 
     def _execute(self, output: Any, step: Step) -> KVConnectorOutput | None:
-        self._zero(output, step)
+        self._prepare_blocks(output, step)
         if not output.total_num_scheduled_tokens:
             empty = self._active.no_forward(output)
             return empty.kv_connector_output

@@ -127,6 +127,8 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     scheduler.disable_hybrid_kv_cache_manager = len(world.groups) == 1
     config.cache_config = copy.copy(base.cache_config)
     config.cache_config.block_size = world.block_size
+    if world.has_tails:
+        config.cache_config.hash_block_size = config.cache_config.prefix_match_unit = hash_tokens(world)
     config.cache_config.num_gpu_blocks = world.num_blocks
     config.cache_config.prefix_cache_retention_interval = _retention_tokens(world)
     if STATE in world.groups:
@@ -189,13 +191,18 @@ def layer_name(group: int, layer: int) -> str:
     return f"group{group}.layer{layer}"
 
 
+def hash_tokens(world: WorldConfig) -> int:
+    """Tokens of a hash. vLLM has finer ones only beside states."""
+    return world.block_size // world.hashes_per_block if world.has_tails else world.block_size
+
+
 def make_scheduler(world: WorldConfig, config: WorldVllmConfig, *, log_stats: bool) -> Scheduler:
     """The scheduler of a world; it creates the connector that its configuration names."""
     return (OrderedAsyncScheduler if world.async_scheduling else OrderedScheduler)(
         vllm_config=config,
         kv_cache_config=kv_cache_config(world),
         block_size=world.block_size,
-        hash_block_size=world.block_size,
+        hash_block_size=hash_tokens(world),
         log_stats=log_stats,
         structured_output_manager=StructuredOutputManager(config),
     )
@@ -205,7 +212,7 @@ def make_request(
     request_id: str,
     tokens: list[int],
     params: SamplingParams,
-    block_size: int,
+    tokens_per_hash: int,
     identity: tuple[str | None, str | None] = (None, None),
 ) -> Request:
     """A request; its identity is its salt and its adapter."""
@@ -216,7 +223,7 @@ def make_request(
         prompt_token_ids=tokens,
         sampling_params=params,
         pooling_params=None,
-        block_hasher=get_request_block_hasher(block_size, sha256),
+        block_hasher=get_request_block_hasher(tokens_per_hash, sha256),
         cache_salt=salt,
         lora_request=LoRARequest(adapter, 1, "/none") if adapter else None,
     )

@@ -118,6 +118,8 @@ class Mirror:
         self._is_exact = is_exact
         self._known: dict[bytes, tuple[bytes | None, list[int], str | None]] = {}
         """Block -> the block before it, its tokens and its adapter, of the requests so far."""
+        self._parts: set[bytes] = set()
+        """Of them those that are told as blocks, and are parts of one: where the end of a prompt is stored."""
         self.blocks: Counter[tuple[Any, ...]] = Counter()
 
     def know(self, request: "SimRequest") -> None:
@@ -128,6 +130,9 @@ class Mirror:
         for block_hash, tokens in request.all_blocks():
             self._known[block_hash] = before, tokens, request.spec.adapter
             before = block_hash
+        for before, part, tokens in request.parts_of_blocks():
+            self._known[part] = before, tokens, request.spec.adapter
+            self._parts.add(part)
 
     def take(self, events: Iterable[KVCacheEvent]) -> None:
         """Apply events in order."""
@@ -140,10 +145,14 @@ class Mirror:
                 self._remove(event)
 
     def _store(self, event: BlockStored) -> None:
-        """Chunks may share blocks, so these are counted. But of no other chunk the same block is the last."""
+        """Chunks may share blocks, so these are counted. But of no other chunk the same block is the last.
+
+        Two prompts may end within one block: then what is told of one is the beginning of the other.
+        """
         for block_hash in event.block_hashes:
             key = (event.medium, event.group_idx, block_hash)
-            if self._is_exact and self.blocks[key] and block_hash == event.block_hashes[-1]:
+            is_last = block_hash == event.block_hashes[-1] and block_hash not in self._parts
+            if self._is_exact and self.blocks[key] and is_last:
                 self._referee.fail(
                     Invariant.ACCOUNTING,
                     f"an event stores block {block_hash!r} of group {event.group_idx} in {event.medium}, which "

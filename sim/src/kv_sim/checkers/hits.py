@@ -33,10 +33,12 @@ MOST_PROBES = 4
 class Served:
     """What may be found, and what must be."""
 
-    def __init__(self, referee: Referee, block_size: int, *, is_on: bool) -> None:
+    def __init__(self, referee: Referee, block_size: int, *, is_on: bool, hashes_per_block: int = 1) -> None:
         self._referee = referee
         self._block_size = block_size
         self._is_on = is_on
+        self._hashes_per_block = hashes_per_block
+        """More than one: a hit may end within a block."""
         self._computed: set[bytes] = set()
         """Blocks that were computed, or lay in a running request's table, since the last reset."""
         self._unfair: set[int] = set()
@@ -49,6 +51,8 @@ class Served:
         """A step of the request was scheduled."""
         if self._is_on:
             self._computed.update(request.hashes_up_to(request.num_computed_tokens))
+            if self._hashes_per_block > 1:
+                self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
 
     def reset(self, requests: Iterable[SimRequest]) -> None:
         """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
@@ -64,9 +68,8 @@ class Served:
         if not self._is_on:
             return
         self.found[request.request_id] = local + count
-        # An engine of another package asks with a request of its own, whose blocks have one hash each.
-        hashes = request.block_hashes
-        if isinstance(request, SimRequest):
+        hashes = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+        if isinstance(request, SimRequest):  # an engine of another package asks with a request of its own
             hashes = request.hashes_up_to(local + count)
         for index in range(local // self._block_size, (local + count) // self._block_size):
             if hashes[index] not in self._computed:
@@ -77,6 +80,20 @@ class Served:
                     f"computed block {index} of them {since}",
                 )
                 return
+        if self._hashes_per_block > 1:
+            self._check_end(request, local, count)
+
+    def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
+        """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""
+        end = local + count
+        if not count or not end % self._block_size:
+            return
+        number, rest = divmod(end * self._hashes_per_block, self._block_size)
+        where = f"request {request.request_id}: {count} tokens are found after the first {local}"
+        if rest:
+            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so nobody kept a state")
+        elif request.block_hashes[number - 1] not in self._computed:
+            self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
 
     def is_fair(self, request: SimRequest) -> bool:
         """Whether the connector saw the request run from the beginning to the end, with nothing in between."""

@@ -88,6 +88,7 @@ class Admission:
         count = 0 if is_async else self._tokens_to_run(plan, request, computed)
         if count is None:
             return False
+        count = self._state.cut(request, computed, count)
         request_id, total = request.request_id, computed + count
         reserved = 0
         if is_async:

@@ -7,6 +7,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.pool import NULL, BlockPool
 from kv_sim.engine.request import SimRequest
+from kv_sim.engine.tails import Tails
 
 
 @dataclass
@@ -35,6 +36,7 @@ class KVCacheManager:
         """For the step that is being planned to make. Both ends of each are held for it."""
         self._handed: dict[str, list[tuple[int, int, int]]] = {}
         """States that the step that is being planned hands over, by request: group, block, tokens."""
+        self.tails = Tails(config, self.block_pool) if config.has_tails else None
         self._unwritten: set[int] = set()
         """Blocks that were named since then and count only when the step that is being planned has run: those of
         states, and ends of prompts."""
@@ -50,6 +52,8 @@ class KVCacheManager:
 
     def find_hit(self, block_hashes: Sequence[bytes], max_tokens: int) -> tuple[tuple[list[int], ...], int]:
         """The longest prefix that every group has: its blocks by group, and its tokens."""
+        if self.tails is not None:
+            return self.tails.find_hit(block_hashes, max_tokens)
         fine_hashes, per_block = block_hashes, self.config.hashes_per_block
         block_hashes = fine_hashes[per_block - 1 :: per_block]
         length = min(len(block_hashes), max_tokens // self.config.block_size)
@@ -122,7 +126,7 @@ class KVCacheManager:
             tables.append([NULL] * passed + table[passed:])
         counts = self.block_pool.ref_counts
         free = sum(1 for table in tables for block in table if block != NULL and not counts[block])
-        return tuple(tables), free + self._ends_within(hit, computed_tokens)
+        return tuple(tables), free + self._ends_within(hit, computed_tokens) * len(tables)
 
     def _ends_within(self, hit: tuple[list[int], ...], computed_tokens: int) -> bool:
         return len(hit[0]) * self.config.block_size > computed_tokens
@@ -149,6 +153,8 @@ class KVCacheManager:
         """Give a request room for ``total_tokens``, beginning with the ``hit`` blocks. False: no room."""
         begin, taken = self._begin(request_id, hit, computed_tokens)
         needed = self.blocks_to_allocate(begin, total_tokens, computed_tokens)
+        if self.tails is not None:
+            needed += self.tails.blocks_to_copy(request_id)
         if needed + taken + reserved > self.block_pool.num_free:
             return False
         if request_id not in self.tables:
@@ -159,6 +165,7 @@ class KVCacheManager:
                 self.block_pool.hold(table)
             if hit is not None and self._ends_within(hit, computed_tokens):
                 self._copy_end(self.tables[request_id])
+        self._copy_tail(request_id)
         for tokens in (computed_tokens, total_tokens):  # what is loaded comes before what is computed
             for group, table in enumerate(self.tables[request_id].groups):
                 more = max(-(-tokens // self.config.block_size) - len(table), 0)
@@ -169,14 +176,23 @@ class KVCacheManager:
         return True
 
     def _copy_end(self, tables: Tables) -> None:
-        """Give a request a block of its own in the place of the last one, which others go on writing."""
-        table = tables.groups[0]
-        copy = BlockCopy(table[-1], self.block_pool.allocate(1)[0])
-        table[-1] = copy.dst_block_id
-        tables.num_cached[0] -= 1
-        self.fresh.append(copy.dst_block_id)
-        self.block_pool.hold([copy.dst_block_id])
-        self._copies.append(copy)
+        """Give a request blocks of its own in the place of the last ones, which others go on writing."""
+        for group, table in enumerate(tables.groups):
+            copy = BlockCopy(table[-1], self.block_pool.allocate(1)[0])
+            table[-1] = copy.dst_block_id
+            tables.num_cached[group] -= 1
+            self.fresh.append(copy.dst_block_id)
+            self.block_pool.hold([copy.dst_block_id])
+            self._copies.append(copy)
+
+    def _copy_tail(self, request_id: str) -> None:
+        """Copy the state that the request's next step would overwrite, and hand it over."""
+        if self.tails is None or not self.tails.blocks_to_copy(request_id):
+            return
+        copies, offers = self.tails.copy(request_id, self.tables[request_id].groups)
+        self._copies += copies
+        self._unwritten.update(copy.dst_block_id for copy in copies)
+        self._handed.setdefault(request_id, []).extend(offers)
 
     def cache_blocks(self, request: SimRequest, tokens: int) -> None:
         """Offer the blocks of the first ``tokens`` tokens to the prefix cache."""
@@ -191,6 +207,8 @@ class KVCacheManager:
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
         if self.config.hashes_per_block > 1:
             self._cache_end(request, tables, tokens)
+        if self.tails is not None:
+            self._unwritten.update(self.tails.keep(request, tables.groups, tokens))
 
     def _hand_over(self, request_id: str, group: int, block: int, count: int) -> None:
         if self.config.hands_over_states and block != NULL:
@@ -230,6 +248,8 @@ class KVCacheManager:
     def take(self, request_id: str) -> list[list[int]]:
         """Take a request's blocks away without freeing them, by group in the order of the tokens."""
         self._handed.pop(request_id, None)  # somebody else may get them in the same step
+        if self.tails is not None:
+            self.tails.forget(request_id)
         tables = self.tables.pop(request_id, None)
         if tables is None:
             return []

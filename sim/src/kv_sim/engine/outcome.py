@@ -120,16 +120,19 @@ class Outcome:
         scheduler = self.scheduler
         request.status = status
         scheduler.forget_prefill(request)
+        tails = self._tails_of(request)
         known = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         scheduler.blocks.drop_passed(request.request_id, known)
         size = scheduler.config.block_size
         needed = -(-request.num_computed_tokens // size)
         block_ids = tuple(t[:needed] for t in scheduler.blocks.tables_of(request.request_id).get_block_ids())
         connector = scheduler.connector
+        holds_tail = bool(tails) and connector.register_finished_partial_tail(request, block_ids, tails)
         if scheduler.all_groups:
             hold, _ = cast(SupportsHMA, connector).request_finished_all_groups(request, block_ids)
         else:
             hold, _ = connector.request_finished(request, block_ids[0])
+        hold = hold or holds_tail
         if hold and delay_free:
             self.referee.fail(
                 Invariant.PROTOCOL,
@@ -141,6 +144,13 @@ class Outcome:
         request.is_held = hold
         if not (hold or delay_free):
             self._free(request)
+
+    def _tails_of(self, request: SimRequest) -> list[tuple[int, int, int]]:
+        """The states within blocks that a request registers when it ends."""
+        scheduler = self.scheduler
+        if scheduler.blocks.tails is None or scheduler.config.role == "kv_consumer":
+            return []
+        return scheduler.blocks.tails.end(request, scheduler.blocks.tables_of(request.request_id).groups)
 
     def _free(self, request: SimRequest) -> None:
         self.scheduler.free_request_blocks(request)

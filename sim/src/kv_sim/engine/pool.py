@@ -99,6 +99,13 @@ class BlockPool:
             if not blocks:
                 del self.cached[key]
 
+    def move_name(self, source: int, target: int) -> None:
+        """Let others find ``target`` in the place of ``source``, if anybody could."""
+        key = self.key_of.get(source)
+        if key is not None:
+            self.uncache(source)
+            self.cache(*key, target)
+
     def find(self, group: int, block_hash: bytes) -> int | None:
         """A cached block with this hash."""
         blocks = self.cached.get((group, block_hash))

@@ -134,6 +134,10 @@ class SimRequest:
             return self._block_hashes[:full]
         return self._block_hashes[self.hashes_per_block - 1 : full * self.hashes_per_block : self.hashes_per_block]
 
+    def fine_hashes_up_to(self, tokens: int) -> Sequence[bytes]:
+        """All hashes of the first ``tokens`` tokens, known or not."""
+        return self._block_hashes[: tokens * self.hashes_per_block // self._block_size]
+
     @property
     def prompt_hashes(self) -> Sequence[bytes]:
         """The hashes of the full blocks of the prompt."""
@@ -144,6 +148,14 @@ class SimRequest:
         size = self._block_size
         for index, block_hash in enumerate(self.hashes_up_to(len(self._tokens))):
             yield block_hash, self._tokens[index * size : (index + 1) * size]
+
+    def parts_of_blocks(self) -> Iterator[tuple[bytes | None, bytes, list[int]]]:
+        """What each hash within a block stands for: the hash before it, itself, and the tokens of it alone."""
+        size, count = self._block_size // self.hashes_per_block, self.hashes_per_block
+        for index, part in enumerate(self._block_hashes):
+            if (index + 1) % count:
+                before = self._block_hashes[index - 1] if index else None
+                yield before, part, self._tokens[index * size : (index + 1) * size]
 
     @property
     def num_tokens_with_spec(self) -> int:

@@ -92,6 +92,7 @@ class Scheduler:
         self._release_when_copied(plan.copies)
         output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
         output.kv_connector_block_state = BlockState(self.blocks.take_handed())
+        self._settle(output.kv_connector_block_state)
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
@@ -107,7 +108,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and plan.budget > 0:
             request = self.running[index]
-            count = self._tokens_to_run(request, plan.budget)
+            count = self.cut(request, request.num_computed_tokens, self._tokens_to_run(request, plan.budget))
             if count == 0:
                 index += 1
                 continue
@@ -123,6 +124,10 @@ class Scheduler:
             return 0
         wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens
         return max(0, min(wanted, budget, self.config.max_model_len - request.num_computed_tokens - 1))
+
+    def cut(self, request: SimRequest, start: int, count: int) -> int:
+        """How many of ``count`` tokens from ``start`` on a step computes: only to where a state is kept."""
+        return self.blocks.tails.cut(request, start, count) if self.blocks.tails is not None else count
 
     def _make_room(self, plan: StepPlan, request: SimRequest, count: int) -> bool:
         """Allocate for ``count`` more tokens, preempting from the back until it works. False: it can't."""
@@ -219,6 +224,16 @@ class Scheduler:
         else:
             self.blocks.block_pool.free(blocks)
 
+    def _settle(self, handed: BlockState) -> None:
+        """Write down of which tokens the blocks don't change any more although more are appended."""
+        for request_id, offers in handed.boundary_state_offloads.items():
+            for _, block, boundary in offers:
+                index, count = divmod(boundary, self.config.block_size)
+                self.shadow.settled.pop(block, None)
+                if count:
+                    block = self.blocks.tables[request_id].groups[0][index]
+                    self.shadow.settled[block] = request_id, count
+
     def note_prefill(self, request: SimRequest) -> None:
         """The request is in the middle of its prefill, or of its load."""
         if request not in self.inflight_prefills:
@@ -232,7 +247,7 @@ class Scheduler:
     def own(self, request: SimRequest) -> None:
         """Write down whose the request's blocks are now."""
         for table in self.blocks.tables[request.request_id].groups:
-            self.shadow.owners.update(dict.fromkeys(table, request.request_id))
+            self.shadow.own(request.request_id, table)
 
     def check(self) -> None:
         """Recount: a reference is in a table, waits to be freed or is a connector's; who is alive is queued."""

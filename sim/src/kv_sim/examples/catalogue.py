@@ -98,7 +98,7 @@ def fenced(**extra_config: Any) -> Subject:
     return offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never", **extra_config)
 
 
-OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20)
+OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20, self_describing_kv_events=True)
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
 

@@ -139,6 +139,8 @@ class Device:
         for attention in step.attentions:
             for group in tokens:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
+                if self.config.has_tails:
+                    self._read_end(step, attention, group)
         self.queue.popleft()
         return step
 
@@ -180,19 +182,23 @@ class Device:
         """Whether a step will leave other bytes in a block than there are now.
 
         Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
-        blocks may be reading them.
+        blocks may be reading them. And to what a store wants of a block others may be appended.
         """
         if block in step.poison:
             return True
         size = self.config.block_size
+        appends, settled = self.shadow.settled.get(block, ("", size))
         for attention in step.attentions:
+            last = settled if attention.request_id == appends else size
             for group, table in enumerate(attention.tables):
                 for index in range(attention.start // size, (attention.end - 1) // size + 1):
                     if table[index] != block:
                         continue
                     if self.config.groups[group].kind == "state":
                         return True
-                    first, end = max(attention.start, index * size), min(attention.end, (index + 1) * size)
+                    first, end = max(attention.start, index * size), min(attention.end, index * size + last)
+                    if first >= end:
+                        continue
                     held = self.memory[block, :, first - index * size : end - index * size]
                     if not np.array_equal(held, attention.hashes[first:end] ^ self.keys[group][:, None]):
                         return True
@@ -232,6 +238,21 @@ class Device:
                     + f" (group {group}, layer {layer}, step {step.number})",
                 )
             )
+
+    def _read_end(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """The same for a block that isn't full: what was loaded or copied of it may never be read otherwise."""
+        size = self.config.block_size
+        index, count = divmod(attention.end, size)
+        if not count:
+            return
+        block, expected = attention.tables[group][index], attention.hashes[index * size : attention.end]
+        got = self.memory[block, :, :count] ^ self.keys[group][:, None]
+        if not np.array_equal(got, np.broadcast_to(expected, got.shape)):
+            layer, offset = (int(x) for x in np.argwhere(got != expected)[0])
+            held, token = int(self.memory[block, layer, offset]), index * size + offset
+            told = self.shadow.explain_content(self.rank, attention.request_id, token, block, held)
+            message = f"{told} (group {group}, layer {layer}, step {step.number})"
+            step.problems.append(ContentProblem(attention.request_id, block, message))
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the state after the last token in each block that the step reaches, if there is one."""

@@ -33,6 +33,9 @@ class Shadow:
         """GPU block -> the request whose load may write it; kept by the engine."""
         self.step_rights: dict[int, int] = {}
         """GPU block -> the step whose own loads may write it, until that step has come back."""
+        self.settled: dict[int, tuple[str, int]] = {}
+        """GPU block -> a request that appends to it, and how many tokens at its beginning a store of the end of a
+        prompt may want: the engine handed over the state after these. The request's own writes change none."""
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
@@ -42,6 +45,12 @@ class Shadow:
         """The loads of a step are over."""
         for block in [block for block, owner in self.step_rights.items() if owner == step]:
             del self.step_rights[block]
+
+    def own(self, request_id: str, blocks: Iterable[int]) -> None:
+        """These are a request's blocks now."""
+        self.owners.update(dict.fromkeys(blocks, request_id))
+        for block in [block for block in self.settled if self.owners.get(block) != self.settled[block][0]]:
+            del self.settled[block]
 
     # -- compute -------------------------------------------------------------------------------
 

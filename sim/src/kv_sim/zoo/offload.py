@@ -23,6 +23,7 @@ from kv_offload.request_state import RequestState
 from kv_offload.scheduler import OffloadingSchedulerSide
 from kv_offload.stores import Batch, beginning
 from kv_offload.storing import Storing
+from kv_offload.tails import Tails
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
 
 
@@ -32,6 +33,7 @@ class PartedScheduler(OffloadingSchedulerSide):
     matching: ClassVar[type[Matching]] = Matching
     storing: ClassVar[type[Storing]] = Storing
     handed_states: ClassVar[type[HandedStates]] = HandedStates
+    tails: ClassVar[type[Tails]] = Tails
     outcomes: ClassVar[type[Outcomes]] = Outcomes
 
     def __init__(
@@ -46,6 +48,8 @@ class PartedScheduler(OffloadingSchedulerSide):
         self._storing = self.storing(self._books)
         if self._handed_states is not None:
             self._handed_states = self.handed_states(self._books)
+        if self._tails is not None:
+            self._tails = self.tails(self._books)
         self._outcomes = self.outcomes(self._books)
 
 
@@ -189,7 +193,7 @@ class SubChunkOffsetIgnored(TimedOffloadingConnector):
 class _OneGroupOnly(TimedWorkerSide):
     def register_kv_caches(self, kv_caches: Any) -> None:
         super().register_kv_caches(kv_caches)
-        self._jobs._has_several_groups = False
+        self._jobs._fails_requests = False
 
 
 class FailureKnowsOneGroup(TimedOffloadingConnector):

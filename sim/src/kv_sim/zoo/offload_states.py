@@ -1,13 +1,17 @@
-"""Bugs planted in what kv-offload does with states that the engine hands over."""
+"""Bugs planted in what kv-offload does with states that the engine hands over, and with tails."""
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 from kv_api import SchedulerOutput
 from kv_offload.books import Books
+from kv_offload.boundary_store import Source
 from kv_offload.handed_states import HandedStates, Taken, offers_of
 from kv_offload.jobs import JobBook
 from kv_offload.request_state import RequestState
+from kv_offload.tail_lookup import tail_key
+from kv_offload.tails import Tables, Tails
 from kv_sim.offload import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
 
@@ -66,3 +70,44 @@ class StatesKeptUntilTheEnd(TimedOffloadingConnector):
     """The blocks of states count as their request's until it ends, which lets go of them while it runs."""
 
     scheduler_class = _UnwatchedStates
+
+
+class _NamedByTheHashBefore(Tails):
+    def _sources(
+        self, state: RequestState, boundary: int, states: Mapping[int, int], tables: Tables
+    ) -> list[Source]:
+        layout, hashes = self._books.layout, state.request.block_hashes
+        before = max(boundary - layout.tokens_per_hash, layout.tokens_per_hash)
+        return [
+            source._replace(key=tail_key(layout, layout.groups[source.place], hashes, before))
+            for source in super()._sources(state, boundary, states, tables)
+        ]
+
+
+class _ShiftedTails(PartedScheduler):
+    tails = _NamedByTheHashBefore
+
+
+class TailsNamedByTheHashBefore(TimedOffloadingConnector):
+    """The end of a prompt within a block is stored under the hash before the one that it ends with."""
+
+    scheduler_class = _ShiftedTails
+
+
+class _ReadFromTables(Tails):
+    def _sources(
+        self, state: RequestState, boundary: int, states: Mapping[int, int], tables: Tables
+    ) -> list[Source]:
+        index = boundary // self._tokens_per_block
+        in_tables = {place: tables[place][index] for place in states}
+        return super()._sources(state, boundary, in_tables, tables)
+
+
+class _TailsOfTables(PartedScheduler):
+    tails = _ReadFromTables
+
+
+class TailsReadFromTables(TimedOffloadingConnector):
+    """The state of a tail is read where the request's table has it, and not from the copy that is handed over."""
+
+    scheduler_class = _TailsOfTables

@@ -81,6 +81,7 @@ _OFFSET: Final = offloading(
     spec_name="TwiceOffsetSpec",
     spec_module_path="kv_sim.zoo.offload_waits",
 )
+_TAILS: Final = offloading(without=frozenset({Trait.LOSSES}))
 
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
@@ -107,6 +108,8 @@ _OFFLOADED: Final = (
     plant(offload.InStepLoadNotAwaited, "", _I.OWNERSHIP, _IN_STEP, _I.CONTENT),
     plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
+    plant(offload_states.TailsNamedByTheHashBefore, "", _I.CONTENT, _TAILS),
+    plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS, _I.CONTENT),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)

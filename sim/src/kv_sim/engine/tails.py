@@ -1,0 +1,103 @@
+"""States that an engine keeps within blocks: vLLM's, where hashes are finer than the blocks of states.
+
+A request's chunk of computing ends where the last hash of its prompt does, and where others were seen to share its
+tokens: there its block of states has the state of this *boundary*, and gets a name for it. The next step of the
+request would overwrite that: so it first copies the block into another one, which takes over the name, is in no
+table, and is handed over to the connector. A request that ends in between registers its own block.
+
+Who goes on from such a boundary needs the block that holds the last tokens before it from every other group, too.
+These are only appended to, so what is found is copied when somebody goes on.
+"""
+
+from collections.abc import Sequence
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.output import BlockCopy
+from kv_sim.engine.pool import NULL, BlockPool
+from kv_sim.engine.request import SimRequest
+
+Groups = tuple[list[int], ...]
+
+
+class Tails:
+    """The states within blocks of one engine. ``_kept``: those that the next step of their request overwrites."""
+
+    def __init__(self, config: WorldConfig, pool: BlockPool) -> None:
+        self._config = config
+        self._pool = pool
+        self._tokens_per_hash = config.block_size // config.hashes_per_block
+        self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
+        self._kept: dict[str, int] = {}
+        """Request -> the boundary of the state that its last block has."""
+
+    def boundaries(self, request: SimRequest) -> list[int]:
+        """Where chunks of computing end: within blocks, before the last token of the prompt."""
+        size, per_hash = self._config.block_size, self._tokens_per_hash
+        last = request.num_prompt_tokens - 1
+        ends = {min(tokens, last) // per_hash * per_hash for tokens in (last, request.spec.shared_tokens)}
+        return sorted(end for end in ends if end % size)
+
+    def cut(self, request: SimRequest, start: int, count: int) -> int:
+        """How many of ``count`` tokens from ``start`` on are computed in one step."""
+        return next((end - start for end in self.boundaries(request) if start < end < start + count), count)
+
+    # -- hits ----------------------------------------------------------------------------------
+
+    def find_hit(self, hashes: Sequence[bytes], max_tokens: int) -> tuple[Groups, int]:
+        """The longest prefix from which every group can go on: its blocks by group, and its tokens."""
+        size, per_hash = self._config.block_size, self._tokens_per_hash
+        for tokens in range(min(max_tokens // per_hash, len(hashes)) * per_hash, 0, -per_hash):
+            names = {end: hashes[end // per_hash - 1] for end in (*range(size, tokens, size), tokens)}
+            tables = []
+            for group in range(len(self._config.groups)):
+                if group in self._states:
+                    found = [self._pool.find(group, names[tokens])]
+                    passed = [NULL] * (len(names) - 1)
+                else:
+                    found, passed = [self._pool.find(group, name) for name in names.values()], []
+                tables.append([*passed, *(block for block in found if block is not None)])
+            if all(len(table) == len(names) for table in tables):
+                return tuple(tables), tokens
+        return tuple([] for _ in self._config.groups), 0
+
+    # -- keeping -------------------------------------------------------------------------------
+
+    def keep(self, request: SimRequest, tables: Groups, tokens: int) -> list[int]:
+        """The next step ends after ``tokens``. Returns the blocks whose states get a name for it."""
+        if tokens not in self.boundaries(request) or tokens > request.num_prompt_tokens:
+            return []
+        blocks = [tables[group][tokens // self._config.block_size] for group in self._states]
+        for group, block in zip(self._states, blocks, strict=True):
+            name = request.block_hashes[tokens // self._tokens_per_hash - 1]
+            self._pool.cache(group, name, block)
+        self._kept[request.request_id] = tokens
+        return blocks
+
+    def blocks_to_copy(self, request_id: str) -> int:
+        """How many blocks the request's next step needs for what it would overwrite."""
+        return len(self._states) if request_id in self._kept else 0
+
+    def copy(self, request_id: str, tables: Groups) -> tuple[list[BlockCopy], list[tuple[int, int, int]]]:
+        """Copy what the request's next step overwrites. Returns the copies, and what is handed over."""
+        boundary = self._kept.pop(request_id)
+        copies, offers = [], []
+        for group in self._states:
+            source = tables[group][boundary // self._config.block_size]
+            (target,) = self._pool.allocate(1)
+            self._pool.move_name(source, target)
+            self._pool.hold([source])
+            copies.append(BlockCopy(source, target))
+            offers.append((group, target, boundary))
+        return copies, offers
+
+    def forget(self, request_id: str) -> None:
+        """The request has no blocks any more."""
+        self._kept.pop(request_id, None)
+
+    def end(self, request: SimRequest, tables: Groups) -> list[tuple[int, int, int]]:
+        """What a request that ends now registers: its state, if no step has gone on from it."""
+        boundary = self._kept.pop(request.request_id, None)
+        if boundary is None or request.num_in_flight_tokens or request.num_computed_tokens != boundary:
+            return []
+        index = boundary // self._config.block_size
+        return [(group, tables[group][index], boundary) for group in self._states]
