@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
 
@@ -53,7 +53,13 @@ def stored_of(layout, prompt, junction):
     return everything, stored
 
 
+NARROW = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 4, 1, 1, 1), Group(2, WINDOW, 2, 1, 1, 2))
+ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WINDOW, 2, 1, 1, 2))
+
+
 @given(layouts(), st.integers(1, 120), st.integers(0, 120))
+@example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
+@example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):
     junction = min(junction, prompt)
     everything, stored = stored_of(layout, prompt, junction)

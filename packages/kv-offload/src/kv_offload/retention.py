@@ -16,7 +16,6 @@ stored: it decides how far anybody gets.
 """
 
 from collections.abc import Sequence
-from math import lcm
 
 from kv_api import AttentionKind
 from kv_offload.layout import Group, Layout
@@ -24,14 +23,30 @@ from kv_offload.layout import Group, Layout
 
 def replay_boundary(layout: Layout, tokens: int, limit: int) -> int:
     """The highest boundary up to ``limit`` that a lookup finds when all of the first ``tokens`` is stored."""
-    boundary, of_states = limit, 1
-    for group in layout.groups:
-        if group.kind is AttentionKind.STATE_SPACE:
-            of_states = lcm(of_states, group.tokens_per_chunk)
-        else:
-            complete = tokens // group.tokens_per_chunk * group.tokens_per_chunk
-            boundary = min(boundary, complete - group.is_draft)
-    return max(0, boundary // of_states * of_states)
+    boundary = limit
+    while boundary > 0:
+        agreed = boundary
+        for group in layout.groups:
+            agreed = _reached(group, tokens, agreed)
+        if agreed == boundary:
+            break
+        boundary = agreed
+    return max(0, boundary)
+
+
+def _reached(group: Group, tokens: int, limit: int) -> int:
+    """The same with one group: ``lookup``'s rules, where nothing is missing but what isn't complete."""
+    complete = tokens // group.tokens_per_chunk * group.tokens_per_chunk
+    if group.kind is AttentionKind.STATE_SPACE:
+        return min(limit, complete) // group.tokens_per_chunk * group.tokens_per_chunk
+    if group.is_draft:
+        return min(limit, complete - 1)
+    if limit <= complete:
+        return limit
+    first = group.first_needed(limit)
+    if first >= limit:
+        return limit  # it reads nothing of what came before
+    return max(complete, first) if group.restart_tokens else complete
 
 
 def is_retained(layout: Layout, group: Group, end: int, ends: Sequence[int]) -> bool:
