@@ -250,8 +250,6 @@ class World:
             self.coverage.matched(args[0], answer)
             if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
                 self.coverage.situation("match: a load ends within a block")
-        elif name == "register_finished_partial_tail":
-            self.coverage.situation("a request ends with a state within a block")
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
         elif name == "get_kv_connector_stats":
             self.counted.take(answer)

@@ -96,8 +96,7 @@ def test_prompts_go_on_within_a_block(fine_reference, name):
     assert external > 500
 
 
-def test_one_wrong_byte_in_the_state_of_a_tail_changes_them(fine_reference):
-    told, (_, external) = put_through(CORRUPTING, **FINE)
+def test_another_state_of_a_tail_changes_them():
+    told, (_, external) = put_through(with_extra(CORRUPTING, spec_name="CorruptingStatesMore"), **FINE)
     assert external > 500
-    assert told[0] == fine_reference[0]
-    assert all(told[1][place] != told[0][place] for place in WITHIN)
+    assert any(told[1][place] != told[0][place] for place in WITHIN)

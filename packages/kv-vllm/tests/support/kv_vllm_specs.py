@@ -74,6 +74,19 @@ class OneWrongByteOfStates(OneWrongByte):
         self.inner.submit(job_id, direction, copies, **how)
 
 
+class OtherStates(OneWrongByteOfStates):
+    """Spoils all numbers of these chunks: where few tokens go on from a state, one of them shows too little."""
+
+    def submit(self, job_id, direction, copies, **how):
+        if direction is Direction.LOAD:
+            for group, chunk in zip(copies.groups.tolist(), copies.chunks.tolist(), strict=True):
+                if group in self.groups:
+                    row = self.memory.layout.row_bytes
+                    for place in range(chunk * row + 3, (chunk + 1) * row, 4):
+                        self.memory.bytes[place] = 0x40
+        self.inner.submit(job_id, direction, copies, **how)
+
+
 class EveryOtherLoadFails:
     """Such a load moves nothing."""
 
@@ -113,11 +126,19 @@ class Corrupting(CPUOffloadingSpec):
 class CorruptingStates(CPUOffloadingSpec):
     """Loads that bring another state."""
 
+    spoils = OneWrongByteOfStates
+
     def make_copy_engine(self, kv_caches, layout, memory):
         inner = super().make_copy_engine(kv_caches, layout, memory)
         groups = enumerate(self.config.groups)
         states = {place for place, group in groups if any("conv" in name for name in group.layer_names)}
-        return OneWrongByteOfStates(inner, memory, states)
+        return self.spoils(inner, memory, states)
+
+
+class CorruptingStatesMore(CorruptingStates):
+    """In many bytes."""
+
+    spoils = OtherStates
 
 
 class Failing(CPUOffloadingSpec):
