@@ -235,12 +235,12 @@ def test_worlds_have_them_for_those_who_claim_them() -> None:
 
 def test_nothing_breaks_in_ours() -> None:
     copies = 0
-    for seed in range(60_000, 60_150):
+    for seed in range(60_000, 60_090):
         if config_for(OFFLOAD, Random(seed)).hashes_per_block > 1:
             run = run_seed(OFFLOAD, seed)
             assert run.failure is None, f"seed {seed}: {run.failure.violation}"
             copies += run.coverage.situations["a block is copied on write"]
-    assert copies > 5
+    assert copies > 3
 
 
 def test_who_takes_a_hash_for_a_block_is_caught() -> None:

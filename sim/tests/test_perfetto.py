@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
@@ -74,13 +75,13 @@ def check(events: list[Event]) -> dict[tuple[int, int], list[tuple[str, float, f
 
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_trace_is_whole(name: str, tmp_path: Path) -> None:
-    for seed in range(5):
+    for seed in seeds(5):
         events, _ = trace_of(SUBJECTS[name], seed, tmp_path / "trace.json")
         check(events)
 
 
 def test_watching_changes_nothing(tmp_path: Path) -> None:
-    for seed in range(10):
+    for seed in seeds(10):
         make_world = partial(WatchedWorld, watchers=[Perfetto(tmp_path / "trace.json")])
         assert run_seed(LATER, seed, make_world=make_world).digest == run_seed(LATER, seed).digest
 

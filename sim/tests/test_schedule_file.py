@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, get_type_hints
 
 import pytest
+from kv_sim_seeds import seeds
 
 from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
@@ -59,7 +60,7 @@ def error_of(lines: list[str]) -> str:
 
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_what_was_written_is_read(name: str, tmp_path: Path) -> None:
-    for seed in range(10):
+    for seed in seeds(10):
         schedule, _ = schedule_of(SUBJECTS[name], seed)
         file = write_schedule(schedule, tmp_path, f"schedule-{seed}")
         assert read_schedule(file) == schedule
@@ -67,7 +68,7 @@ def test_what_was_written_is_read(name: str, tmp_path: Path) -> None:
 
 
 def test_a_schedule_replays_to_the_same_world(tmp_path: Path) -> None:
-    for seed in range(10):
+    for seed in seeds(10):
         schedule, world = schedule_of(LATER, seed)
         read = read_schedule(write_schedule(schedule, tmp_path, f"schedule-{seed}"))
         again, violation = replay(read.subject, read.config, read.history)

@@ -13,6 +13,22 @@ from kv_sim.zoo.planted import Planted
 from kv_sim.zoo.registry import PLANTED
 
 FIRST_SEED = 0
+LATE = {
+    "BadChunkPromisedAgain": 120,
+    "EvictsPinned": 210,
+    "FailedStoreIndexed": 60,
+    "FailureKnowsOneGroup": 70,
+    "SampledTokenOffloaded": 80,
+    "StatesKeptUntilTheEnd": 120,
+    "StatesStoredAfterTheirPass": 120,
+    "StoresSurviveReset": 210,
+    "TailsNamedByTheHashBefore": 120,
+    "TailsReadFromTables": 140,
+}
+"""Where to begin with bugs that few histories show, for time's sake. Nobody has to keep these right: a bug that
+isn't found from there on is looked for from the first seed."""
+SOME = 40
+"""Histories that are looked at from there on."""
 QUICK = 30
 """Actions of a history in which nothing is found; ``kv-sim zoo`` lets all of them be long."""
 FEW = 10
@@ -31,19 +47,22 @@ def planted(request: pytest.FixtureRequest) -> Planted:
 
 
 @cache
-def found(planted: Planted) -> tuple[int, Failure]:
-    histories, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + PATIENCE))
-    assert failure is not None, f"{planted.name} survives {PATIENCE} histories: {planted.mechanism}"
-    return histories, failure
+def found(planted: Planted) -> Failure:
+    first = LATE.get(planted.name, FIRST_SEED)
+    for seeds in (range(first, first + SOME), range(FIRST_SEED, FIRST_SEED + PATIENCE)):
+        _, failure = hunt(planted.subject, seeds)
+        if failure is not None:
+            return failure
+    pytest.fail(f"{planted.name} survives {PATIENCE} histories: {planted.mechanism}")
 
 
 @cache
 def shrunk(planted: Planted) -> Failure:
-    return shrink(found(planted)[1], most_replays=TRIES)
+    return shrink(found(planted), most_replays=TRIES)
 
 
 def test_it_is_found(planted: Planted) -> None:
-    _, failure = found(planted)
+    failure = found(planted)
     assert failure.violation.invariant in {planted.invariant, *planted.others}
 
 
@@ -52,15 +71,16 @@ def test_it_shrinks_to_a_short_history_that_still_fails_the_same_way(planted: Pl
     assert len(short.history) <= 20, "\n".join(map(str, short.history))
     world, violation = replay(short.subject, short.config, short.history)
     assert violation is not None
-    assert violation.invariant is found(planted)[1].violation.invariant
+    assert violation.invariant is found(planted).violation.invariant
     assert world is not None
     assert world.history == short.history, "a shrunk history holds what is taken, and nothing else"
 
 
 def test_without_its_checker_it_survives_unless_others_are_listed(planted: Planted) -> None:
-    histories, _ = found(planted)
+    seed = found(planted).seed
+    assert seed is not None
     # What all checkers let pass, some of them let pass, too.
-    seeds = range(FIRST_SEED + histories - 1, FIRST_SEED + max(FEW, histories))
+    seeds = range(seed, max(FIRST_SEED + FEW, seed + 1))
     silent = frozenset({planted.invariant})
     if not planted.others:
         _, failure = hunt(planted.subject, range(FIRST_SEED, FIRST_SEED + FEW), silent, actions=QUICK)
@@ -86,12 +106,12 @@ def test_the_registry_names_each_bug_once_and_says_what_it_is() -> None:
 
 
 def test_it_keeps_a_history_that_does_not_fail() -> None:
-    _, failure = found(next(planted for planted in PLANTED if planted.invariant is Invariant.WORK))
+    failure = found(next(planted for planted in PLANTED if planted.invariant is Invariant.WORK))
     cured = Failure(failure.subject, failure.config, failure.history, failure.violation)
     assert shrink(cured, silent=frozenset({Invariant.WORK, Invariant.LIVENESS})) is cured
 
 
 def test_it_stops_when_its_tries_are_spent() -> None:
-    _, failure = found(PLANTED[0])
+    failure = found(PLANTED[0])
     assert len(shrink(failure, most_replays=1).history) == len(failure.history)
     assert any(action.kind is Kind.ADD for action in shrink(failure, most_replays=40).history)
