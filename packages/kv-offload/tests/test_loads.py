@@ -80,6 +80,14 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(c, 4) == (0, False)
         assert asked == [key(c, 1)]
 
+    @pytest.mark.parametrize(("kind", "window"), [(WINDOW, 4), (STATE, 0)])
+    def test_it_decides_nothing_where_only_the_last_is_read(self, make, manager, kind, window):
+        connector = make(cache=kv_cache_config(((kind, 4, window),)))
+        a = Request("a", range(17))
+        manager.resident[key(a, 3)] = 0
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+
     @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
     def test_as_far_as_its_sender_wants(self, fenced, wish, found):
         connector, manager = fenced()

@@ -56,8 +56,11 @@ def stored_of(layout, prompt, junction):
 NARROW = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 4, 1, 1, 1), Group(2, WINDOW, 2, 1, 1, 2))
 ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WINDOW, 2, 1, 1, 2))
 
+AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 1, 3))
+
 
 @given(layouts(), st.integers(1, 120), st.integers(0, 120))
+@example(Layout(AFTER_A_DRAFT, 2, 2, 0), 5, 0)  # goes on a token before the last complete chunk ends
 @example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
 @example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):

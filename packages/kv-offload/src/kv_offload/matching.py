@@ -80,7 +80,7 @@ class Matching:
         if others or not progress.group.reads_all or progress.group.chunks_needed(local, limit).stop <= chunk:
             return False
         state.progress.extend_keys(state.request, (chunk + 1) * progress.group.tokens_per_chunk)
-        if chunk >= len(progress.keys) or progress.keys[chunk] in state.refused:
+        if chunk >= len(progress.keys):
             return True
         return self._books.manager.lookup(progress.keys[chunk], state.context) is LookupResult.MISS
 
