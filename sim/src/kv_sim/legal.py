@@ -40,6 +40,9 @@ STATES: Final = (*UNFINISHED, *ENDED)
 RARE: Final = (Status.FINISHED_ERROR.value, Status.FINISHED_ERROR.value + HELD)
 """States so rare that ten minutes need not see every action meet them: they are shown, and nothing is demanded."""
 
+RARE_SITUATIONS: Final = ("match: a load ends within a block",)
+"""The same of situations."""
+
 NEVER_BETWEEN_ACTIONS: Final = {
     Status.FINISHED_STOPPED.value: "a request that stops is held for a store, or gone at once",
     **{state + HELD: "blocks are held for a store only after the request has ended" for state in UNFINISHED},

@@ -281,3 +281,14 @@ def test_a_rare_state_may_be_met_and_need_not_be() -> None:
     before = missing(campaign, table)
     campaign.coverage.pairs[table.rare[0]] += 1
     assert missing(campaign, table) == before
+
+
+def test_a_rare_situation_may_be_reached_and_need_not_be() -> None:
+    table = expected(SUBJECTS.values())
+    campaign = full(SUBJECTS)
+    for name in legal.RARE_SITUATIONS:
+        assert name in table.situations
+        del campaign.coverage.situations[name]
+        assert missing(campaign, table) == []
+    campaign.coverage.situations.clear()
+    assert f"never reached: {table.situations[0]}" in missing(campaign, table)
