@@ -45,7 +45,8 @@ def test_what_is_stored_is_what_is_loaded(data):
     num_ranks = data.draw(st.integers(1, 4))
     memory = data.draw(st.sampled_from(["auto", "private", "shared"]))
     replicated = data.draw(st.booleans()) and (memory == "shared" or (memory == "auto" and num_ranks > 1))
-    extra = {"host_memory": memory, "checksum": data.draw(st.booleans()), "copy_threads": 1}
+    engine = data.draw(st.sampled_from(["host", "host-stream"]))
+    extra = {"host_memory": memory, "copy_engine": engine, "checksum": data.draw(st.booleans()), "copy_threads": 1}
     with TemporaryDirectory() as folder:
         workers, arrays, models = make_workers(shape, num_ranks, folder, replicated, extra)
         nothing = ((),) * len(shape.groups)

@@ -29,9 +29,9 @@ def on(*devices):
     return [DeviceTensor(TensorPages(1, 1, 1), 0, device, None) for device in devices]
 
 
-@pytest.mark.parametrize("asked", [AUTO, HOST])
-def test_host_memory_has_one_engine(asked):
-    assert choose(asked, on("cpu", "cpu")) is HOST
+@pytest.mark.parametrize("asked", [AUTO, HOST, CopyEngineChoice.HOST_STREAM])
+def test_host_memory_has_two(asked):
+    assert choose(asked, on("cpu", "cpu")) is asked
 
 
 @pytest.mark.parametrize("asked", [AUTO, *METHODS])
@@ -42,7 +42,10 @@ def test_a_device_has_several(asked):
 WRONG = {
     "KV caches: in ['cpu', 'cuda'] memory; there are copy engines for ['cpu', 'cuda']": (AUTO, on("cpu", "cuda")),
     "KV caches: in ['xpu'] memory; there are copy engines for ['cpu', 'cuda']": (CUDA, on("xpu")),
-    "copy_engine: 'cuda-gather' can't copy KV caches in cpu memory; use 'host'": (GATHER, on("cpu")),
+    "copy_engine: 'cuda-gather' can't copy KV caches in cpu memory; use 'host' or 'host-stream'": (
+        GATHER,
+        on("cpu"),
+    ),
     "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-gather' or "
     "'cuda-staged'": (HOST, on("cuda")),
 }

@@ -7,8 +7,11 @@ import pytest
 
 from kv_api import CanonicalKVCacheRef, KVError
 from kv_offload_cpu import CopyResult, Direction, HostLayout, PageCopies, Urgency
-from kv_offload_cpu.copy import host
 from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.host import HostCopyEngine
+from kv_offload_cpu.copy.memmove import BY_C
+from kv_offload_cpu.copy.moves import Mover
+from kv_offload_cpu.copy.streaming import find_streaming
 from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -16,7 +19,7 @@ PAGE_BYTES = 16
 
 
 class Gate:
-    """Stands for the copies: each waits until the test lets it go on, and is noted by what it writes to."""
+    """A mover whose moves wait until the test lets them go on; each is noted by what it writes to."""
 
     def __init__(self):
         self.begun = []
@@ -24,7 +27,7 @@ class Gate:
         self.open = Event()
         self.failing = set()
 
-    def __call__(self, targets, sources, sizes, helpers, threads):
+    def __call__(self, targets, sources, sizes):
         self.begun.append(int(targets[0]))
         self.first_began.set()
         assert self.open.wait(30)
@@ -33,9 +36,8 @@ class Gate:
 
 
 @pytest.fixture
-def gate(monkeypatch):
+def gate():
     gate = Gate()
-    monkeypatch.setattr(host, "move", gate)
     yield gate
     gate.open.set()
 
@@ -45,7 +47,7 @@ def engine(gate):
     """An engine over addresses that nothing ever touches: blocks from 0 on, chunks from 1000 on."""
     tensors = [DeviceTensor(TensorPages(8, PAGE_BYTES, PAGE_BYTES), 0, "cpu", None)]
     plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], HostLayout(8, 1, 16, 1, 16), 0)
-    engine = host.HostCopyEngine(plan, tensors, 1000, threads=1)
+    engine = HostCopyEngine(plan, tensors, 1000, 1, Mover(gate, 1))
     yield engine
     gate.open.set()
     engine.shutdown()
@@ -137,14 +139,15 @@ def test_shutdown_cancels_what_is_queued_and_ends_what_runs(engine, gate, monkey
         engine.submit(3, LOAD, page(3))
 
 
-def test_jobs_of_one_direction_run_in_order_and_both_at_once():
+@pytest.mark.parametrize("mover", [BY_C, find_streaming()], ids=["C", "streaming"])
+def test_jobs_of_one_direction_run_in_order_and_both_at_once(mover):
     """Many jobs under way, shared by threads: the last store of a chunk and the last load of a block win."""
     pages, page_bytes = 8, 3 << 20
     cache, memory = (np.repeat(np.arange(pages) + first, page_bytes).astype(np.uint8) for first in (0, 100))
     tensors = [DeviceTensor(TensorPages(pages, page_bytes, page_bytes), cache.ctypes.data, "cpu", cache)]
     layout = HostLayout(pages, 1, page_bytes, 1, page_bytes)
     plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0)
-    engine = host.HostCopyEngine(plan, tensors, memory.ctypes.data, threads=3)
+    engine = HostCopyEngine(plan, tensors, memory.ctypes.data, 3, mover._replace(piece_bytes=1 << 20))
 
     def submit(job_id, direction, block, chunk):
         engine.submit(job_id, direction, PageCopies(*(np.array([n]) for n in (0, block, chunk, 0))))

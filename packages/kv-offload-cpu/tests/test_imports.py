@@ -51,11 +51,19 @@ def test_a_worker_imports_numpy_and_owns_no_thread():
     assert set(impure) <= set(their_impure)
 
 
+def test_llvmlite_is_imported_by_who_wants_to_stream():
+    outside, _ = imported_by("from kv_offload_cpu.copy.choose import make_copy_engine")
+    assert "llvmlite" not in outside
+    by_host = "from kv_offload_cpu.copy.choose import *; host_mover(CopyEngineChoice.{})"
+    assert ["llvmlite" in imported_by(by_host.format(name))[0] for name in ("HOST", "AUTO")] == [False, True]
+
+
 def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_and_clocks():
     owners = {
         "torch": set(),
         "triton": set(),
         "cuda": set(),
+        "llvmlite": set(),
         "threading": set(),
         "concurrent": set(),
         "time": set(),
@@ -73,6 +81,7 @@ def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_an
         "torch": {"copy/torch_driver.py"},
         "triton": {"copy/gather_kernel.py"},
         "cuda": set(),  # by name, where it is first needed
+        "llvmlite": {"copy/streaming.py"},
         "threading": {"copy/host.py"},
         "concurrent": {"copy/host.py", "copy/moves.py"},
         "time": {"copy/host.py", "shared_region.py"},

@@ -59,7 +59,7 @@ WRONG = {
     "copy_threads: expected a whole number of at least 0, got 1.5": {"copy_threads": 1.5},
     "eviction_policy: expected str, got 3 (int)": {"eviction_policy": 3},
     "checksum: expected bool, got 'yes' (str)": {"checksum": "yes"},
-    "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-gather, cuda-staged, host; "
+    "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-gather, cuda-staged, host, host-stream; "
     "did you mean 'cuda'?": {"copy_engine": "cude"},
     "unknown host_memory 7; known: auto, private, shared": {"host_memory": 7},
     "kv_connector_extra_config: unknown key 'cpu_byte_to_use'; did you mean 'cpu_bytes_to_use'?": {

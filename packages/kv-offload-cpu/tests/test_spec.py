@@ -204,4 +204,6 @@ def test_caches_that_cannot_be_copied_are_refused(kind, caches, message):
 def test_an_engine_that_cannot_copy_these_caches_is_refused():
     with pytest.raises(ConfigError) as caught:
         make_spec(copy_engine="cuda").get_worker(caches_of(PLAIN))
-    assert str(caught.value) == "copy_engine: 'cuda' can't copy KV caches in cpu memory; use 'host'"
+    assert (
+        str(caught.value) == "copy_engine: 'cuda' can't copy KV caches in cpu memory; use 'host' or 'host-stream'"
+    )

@@ -16,8 +16,12 @@ class CopyEngineChoice(Enum):
     """Which copy engine moves the bytes."""
 
     AUTO = "auto"
-    """``host`` where the KV caches are in host memory; else what ``copy.table`` has measured, and so ``cuda``."""
+    """In host memory ``host-stream`` where it can be had, else ``host``; on a device what ``copy.table`` has
+    measured, and so ``cuda``."""
     HOST = "host"
+    """By C's library and calls of the kernel."""
+    HOST_STREAM = "host-stream"
+    """By a compiled loop that writes past the caches."""
     CUDA = "cuda"
     """One copy of the device for each range."""
     CUDA_BATCH = "cuda-batch"

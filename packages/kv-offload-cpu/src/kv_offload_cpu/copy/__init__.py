@@ -5,7 +5,8 @@
 ``choose``, ``table``                which one a worker gets, and which method a job
 ``pages``                            from the blocks and chunks of a job to its pages; pure
 ``descriptors``, ``addresses``       from pages to byte ranges, and from those to addresses; pure
-``host``, ``moves``                  the engine for KV caches in host memory, and how it moves ranges
+``host``, ``moves``                  the engine for KV caches in host memory, and how it shares a job among cores
+``memmove``, ``streaming``           what moves bytes there: C and the kernel, or a compiled loop
 ``cuda``                             the engine for KV caches on a CUDA device, with one copy for each range
 ``cuda_batch``, ``batch_call``       its method of the driver's batched copy, and the call
 ``gather``, ``gather_kernel``        its method of a kernel, and the kernel

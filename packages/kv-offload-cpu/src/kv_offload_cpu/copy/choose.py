@@ -1,6 +1,8 @@
 """Which copy engine a worker gets: by its configuration, or else by where the KV caches are."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from logging import getLogger
 from typing import Any, Final
 
 from kv_api import CanonicalKVCaches, ConfigError
@@ -11,12 +13,17 @@ from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.host import HostCopyEngine
+from kv_offload_cpu.copy.memmove import BY_C
+from kv_offload_cpu.copy.moves import Mover
 from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
 from kv_offload_cpu.copy.table import TABLE, ByTable, Row, measured
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
+
+_log = getLogger("kv_offload_cpu")
 
 METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
     CopyEngineChoice.CUDA: EachRange,
@@ -26,7 +33,7 @@ METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
 }
 """What copies on a CUDA device; the first is for whoever has no wish."""
 
-_FITTING = {"cpu": (CopyEngineChoice.HOST,), "cuda": tuple(METHODS)}
+_FITTING = {"cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM), "cuda": tuple(METHODS)}
 _NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
 _NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
 
@@ -41,8 +48,8 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     plan = CopyPlan(pages, kv_caches.group_data_refs, memory.layout, memory.slot)
     choice = choose(options.copy_engine, tensors)
     engine: CopyEngine
-    if choice is CopyEngineChoice.HOST:
-        engine = HostCopyEngine(plan, tensors, memory.address, options.copy_threads)
+    if tensors[0].device == "cpu":
+        engine = HostCopyEngine(plan, tensors, memory.address, options.copy_threads, host_mover(choice))
     else:
         from kv_offload_cpu.copy.torch_driver import TorchDriver
 
@@ -56,17 +63,32 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
 
 
 def choose(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> CopyEngineChoice:
-    """What was asked for, if it can copy these tensors. AUTO stays what it is where there are several."""
+    """What was asked for, if it can copy these tensors, which are all of one device."""
     devices = sorted({tensor.device for tensor in tensors})
     if len(devices) != 1 or devices[0] not in _FITTING:
         raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_FITTING)}")
     fitting = _FITTING[devices[0]]
-    if asked is CopyEngineChoice.AUTO:
-        return asked if len(fitting) > 1 else fitting[0]
-    if asked not in fitting:
+    if asked is not CopyEngineChoice.AUTO and asked not in fitting:
         names = " or ".join(repr(choice.value) for choice in fitting)
         raise ConfigError(f"copy_engine: {asked.value!r} can't copy KV caches in {devices[0]} memory; use {names}")
     return asked
+
+
+def host_mover(choice: CopyEngineChoice) -> Mover:
+    """What moves bytes within host memory; a ConfigError where that can't be had. AUTO streams if it can."""
+    found = BY_C if choice is CopyEngineChoice.HOST else find_streaming()
+    if not isinstance(found, Unavailable):
+        return found
+    if choice is CopyEngineChoice.HOST_STREAM:
+        raise ConfigError(f"copy_engine: {choice.value!r} {found.reason}; {found.remedy}")
+    _tell(found)
+    return BY_C
+
+
+@cache
+def _tell(missing: Unavailable) -> None:
+    """Once in a process, not for each engine."""
+    _log.log(missing.level, "copy_engine: 'host', since 'host-stream' %s", missing.reason)
 
 
 def method_maker(

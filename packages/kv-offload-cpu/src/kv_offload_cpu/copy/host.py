@@ -1,9 +1,9 @@
 """The copy engine for KV caches that lie in host memory: engines without an accelerator, and tests.
 
 **Theory of operation.** A thread for stores and one for loads, so that neither waits for the other; each takes the
-next job of its queue, expedited loads first. The bytes of a large job are shared with helper threads. A job's
-ranges are worked out by the caller, in ``submit``: what is wrong with a job is its submitter's error. What goes
-wrong in a copy is a failed result.
+next job of its queue, expedited loads first. A mover moves the bytes, with helper threads if they are many. The
+ranges of a job are worked out by the caller, in ``submit``: what is wrong with a job is its submitter's error.
+What goes wrong in a copy is a failed result.
 
 On such an engine a step has written its blocks before anything is submitted after it, so a store has nothing to
 wait for.
@@ -25,7 +25,8 @@ import numpy as np
 from kv_offload_cpu.copy.addresses import moves
 from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
-from kv_offload_cpu.copy.moves import move
+from kv_offload_cpu.copy.memmove import BY_C
+from kv_offload_cpu.copy.moves import Mover, move
 from kv_offload_cpu.copy.tensors import DeviceTensor
 
 _log = getLogger("kv_offload_cpu")
@@ -43,12 +44,20 @@ class _Job(NamedTuple):
 class HostCopyEngine:
     """Copies between ``tensors`` and host memory at ``host_address``; ``threads`` 0: as many as pay."""
 
-    def __init__(self, plan: CopyPlan, tensors: list[DeviceTensor], host_address: int, threads: int = 0) -> None:
+    def __init__(
+        self,
+        plan: CopyPlan,
+        tensors: list[DeviceTensor],
+        host_address: int,
+        threads: int = 0,
+        mover: Mover = BY_C,
+    ) -> None:
         self._plan = plan
         self._tensors = tensors  # keeps them alive
         self._addresses = np.array([tensor.address for tensor in tensors], np.int64)
         self._host_address = host_address
         self._threads = threads or min(_MOST_THREADS, _num_cores())
+        self._mover = mover
         self._changed = Condition()
         self._queues: dict[tuple[Direction, Urgency], deque[_Job]] = {
             (direction, urgency): deque() for direction in Direction for urgency in Urgency
@@ -120,7 +129,7 @@ class HostCopyEngine:
     def _copy(self, job: _Job) -> CopyResult:
         begin = time.perf_counter()
         found = moves(job.ranges, self._addresses, self._host_address, job.direction)
-        move(*found, self._helpers, self._threads)
+        move(*found, self._mover, self._helpers, self._threads)
         return CopyResult(job.job_id, True, job.ranges.num_bytes, time.perf_counter() - begin)
 
 

@@ -1,119 +1,59 @@
-"""How the host engine moves many byte ranges: addresses in, bytes moved, on as many cores as pay.
+"""How the host engine moves the byte ranges of a job: by a mover, and on as many cores as pay.
 
-Numpy can't do it well: gathering into an array and scattering from it touches each byte twice, and holds the
-interpreter's lock meanwhile. So large ranges are moved one by one by C's ``memmove``, and small ones by the
-thousand by ``process_vm_readv``, which takes lists of ranges and, aimed at one's own process, is a copy in one
-call of the kernel. Both let go of the lock; the second takes it again a thousand times less often, which is what
-counts beside a thread that computes in Python. Where a sandbox forbids that call, or a system lacks it, small
-ranges go by ``memmove`` too.
+A mover is a function that moves whole arrays of ranges and lets go of the interpreter's lock meanwhile. The files
+``memmove`` and ``streaming`` have one each; here its work is shared among threads.
 """
 
-import ctypes
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, wait
 from itertools import pairwise
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kv_offload_cpu.copy.addresses import split
 from kv_offload_cpu.copy.engine import Numbers
 
-LARGE_BYTES: Final = 32 << 10
-"""From this size on a call for each range is faster: what the kernel does for each page of memory costs more."""
 
-_BATCH: Final = 1024
-"""Ranges in one call; the kernel takes no more."""
+class Mover(NamedTuple):
+    """Moves bytes: ``move(targets, sources, sizes)``, any size at any address, in whichever order suits it.
 
-_PIECE_BYTES: Final = 1 << 20
-"""Fewer bytes than this are not worth another thread."""
+    Fewer bytes than ``piece_bytes`` are not worth another thread.
+    """
 
-Mover = Callable[[Numbers, Numbers, Numbers], None]
-"""Moves ranges: targets, sources, sizes."""
-
-
-def move_each(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    """One ``memmove`` for each range."""
-    for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
-        ctypes.memmove(target, source, size)
-
-
-def _find_batch_call() -> Callable[..., int] | None:
-    """The kernel's ``process_vm_readv``, if one may call it here."""
-    try:
-        call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    except (AttributeError, OSError, TypeError):
-        return None
-    number = ctypes.c_ulong
-    call.argtypes = [ctypes.c_int, ctypes.c_void_p, number, ctypes.c_void_p, number, number]  # type: ignore[attr-defined]
-    call.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
-    source, target = np.arange(1, 65, dtype=np.uint8), np.zeros(64, np.uint8)
-    lists = np.array([[target.ctypes.data, 64], [source.ctypes.data, 64]])
-    moved = call(os.getpid(), lists[0].ctypes.data, 1, lists[1].ctypes.data, 1, 0)
-    return call if moved == 64 and bool((target == source).all()) else None
-
-
-_batch_call = _find_batch_call()
-
-
-def move_small(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    """Many ranges a call; what the kernel doesn't take is moved one by one."""
-    if _batch_call is None:
-        move_each(targets, sources, sizes)
-        return
-    into, out_of = _lists(targets, sizes), _lists(sources, sizes)
-    for begin in range(0, len(sizes), _BATCH):
-        end = min(begin + _BATCH, len(sizes))
-        count = end - begin
-        moved = _batch_call(os.getpid(), into[begin:].ctypes.data, count, out_of[begin:].ctypes.data, count, 0)
-        if moved != int(sizes[begin:end].sum()):
-            move_each(targets[begin:end], sources[begin:end], sizes[begin:end])
+    move: Callable[[Numbers, Numbers, Numbers], None]
+    piece_bytes: int
 
 
 def move(
-    targets: Numbers, sources: Numbers, sizes: Numbers, helpers: Executor | None = None, threads: int = 1
+    targets: Numbers,
+    sources: Numbers,
+    sizes: Numbers,
+    mover: Mover,
+    helpers: Executor | None = None,
+    threads: int = 1,
 ) -> None:
     """Move ranges, sharing their bytes among ``threads`` threads: this one and those of ``helpers``."""
     if helpers is None or threads == 1:
-        _move_piece(targets, sources, sizes)
+        mover.move(targets, sources, sizes)
         return
-    targets, sources, sizes = split(targets, sources, sizes, max(int(sizes.sum()) // threads, _PIECE_BYTES))
-    first, *others = _share(sizes, threads)
-    running = [helpers.submit(_move_piece, targets[piece], sources[piece], sizes[piece]) for piece in others]
+    limit = max(int(sizes.sum()) // threads, mover.piece_bytes)
+    targets, sources, sizes = split(targets, sources, sizes, limit)
+    first, *others = share(sizes, threads, mover.piece_bytes)
+    running = [helpers.submit(mover.move, targets[piece], sources[piece], sizes[piece]) for piece in others]
     try:
-        _move_piece(targets[first], sources[first], sizes[first])
+        mover.move(targets[first], sources[first], sizes[first])
     finally:
         wait(running)  # or a job would be reported while a helper still moves its bytes
     for future in running:
         future.result()
 
 
-def _move_piece(targets: Numbers, sources: Numbers, sizes: Numbers) -> None:
-    large = sizes >= LARGE_BYTES
-    if large.all():
-        move_each(targets, sources, sizes)
-    elif not large.any():
-        move_small(targets, sources, sizes)
-    else:
-        move_each(targets[large], sources[large], sizes[large])
-        move_small(targets[~large], sources[~large], sizes[~large])
-
-
-def _share(sizes: Numbers, threads: int) -> list[slice]:
-    """Cut ranges into pieces of about the same number of bytes."""
+def share(sizes: Numbers, threads: int, piece_bytes: int) -> list[slice]:
+    """Cut ranges into pieces of about the same number of bytes: one for each thread that pays."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
-    count = max(1, min(threads, total // _PIECE_BYTES))
+    count = max(1, min(threads, total // piece_bytes))
     targets = [total * n // count for n in range(1, count)]
     cuts = [0, *np.searchsorted(ends, targets, side="right").tolist(), len(sizes)]
     return [slice(begin, end) for begin, end in pairwise(cuts)]
-
-
-def _lists(addresses: Numbers, sizes: Numbers) -> NDArray[np.int64]:
-    """The kernel's list of ranges: address and length, each as wide as a pointer."""
-    lists = np.empty((len(sizes), 2), np.int64)
-    lists[:, 0] = addresses
-    lists[:, 1] = sizes
-    return lists
