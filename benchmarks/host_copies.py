@@ -5,9 +5,10 @@ and with no two neighbours on both sides, so that nothing can be joined. Each is
 The plain copy is ``numpy.copyto`` of as many bytes between two arrays, and is timed in turn with the jobs, as the
 best of ``--repeat`` each: the machine's mood is the same for all.
 
-``store`` and ``load`` are the whole way: ranges worked out, queue, threads, result. ``1 thread`` is a store
-without helpers, and ``in order`` a store of neighbours, whose pages are joined. ``each`` is C's ``memmove`` in a
-loop over pages in Python.
+``store`` and ``load`` are the whole way: ranges worked out, queue, threads, result, by what ``auto`` takes:
+``host-stream`` where llvmlite is installed. ``1 thread`` is a store without helpers, and ``in order`` a store of
+neighbours, whose pages are joined. ``C`` is a store by the engine ``host``, and ``each`` C's ``memmove`` in a loop
+over pages in Python.
 
 C writes past the caches in one copy of hundreds of megabytes, and in nothing smaller, whose target is therefore
 read before it is written: half as much traffic again. ``pieces`` is the plain copy in slices of 2 MiB, and so the
@@ -31,9 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import Direction, HostLayout, PageCopies
+from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
+from kv_offload_cpu.copy.choose import host_mover
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.host import HostCopyEngine
+from kv_offload_cpu.copy.memmove import BY_C
 from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
 from kv_offload_cpu.memory import MappedMemory
 
@@ -62,8 +65,11 @@ class Setting:
         zeros = np.zeros(count, np.int64)
         self.copies = PageCopies(zeros, random.permutation(count), random.permutation(count), zeros)
         self.in_order = PageCopies(zeros, np.arange(count), np.arange(count), zeros)
-        self.engine = HostCopyEngine(self.plan, self.tensors, self.memory.address, threads)
-        self.alone = HostCopyEngine(self.plan, self.tensors, self.memory.address, 1)
+        best = host_mover(CopyEngineChoice.AUTO)
+        self.engine, self.alone, self.by_c = (
+            HostCopyEngine(self.plan, self.tensors, self.memory.address, count, mover)
+            for count, mover in ((threads, best), (1, best), (threads, BY_C))
+        )
 
     def run(self, engine: HostCopyEngine, direction: Direction, copies: PageCopies) -> None:
         """One job, to its end."""
@@ -89,8 +95,8 @@ class Setting:
 
     def close(self) -> None:
         """Give everything back."""
-        self.engine.shutdown()
-        self.alone.shutdown()
+        for engine in (self.engine, self.alone, self.by_c):
+            engine.shutdown()
         self.tensors.clear()
         self.memory.release()
         self.cache.release()
@@ -125,6 +131,7 @@ def measure(page_bytes: int, total_bytes: int, repeat: int, threads: int, source
         "1 thread": lambda: setting.run(alone, Direction.STORE, copies),
         "store": lambda: setting.run(engine, Direction.STORE, copies),
         "load": lambda: setting.run(engine, Direction.LOAD, copies),
+        "C": lambda: setting.run(setting.by_c, Direction.STORE, copies),
     }
     rates = best_rates(jobs, setting.num_bytes, repeat)
     setting.verify()
@@ -146,11 +153,13 @@ def main() -> None:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cores": os.cpu_count(),
+        "streams": host_mover(CopyEngineChoice.AUTO) is not BY_C,
         "mebibytes": arguments.mebibytes,
         "gigabytes_per_second": {},
     }
-    columns = ["plain", "pieces", "store", "load", "1 thread", "in order", "each"]
-    print("GB/s, and the share of the plain copy")
+    columns = ["plain", "pieces", "store", "load", "1 thread", "in order", "C", "each"]
+    name = "host-stream" if results["streams"] else "host: llvmlite is missing, or can't be used"
+    print(f"GB/s, and the share of the plain copy; auto is {name}")
     print(f"  {'page':>9}" + "".join(f"{name:>16}" for name in columns))
     for kib in PAGES_KIB:
         rates = measure(kib << 10, total, arguments.repeat, arguments.threads, source, target)

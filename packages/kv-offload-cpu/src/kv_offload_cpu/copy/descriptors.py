@@ -65,12 +65,11 @@ class CopyPlan:
     def ranges(self, copies: PageCopies) -> Ranges:
         """The ranges of a job's pages, neighbours on both sides joined."""
         self.check(copies)
-        groups = np.unique(copies.groups).tolist()
-        if len(groups) == 1:
-            found = self._ranges_of(groups[0], copies.blocks, copies.chunks, copies.offsets)
+        if len(copies) and (copies.groups == copies.groups[0]).all():
+            found = self._ranges_of(int(copies.groups[0]), copies.blocks, copies.chunks, copies.offsets)
         else:
             each = [Ranges(*(np.empty(0, np.int64) for _ in Ranges._fields))]
-            for group in groups:
+            for group in np.unique(copies.groups).tolist():
                 chosen = copies.groups == group
                 each.append(
                     self._ranges_of(group, copies.blocks[chosen], copies.chunks[chosen], copies.offsets[chosen])
@@ -138,5 +137,7 @@ def join_neighbours(ranges: Ranges) -> Ranges:
     if not follows.any():
         return ranges
     follows &= (tensors[1:] == tensors[:-1]) & (host[1:] - host[:-1] == sizes[:-1])
+    if not follows.any():
+        return ranges
     firsts = np.flatnonzero(np.concatenate(([True], ~follows)))
     return Ranges(tensors[firsts], device[firsts], host[firsts], np.add.reduceat(sizes, firsts))
