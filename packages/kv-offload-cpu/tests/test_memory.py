@@ -1,6 +1,7 @@
 """Host memory: what is available, what is refused, where slots and checksums lie, and that it is given back."""
 
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,3 +150,28 @@ def test_rows_of_odd_sizes_have_checksums_too():
     assert memory_bytes(memory.layout) == 3 * 33 + 3 * 4
     assert len(memory._map) <= mmap.PAGESIZE
     memory.release()
+
+
+SMAPS = Path("/proc/self/smaps")
+
+
+def flags_at(address):
+    """What the kernel notes of the mapping that an address is in, as `man proc` has it."""
+    begin = end = 0
+    for line in SMAPS.read_text().splitlines():
+        head, *rest = line.split()
+        if head == "VmFlags:" and begin <= address < end:
+            return set(rest)
+        if not head.endswith(":"):
+            begin, end = (int(number, 16) for number in head.split("-"))
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux says how memory is mapped")
+def test_private_memory_is_shared_with_no_child_and_may_be_in_huge_pages():
+    memory = MappedMemory(LAYOUT)
+    flags = flags_at(memory.address)
+    memory.release()
+    assert {"rd", "wr", "dc"} <= flags, "dc: a child doesn't inherit it"
+    assert "sh" not in flags, "shared memory gets no huge pages unless an administrator says so"
+    assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()

@@ -44,9 +44,7 @@ class MappedMemory:
         self._region = region
         if region is None:
             check_available(memory_bytes(layout), "private host memory")
-        self._map = mmap.mmap(-1, memory_bytes(layout)) if region is None else region.map
-        if region is None and hasattr(mmap, "MADV_HUGEPAGE"):
-            _advise(self._map, mmap.MADV_HUGEPAGE, 0, len(self._map))
+        self._map = _private_map(memory_bytes(layout)) if region is None else region.map
         self._populate()
         everything = np.frombuffer(self._map, np.uint8)
         self.bytes: NDArray[np.uint8] = everything[: layout.total_bytes]
@@ -102,6 +100,18 @@ def check_available(needed: int, what: str, folder: Path | None = None) -> None:
                 f"cpu_bytes_to_use: {what} would take {needed} bytes, {limit.num_bytes} are available "
                 f"({limit.limit})"
             )
+
+
+def _private_map(num_bytes: int) -> mmap.mmap:
+    """Memory of this process alone, in huge pages where the system has them: shared memory gets none, as a rule.
+
+    A child doesn't inherit it. It would only make each page be copied that is written while the child lives.
+    """
+    mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, name):
+            _advise(mapped, getattr(mmap, name), 0, num_bytes)
+    return mapped
 
 
 def _advise(mapped: mmap.mmap, advice: int, begin: int, size: int) -> int | None:
