@@ -2,17 +2,15 @@
 
 The manager joins four things that know nothing of each other: the pool, which has the state of every chunk (see
 there for the states and how they are kept); the policy, which has the order in which chunks leave; the tracker,
-which says what is worth storing; and what is told to others, events and counters.
+which says what is worth storing; and what is told to others, events and counters. How an offer gets its places is
+in ``entry``.
 
 **Invariants** (``check`` recounts them, and everything below): the policy holds exactly the chunks that are in
 flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_store`` that is refused changes
-nothing but the count of refusals: not the policy, and not the count of offers, or retrying alone would make a
-chunk worth storing.
+nothing but the count of refusals.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import chain
-from typing import TypeAlias
+from collections.abc import Collection, Sequence
 
 from kv_api import (
     CacheHitSource,
@@ -29,21 +27,16 @@ from kv_api import (
     RequestOffloadingContext,
     StoreOffer,
 )
+from kv_offload_cpu.entry import Entry
 from kv_offload_cpu.events import EventLog
 from kv_offload_cpu.fences import JobKind
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
-from kv_offload_cpu.pick import distinct, pick
-from kv_offload_cpu.policy import Run, find_policy
+from kv_offload_cpu.pick import distinct
+from kv_offload_cpu.policy import find_policy
 from kv_offload_cpu.pool import ChunkPool
-from kv_offload_cpu.runs import Runs, in_token_order
+from kv_offload_cpu.runs import Runs
 from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
-
-_Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
-"""What becomes of chunks that got places, before the policy hears of them."""
-
-_Placed: TypeAlias = tuple[list[OffloadKey], list[int], list[OffloadKey]]
-"""What a store took in, where to, and what had to go for it: what `Stored` says."""
 
 
 class CPUOffloadingManager(OffloadingManager):
@@ -74,6 +67,8 @@ class CPUOffloadingManager(OffloadingManager):
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
         self._counters = Counters()
+        self._entry = Entry(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
+        self._access = self._entry.access
         self._info = info
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -137,41 +132,17 @@ class CPUOffloadingManager(OffloadingManager):
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        placed = self._place(keys, req_context, self._pool.begin_store)
+        placed = self._entry.place(keys, req_context, self._pool.begin_store)
         return None if placed is None else _prepared(*placed)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
-        """Where nothing is known of any chunk and all can have places, that is seen for all of them together.
-
-        If their places are free, they are entered together, too.
-        """
-        pool, sizes = self._pool, [len(keys) for keys, _ in stores]
-        together = [*chain.from_iterable(keys for keys, _ in stores)]
-        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
-            return super().prepare_stores(stores)
-        to_evict = pool.count_to_evict(len(together), [])
-        if to_evict is None:
-            return super().prepare_stores(stores)
-        slots = [] if to_evict else pool.enter(together)
-        outputs, first = [], 0
-        for (_, req_context), size in zip(stores, sizes, strict=True):
-            run, end = self._run(req_context), first + size
-            new, its, first = together[first:end], slots[first:end], end
-            if its:
-                self._counters.allocation_sizes.append(size)
-                self._policy.make_room(new, 0, pool.pins)
-                pool.begin_store(new, its)
-                self._insert(new, its, run)
-                outputs.append(_prepared(new, its, []))
-            else:
-                count = pool.count_to_evict(size, [])
-                assert count is not None, f"there was room for {len(together)} chunks, there is none for {size}"
-                outputs.append(_prepared(*self._enter(new, count, [], run, pool.begin_store)))
-        return outputs
+        """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
+        placed = self._entry.place_all(stores)
+        return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
         """Store at once: the same as ``prepare_store`` and ``complete_store`` with nothing between them."""
-        placed = self._place(keys, req_context, _has_landed)
+        placed = self._entry.place(keys, req_context, _has_landed)
         if placed is None:
             return None
         stored = Stored(*placed)
@@ -180,39 +151,6 @@ class CPUOffloadingManager(OffloadingManager):
             if self._events is not None:
                 self._events.stored(stored.keys)
         return stored
-
-    def _place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: _Begin) -> _Placed | None:
-        """Give a place to those of an offer that need one; None if there is not enough room."""
-        pool, tracker = self._pool, self._tracker
-        wanted, used = [*keys], list[int]()
-        offer = absent = wanted
-        if not pool.are_new(wanted):
-            offer = [*dict.fromkeys(keys)]
-            wanted = absent = pool.absent(offer)
-            used = pool.residents_of(offer)
-        if tracker is not None:
-            wanted = tracker.worthy(absent)
-        evict_count = pool.count_to_evict(len(wanted), used)
-        if evict_count is None:
-            self._counters.allocation_failures += 1
-            return None
-        # Up to here nothing was changed, from here on nothing fails.
-        if tracker is not None:
-            tracker.count(offer)
-            self._counters.stores_skipped += len(absent) - len(wanted)
-        run = self._run(req_context)
-        if used:
-            self._access(used, run)
-        return self._enter(wanted, evict_count, used, run, begin) if wanted else ([], [], [])
-
-    def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: _Begin) -> _Placed:
-        """Give places to new chunks, for which as many must leave."""
-        self._counters.allocation_sizes.append(len(new))
-        evicted = self._make_room(new, evict_count, used, run)
-        slots = self._pool.enter(new)
-        begin(new, slots)
-        self._insert(new, slots, run)
-        return new, slots, evicted
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
@@ -278,37 +216,9 @@ class CPUOffloadingManager(OffloadingManager):
 
     # Steps of the above
 
-    def _access(self, slots: list[int], run: Run) -> None:
-        if slots:
-            self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
-
-    def _insert(self, new: list[OffloadKey], slots: list[int], run: Run) -> None:
-        if new[0][-4:] == new[-1][-4:]:
-            self._policy.insert(new, slots, run)
-        else:
-            in_order = run.in_token_order(slots)
-            self._policy.insert(pick(in_order, self._pool.key_of), in_order, run)
-
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():
             self._policy.unpin(slots, self._run(req_context))
-
-    def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
-        """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
-        pins, idle = self._pool.pins, self._pool.not_pinned(used) if used else used
-        if idle:
-            pins.pin(idle)
-        slots = self._policy.make_room(wanted, count, pins)
-        if idle:
-            pins.unpin(idle)
-            self._policy.unpin(idle, run)
-        assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
-        if not slots:
-            return []
-        evicted = self._pool.evict(slots)
-        if self._events is not None:
-            self._events.removed(evicted)
-        return evicted
 
 
 def _has_landed(keys: list[OffloadKey], slots: list[int]) -> None:

@@ -8,11 +8,12 @@ makes them, so the loop over a job's ranges is described here, and LLVM compiles
 **Theory of operation.** Of each range, bytes and then words are moved up to where the target begins a line; whole
 lines by streaming stores, which need that; and the rest by words and bytes. Meanwhile the first lines of the next
 range's source are on their way: what a processor fetches ahead by itself ends with a page of memory. The function
-calls nothing. It ends in a fence, since streaming stores are weakly ordered: who hears of its end sees the bytes.
+calls nothing. Streaming stores are weakly ordered, so it ends in a fence (on x86 ``mfence`` or a locked operation,
+which both wait for them): who hears of its end sees the bytes.
 
 Ranges and jobs of every size go this way. Measured: from 256 bytes on it is faster than the same loop of ordinary
 stores, and below no slower; and to move a job and then to read what it wrote takes together as long as with those,
-which leave it in the caches, or from 8 MiB on less.
+which leave it in the caches, or, from 16 MiB on, less.
 
 Compiled once in a process; ``find_streaming`` says why where that can't be. LLVM ends the process if it may not
 make memory executable, so that is tried before.
@@ -35,7 +36,7 @@ _LINE_BYTES: Final = 64
 """What a processor writes at once, and the least that a streaming store should fill."""
 
 _LINES_AHEAD: Final = 8
-"""Of the next range. With these, pages of 4 KiB are moved a quarter faster; with twice as many, less than that."""
+"""Of the next range. With these, pages of 4 KiB are moved a third faster; with twice as many, less than that."""
 
 _PIECE_BYTES: Final = 4 << 20
 """Waking a helper takes as long as moving a megabyte or two."""

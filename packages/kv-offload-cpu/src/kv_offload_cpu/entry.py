@@ -1,0 +1,140 @@
+"""How chunks get into host memory: which of an offer need a place, and who leaves for them.
+
+Used by the manager's stores. It owns nothing; it joins the pool, the policy and the tracker, and tells events and
+counters what it did.
+
+**All or nothing.** Whether there is room is known before anything is changed. A refused offer changes nothing but
+the count of refusals: not the policy, and not the count of offers, or retrying alone would make a chunk worth
+storing.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import TypeAlias
+
+from kv_api import OffloadKey, ReqContext, StoreOffer
+from kv_offload_cpu.events import EventLog
+from kv_offload_cpu.pick import pick
+from kv_offload_cpu.policy import CachePolicy, Run
+from kv_offload_cpu.pool import ChunkPool
+from kv_offload_cpu.runs import in_token_order
+from kv_offload_cpu.stats import Counters
+from kv_offload_cpu.tracker import OfferTracker
+
+Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
+"""What becomes of chunks that got places, before the policy hears of them."""
+
+Placed: TypeAlias = tuple[list[OffloadKey], list[int], list[OffloadKey]]
+"""What a store took in, where to, and what had to go for it: what `Stored` says."""
+
+
+class Entry:
+    """Gives places to what is stored; ``run_of`` says what the policy knows a request by."""
+
+    def __init__(
+        self,
+        pool: ChunkPool,
+        policy: CachePolicy,
+        tracker: OfferTracker | None,
+        events: EventLog | None,
+        counters: Counters,
+        run_of: Callable[[ReqContext], Run],
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._tracker = tracker
+        self._events = events
+        self._counters = counters
+        self._run = run_of
+
+    def place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: Begin) -> Placed | None:
+        """Give a place to those of an offer that need one; None if there is not enough room."""
+        pool, tracker = self._pool, self._tracker
+        wanted, used = [*keys], list[int]()
+        offer = absent = wanted
+        if not pool.are_new(wanted):
+            offer = [*dict.fromkeys(keys)]
+            wanted = absent = pool.absent(offer)
+            used = pool.residents_of(offer)
+        if tracker is not None:
+            wanted = tracker.worthy(absent)
+        evict_count = pool.count_to_evict(len(wanted), used)
+        if evict_count is None:
+            self._counters.allocation_failures += 1
+            return None
+        # Up to here nothing was changed, from here on nothing fails.
+        if tracker is not None:
+            tracker.count(offer)
+            self._counters.stores_skipped += len(absent) - len(wanted)
+        run = self._run(req_context)
+        if used:
+            self.access(used, run)
+        return self._enter(wanted, evict_count, used, run, begin) if wanted else ([], [], [])
+
+    def place_all(self, stores: Sequence[StoreOffer]) -> list[Placed] | None:
+        """Place offers together, each as ``place`` would; None where each must be looked at by itself.
+
+        That is where anything is known of a chunk, or not all can have places. If the places are free, the chunks
+        are entered together, too.
+        """
+        pool, sizes = self._pool, [len(keys) for keys, _ in stores]
+        together = [*chain.from_iterable(keys for keys, _ in stores)]
+        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
+            return None
+        to_evict = pool.count_to_evict(len(together), [])
+        if to_evict is None:
+            return None
+        slots = [] if to_evict else pool.enter(together)
+        placed, first = list[Placed](), 0
+        for (_, req_context), size in zip(stores, sizes, strict=True):
+            run, end = self._run(req_context), first + size
+            new, its, first = together[first:end], slots[first:end], end
+            if its:
+                self._counters.allocation_sizes.append(size)
+                self._policy.make_room(new, 0, pool.pins)
+                pool.begin_store(new, its)
+                self._insert(new, its, run)
+                placed.append((new, its, []))
+            else:
+                count = pool.count_to_evict(size, [])
+                assert count is not None, f"there was room for {len(together)} chunks, there is none for {size}"
+                placed.append(self._enter(new, count, [], run, pool.begin_store))
+        return placed
+
+    def access(self, slots: list[int], run: Run) -> None:
+        """A request used resident chunks, given as it listed them."""
+        if slots:
+            self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
+
+    # Steps of the above
+
+    def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: Begin) -> Placed:
+        """Give places to new chunks, for which as many must leave."""
+        self._counters.allocation_sizes.append(len(new))
+        evicted = self._make_room(new, evict_count, used, run)
+        slots = self._pool.enter(new)
+        begin(new, slots)
+        self._insert(new, slots, run)
+        return new, slots, evicted
+
+    def _insert(self, new: list[OffloadKey], slots: list[int], run: Run) -> None:
+        key_of = self._pool.key_of
+        in_order = in_token_order(slots, run, key_of)
+        self._policy.insert(new if in_order is slots else pick(in_order, key_of), in_order, run)
+
+    def _make_room(self, wanted: list[OffloadKey], count: int, used: list[int], run: Run) -> list[OffloadKey]:
+        """Evict ``count`` chunks, none of them ``used`` by the same offer: these are pinned meanwhile."""
+        pins, idle = self._pool.pins, self._pool.not_pinned(used) if used else used
+        if idle:
+            pins.pin(idle)
+        slots = self._policy.make_room(wanted, count, pins)
+        if idle:
+            pins.unpin(idle)
+            self._policy.unpin(idle, run)
+        assert len(slots) == count, f"{self._policy} evicted {len(slots)} chunks instead of {count}"
+        if not slots:
+            return []
+        evicted = self._pool.evict(slots)
+        if self._events is not None:
+            self._events.removed(evicted)
+        return evicted
