@@ -46,9 +46,10 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     tensors = device_tensors(kv_caches)
     pages = [tensor.pages for tensor in tensors]
     plan = CopyPlan(pages, kv_caches.group_data_refs, memory.layout, memory.slot)
-    choice = choose(options.copy_engine, tensors)
+    choice = options.copy_engine
+    device = fitting_device(choice, tensors)
     engine: CopyEngine
-    if tensors[0].device == "cpu":
+    if device == "cpu":
         engine = HostCopyEngine(plan, tensors, memory.address, options.copy_threads, host_mover(choice))
     else:
         from kv_offload_cpu.copy.torch_driver import TorchDriver
@@ -62,8 +63,8 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     return ChecksummingEngine(engine, plan, memory.bytes, memory.sums) if options.checksum else engine
 
 
-def choose(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> CopyEngineChoice:
-    """What was asked for, if it can copy these tensors, which are all of one device."""
+def fitting_device(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> str:
+    """The one device that all tensors are on, if what was asked for copies there."""
     devices = sorted({tensor.device for tensor in tensors})
     if len(devices) != 1 or devices[0] not in _FITTING:
         raise ConfigError(f"KV caches: in {devices} memory; there are copy engines for {sorted(_FITTING)}")
@@ -71,7 +72,7 @@ def choose(asked: CopyEngineChoice, tensors: list[DeviceTensor]) -> CopyEngineCh
     if asked is not CopyEngineChoice.AUTO and asked not in fitting:
         names = " or ".join(repr(choice.value) for choice in fitting)
         raise ConfigError(f"copy_engine: {asked.value!r} can't copy KV caches in {devices[0]} memory; use {names}")
-    return asked
+    return devices[0]
 
 
 def host_mover(choice: CopyEngineChoice) -> Mover:
