@@ -82,6 +82,23 @@ def test_groups_of_one_batch_leave_together(make, keys):
     assert [int(key[:6]) for key in evicted] == [2, 2, 1, 1, 0, 0]
 
 
+def test_a_policy_hears_of_new_chunks_in_token_order_and_of_each_with_its_key(make, keys, policy, monkeypatch):
+    manager, context = make(6, policy), ReqContext("two groups")
+    heard, insert = [], manager._policy.insert
+
+    def note(new, slots, run):
+        heard.append(([*new], [*slots]))
+        insert(new, slots, run)
+
+    monkeypatch.setattr(manager._policy, "insert", note)
+    for group in (0, 1):
+        for number, key in enumerate(keys(range(3), group)):
+            context.set_offload_key_position(key, 16 * (number + 1))
+    manager.prepare_store(keys(range(3)) + keys(range(3), group=1), context)
+    in_order = [key for number in range(3) for key in keys([number]) + keys([number], group=1)]
+    assert heard == [(in_order, [0, 3, 1, 4, 2, 5])]
+
+
 def test_a_batch_stored_late_takes_its_place(make, keys, store, recency):
     """Sliding windows are stored backwards; the positions that the connector notes tell."""
     manager, context = make(6, recency), ReqContext("backfilled")
