@@ -36,7 +36,7 @@ from kv_offload_cpu.pick import distinct, pick
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.runs import Runs, in_token_order
-from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
+from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
 _Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
@@ -73,7 +73,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
-        self._counters = Counters()
+        self._counters = Counters(skips=self._tracker is not None)
         self._info = info
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -146,13 +146,16 @@ class CPUOffloadingManager(OffloadingManager):
         If their places are free, they are entered together, too.
         """
         pool, sizes = self._pool, [len(keys) for keys, _ in stores]
-        together = [*chain.from_iterable(keys for keys, _ in stores)]
-        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
+        together = [*stores[0][0]] if len(stores) == 1 else [*chain.from_iterable(keys for keys, _ in stores)]
+        slots: list[int] | None = None
+        if self._tracker is None and stores and 0 not in sizes:
+            to_evict = pool.count_to_evict(len(together), [])
+            if to_evict == 0:
+                slots = pool.enter(together)
+            elif to_evict is not None and pool.are_new(together):
+                slots = []
+        if slots is None:
             return super().prepare_stores(stores)
-        to_evict = pool.count_to_evict(len(together), [])
-        if to_evict is None:
-            return super().prepare_stores(stores)
-        slots = [] if to_evict else pool.enter(together)
         outputs, first = [], 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
@@ -210,6 +213,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)
+        assert slots is not None, f"of {len(new)} new chunks some are held"
         begin(new, slots)
         self._insert(new, slots, run)
         return new, slots, evicted
@@ -257,10 +261,7 @@ class CPUOffloadingManager(OffloadingManager):
         return () if self._events is None else self._events.take(self._pool.slot_of.__contains__)
 
     def get_stats(self) -> CPUOffloadingStats:
-        stats = self._counters.take(*self._pool.usage())
-        if self._tracker is None:  # nothing is skipped, and the spec declares no such metric
-            del stats.data[STORES_SKIPPED]
-        return stats
+        return self._counters.take(*self._pool.usage())
 
     def config_info(self) -> Sequence[ConfigInfoMapping]:
         return [{} if self._info is None else self._info.as_config_info()]
