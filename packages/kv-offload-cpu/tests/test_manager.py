@@ -126,7 +126,6 @@ def test_a_chunk_in_flight_is_not_touched(make, keys, store):
     assert store(manager, [3]) == [early]
 
 
-
 def test_one_request_may_be_served_by_two_managers(make, keys, store):
     small, large, context = make(2), make(8), ReqContext("both")
     for numbers in ([0, 1], [2, 3]):
