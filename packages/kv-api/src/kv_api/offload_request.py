@@ -94,7 +94,7 @@ class _DerivedPositions:
         """Where the chunk of ``key`` ends, which is not in ``positions``. What was set there stays."""
         keys, border, count = self.keys, self.border, len(self.keys)
         if border < count and keys[border] == key:
-            self.place, self.border = border, count
+            self.border = count
             return (border + 1) * self.tokens_per_chunk
         if 0 < border <= count and keys[border - 1] == key:
             self.place = border - 1
