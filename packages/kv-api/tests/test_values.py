@@ -233,6 +233,17 @@ def test_positions_of_many_chunks_are_found_from_wherever_one_asks() -> None:
         assert context.get_offload_key_position(keys[place]) == 16 * (place + 1)
 
 
+def test_no_position_is_noted_while_a_request_grows() -> None:
+    context, growing = kv_api.ReqContext("r"), list[kv_api.OffloadKey]()
+    context.derive_offload_key_positions(growing, 16)
+    for known in range(0, 50_000, 900):
+        growing += [kv_api.make_offload_key(b"%d" % number, 0) for number in range(known, known + 900)]
+        for place in (known - 1, known)[not known :]:
+            assert context.get_offload_key_position(growing[place]) == 16 * (place + 1)
+    assert context.get_offload_key_position(growing[known + 2]) == 16 * (known + 3)
+    assert context._key_positions == {}
+
+
 @pytest.mark.parametrize("count", [0, 1, 16, 17, 300])
 def test_block_ids_are_the_same_in_any_number(count: int) -> None:
     numbers = [number * 7919 % 2**31 for number in range(count)]

@@ -116,6 +116,16 @@ def test_touch_is_a_use(make, keys, store):
     assert store(manager, [3]) == keys([1])
 
 
+def test_a_chunk_in_flight_is_not_touched(make, keys, store):
+    manager = make(3)
+    (early,) = keys([0])
+    assert manager.prepare_store([early], ONE).keys_to_store == [early]
+    store(manager, [1, 2])
+    manager.touch([early], ONE)
+    manager.complete_store([early], ONE)
+    assert store(manager, [3]) == [early]
+
+
 def test_one_request_may_be_served_by_two_managers(make, keys, store):
     small, large, context = make(2), make(8), ReqContext("both")
     for numbers in ([0, 1], [2, 3]):

@@ -105,6 +105,21 @@ def test_a_mediums_own_counts(monkeypatch):
     assert both.data["info"] == [{"policy": "lru"}]
 
 
+def test_what_a_medium_counts_under_the_connectors_name_is_added():
+    stats = OffloadingConnectorStats()
+    stats.increase("count", 3)
+    stats.add_medium(Flat({"usage": 0.5, "count": 2}), DECLARED)
+    assert stats.data["data"] == {"count": {(): 5}, "usage": {(): 0.5}}
+    assert stats.data["types"] == {"count": "counter", "usage": "gauge"}
+
+
+def test_what_a_medium_counted_stays_its_own():
+    stats, counts = OffloadingConnectorStats(), Flat({"sizes": [1, 2]})
+    stats.add_medium(counts, DECLARED)
+    stats.observe("sizes", 3)
+    assert (stats.data["data"], counts.data) == ({"sizes": {(): [1, 2, 3]}}, {"sizes": [1, 2]})
+
+
 def test_prometheus(monkeypatch, caplog):
     monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: DECLARED))
     monkeypatch.setattr(ScriptedSpec, "config_info_keys", classmethod(lambda cls, extra: ("policy",)))

@@ -78,19 +78,28 @@ class _DerivedPositions:
     """Keys of chunks that lie one after the other.
 
     Who asks goes through a request from its first token on, so a key lies ``_REACH`` places after the one that
-    was found last, at most. If not, positions of all keys are noted, once.
+    was found last, at most. If not, positions of all keys are noted, once. While a request grows, the last key
+    that there was and the first new one are asked for in each step: these two are looked at before others.
     """
 
     keys: Sequence[OffloadKey]
     tokens_per_chunk: int
     place: int = 0
     """Of the key that was found last."""
+    border: int = 0
+    """Where the first new key may be."""
     num_noted: int = 0
 
     def find(self, key: OffloadKey, positions: dict[OffloadKey, int]) -> int | None:
         """Where the chunk of ``key`` ends, which is not in ``positions``. What was set there stays."""
-        keys = self.keys
-        if self.num_noted == len(keys):
+        keys, border, count = self.keys, self.border, len(self.keys)
+        if border < count and keys[border] == key:
+            self.border = count
+            return (border + 1) * self.tokens_per_chunk
+        if 0 < border <= count and keys[border - 1] == key:
+            self.place = border - 1
+            return border * self.tokens_per_chunk
+        if self.num_noted == count:
             return None
         try:
             self.place = keys.index(key, self.place, self.place + _REACH)
@@ -99,7 +108,8 @@ class _DerivedPositions:
             for place, other in enumerate(keys[first:], first + 1):
                 positions.setdefault(other, place * self.tokens_per_chunk)
             return positions.get(key)
-        return (self.place + 1) * self.tokens_per_chunk
+        self.border = self.place + 1
+        return self.border * self.tokens_per_chunk
 
 
 @dataclass

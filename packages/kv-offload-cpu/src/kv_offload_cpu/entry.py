@@ -78,13 +78,17 @@ class Entry:
         are entered together, too.
         """
         pool, sizes = self._pool, [len(keys) for keys, _ in stores]
+        if self._tracker is not None or not stores or 0 in sizes:
+            return None
         together = [*chain.from_iterable(keys for keys, _ in stores)]
-        if self._tracker is not None or not stores or 0 in sizes or not pool.are_new(together):
+        to_evict, slots = pool.count_to_evict(len(together), []), list[int]()
+        if to_evict == 0:
+            entered = pool.enter(together)
+            if entered is None:
+                return None
+            slots = entered
+        elif to_evict is None or not pool.are_new(together):
             return None
-        to_evict = pool.count_to_evict(len(together), [])
-        if to_evict is None:
-            return None
-        slots = [] if to_evict else pool.enter(together)
         placed, first = list[Placed](), 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
@@ -113,6 +117,7 @@ class Entry:
         self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)
+        assert slots is not None, f"of {len(new)} new chunks some are held"
         begin(new, slots)
         self._insert(new, slots, run)
         return new, slots, evicted

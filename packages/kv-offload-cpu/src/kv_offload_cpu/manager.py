@@ -35,7 +35,7 @@ from kv_offload_cpu.pick import distinct
 from kv_offload_cpu.policy import find_policy
 from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.runs import Runs
-from kv_offload_cpu.stats import STORES_SKIPPED, Counters, CPUOffloadingStats
+from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
 
@@ -66,7 +66,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
-        self._counters = Counters()
+        self._counters = Counters(skips=self._tracker is not None)
         self._entry = Entry(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
         self._access = self._entry.access
         self._info = info
@@ -195,10 +195,7 @@ class CPUOffloadingManager(OffloadingManager):
         return () if self._events is None else self._events.take(self._pool.slot_of.__contains__)
 
     def get_stats(self) -> CPUOffloadingStats:
-        stats = self._counters.take(*self._pool.usage())
-        if self._tracker is None:  # nothing is skipped, and the spec declares no such metric
-            del stats.data[STORES_SKIPPED]
-        return stats
+        return self._counters.take(*self._pool.usage())
 
     def config_info(self) -> Sequence[ConfigInfoMapping]:
         return [{} if self._info is None else self._info.as_config_info()]

@@ -71,8 +71,9 @@ class ChunkPool:
 
     def residents_of(self, keys: Iterable[OffloadKey]) -> list[int]:
         """The slots of those of some keys that are resident."""
-        slot_of = self.slot_of
-        return [slot_of[key] for key in keys if self.is_resident(key)]
+        in_flight = self.in_flight
+        held = [slot for slot in map(self.slot_of.get, keys) if slot is not None]
+        return [slot for slot in held if slot not in in_flight] if in_flight else held
 
     def first_miss(self, keys: Collection[OffloadKey]) -> OffloadKey | None:
         """The first key that isn't a resident's."""
@@ -139,18 +140,26 @@ class ChunkPool:
 
     # Stores
 
-    def enter(self, keys: list[OffloadKey]) -> list[int]:
-        """Free → resident, for keys that are new, into the slots returned. There must be as many free ones.
+    def enter(self, keys: list[OffloadKey]) -> list[int] | None:
+        """Free → resident, into the slots returned; there must be as many free ones. None if they aren't all new.
 
-        To be in flight before anyone asks, they are begun to be stored next.
+        Then nothing has changed. To be in flight before anyone asks, they are begun to be stored next.
         """
+        slot_of, fenced = self.slot_of, self.fenced
+        if keys[0] in slot_of or keys[-1] in slot_of or (fenced and not fenced.isdisjoint(keys)):
+            return None
         count = len(keys)
         slots = self._free[: -count - 1 : -1]
         assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
+        held = [*map(slot_of.setdefault, keys, slots)]  # looked for and entered at once
+        if held != slots:  # some were here, or are listed twice
+            for key, slot, before in zip(keys, slots, held, strict=True):
+                if slot == before:
+                    del slot_of[key]
+            return None
         del self._free[-count:]
-        slot_of, key_of = self.slot_of, self.key_of
+        key_of = self.key_of
         for key, slot in zip(keys, slots):  # noqa: B905 - as many, see above
-            slot_of[key] = slot
             key_of[slot] = key
         return slots
 

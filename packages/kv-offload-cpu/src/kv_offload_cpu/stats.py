@@ -62,9 +62,13 @@ class CPUOffloadingStats(KVConnectorStats):
 
 
 class Counters:
-    """Sums and samples since they were last taken."""
+    """Sums and samples since they were last taken; of what was skipped only where ``skips`` is declared."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, skips: bool) -> None:
+        self._skips = skips
+        self._begin()
+
+    def _begin(self) -> None:
         self.allocation_sizes: list[int] = []
         self.allocation_failures = 0
         self.stores_skipped = 0
@@ -77,7 +81,8 @@ class Counters:
             READ_USAGE: read,
             ALLOCATION_SIZE: self.allocation_sizes,
             ALLOCATION_FAILURE: self.allocation_failures,
-            STORES_SKIPPED: self.stores_skipped,
         }
-        Counters.__init__(self)
+        if self._skips:
+            data[STORES_SKIPPED] = self.stores_skipped
+        self._begin()
         return CPUOffloadingStats(data)

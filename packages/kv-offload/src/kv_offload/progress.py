@@ -80,7 +80,7 @@ class GroupProgress:
         chunks: Sequence[int] = range(first, stop)
         if first < self.loaded.stop and not with_loaded:
             chunks = [chunk for chunk in chunks if chunk not in self.loaded]
-        if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
+        if not group.reads_all and 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
             chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
         if group.has_window:
             size = group.tokens_per_chunk

@@ -81,6 +81,10 @@ def keys_of(progress: Progress, batch: Batch) -> list[OffloadKey]:
 
 def chosen(progress: Progress, batch: Batch, wanted: Sequence[OffloadKey]) -> Batch:
     """The chunks of a batch that a medium wants, in its order within each group."""
+    if len(batch) == 1 and isinstance(batch[0], range):
+        last = batch[0][-len(wanted) :]
+        if wanted == progress.groups[0].keys[last.start : last.stop]:  # the medium has those before them
+            return [last]
     place_of = {
         group.keys[chunk]: (place, chunk)
         for place, (group, chunks) in enumerate(zip(progress.groups, batch, strict=True))
