@@ -148,13 +148,13 @@ def test_but_not_when_a_step_has_gone_on_or_has_not_come_back(count: int) -> Non
 
 
 def come_again(subject: Subject, config: WorldConfig = CONFIG) -> World:
-    """A prompt is stored, the GPU forgets it, and it comes again, longer."""
+    """A prompt is stored, the GPU forgets it, and it comes again, longer, but not to the block's end."""
     made = world(request("r1", 13, own=1), config=config, subject=subject)
     for _ in range(4):
         made.apply(STEP)
         made.apply(SETTLE)
     assert made.engine.scheduler.blocks.block_pool.reset()
-    made.engine.add(request("r2", 13, own=3))
+    made.engine.add(request("r2", 13, own=2))
     made.apply(STEP)
     return made
 
