@@ -17,6 +17,7 @@ from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
 from kv_sim.fuzz import config_for, run_seed
+from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -249,6 +250,14 @@ def test_but_its_beginning_is_not_to_be_changed() -> None:
         made.apply(STEP)
     made.engine.shadow.own("r9", [block])
     assert not made.engine.shadow.settled
+
+
+def test_to_a_block_of_states_nothing_is_appended() -> None:
+    shadow = Shadow(1, Referee())
+    shadow.settle("r1", [(1, 7, 11)], [3, 4], 8)
+    assert shadow.settled == {4: ("r1", 3)}
+    shadow.settle("r1", [(1, 4, 16)], [3, 5], 8)
+    assert shadow.settled == {}
 
 
 # -- events ------------------------------------------------------------------------------------

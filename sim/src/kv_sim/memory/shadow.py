@@ -5,7 +5,7 @@ be the right ones. Rights come from the engine (blocks that a load was announced
 steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from kv_sim.memory.content import POISON, ZERO
@@ -51,6 +51,20 @@ class Shadow:
         self.owners.update(dict.fromkeys(blocks, request_id))
         for block in [block for block in self.settled if self.owners.get(block) != self.settled[block][0]]:
             del self.settled[block]
+
+    def settle(
+        self, request_id: str, offers: Iterable[tuple[int, int, int]], table: Sequence[int], block_size: int
+    ) -> None:
+        """States of a request are handed over: of each its group, its block, and how many tokens it has seen.
+
+        To a block of states nothing is appended. To the tokens before a state within a block, which are in a block
+        of ``table``, others are.
+        """
+        for _, block, boundary in offers:
+            index, count = divmod(boundary, block_size)
+            self.settled.pop(block, None)
+            if count:
+                self.settled[table[index]] = request_id, count
 
     # -- compute -------------------------------------------------------------------------------
 
