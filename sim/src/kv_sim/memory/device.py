@@ -85,6 +85,8 @@ class Device:
             (config.num_blocks, config.layers, config.block_size), POISON, dtype=np.uint64
         )
         self.keys = layer_keys(rank, len(config.groups), config.layers)
+        self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
+        self._tokens = [group for group in range(len(config.groups)) if group not in self._states]
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
         self.waited_steps = 0
@@ -129,18 +131,16 @@ class Device:
         changed = partial(self._changes, step)
         self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others, changed)
         self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
-        states = [group for group, spec in enumerate(self.config.groups) if spec.kind == "state"]
-        tokens = [group for group in range(len(self.config.groups)) if group not in states]
         for attention in step.attentions:
-            for group in states:
+            for group in self._states:
                 self._read_state(step, attention, group)
         for attention in step.attentions:
-            for group in states:
+            for group in self._states:
                 self._write_states(step, attention, group)
-            for group in tokens:
+            for group in self._tokens:
                 self._write(step, attention, group)
         for attention in step.attentions:
-            for group in tokens:
+            for group in self._tokens:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self.config.has_tails:
                     self._read_end(step, attention, group)

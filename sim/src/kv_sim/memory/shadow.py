@@ -78,6 +78,8 @@ class Shadow:
     ) -> None:
         """A kernel writes ``blocks``: no copy may be using them, but to read what it doesn't change."""
         copies = list(copies)
+        if not copies:
+            return
         self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
         read = [block for copy in copies if copy.direction is Direction.STORE for block in copy.blocks_left]
         changed = {block for block in read if block in blocks and changes(block)}
