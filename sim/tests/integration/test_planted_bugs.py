@@ -39,8 +39,8 @@ LATE = {
     "TailsReadFromTables": 150,
     "WaitsForFailedStores": 65,
 }
-"""Where to begin with bugs that few histories show, or whose first ones take long to shrink, for time's sake. Nobody
-has to keep these right: a bug that isn't found from there on is looked for from the first seed."""
+"""Where to begin with bugs that few histories show, or whose first ones take long to shrink, for time's sake.
+Nobody has to keep these right: a bug that isn't found from there on is looked for from the first seed."""
 SOME = 40
 """Histories that are looked at from there on."""
 QUICK = 30
