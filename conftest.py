@@ -6,7 +6,8 @@ also when what is tested is an installed wheel.
 * `dev` (the default): enough to notice a mistake while typing.
 * `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
   runs vary and yet replay.
-* `again`: what nox uses where the same tests run once more, with another interpreter or other siblings.
+* `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of tests
+  with a parameter `seed` every fifth is run then, the first among them.
 * `nightly`: for a machine that has nothing else to do.
 """
 
@@ -23,6 +24,23 @@ settings.register_profile("ci", max_examples=100, deadline=None, derandomize=Fal
 settings.register_profile("again", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
+
+FEWER = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
+"""How many times fewer examples, and seeds, than in the profile `ci`."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most seeds where other seeds of the same test, and all of them in another session, are run."""
+    if config.getoption("--hypothesis-profile") == "again":
+        left_out = [item for item in items if _seed_index(item) % FEWER]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _seed_index(item) % FEWER]
+
+
+def _seed_index(item: pytest.Item) -> int:
+    """Which of its seeds a test has; the first if it has none."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.indices.get("seed", 0) if callspec is not None else 0
 
 
 def pytest_sessionstart() -> None:

@@ -67,6 +67,10 @@ nox.options.error_on_missing_interpreters = True
 nox.options.download_python = "never" if "PYENV_ROOT" in os.environ else "auto"
 atexit.register(shutil.rmtree, RUN, ignore_errors=True)
 
+# Else each process of a session compiles again whatever it imports: that takes longer than many tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = str(RUN / "bytecode")
+
 
 def each(folders: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Parametrize a session by package: `tests-3.11(kv-api)`."""

@@ -17,6 +17,7 @@ from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
 from kv_sim.fuzz import config_for, run_seed
+from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -148,13 +149,13 @@ def test_but_not_when_a_step_has_gone_on_or_has_not_come_back(count: int) -> Non
 
 
 def come_again(subject: Subject, config: WorldConfig = CONFIG) -> World:
-    """A prompt is stored, the GPU forgets it, and it comes again, longer."""
+    """A prompt is stored, the GPU forgets it, and it comes again, longer, but not to the block's end."""
     made = world(request("r1", 13, own=1), config=config, subject=subject)
     for _ in range(4):
         made.apply(STEP)
         made.apply(SETTLE)
     assert made.engine.scheduler.blocks.block_pool.reset()
-    made.engine.add(request("r2", 13, own=3))
+    made.engine.add(request("r2", 13, own=2))
     made.apply(STEP)
     return made
 
@@ -249,6 +250,14 @@ def test_but_its_beginning_is_not_to_be_changed() -> None:
         made.apply(STEP)
     made.engine.shadow.own("r9", [block])
     assert not made.engine.shadow.settled
+
+
+def test_to_a_block_of_states_nothing_is_appended() -> None:
+    shadow = Shadow(1, Referee())
+    shadow.settle("r1", [(1, 7, 11)], [3, 4], 8)
+    assert shadow.settled == {4: ("r1", 3)}
+    shadow.settle("r1", [(1, 4, 16)], [3, 5], 8)
+    assert shadow.settled == {}
 
 
 # -- events ------------------------------------------------------------------------------------

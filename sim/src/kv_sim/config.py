@@ -81,6 +81,11 @@ class WorldConfig:
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
 
     @property
+    def hit_ends_per_block(self) -> int:
+        """At how many of a block's hashes what a connector has may end: at each with tails, else at the last."""
+        return self.hashes_per_block if self.has_tails else 1
+
+    @property
     def world_size(self) -> int:
         """How many workers there are."""
         return self.tp_size * self.pp_size

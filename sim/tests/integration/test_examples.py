@@ -1,5 +1,6 @@
 """The unmutated examples, alone and below a MultiConnector, break nothing; and they were really tried."""
 
+from functools import cache
 from random import Random
 
 import pytest
@@ -13,33 +14,36 @@ from kv_sim.config import WorldConfig
 from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
 from kv_sim.examples.layerwise import LayerwiseWorker
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import Run, config_for, run_seed
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
 FIRST_SEED = 1_000
 HISTORIES, HISTORIES_OF_SEVERAL = 30, 20
-each = pytest.mark.parametrize("name", sorted(SUBJECTS))
-reached: dict[str, Coverage] = {}
+
+
+@pytest.fixture(scope="module", params=sorted(SUBJECTS))
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the module: all tests of one subject run one after the other, and share its histories."""
+    subject: str = request.param
+    return subject
+
+
+@cache
+def runs(name: str) -> list[Run]:
+    """What became of a few dozen histories of a subject."""
+    count = HISTORIES_OF_SEVERAL if "+" in name else HISTORIES
+    return [run_seed(SUBJECTS[name], seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]
 
 
 def coverage_of(name: str) -> Coverage:
-    """What a few dozen histories of a subject reached; none of them may fail."""
-    if name not in reached:
-        total = Coverage()
-        count = HISTORIES_OF_SEVERAL if "+" in name else HISTORIES
-        for seed in range(FIRST_SEED, FIRST_SEED + count):
-            run = run_seed(SUBJECTS[name], seed)
-            assert run.failure is None, f"seed {seed}: {run.failure.violation}"
-            total.add(run.coverage)
-        reached[name] = total
-    return reached[name]
-
-
-@each
-def test_it_breaks_nothing(name: str) -> None:
-    assert coverage_of(name).pairs
+    """What they reached; none of them may fail."""
+    total = Coverage()
+    for seed, run in enumerate(runs(name), FIRST_SEED):
+        assert run.failure is None, f"seed {seed}: {run.failure.violation}"
+        total.add(run.coverage)
+    return total
 
 
 ALWAYS = (
@@ -63,10 +67,10 @@ OF_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(OF_ONE))
-def test_it_was_driven_through_what_it_is_about(name: str) -> None:
-    situations = coverage_of(name).situations
-    assert [situation for situation in OF_ONE[name] if not situations[situation]] == []
+def test_it_breaks_nothing_and_is_driven_through_what_it_is_about(name: str) -> None:
+    coverage = coverage_of(name)
+    assert coverage.pairs
+    assert [situation for situation in OF_ONE.get(name, ()) if not coverage.situations[situation]] == []
 
 
 def test_together_they_were_driven_through_everything_that_matters() -> None:
@@ -76,7 +80,6 @@ def test_together_they_were_driven_through_everything_that_matters() -> None:
     assert [situation for situation in ALWAYS if not total.situations[situation]] == []
 
 
-@each
 @settings(max_examples=15, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_hypothesis_finds_nothing_either(name: str, random: Random) -> None:
@@ -84,11 +87,9 @@ def test_hypothesis_finds_nothing_either(name: str, random: Random) -> None:
     World(config_for(subject, random), subject).run(random, 60)
 
 
-@each
 def test_checkers_only_look(name: str) -> None:
     """Whether anybody watches changes nothing: with all checkers off the same seed has the same digest."""
-    for seed in range(FIRST_SEED, FIRST_SEED + 5):
-        watched = run_seed(SUBJECTS[name], seed)
+    for seed, watched in enumerate(runs(name)[:5], FIRST_SEED):
         alone = run_seed(SUBJECTS[name], seed, silent=frozenset(Invariant))
         assert (watched.digest, watched.steps) == (alone.digest, alone.steps)
 
@@ -121,7 +122,7 @@ def test_who_calls_a_child_that_broke_down_is_caught(monkeypatch: pytest.MonkeyP
     assert "is called, although this side broke down" in first.message
 
 
-def runs_of(name: str, seeds: range) -> list[Violation]:
+def violations_of(name: str, seeds: range) -> list[Violation]:
     failures = [run_seed(SUBJECTS[name], seed).failure for seed in seeds]
     return [failure.violation for failure in failures if failure is not None]
 
@@ -137,19 +138,21 @@ def test_children_break_down_while_they_load(name: str, is_async: bool, monkeypa
         abandon(self, child)
 
     monkeypatch.setattr(LoadReports, "abandon", watched)
-    assert runs_of(name, range(40)) == []
+    assert violations_of(name, range(40)) == []
     assert lost
 
 
 def test_who_lets_one_half_of_a_child_live_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quarantine, "obey", lambda self, reasons: None)
-    first = runs_of("later+flaky", range(12))[0]
+    first = violations_of("later+flaky", range(12))[0]
     assert "broke down" in first.message or "switched off" in first.message
 
 
 def test_a_child_holds_what_another_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LastReport, "filter", lambda self, output: None)
-    assert {violation.invariant for violation in runs_of("later+holding", range(20, 31))} == {Invariant.PROTOCOL}
+    assert {violation.invariant for violation in violations_of("later+holding", range(20, 31))} == {
+        Invariant.PROTOCOL
+    }
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,6 @@ def test_who_leaves_out_a_hook_of_layers_is_caught(
     hook: str, invariants: set[Invariant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LayerwiseWorker, hook, lambda *args, **kwargs: None)
-    found = {violation.invariant for violation in runs_of("layerwise", range(8))}
+    found = {violation.invariant for violation in violations_of("layerwise", range(8))}
     assert found
     assert found <= invariants

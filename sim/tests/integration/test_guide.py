@@ -12,6 +12,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "connector.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 [CONNECTOR, MISTAKE] = [text for kind, text in BLOCKS if kind == "python"]
 [TABLE, FAILURE] = [text for kind, text in BLOCKS if kind == ""]
+COMMAND = re.search(r"^kv-sim conform my_connector:DictConnector (--.*)$", GUIDE.read_text(), re.MULTILINE)
 RIGHT = re.search(r"^        computed = .*\n", CONNECTOR, re.MULTILINE)
 
 Conform = Callable[..., str]
@@ -32,7 +33,8 @@ def conform(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_connector_holds_what_the_guide_says(conform: Conform) -> None:
-    assert conform("guide_right", CONNECTOR, "--probe").startswith(TABLE)
+    assert COMMAND is not None
+    assert conform("guide_right", CONNECTOR, *COMMAND.group(1).split()).startswith(TABLE)
 
 
 def test_the_mistake_fails_as_printed(conform: Conform) -> None:

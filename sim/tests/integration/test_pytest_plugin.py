@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kv_sim.conformance.items import Conformance
+from kv_sim.pytest_plugin import pytest_addoption
 from kv_sim.schedule_file import read_schedule
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
@@ -91,8 +95,24 @@ def test_a_medium_is_driven_below_the_offloading_connector(run_pytest: Run) -> N
         (["--kv-spec=nowhere:Spec"], "there is no module 'nowhere'"),
     ],
 )
-def test_a_misuse_is_a_usage_error(run_pytest: Run, arguments: list[str], message: str) -> None:
-    code, out = run_pytest(*arguments)
+def test_what_is_asked_for_is_checked(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(CONNECTORS.read_text())
+    parser = ArgumentParser()
+    group = SimpleNamespace(addoption=parser.add_argument)
+    pytest_addoption(SimpleNamespace(getgroup=lambda name, description: group))  # type: ignore[arg-type]
+    asked = vars(parser.parse_args(arguments))
+    config = SimpleNamespace(getoption=lambda name: asked[name.lstrip("-").replace("-", "_")], rootpath=tmp_path)
+    with pytest.raises(pytest.UsageError) as raised:
+        Conformance(config)  # type: ignore[arg-type]
+    assert message in str(raised.value)
+
+
+def test_a_misuse_is_a_usage_error(run_pytest: Run) -> None:
+    code, out = run_pytest("--kv-connector=mine:Homeless")
     assert code == 4, out
-    assert message in out
+    assert "it can't be created: worker side: KeyError: 'home'" in out
     assert "Traceback" not in out

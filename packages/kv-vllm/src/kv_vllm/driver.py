@@ -81,9 +81,8 @@ class VllmEngine(Engine):
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee)
-        hashes = config.hashes_per_block if config.has_tails else 1
-        keeps = Trait.KEEPS in subject.traits
-        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=hashes)
+        keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
+        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=ends)
         self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
@@ -114,8 +113,8 @@ class VllmEngine(Engine):
 
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        hashes = self.config.hashes_per_block if self.config.has_tails else 1
-        twin = Twin(spec, self.config.block_size, self.config.max_model_len, hashes)
+        config = self.config
+        twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
         self.ledger.twins[spec.request_id] = twin
         with crashes(self.referee, "add_request"):

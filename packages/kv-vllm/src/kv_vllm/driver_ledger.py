@@ -136,15 +136,10 @@ class Ledger:
             self._holds_tail.add(request_id)
 
     def handed_over(self, block_state: Any) -> None:
-        """The engine hands over states: to the tokens before those within blocks others are only appended."""
+        """The engine hands over states."""
         offers = getattr(block_state, "boundary_state_offloads", None) or {}
         for name, of_one in offers.items():
-            for _, block, boundary in of_one:
-                index, count = divmod(boundary, self._block_size)
-                self._shadow.settled.pop(block, None)
-                if count:
-                    tables = block_state.resolve_block_ids(name)
-                    self._shadow.settled[tables[0][index]] = name, count
+            self._shadow.settle(name, of_one, block_state.resolve_block_ids(name)[0], self._block_size)
 
     def finished(self, request: Any, holds: bool) -> None:
         """A request ended."""

@@ -193,7 +193,7 @@ def layer_name(group: int, layer: int) -> str:
 
 def hash_tokens(world: WorldConfig) -> int:
     """Tokens of a hash. vLLM has finer ones only beside states."""
-    return world.block_size // world.hashes_per_block if world.has_tails else world.block_size
+    return world.block_size // world.hit_ends_per_block
 
 
 def make_scheduler(world: WorldConfig, config: WorldVllmConfig, *, log_stats: bool) -> Scheduler:

@@ -44,9 +44,8 @@ class Engine:
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
-        keeps = Trait.KEEPS in subject.traits
-        hashes = config.hashes_per_block if config.has_tails else 1
-        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=hashes)
+        keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
+        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=ends)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""

@@ -227,12 +227,8 @@ class Scheduler:
     def _settle(self, handed: BlockState) -> None:
         """Write down of which tokens the blocks don't change any more although more are appended."""
         for request_id, offers in handed.boundary_state_offloads.items():
-            for _, block, boundary in offers:
-                index, count = divmod(boundary, self.config.block_size)
-                self.shadow.settled.pop(block, None)
-                if count:
-                    block = self.blocks.tables[request_id].groups[0][index]
-                    self.shadow.settled[block] = request_id, count
+            table = self.blocks.tables[request_id].groups[0]
+            self.shadow.settle(request_id, offers, table, self.config.block_size)
 
     def note_prefill(self, request: SimRequest) -> None:
         """The request is in the middle of its prefill, or of its load."""

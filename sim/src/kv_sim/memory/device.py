@@ -19,6 +19,9 @@ from kv_sim.memory.copies import Copy, CopyEngine, Direction
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.shadow import Shadow
 
+Slot = tuple[int, int, int]
+"""Block, layer, and the token's place in the block."""
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -82,6 +85,8 @@ class Device:
             (config.num_blocks, config.layers, config.block_size), POISON, dtype=np.uint64
         )
         self.keys = layer_keys(rank, len(config.groups), config.layers)
+        self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
+        self._tokens = [group for group in range(len(config.groups)) if group not in self._states]
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
         self.waited_steps = 0
@@ -126,18 +131,16 @@ class Device:
         changed = partial(self._changes, step)
         self.shadow.about_to_write(self.rank, step.writes, f"step {step.number} computes into it", others, changed)
         self.shadow.about_to_read(self.rank, step.reads, f"step {step.number} attends to it", others)
-        states = [group for group, spec in enumerate(self.config.groups) if spec.kind == "state"]
-        tokens = [group for group in range(len(self.config.groups)) if group not in states]
         for attention in step.attentions:
-            for group in states:
+            for group in self._states:
                 self._read_state(step, attention, group)
         for attention in step.attentions:
-            for group in states:
+            for group in self._states:
                 self._write_states(step, attention, group)
-            for group in tokens:
+            for group in self._tokens:
                 self._write(step, attention, group)
         for attention in step.attentions:
-            for group in tokens:
+            for group in self._tokens:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self.config.has_tails:
                     self._read_end(step, attention, group)
@@ -218,41 +221,46 @@ class Device:
             position += count
 
     def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
+        """Read the full blocks of a group from the ``first`` on."""
         size = self.config.block_size
         full = attention.end // size
         table = attention.tables[group][first:full]
-        if not table:
-            return
-        expected = attention.hashes[first * size : full * size].reshape(-1, 1, size)
-        got = self.memory[list(table)] ^ self.keys[group][None, :, None]
-        if (got != expected).any():
-            wrong = np.argwhere(got != expected)[0]
-            index, layer, offset = (int(x) for x in wrong)
-            token, block = (first + index) * size + offset, table[index]
-            held = int(self.memory[block, layer, offset])
-            step.problems.append(
-                ContentProblem(
-                    attention.request_id,
-                    block,
-                    self.shadow.explain_content(self.rank, attention.request_id, token, block, held)
-                    + f" (group {group}, layer {layer}, step {step.number})",
-                )
-            )
+        if table:
+            expected = attention.hashes[first * size : full * size].reshape(-1, size)
+            self._compare(step, attention, group, first, table, expected)
 
     def _read_end(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        """The same for a block that isn't full: what was loaded or copied of it may never be read otherwise."""
-        size = self.config.block_size
-        index, count = divmod(attention.end, size)
-        if not count:
-            return
-        block, expected = attention.tables[group][index], attention.hashes[index * size : attention.end]
-        got = self.memory[block, :, :count] ^ self.keys[group][:, None]
-        if not np.array_equal(got, np.broadcast_to(expected, got.shape)):
-            layer, offset = (int(x) for x in np.argwhere(got != expected)[0])
-            held, token = int(self.memory[block, layer, offset]), index * size + offset
-            told = self.shadow.explain_content(self.rank, attention.request_id, token, block, held)
-            message = f"{told} (group {group}, layer {layer}, step {step.number})"
-            step.problems.append(ContentProblem(attention.request_id, block, message))
+        """Read a block that isn't full: what was loaded or copied of it may never be read otherwise."""
+        index, count = divmod(attention.end, self.config.block_size)
+        if count:
+            expected = attention.hashes[attention.end - count : attention.end].reshape(1, count)
+            self._compare(step, attention, group, index, attention.tables[group][index : index + 1], expected)
+
+    def _compare(
+        self,
+        step: LaunchedStep,
+        attention: Attention,
+        group: int,
+        first: int,
+        table: Sequence[int],
+        expected: Words,
+    ) -> None:
+        """Compare the beginnings of blocks, whose first is a request's ``first``, with what they must hold."""
+        got = self.memory[list(table), :, : expected.shape[1]] ^ self.keys[group][None, :, None]
+        differs = got != expected[:, None]
+        if differs.any():
+            index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
+            token = (first + index) * self.config.block_size + offset
+            self._note(step, attention.request_id, token, group, (table[index], layer, offset))
+
+    def _note(
+        self, step: LaunchedStep, request_id: str, token: int, group: int, slot: Slot, role: str = ""
+    ) -> None:
+        """Note that a slot isn't what it must be for a request's ``token``."""
+        block, layer, _ = slot
+        told = self.shadow.explain_content(self.rank, request_id, token, block, int(self.memory[slot]))
+        message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
+        step.problems.append(ContentProblem(request_id, block, message))
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the state after the last token in each block that the step reaches, if there is one."""
@@ -272,12 +280,11 @@ class Device:
             return
         block = attention.tables[group][before // self.config.block_size]
         got = self.memory[block] ^ self.keys[group][:, None]
-        if not np.array_equal(got, np.broadcast_to(attention.hashes[before], got.shape)):
-            layer, offset = (int(x) for x in np.argwhere(got != attention.hashes[before])[0])
-            held = int(self.memory[block, layer, offset])
-            told = self.shadow.explain_content(self.rank, attention.request_id, before, block, held)
-            message = f"{told} (group {group}, layer {layer}, step {step.number}, which goes on from this state)"
-            step.problems.append(ContentProblem(attention.request_id, block, message))
+        differs = got != attention.hashes[before]
+        if differs.any():
+            layer, offset = (int(x) for x in np.argwhere(differs)[0])
+            role = ", which goes on from this state"
+            self._note(step, attention.request_id, before, group, (block, layer, offset), role)
 
     # -- copies --------------------------------------------------------------------------------
 

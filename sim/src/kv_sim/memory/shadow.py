@@ -5,7 +5,7 @@ be the right ones. Rights come from the engine (blocks that a load was announced
 steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from kv_sim.memory.content import POISON, ZERO
@@ -52,6 +52,20 @@ class Shadow:
         for block in [block for block in self.settled if self.owners.get(block) != self.settled[block][0]]:
             del self.settled[block]
 
+    def settle(
+        self, request_id: str, offers: Iterable[tuple[int, int, int]], table: Sequence[int], block_size: int
+    ) -> None:
+        """States of a request are handed over: of each its group, its block, and how many tokens it has seen.
+
+        To a block of states nothing is appended. To the tokens before a state within a block, which are in a block
+        of ``table``, others are.
+        """
+        for _, block, boundary in offers:
+            index, count = divmod(boundary, block_size)
+            self.settled.pop(block, None)
+            if count:
+                self.settled[table[index]] = request_id, count
+
     # -- compute -------------------------------------------------------------------------------
 
     def about_to_write(
@@ -64,6 +78,8 @@ class Shadow:
     ) -> None:
         """A kernel writes ``blocks``: no copy may be using them, but to read what it doesn't change."""
         copies = list(copies)
+        if not copies:
+            return
         self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
         read = [block for copy in copies if copy.direction is Direction.STORE for block in copy.blocks_left]
         changed = {block for block in read if block in blocks and changes(block)}

@@ -74,7 +74,7 @@ def _choose(names: list[str]) -> list[Planted]:
 
 
 def _results(chosen: list[Planted], start: int, jobs: int) -> Iterator[Result]:
-    work = [(planted.name, start) for planted in chosen]
+    work = [(planted.name, start, HISTORIES) for planted in chosen]
     if jobs == 1 or len(work) == 1:
         yield from map(_hunt, work)
         return
@@ -82,8 +82,8 @@ def _results(chosen: list[Planted], start: int, jobs: int) -> Iterator[Result]:
         yield from pool.imap(_hunt, work)
 
 
-def _hunt(work: tuple[str, int]) -> Result:
-    name, start = work
+def _hunt(work: tuple[str, int, int]) -> Result:
+    name, start, quiet = work
     (planted,) = _choose([name])
     began = perf_counter()
     histories, failure = hunt(planted.subject, range(start, start + PATIENCE))
@@ -92,7 +92,7 @@ def _hunt(work: tuple[str, int]) -> Result:
         return Result(name, histories, None)
     short = shrink(failure)
     shrunk = perf_counter()
-    others = killers(planted.subject, range(start, start + HISTORIES), frozenset({planted.invariant}))
+    others = killers(planted.subject, range(start, start + quiet), frozenset({planted.invariant}))
     invariant, actions = failure.violation.invariant, len(short.history)
     return Result(name, histories, invariant, found - began, shrunk - found, actions, tuple(sorted(others)))
 
