@@ -11,14 +11,13 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 """
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import add
 from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.layout import Group, Layout
+from kv_offload.naming import names
 from kv_offload.retention import is_retained
 
 
@@ -69,8 +68,7 @@ class GroupProgress:
         if stop == known + 1:  # as in most steps of decoding
             self.keys.append(cast("OffloadKey", hashes[stop * size - 1] + group.key_suffix))
         elif stop > known:
-            ends = hashes[(known + 1) * size - 1 : stop * size : size]
-            self.keys += cast("Iterable[OffloadKey]", map(add, ends, repeat(group.key_suffix)))
+            self.keys += names(hashes[(known + 1) * size - 1 : stop * size : size], group.key_suffix)
 
     def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
         """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
