@@ -33,6 +33,18 @@ def counted():
     return stats
 
 
+def test_what_workers_measured_adds_up():
+    mine, theirs = TransferStats(), TransferStats()
+    mine.load.record(100, 0.5)
+    mine.store.record(7, 0.125)
+    theirs.store.record(8, 0.25)
+    theirs.store.record(9, 1.0)
+    both = mine.aggregate(theirs)
+    assert (both.load.bytes, both.load.time, both.load.sizes) == (100, 0.5, [100])
+    assert (both.store.bytes, both.store.time, both.store.sizes) == (24, 1.375, [7, 8, 9])
+    assert (mine.store.sizes, theirs.store.sizes) == ([7], [8, 9])
+
+
 def test_the_payload_says_what_it_is():
     assert counted().to_dict() == {
         "types": {
