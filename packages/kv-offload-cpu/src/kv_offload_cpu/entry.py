@@ -83,7 +83,7 @@ class Entry:
         together = [*chain.from_iterable(keys for keys, _ in stores)]
         to_evict, slots = pool.count_to_evict(len(together), []), list[int]()
         if to_evict == 0:
-            entered = pool.enter(together)
+            entered = pool.enter_if_new(together)
             if entered is None:
                 return None
             slots = entered
@@ -117,7 +117,6 @@ class Entry:
         self._counters.allocation_sizes.append(len(new))
         evicted = self._make_room(new, evict_count, used, run)
         slots = self._pool.enter(new)
-        assert slots is not None, f"of {len(new)} new chunks some are held"
         begin(new, slots)
         self._insert(new, slots, run)
         return new, slots, evicted

@@ -140,27 +140,41 @@ class ChunkPool:
 
     # Stores
 
-    def enter(self, keys: list[OffloadKey]) -> list[int] | None:
-        """Free → resident, into the slots returned; there must be as many free ones. None if they aren't all new.
+    def enter(self, keys: list[OffloadKey]) -> list[int]:
+        """Free → resident, for keys that are new, into the slots returned. There must be as many free ones.
 
-        Then nothing has changed. To be in flight before anyone asks, they are begun to be stored next.
+        To be in flight before anyone asks, they are begun to be stored next.
         """
+        slots = self._next_free(len(keys))
+        del self._free[-len(keys) :]
+        slot_of, key_of = self.slot_of, self.key_of
+        for key, slot in zip(keys, slots):  # noqa: B905 - as many
+            slot_of[key] = slot
+            key_of[slot] = key
+        return slots
+
+    def enter_if_new(self, keys: list[OffloadKey]) -> list[int] | None:
+        """`enter` if these `are_new`, looking for and entering each at once. Else None, and nothing has changed."""
         slot_of, fenced = self.slot_of, self.fenced
         if keys[0] in slot_of or keys[-1] in slot_of or (fenced and not fenced.isdisjoint(keys)):
             return None
-        count = len(keys)
-        slots = self._free[: -count - 1 : -1]
-        assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
-        held = [*map(slot_of.setdefault, keys, slots)]  # looked for and entered at once
+        slots = self._next_free(len(keys))
+        held = [*map(slot_of.setdefault, keys, slots)]
         if held != slots:  # some were here, or are listed twice
             for key, slot, before in zip(keys, slots, held, strict=True):
                 if slot == before:
                     del slot_of[key]
             return None
-        del self._free[-count:]
+        del self._free[-len(keys) :]
         key_of = self.key_of
-        for key, slot in zip(keys, slots):  # noqa: B905 - as many, see above
+        for key, slot in zip(keys, slots):  # noqa: B905 - as many
             key_of[slot] = key
+        return slots
+
+    def _next_free(self, count: int) -> list[int]:
+        """The slots that are taken next, which are still free."""
+        slots = self._free[: -count - 1 : -1]
+        assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
         return slots
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
