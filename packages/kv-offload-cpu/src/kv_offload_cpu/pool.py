@@ -154,7 +154,7 @@ class ChunkPool:
         return slots
 
     def enter_if_new(self, keys: list[OffloadKey]) -> list[int] | None:
-        """`enter` if these `are_new`, looking for and entering each at once. Else None, and nothing has changed."""
+        """`enter` if these `are_new`, looking for each as it is entered. Else None, and nothing has changed."""
         slot_of, fenced = self.slot_of, self.fenced
         if keys[0] in slot_of or keys[-1] in slot_of or (fenced and not fenced.isdisjoint(keys)):
             return None
