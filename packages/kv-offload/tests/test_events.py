@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from kv_offload_calls import report, run
-from kv_offload_configs import Request
+from kv_offload_configs import Blocks, Request, step
 
 from kv_api import (
     BlockRemoved,
@@ -44,3 +44,19 @@ def test_events_that_describe_themselves(fenced):
         BlockRemoved([h[2], h[3]], "CPU", group_idx=0),
     ]
     assert not connector.side._books.events._payloads
+
+
+def test_what_is_loaded_is_described_as_it_was_when_it_was_stored(fenced):
+    connector, _ = fenced(self_describing_kv_events=True, blocks_per_chunk=2)
+    a, b = Request("a", range(8)), Request("b", range(9))
+    connector.on_new_request(a)
+    run(connector, a, [1, 2])
+    report(connector, done=[0])
+    assert [event.block_hashes for event in connector.take_events()] == [a.block_hashes]
+    connector.on_new_request(b)
+    assert connector.get_num_new_matched_tokens(b, 0) == (8, True)
+    connector.update_state_after_alloc(b, Blocks([3, 4]), 8)
+    connector.build_connector_meta(step())
+    report(connector, done=[1])
+    connector.reset_cache()
+    assert connector.take_events() == [BlockRemoved(a.block_hashes, "CPU", group_idx=0)]

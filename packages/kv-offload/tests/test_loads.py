@@ -37,6 +37,35 @@ class TestLoads:
         meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4, 5, 6, 7],))], counts={"a": 6}))
         assert meta == plan()  # nothing that was loaded is stored again
 
+    def test_what_lies_before_and_after_a_load_is_stored(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(24))
+        manager.resident.update({key(a, 2): 0, key(a, 3): 1})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 8) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4]), 8)
+        assert list(connector.build_connector_meta(step()).load_jobs) == [0]
+        report(connector, done=[0])
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4, 5, 6]), 0)
+        a.num_computed_tokens = 16
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4, 5, 6],))], counts={"a": 8}))
+        assert meta == plan(stores={1: TransferJob("a", gpu(1, 2, 5, 6), Slots([0, 1, 2, 3]))})
+        assert list(manager.storing) == [key(a, chunk) for chunk in (0, 1, 4, 5)]
+
+    def test_nothing_is_stored_beyond_what_its_sender_wants_when_more_was_loaded(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(20), params={"max_offload_tokens": 4})
+        manager.resident[key(a, 2)] = 0
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 8) == (4, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 4)
+        assert list(connector.build_connector_meta(step()).load_jobs) == [0]
+        report(connector, done=[0])
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4, 5]), 0)
+        a.num_computed_tokens = 12
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4, 5],))], counts={"a": 8}))
+        assert meta == plan(stores={1: TransferJob("a", gpu(1), Slots([0]))})
+
     def test_all_but_the_last_token(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(8))
@@ -150,6 +179,30 @@ class TestLoads:
             )
         }
         assert connector.get_external_cache_hit_sources(a, 24) == {CacheHitSource.HOST: 24}
+
+    def test_tokens_that_no_group_reads_come_from_nowhere(self, make, manager):
+        connector = make(blocks_per_chunk=2, cache=kv_cache_config(((WINDOW, 4, 4),)))
+        a = Request("a", range(20))
+        manager.resident[key(a, 1, 2)] = 0
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.update_state_after_alloc(a, Blocks([0, 0, 0, 4]), 16)  # the second half of its chunk
+        assert connector.get_external_cache_hit_sources(a, 16) == {
+            CacheHitSource.EXTERNAL_UNSPECIFIED: 12,
+            CacheHitSource.HOST: 4,
+        }
+        connector.build_connector_meta(step())
+
+    @pytest.mark.parametrize(("table", "job"), [((1, 0, 3), gpu(1, 3)), ((1, 2), gpu(1, 2))])
+    def test_a_table_without_a_block_for_it(self, fenced, table, job):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        fill(manager, a, 3)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        connector.update_state_after_alloc(a, Blocks(table), 12)
+        assert connector.build_connector_meta(step()) == plan(loads={0: TransferJob("a", None, job)})
+        assert not manager.pins.total()
 
     def test_chunks_that_are_being_stored_are_waited_for_and_not_for_ever(self, fenced):
         connector, manager = fenced(max_deferred_lookups=3)

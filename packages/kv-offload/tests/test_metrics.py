@@ -21,7 +21,6 @@ from kv_offload import (
     TransferStats,
 )
 from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, STORE_BYTES
-from kv_offload.sources import count_sources
 
 
 def counted():
@@ -171,20 +170,3 @@ def test_nothing_is_reported_twice():
     assert connector.get_kv_connector_stats() is None
     assert json.dumps(counted().data["types"])
     assert STORE_BYTES not in counted().data["data"]
-
-
-HOST, DISK, UNKNOWN = CacheHitSource.HOST, CacheHitSource.DISK, CacheHitSource.EXTERNAL_UNSPECIFIED
-
-
-@pytest.mark.parametrize(
-    ("supplied", "counts"),
-    [
-        ([(0, 12, HOST)], {HOST: 8}),
-        ([(4, 8, HOST), (8, 12, DISK)], {HOST: 4, DISK: 4}),
-        ([(4, 12, HOST), (6, 8, DISK)], {HOST: 6, DISK: 2}),
-        ([(10, 40, HOST)], {UNKNOWN: 6, HOST: 2}),
-        ([], {UNKNOWN: 8}),
-    ],
-)
-def test_sources_add_up(supplied, counts):
-    assert count_sources(range(4, 12), supplied) == counts

@@ -8,7 +8,7 @@ removed are the same hashes. Chunks that share blocks repeat their hashes: who m
 A tail, which ends within a block, is told by all of its hashes, as blocks of the tokens of one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kv_api import (
@@ -57,12 +57,14 @@ class EventTranslator:
         self.is_describing = is_describing
         self._payloads: dict[OffloadKey, _Payload] = {}
 
-    def note(self, request: Request, group: Group, chunk: int, key: OffloadKey) -> None:
-        """Note what a chunk holds, while somebody knows."""
-        if not self.is_describing or group.kind is not AttentionKind.FULL or key in self._payloads:
+    def note(self, request: Request, group: Group, chunks: Iterable[int], keys: Sequence[OffloadKey]) -> None:
+        """Note what some of a request's chunks hold, while somebody knows. ``keys`` are those of all of them."""
+        if not self.is_describing or group.kind is not AttentionKind.FULL:
             return
         size = group.tokens_per_chunk
-        self._note(key, request, range(chunk * size, (chunk + 1) * size), group.tokens_per_block)
+        for chunk in chunks:
+            if keys[chunk] not in self._payloads:
+                self._note(keys[chunk], request, range(chunk * size, (chunk + 1) * size), group.tokens_per_block)
 
     def note_tail(self, request: Request, group: Group, boundary: int, key: OffloadKey) -> None:
         """The same of a tail: each of its hashes is told as a block of its own."""

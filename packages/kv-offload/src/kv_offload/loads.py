@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kv_api import AttentionKind, GPULoadStoreSpec, OffloadKey
 from kv_offload.layout import Layout
 from kv_offload.progress import Progress
+from kv_offload.sources import Supply
 from kv_offload.tail_lookup import tail_key
 
 
@@ -19,8 +20,7 @@ class LoadPlan:
     block_indices: list[int] = field(default_factory=list)
     chunks: list[range] = field(default_factory=list)
     """Of each group, without a tail."""
-    sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
-    """(first token, end, chunk that supplies them)"""
+    supplies: list[Supply] = field(default_factory=list)
     is_possible: bool = True
     """Whether the table has a block for all of it."""
 
@@ -62,13 +62,13 @@ def plan_load(
             is_possible = group.kind is not AttentionKind.STATE_SPACE or not boundary % group.tokens_per_chunk
         if len(ids) < len(blocks) or 0 in ids or len(keys) < len(chunks) or not is_possible:
             plan.is_possible = False
+            ids = [block for block in ids if block]
         plan.keys += keys
-        plan.block_ids += [block for block in ids if block]
-        plan.group_sizes.append(sum(1 for block in ids if block))
+        plan.block_ids += ids
+        plan.group_sizes.append(len(ids))
         plan.block_indices.append(blocks.start)
         plan.chunks.append(complete)
-        size = group.tokens_per_chunk
-        for chunk, key in zip(chunks, keys, strict=False):
-            start = max(local, blocks.start * group.tokens_per_block, chunk * size)
-            plan.sources.append((start, min(boundary, (chunk + 1) * size), key))
+        plan.supplies.append(
+            Supply(blocks.start * group.tokens_per_block, group.tokens_per_chunk, chunks.start, keys)
+        )
     return plan

@@ -30,6 +30,10 @@ class Match(NamedTuple):
     """It is within a block, at the end of a tail."""
 
 
+Counts = Callable[[LookupResult], bool]
+"""Whether an answer counts as a hit."""
+
+
 class Answers:
     """What a medium says of one group's chunks, for one lookup. Each chunk is asked for once."""
 
@@ -44,10 +48,14 @@ class Answers:
         self._context = context
         self._refused = refused
         self.keys = keys
+        self._hits = range(0)
+        """The first chunks that were found, one after the other: most often all there are."""
         self._known: dict[int, LookupResult] = {}
 
     def of(self, chunk: int) -> LookupResult:
         """What is known of one chunk."""
+        if chunk in self._hits:
+            return LookupResult.HIT
         if chunk >= len(self.keys):
             return LookupResult.MISS  # the request doesn't fill it
         known = self._known.get(chunk)
@@ -58,27 +66,40 @@ class Answers:
         return known
 
     def ask_prefix(self, first: int, stop: int) -> None:
-        """Ask for chunks in order, in as few calls as possible, up to the first that is missing."""
+        """Ask for chunks in order, in few calls, up to the first that is missing.
+
+        After one that isn't readable yet few are asked for at once, then more and more: the next may not be either,
+        and who answers may look at all that are asked for.
+        """
         stop = min(stop, len(self.keys))
+        at_once = stop - first
         while first < stop:
-            end = stop
+            end = min(stop, first + at_once)
             if self._refused:
-                end = next((i for i in range(first, stop) if self.keys[i] in self._refused), stop)
-            if end > first:
-                hits, rest = self._manager.lookup_prefix(self.keys[first:end], self._context)
-                for chunk in range(first, first + hits):
-                    self._known[chunk] = LookupResult.HIT
-                first += hits
-                if first < end:
-                    self._known[first] = rest
-                    first += 1
-                    if rest is not LookupResult.MISS:
-                        continue
-            return
+                end = next((i for i in range(first, end) if self.keys[i] in self._refused), end)
+            if end == first:
+                return
+            hits, rest = self._manager.lookup_prefix(self.keys[first:end], self._context)
+            self._note_hits(range(first, first + hits))
+            first += hits
+            at_once *= 2
+            if first < end:
+                self._known[first] = rest
+                if rest is LookupResult.MISS:
+                    return
+                first += 1
+                at_once = 1
 
+    def _note_hits(self, chunks: range) -> None:
+        if self._hits:
+            self._known.update(dict.fromkeys(chunks, LookupResult.HIT))
+        else:
+            self._hits = chunks
 
-Counts = Callable[[LookupResult], bool]
-"""Whether an answer counts as a hit."""
+    def first_gap(self, chunks: range, counts: Counts) -> int | None:
+        """The first of some chunks whose answer doesn't count. A hit always counts."""
+        start = self._hits.stop if chunks.start in self._hits else chunks.start
+        return next((chunk for chunk in range(start, chunks.stop) if not counts(self.of(chunk))), None)
 
 
 def _is_there(answer: LookupResult) -> bool:
@@ -91,11 +112,9 @@ def _is_readable(answer: LookupResult) -> bool:
 
 def _full(group: Group, answers: Answers, local: int, limit: int, counts: Counts) -> int:
     """Every chunk from the request's own tokens on."""
-    first = local // group.tokens_per_chunk
-    for chunk in range(first, max(first, group.chunks_needed(local, limit).stop)):
-        if not counts(answers.of(chunk)):
-            return max(local, _before(group, chunk))
-    return limit
+    chunks = range(local // group.tokens_per_chunk, group.chunks_needed(local, limit).stop)
+    gap = answers.first_gap(chunks, counts)
+    return limit if gap is None else max(local, _before(group, gap))
 
 
 def _before(group: Group, chunk: int) -> int:
@@ -173,8 +192,8 @@ def _find_tail(asked: Asked, local: int, boundary: int, counts: Counts, tails: T
     reach = max(boundary, tails.limit // size * size)
     for group, of_group in asked:
         if group.reads_all:
-            complete = range(local // size, reach // size)
-            reach = next((chunk * size for chunk in complete if not counts(of_group.of(chunk))), reach)
+            gap = of_group.first_gap(range(local // size, reach // size), counts)
+            reach = reach if gap is None else gap * size
     for start in dict.fromkeys((reach, boundary)):
         tail = tails.highest(start, counts)
         if tail is not None:
@@ -191,9 +210,8 @@ def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | Non
         boundary -= boundary % tails.tokens_per_block
         asked = [(group, of_group) for group, of_group in asked if group.reads_all]
     return boundary <= local or all(
-        _is_readable(of_group.of(chunk))
+        of_group.first_gap(group.chunks_needed(local, boundary), _is_readable) is None
         for group, of_group in asked
-        for chunk in group.chunks_needed(local, boundary)
     )
 
 

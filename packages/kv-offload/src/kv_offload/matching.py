@@ -139,13 +139,12 @@ class Matching:
             pinned = plan.keys
         for progress, chunks in zip(state.progress.groups, plan.chunks, strict=True):
             progress.loaded = chunks
-            for chunk in chunks:
-                books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
+            books.events.note(state.request, progress.group, chunks, progress.keys)
             if tail_hashes is not None:
                 tail = tail_key(books.layout, progress.group, tail_hashes, boundary)
                 books.events.note_tail(state.request, progress.group, boundary, tail)
         state.progress.loaded_tail = boundary if tail_hashes is not None else 0
-        state.sources = plan.sources
+        state.supplies = plan.supplies
         begun = books.jobs.begin_load(state, pinned, plan.block_ids, is_async=not promise.in_step)
         books.meta.load_jobs[begun.job_id] = job
 
@@ -154,15 +153,17 @@ class Matching:
         if not plan.is_possible:
             state.refused.update(plan.keys)
             return False
-        look_up = self._books.manager.lookup
-        gone = [key for key in plan.keys if look_up(key, state.context) is not LookupResult.HIT]
+        manager, context = self._books.manager, state.context
+        if manager.lookup_prefix(plan.keys, context).hits == len(plan.keys):
+            return True
+        gone = [key for key in plan.keys if manager.lookup(key, context) is not LookupResult.HIT]
         state.refused.update(gone)
         return not gone
 
     def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
         """Where the tokens of the last load come from."""
+        ask, context = self._books.manager.get_load_source, state.context
         supplied = [
-            (start, end, CacheHitSource(self._books.manager.get_load_source(key, state.context)))
-            for start, end, key in state.sources
+            part for supply in state.supplies for part in supply.by_source(lambda key: ask(key, context))
         ]
         return count_sources(range(state.promise.local, state.promise.local + tokens), supplied)

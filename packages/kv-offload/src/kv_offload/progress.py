@@ -77,7 +77,8 @@ class GroupProgress:
             return ()
         chunks: Sequence[int] = range(first, stop)
         if first < self.loaded.stop and not with_loaded:
-            chunks = [chunk for chunk in chunks if chunk not in self.loaded]
+            before, after = range(first, min(stop, self.loaded.start)), range(self.loaded.stop, stop)
+            chunks = [*before, *after] if before else after
         if not group.reads_all and 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
             chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
         if group.has_window:

@@ -27,6 +27,7 @@ from kv_api import (
 from kv_offload.layout import Layout
 from kv_offload.log import warn
 from kv_offload.progress import Progress
+from kv_offload.sources import Supply
 
 
 class Promise(NamedTuple):
@@ -62,8 +63,8 @@ class RequestState:
     """The step, by the agenda, of the next offer at the earliest."""
     loads: set[int] = field(default_factory=set)
     """Jobs of asynchronous loads in flight."""
-    sources: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
-    """Of the last load: which tokens each chunk supplies."""
+    supplies: list[Supply] = field(default_factory=list)
+    """Of the last load: which tokens the chunks of each group bring."""
 
     def refuse_store(self, next_step: int) -> None:
         """There was no room: try again after 1, 2, 4, … steps, so that waiting for room costs little."""

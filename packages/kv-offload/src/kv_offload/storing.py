@@ -181,8 +181,7 @@ class Storing:
             books.jobs.release(state)
         if books.events.is_describing:
             for progress, chunks in zip(state.progress.groups, batch, strict=True):
-                for chunk in chunks:
-                    books.events.note(state.request, progress.group, chunk, progress.keys[chunk])
+                books.events.note(state.request, progress.group, chunks, progress.keys)
         books.meta.store_jobs[job.job_id] = TransferJob(
             state.context.req_id, spec, output.store_spec, False, is_final and self._holds_blocks, is_final
         )

@@ -1,0 +1,138 @@
+"""What a long prompt costs the scheduler: nothing that grows with what happened before, and little for a chunk."""
+
+from functools import cached_property
+
+import pytest
+from kv_offload_calls import key, report
+from kv_offload_configs import Blocks, Request, step
+from kv_offload_medium import Known, ScriptedSpec, Slots
+from kv_offload_work import work_of
+
+from kv_api import CacheHitSource, LookupResult, PrefixLookup, PrepareStoreOutput
+
+HIT, PENDING, MISS = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
+
+
+class Boundless(Known):
+    """Has all chunks or none, has room for all, and does nothing chunk by chunk."""
+
+    def lookup_prefix(self, keys, req_context):
+        return PrefixLookup(len(keys), HIT) if self.known else PrefixLookup(0, MISS)
+
+    def lookup(self, key, req_context):
+        return HIT if self.known else MISS
+
+    def get_load_source(self, key, req_context):
+        return CacheHitSource.HOST
+
+    def prepare_load(self, keys, req_context):
+        return Slots(range(len(keys)))
+
+    def prepare_store(self, keys, req_context):
+        return PrepareStoreOutput(keys, Slots(range(len(keys))), [])
+
+
+class Prompt(Request):
+    """Its hashes are there before it is asked for them, as an engine's are."""
+
+    @cached_property
+    def block_hashes(self):
+        return [b"%08d" % number for number in range(len(self.tokens) // self.per_hash)]
+
+
+@pytest.fixture
+def connect(make):
+    def connect_to(manager, **extra):
+        ScriptedSpec.manager = manager
+        return make(hold_blocks="never", **extra)
+
+    return connect_to
+
+
+def work_of_a_hit(connector, name, chunks, begun=0):
+    """A prompt of so many chunks is all there; the engine has the first `begun` tokens."""
+    request, table = Prompt(name, range(4 * chunks + 1)), Blocks([*range(1, chunks + 2)])
+    request.block_hashes  # noqa: B018
+
+    def found_and_loaded():
+        tokens, _ = connector.get_num_new_matched_tokens(request, begun)
+        assert tokens == 4 * chunks - begun
+        connector.update_state_after_alloc(request, table, tokens)
+        assert connector.get_external_cache_hit_sources(request, tokens) == {CacheHitSource.HOST: tokens}
+
+    connector.on_new_request(request)
+    return work_of(found_and_loaded)
+
+
+@pytest.mark.parametrize("begun", [0, 40])
+def test_a_chunk_that_is_found_costs_little_however_many_there_are(connect, begun):
+    connector = connect(Boundless({"all": HIT}))
+    work_of_a_hit(connector, "warm", 64)
+    few, some, many = (work_of_a_hit(connector, f"r{chunks}", chunks, begun) for chunks in (64, 512, 4096))
+    assert (some - few) / (512 - 64) < 25, "bytecodes for a chunk"  # asking each for its source takes most of them
+    assert (many - some) / (4096 - 512) < 25, "bytecodes for a chunk"
+
+
+def test_waiting_for_room_costs_as_much_for_a_long_prompt_as_for_a_short_one(connect):
+    """An engine that has no blocks for a request asks again in each step."""
+    connector = connect(Boundless({"all": HIT}))
+    again = {}
+    for chunks in (64, 4096):
+        request = Prompt(f"r{chunks}", range(4 * chunks + 1))
+        connector.on_new_request(request)
+        assert connector.get_num_new_matched_tokens(request, 0) == (4 * chunks, True)
+        connector.build_connector_meta(step())
+        again[chunks] = work_of(lambda request=request: connector.get_num_new_matched_tokens(request, 0))
+        connector.build_connector_meta(step())
+    assert again[4096] == again[64]
+
+
+def test_a_step_of_a_long_prompt_costs_the_same_at_its_end(connect):
+    connector, per_step, steps = connect(Boundless({})), 32, 100
+    request = Prompt("r", range(4 * per_step * steps))
+    connector.on_new_request(request)
+    work = []
+
+    def one_step(number):
+        table = [*range(1 + number * per_step, 1 + (number + 1) * per_step)]
+        if number:
+            told = step(more=[("r", (table,))], counts={"r": 4 * per_step})
+        else:
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks(table), 0)
+            told = step(new=[("r", (table,))], counts={"r": 4 * per_step})
+        meta = connector.build_connector_meta(told)
+        assert [job.src_spec.block_ids.tolist() for job in meta.store_jobs.values()] == [table]
+        request.num_computed_tokens += 4 * per_step
+        return meta
+
+    ended = []
+    for number in range(steps):
+        report(connector, done=ended)
+        work.append(work_of(lambda number=number: ended.append(one_step(number))))
+        ended = [*ended.pop().store_jobs]
+    assert max(work[90:]) <= 1.01 * max(work[5:15])
+
+
+class Scripted(Known):
+    """Counts the keys that it is shown."""
+
+    def lookup_prefix(self, keys, req_context):
+        self.shown = getattr(self, "shown", 0) + len(keys)
+        return super().lookup_prefix(keys, req_context)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [([PENDING] * 1000, (None, False)), ([HIT, PENDING] * 500, (None, False)), ([HIT] * 1000, (4000, True))],
+)
+def test_what_is_not_readable_yet_has_nobody_look_at_all_the_rest(connect, answers, found):
+    manager = Scripted({})
+    connector = connect(manager)
+    request = Prompt("r", range(4001))
+    connector.on_new_request(request)
+    manager.known = {key(request, chunk): answer for chunk, answer in enumerate(answers)}
+    assert connector.get_num_new_matched_tokens(request, 0) == found
+    connector.build_connector_meta(step())
+    assert manager.shown < 3 * len(answers), "keys shown"
+    assert len(manager.asked) == len({*manager.asked}) + 1, "the first is asked for by itself before"
