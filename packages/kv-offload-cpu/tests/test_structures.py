@@ -128,15 +128,22 @@ others = st.tuples(
 
 
 @FEWER
-@given(actions=st.lists(uses | others, min_size=30, max_size=250), pinned=st.sets(slots, max_size=3))
-def test_recency_list(actions, pinned):
+@given(
+    actions=st.lists(uses | others, min_size=30, max_size=250),
+    pinned=st.sets(slots, max_size=3),
+    tells_order=st.booleans(),
+)
+def test_recency_list(actions, pinned, tells_order):
+    """Where requests tell the order of their tokens, a slot has another place in it whenever it was filled anew."""
     recency, model = RecencyList([None] * CAPACITY), LRUModel(CAPACITY)
-    runs = [Run() for _ in range(4)]
+    place_of = {slot: 5 * slot % 17 for slot in range(CAPACITY)}
+    runs = [Run(place_of.get) if tells_order else Run() for _ in range(4)]
     pins = Pins(CAPACITY)
     pins.pin([*pinned])
     parked = {}
     for action, some, number in actions:
         held = list(recency)
+        some = sorted(some, key=place_of.get) if tells_order else some
         if action == "use":
             recency.use(some, runs[number], len(set(some).difference(held)))
             model.access(some, runs[number])
@@ -149,16 +156,49 @@ def test_recency_list(actions, pinned):
         elif action == "pop":
             unpinned = [slot for slot in held if slot not in pinned]
             count = min(number, len(unpinned))
-            assert recency.pop(count, pins, parked) == [model.evict(pins) for _ in range(count)]
+            taken = recency.pop(count, pins, parked)
+            assert taken == [model.evict(pins) for _ in range(count)]
+            place_of |= {slot: (place_of[slot] + 7) % 17 for slot in taken}
         elif action == "remove":
-            recency.remove([slot for slot in some if slot in held])
-            model.remove([slot for slot in some if slot in held])
+            taken = [slot for slot in some if slot in held]
+            recency.remove(taken)
+            model.remove(taken)
+            place_of |= {slot: (place_of[slot] + 7) % 17 for slot in taken}
         elif action == "renew":
             recency.renew(runs[number])
             model.finish(runs[number])
         recency.check()
         assert list(recency) == [slot for _, slots in model.runs for slot in reversed(slots)]
         assert (list(parked), len(recency)) == (model.parked, len(list(recency)))
+
+
+def test_what_comes_late_takes_its_place_without_a_look_at_all_before_it():
+    """Of chunks that were in use when room was made, as of a request that evicts its own."""
+    places = [None] * 20_000
+    recency, looked, run = RecencyList(places), [], Run(lambda slot: looked.append(slot) or slot)
+    recency.use(range(10_000), run, 10_000)
+    recency.use(range(10_032, 10_064), run, 32)
+    recency.use(range(10_000, 10_032), run, 32)
+    recency.check()
+    assert list(recency) == [*reversed(range(10_064))]
+    assert len(looked) < 200
+
+
+def test_what_comes_late_takes_its_place_among_dead_entries():
+    token_of = {1: 10, 5: 20, 2: 25, 3: 30, 4: 15, 6: 5, 7: 12}
+    recency, run, other = RecencyList([None] * CAPACITY), Run(token_of.get), Run()
+    recency.use([1, 5, 2, 3], run, 4)
+    recency.use([2], other)
+    token_of[2] = 1  # filled anew, with another chunk of the same request
+    recency.use([4], run, 1)
+    recency.check()
+    assert list(recency) == [2, 3, 5, 4, 1]
+    recency.use([3], other)
+    token_of[3] = 2
+    recency.use([7], run, 1)  # before what is live at the end, and after the dead one there
+    recency.use([6], run, 1)
+    recency.check()
+    assert list(recency) == [3, 2, 5, 4, 7, 1, 6]
 
 
 def test_recency_list_sweeps():

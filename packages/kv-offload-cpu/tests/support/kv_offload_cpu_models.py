@@ -64,6 +64,8 @@ class LRUModel(Model):
                     if slot in others:
                         others.remove(slot)
                 ours.append(slot)
+        if None not in [run.position(slot) for slot in ours]:
+            ours.sort(key=run.position)
         self.drop_empty()
 
     def finish(self, run):

@@ -71,13 +71,16 @@ class RecencyList:
             fresh = slots if is_all_new else [slot for slot in slots if places[slot] is not ours]
             if not fresh:
                 return
-            last = ours[-1]
+            while ours and places[ours[-1]] is not ours:  # dead: its slot may have been filled anew
+                ours.pop()
+                self._entries -= 1
+            last = ours[-1] if ours else None
             ours += fresh
         for slot in fresh:
             places[slot] = ours
         self._entries += len(fresh)
         if last is not None and run.is_before(fresh[0], last):
-            self._rewrite(ours, run.in_token_order(self._live(ours)))
+            self._put_in_order(ours, fresh[0])
         if self._entries > 2 * self._size + _SLACK:
             self._sweep()
 
@@ -173,14 +176,26 @@ class RecencyList:
         live = dict.fromkeys(slot for slot in reversed(stretch) if self._places[slot] is stretch)
         return [*reversed(live)]
 
-    def _rewrite(self, stretch: Stretch, live: list[int]) -> None:
-        self._entries -= len(stretch) - len(live)
-        stretch[:] = live
+    def _put_in_order(self, stretch: Stretch, first: int) -> None:
+        """Sort anew what lies behind the place of ``first``, after which all was just appended."""
+        run, live = stretch.run, dict[int, None]()
+        start = len(stretch)
+        for slot in reversed(stretch):
+            if self._places[slot] is stretch:
+                if run.is_before(slot, first):
+                    break
+                live[slot] = None
+            start -= 1
+        self._rewrite(stretch, start, run.in_token_order([*reversed(live)]))
+
+    def _rewrite(self, stretch: Stretch, start: int, live: list[int]) -> None:
+        self._entries -= len(stretch) - start - len(live)
+        stretch[start:] = live
 
     def _sweep(self) -> None:
         """Drop dead entries, and stretches that have nothing else."""
         for run, stretch in list(self._stretches.items()):
-            self._rewrite(stretch, self._live(stretch))
+            self._rewrite(stretch, 0, self._live(stretch))
             if not stretch:
                 del self._stretches[run]
 
