@@ -134,7 +134,7 @@ others = st.tuples(
     tells_order=st.booleans(),
 )
 def test_recency_list(actions, pinned, tells_order):
-    """Where requests tell the order of their tokens, a slot has another place in it whenever it was filled anew."""
+    """Where requests tell the order of their tokens, a slot has another place in it whenever it is filled anew."""
     recency, model = RecencyList([None] * CAPACITY), LRUModel(CAPACITY)
     place_of = {slot: 5 * slot % 17 for slot in range(CAPACITY)}
     runs = [Run(place_of.get) if tells_order else Run() for _ in range(4)]

@@ -8,7 +8,6 @@ from kv_offload_medium import ScriptedSpec, StrictManager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kv_api import (
-    CacheHitSource,
     KVConnectorOutput,
     KVConnectorStats,
     OffloadingCounterMetadata,

@@ -68,8 +68,8 @@ class Answers:
     def ask_prefix(self, first: int, stop: int) -> None:
         """Ask for chunks in order, in few calls, up to the first that is missing.
 
-        After one that isn't readable yet few are asked for at once, then more and more: the next may not be either,
-        and who answers may look at all that are asked for.
+        After one that isn't readable yet few are asked for at once, then more and more: the next may not be
+        either, and who answers may look at all that are asked for.
         """
         stop = min(stop, len(self.keys))
         at_once = stop - first
@@ -210,8 +210,7 @@ def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | Non
         boundary -= boundary % tails.tokens_per_block
         asked = [(group, of_group) for group, of_group in asked if group.reads_all]
     return boundary <= local or all(
-        of_group.first_gap(group.chunks_needed(local, boundary), _is_readable) is None
-        for group, of_group in asked
+        of_group.first_gap(group.chunks_needed(local, boundary), _is_readable) is None for group, of_group in asked
     )
 
 

@@ -163,7 +163,5 @@ class Matching:
     def sources(self, state: RequestState, tokens: int) -> dict[CacheHitSource, int]:
         """Where the tokens of the last load come from."""
         ask, context = self._books.manager.get_load_source, state.context
-        supplied = [
-            part for supply in state.supplies for part in supply.by_source(lambda key: ask(key, context))
-        ]
+        supplied = [part for supply in state.supplies for part in supply.by_source(lambda key: ask(key, context))]
         return count_sources(range(state.promise.local, state.promise.local + tokens), supplied)
