@@ -1,7 +1,7 @@
 """``kv-sim``: the testbed on the command line.
 
-Exit codes: 0 nothing is wrong; 1 an invariant broke, or a campaign missed something; 2 the command can't be run as
-it stands; 3 the testbed itself failed, which is never the connector's fault; 130 interrupted.
+Exit codes: 0 nothing is wrong; 1 an invariant broke, a campaign missed something, or work grows; 2 the command
+can't be run as it stands; 3 the testbed itself failed, which is never the connector's fault; 130 interrupted.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from kv_sim.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, let_conne
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, Run, replay, run_seed
+from kv_sim.growth.command import growth
 from kv_sim.log import Log
 from kv_sim.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
 from kv_sim.perfetto import Perfetto
@@ -249,6 +250,7 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "size": replaying.size,
     "replay-schedule": _replay,
     "conform": conform,
+    "growth": growth,
     "campaign": _campaign,
     "zoo": zoo,
     "subjects": _subjects,

@@ -53,17 +53,16 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     _add_views(again)
 
     conform = command("conform", "try everything that a connector claims, claim by claim")
-    conform.add_argument(
-        "name", nargs="?", metavar="NAME", help="module:Class, a known subject, or an installed one"
-    )
-    conform.add_argument("--spec", metavar="module:Class", help="an offloading medium, below OffloadingConnector")
-    _add_claims(conform)
+    _add_name(conform)
     conform.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
     conform.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
     conform.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(conform)
     _add_engine(conform, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
     _add_save(conform)
+
+    grows = command("growth", "say whether a connector's work grows with what it should not depend on")
+    _add_name(grows)
 
     long = command("campaign", "run all subjects for long, and say what was reached")
     long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
@@ -85,6 +84,14 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
 def _add_connector(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
+    _add_claims(parser)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="module:Class, a known subject, or an installed one"
+    )
+    parser.add_argument("--spec", metavar="module:Class", help="an offloading medium, below OffloadingConnector")
     _add_claims(parser)
 
 

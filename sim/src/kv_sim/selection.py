@@ -47,6 +47,15 @@ def choose_subjects(connector: str | None, extra: str | None, traits: str | None
     return {connector: choose_subject(connector, extra, traits)}
 
 
+def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
+    """The connector that is named, or the one that offers a medium; and its settings."""
+    if options.spec is not None:
+        return options.name or "OffloadingConnector", with_spec(options.spec, options.extra)
+    if options.name is None:
+        raise ConfigError("name a connector, or an offloading medium with --spec")
+    return options.name, options.extra
+
+
 def choose_subject(connector: str, extra: str | None = None, traits: str | None = None) -> Subject:
     """One subject."""
     subject = _named(connector)

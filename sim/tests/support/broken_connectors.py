@@ -19,6 +19,37 @@ class Hasty(TwoSidedConnector):
     worker_class = LaterWorker
 
 
+class GrowingScheduler(LaterScheduler):
+    """Has more to do the longer a request is, and the more there were."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen = 0
+        self.known: dict[str, Request] = {}
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        self.seen += 1
+        self.known[request.request_id] = request
+        for _ in range(100 * self.seen):
+            pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        for name in scheduler_output.num_scheduled_tokens:
+            for _ in range(4 * self.known[name].num_computed_tokens):
+                pass
+        return super().build_connector_meta(scheduler_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        del self.known[request.request_id]
+        return super().request_finished(request, block_ids)
+
+
+class Growing(TwoSidedConnector):
+    scheduler_class = GrowingScheduler
+    worker_class = LaterWorker
+
+
 class StillbornWorker(LaterWorker):
     """Fails while it is set up."""
 

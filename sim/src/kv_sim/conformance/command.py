@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from kv_api import ConfigError
 from kv_sim import selection
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import failure_lines, summary_lines
@@ -14,11 +13,7 @@ from kv_sim.engines import find_engine
 def conform(options: argparse.Namespace) -> int:
     """Run the command; a claim that doesn't hold ends it."""
     find_engine(options.engine)
-    name, extra = options.name, options.extra
-    if options.spec is not None:
-        name, extra = name or "OffloadingConnector", selection.with_spec(options.spec, extra)
-    if name is None:
-        raise ConfigError("name a connector, or an offloading medium with --spec")
+    name, extra = selection.choose_name(options)
     subject = selection.choose_subject(name, extra, options.traits)
     start = selection.parse_seed(options.seed)
     outcomes = []

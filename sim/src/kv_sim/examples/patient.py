@@ -144,8 +144,9 @@ class PatientScheduler(SchedulerSide):
         ended = connector_output.kv_connector_worker_meta
         if not isinstance(ended, Ended):
             return
-        for block_hash in [h for h, slot in self._slot_of.items() if slot in ended.failed_slots]:
-            self._free_slots.append(self._slot_of.pop(block_hash))
+        if ended.failed_slots:
+            for block_hash in [h for h, slot in self._slot_of.items() if slot in ended.failed_slots]:
+                self._free_slots.append(self._slot_of.pop(block_hash))
         self._failed_stores |= ended.failed_stores
         for store_id, count in ended.stores.items():
             self._reports[store_id] = self._reports.get(store_id, 0) + count

@@ -1,0 +1,183 @@
+"""Situations of a busy server, each in several sizes, and what a connector's calls are in them.
+
+All of them are plain: nothing fails, copies end at once, everything fits. A *load* here is the work for one unit:
+a step, a block or a request.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.growth.meter import Meter
+from kv_sim.subject import Subject
+from kv_sim.world import World
+
+BLOCK_TOKENS: Final = 4
+STEP_BLOCKS: Final = 16
+"""Blocks of a prompt that a step computes."""
+MOST_STEPS: Final = 500
+
+
+class Load(NamedTuple):
+    """The work for one unit of a situation, and which method has most of it."""
+
+    work: float
+    most: str
+
+
+class Server:
+    """A world with a meter in it."""
+
+    def __init__(self, subject: Subject, blocks: int, max_running: int = 4) -> None:
+        self._world = World(
+            WorldConfig(
+                num_blocks=blocks,
+                block_size=BLOCK_TOKENS,
+                max_running=max_running,
+                max_step_tokens=max(STEP_BLOCKS * BLOCK_TOKENS, max_running),
+                host_slots=blocks,
+            ),
+            subject,
+        )
+        self._meter = Meter(self._world.engine.connectors[-1])
+        self._meter.take()
+        self._added = 0
+
+    def add(self, blocks: int, outputs: int = 2, *, conversation: int | None = None) -> None:
+        """A request arrives; of one conversation, its tokens are those of the others."""
+        self._added += 1
+        shared = 0 if conversation is None else blocks * BLOCK_TOKENS
+        spec = {
+            "request_id": f"r{self._added}",
+            "conversation": conversation or 0,
+            "shared_tokens": shared,
+            "own_tokens": blocks * BLOCK_TOKENS - shared + 1,
+            "output_tokens": outputs,
+            "max_tokens": outputs,
+        }
+        self._apply(Kind.ADD, spec=spec)
+
+    def step(self) -> Counter[str]:
+        """A step, and all of its copies; the work of its calls, by method."""
+        self._apply(Kind.STEP)
+        self._world.apply(Action(Kind.SETTLE))
+        return self._meter.take()
+
+    def steps(self) -> Iterator[Counter[str]]:
+        """Step until nothing is left to do. Who keeps the engine busy for ever is found out at the end."""
+        for _ in range(MOST_STEPS):
+            if not self._world.engine.has_work:
+                return
+            yield self.step()
+
+    def run(self) -> list[Counter[str]]:
+        """The same, all at once."""
+        return [*self.steps()]
+
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._world.engine.scheduler.running)
+
+    def forget(self) -> None:
+        """The GPU's blocks hold nothing any more; what the connector stored it still has."""
+        self._apply(Kind.RESET, running=False, connector=False)
+
+    def end(self) -> None:
+        """Let all come to rest, and check what must hold then."""
+        self._world.rest()
+
+    def _apply(self, kind: Kind, **args: Any) -> None:
+        is_legal = self._world.apply(Action(kind, args))
+        assert is_legal, f"{kind} with {args} is not legal"
+
+
+def _load(steps: list[Counter[str]], units: int) -> Load:
+    total = sum(steps, Counter[str]())
+    ((most, _),) = total.most_common(1) or [("", 0)]
+    return Load(total.total() / max(units, 1), most)
+
+
+def _step_of_a_prompt(subject: Subject, blocks: int) -> Load:
+    """The last full steps of a prompt: what came before may not count."""
+    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+    server.add(blocks)
+    full = blocks // STEP_BLOCKS
+    last = server.run()[full - full // 4 : full]
+    server.end()
+    return _load(last, len(last))
+
+
+def _whole_prompt(subject: Subject, blocks: int) -> Load:
+    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+    server.add(blocks)
+    steps = server.run()
+    server.end()
+    return _load(steps, blocks)
+
+
+def _known_prompt(subject: Subject, blocks: int) -> Load:
+    """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
+    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+    server.add(blocks, conversation=1)
+    server.run()
+    server.forget()
+    server.add(blocks, conversation=1)
+    steps = server.run()
+    server.end()
+    return _load(steps, blocks)
+
+
+def _decoding(subject: Subject, requests: int) -> Load:
+    """A step in which so many requests sample a token each."""
+    server = Server(subject, 32 * requests, max_running=requests)
+    for _ in range(requests):
+        server.add(1, outputs=96)
+    steps: list[Counter[str]] = []
+    for work in server.steps():
+        if server.running == requests:
+            steps.append(work)
+        elif steps:
+            break
+    server.run()
+    server.end()
+    return _load(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
+
+
+def _after_others(subject: Subject, requests: int) -> Load:
+    """One request after so many others that have come and gone."""
+    server = Server(subject, 3 * requests + STEP_BLOCKS)
+    for _ in range(requests):
+        server.add(2)
+        server.run()
+    server.add(2)
+    steps = server.run()
+    server.end()
+    return _load(steps, 1)
+
+
+class Situation(NamedTuple):
+    """One row."""
+
+    unit: str
+    """What the work is for."""
+    of: str
+    """What is counted by its sizes."""
+    sizes: tuple[int, ...]
+    load: Callable[[Subject, int], Load]
+
+
+_BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)
+
+SITUATIONS: Final[Mapping[str, Situation]] = MappingProxyType(
+    {
+        "a prompt's last steps": Situation("step", "blocks", _BLOCKS, _step_of_a_prompt),
+        "a prompt, from arrival to end": Situation("block", "blocks", _BLOCKS, _whole_prompt),
+        "a prompt that was stored": Situation("block", "blocks", _BLOCKS, _known_prompt),
+        "requests that decode": Situation("request", "requests", _REQUESTS, _decoding),
+        "a request after others": Situation("request", "requests", _REQUESTS, _after_others),
+    }
+)

@@ -1,0 +1,170 @@
+"""Whether work grows: what is counted, and what is said about it."""
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kv_sim.cli import main
+from kv_sim.examples.catalogue import LATER
+from kv_sim.growth.command import growth_of
+from kv_sim.growth.meter import Meter
+from kv_sim.growth.situations import SITUATIONS, Load
+
+
+@pytest.fixture
+def growth(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """The command, in sizes that take little time; what is too much stays what it is."""
+    sizes = {"blocks": (64, 128, 512), "requests": (2, 8, 32)}
+    smaller = {name: each._replace(sizes=sizes[each.of]) for name, each in SITUATIONS.items()}
+    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", smaller)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main(["growth", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+class Connector:
+    """Its scheduler's side calls itself, and may fail."""
+
+    def on_new_request(self, request: int) -> None:
+        for _ in range(request):
+            pass
+
+    def reset_cache(self) -> int:
+        self.on_new_request(100)
+        self.on_new_request(100)
+        return 7
+
+    def shutdown(self) -> None:
+        raise RuntimeError("not now")
+
+    def start_load_kv(self) -> None:
+        """A worker's."""
+
+
+def test_work_is_counted_once_and_is_always_the_same() -> None:
+    connector = Connector()
+    meter = Meter(connector)  # type: ignore[arg-type]
+    connector.on_new_request(100)
+    one = meter.take()["on_new_request"]
+    assert 200 < one < 1000
+    connector.on_new_request(200)
+    assert 1.9 < meter.take()["on_new_request"] / one < 2.1
+    assert connector.reset_cache() == 7
+    work = meter.take()
+    assert (list(work), 2 * one < work["reset_cache"] < 2 * one + 50) == (["reset_cache"], True)
+    connector.reset_cache()
+    assert meter.take() == work
+    connector.start_load_kv()
+    assert not meter.take()
+
+
+def test_counting_leaves_nothing_behind() -> None:
+    connector = Connector()
+    meter = Meter(connector)  # type: ignore[arg-type]
+    seen = []
+
+    def tracer(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        with pytest.raises(RuntimeError, match="not now"):
+            connector.shutdown()
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    assert gc.isenabled()
+    assert meter.take()["shutdown"] > 0
+    connector.on_new_request(1)
+    assert meter.take()["on_new_request"] > 0, "it counts on after a failure"
+
+
+def test_what_the_garbage_collector_runs_is_nobodys_work() -> None:
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            sum(number for number in range(1000))
+
+    class Wasteful(Connector):
+        def on_new_request(self, request: int) -> None:
+            for _ in range(request):
+                Garbage()
+
+    connector = Wasteful()
+    meter = Meter(connector)  # type: ignore[arg-type]
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10)
+    try:
+        connector.on_new_request(100)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+    assert meter.take()["on_new_request"] < 5000
+
+
+def test_situations_are_what_they_say() -> None:
+    last, known = SITUATIONS["a prompt's last steps"], SITUATIONS["a prompt that was stored"]
+    assert last.load(LATER, 64) == last.load(LATER, 512)  # it has nothing to do while a prompt is computed
+    assert known.load(LATER, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+
+
+@pytest.mark.parametrize(
+    ("loads", "grows"), [((10, 20), 2.0), ((0, 50), 50.0), ((0, 0), 1.0), ((30, 10), 1 / 3), ((0.5, 3), 3.0)]
+)
+def test_growth(loads: tuple[float, float], grows: float) -> None:
+    assert growth_of([Load(load, "") for load in loads]) == pytest.approx(grows)
+
+
+def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, str]]) -> None:
+    code, out = growth("later")
+    assert (code, out.splitlines()[-1]) == (0, "nothing grows")
+    title, header, *rows = out.splitlines()[:-1]
+    assert title == "LaterConnector: bytecodes in the calls of its scheduler's side"
+    assert header.split() == ["situation", "of", "for", "a", "growth"]
+    assert [row.split("  ")[0] for row in rows] == [*SITUATIONS]
+
+
+def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., tuple[int, str]]) -> None:
+    code, out = growth("broken_connectors:Growing", "--traits", "none")
+    assert code == 1
+    said = [line for line in out.splitlines() if line.startswith("GROWS: ")]
+    assert [line.split(": ")[1] for line in said] == [
+        "a prompt's last steps",
+        "a prompt, from arrival to end",
+        "a request after others",
+    ]
+    assert "with 512 blocks instead of 64, a step is" in said[0]
+    assert said[0].endswith("times the work, most of it in build_connector_meta")
+    assert said[2].endswith("times the work, most of it in on_new_request")
+    assert "nothing grows" not in out
+
+
+def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -> None:
+    code, out = growth("broken_connectors:Stillborn", "--traits", "none")
+    assert code == 1
+    assert out.startswith("FAIL a prompt's last steps: NO-CRASH")
+    assert out.endswith("it is no use to measure what is wrong: kv-sim conform broken_connectors:Stillborn\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a connector, or an offloading medium with --spec"),
+        (["latter"], "did you mean 'later'?"),
+        (["--spec", "nowhere:Spec"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_run(growth: Callable[..., tuple[int, str]], arguments: list[str], message: str) -> None:
+    code, out = growth(*arguments)
+    assert code == 2
+    assert message in out
