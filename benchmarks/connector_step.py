@@ -1,13 +1,16 @@
 """What a connector costs vLLM's scheduler: our OffloadingConnector beside vLLM's own, in one process.
 
 vLLM's `Scheduler` runs with made-up model output and no worker: every copy of a step is reported as ended with
-the next one. The situations:
+the next one. It keeps statistics, as a server does. The situations:
 
 * `decode`: a step of 256 requests that each sample a token; in each step 16 of them fill a block.
 * `prompts only`: the same with `offload_prompt_only`.
 * `long prompt`: all steps of a prompt of 100,000 tokens, until its first token.
 * `long prompt, no room`: the same with a cache of 1,000 chunks whose copies don't end before the prompt does, so
   that most of it is offered in vain. Here vLLM's connector offers everything again in each step.
+* `long prompt, full`: the same in a full cache: room has to be made for every chunk.
+* `long prompt, found`: all steps of a prompt of 100,000 tokens that is loaded whole; without a connector, of one
+  whose blocks the engine has itself.
 * `decode, 1,024 tokens each`: `decode` where every request has a longer history.
 
 The subjects take turns step by step, so that a noisy machine is noisy to all of them. A step's time is processor
@@ -43,6 +46,7 @@ try:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.request import RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
     from kv_vllm.vllm_world import make_request, vllm_config
@@ -60,8 +64,11 @@ PAGE_BYTES = 2 * BLOCK_TOKENS * 4
 CHUNKS = 60_000
 FEW_CHUNKS = 1_000
 
+FULL_CHUNKS = 10_000
+
 SUBJECTS = ("none", "vllm", "ours")
-GOALS = {"decode": 1 / 3, "prompts only": 1 / 10, "long prompt": 1 / 5, "long prompt, no room": 1 / 5}
+LONG_PROMPTS = ("long prompt", "long prompt, no room", "long prompt, full", "long prompt, found")
+GOALS = {"decode": 1 / 3, "prompts only": 1 / 10, **dict.fromkeys(LONG_PROMPTS, 1 / 5)}
 
 
 class Server:
@@ -73,6 +80,7 @@ class Server:
         self._ends = ends
         self._meta = {"vllm": theirs, "ours": ours}.get(subject)
         self._ended: dict[int, int] = {}
+        self._loaded: set[str] = set()
         world = WorldConfig(
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_TOKENS,
@@ -96,7 +104,7 @@ class Server:
             kv_cache_config=cache,
             block_size=BLOCK_TOKENS,
             hash_block_size=BLOCK_TOKENS,
-            log_stats=False,
+            log_stats=True,
             structured_output_manager=StructuredOutputManager(config),
         )
 
@@ -121,9 +129,21 @@ class Server:
         if self._meta is not None and self._ends:
             planned = output.kv_connector_metadata
             self._ended = dict.fromkeys([*planned.load_jobs, *planned.store_jobs], 1)
+            self._loaded = {job.req_id for job in planned.load_jobs.values()}
         begin = process_time()
         self.scheduler.update_from_output(output, result)
         return seconds + process_time() - begin
+
+    def first_token_of(self, name: str) -> Iterator[float]:
+        """Step until a request has sampled one; yields each step's seconds."""
+        while not self.scheduler.requests[name].num_output_tokens:
+            yield self.step()
+
+    def finish(self, name: str) -> None:
+        """A request ends, and its copies."""
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        for _ in range(2):
+            self.step()
 
     def _is_sampling(self, name: str) -> bool:
         request = self.scheduler.requests[name]
@@ -132,7 +152,8 @@ class Server:
     def _report(self) -> KVConnectorOutput | None:
         if self._meta is None or not self._ended:
             return None
-        return KVConnectorOutput(kv_connector_worker_meta=self._meta.OffloadingWorkerMetadata(self._ended))
+        meta = self._meta.OffloadingWorkerMetadata(self._ended)
+        return KVConnectorOutput(kv_connector_worker_meta=meta, finished_recving=self._loaded)
 
 
 def transfer(subject: str, prompt_only: bool, chunks: int) -> KVTransferConfig:
@@ -165,15 +186,33 @@ def decode(
         yield server.step()
 
 
-def long_prompt(subject: str, *, chunks: int = CHUNKS, ends: bool = True) -> Iterator[float]:
-    """Seconds of all steps of one long prompt."""
+def prompt(number: int) -> list[int]:
+    """100,000 tokens; of another number, others."""
+    return [number * 50_000 + place % 50_000 for place in range(LONG_PROMPT_TOKENS)]
+
+
+def long_prompt(subject: str, *, before: int = 0, chunks: int = CHUNKS, ends: bool = True) -> Iterator[float]:
+    """Seconds of all steps of one long prompt, after so many others that have finished."""
     server = Server(subject, chunks=chunks, ends=ends)
-    server.add("warm", list(range(1, 200)))
-    while not server.scheduler.requests["warm"].num_output_tokens:
-        server.step()
-    server.add("long", [1 + number % 50_000 for number in range(LONG_PROMPT_TOKENS)])
-    while not server.scheduler.requests["long"].num_output_tokens:
-        yield server.step()
+    for number in range(before + 1):
+        server.add(f"{number}", prompt(number)[: None if number < before else 199])
+        sum(server.first_token_of(f"{number}"))
+        if number < before:
+            server.finish(f"{number}")
+    server.add("long", prompt(before + 1))
+    yield from server.first_token_of("long")
+
+
+def found(subject: str) -> Iterator[float]:
+    """Seconds of all steps, together, of a long prompt that was stored and has left the GPU."""
+    server = Server(subject)
+    server.add("first", prompt(1))
+    sum(server.first_token_of("first"))
+    server.finish("first")
+    if subject != "none" and not server.scheduler.reset_prefix_cache():
+        raise SystemExit(f"{subject}: the blocks of a prompt that has finished are still in use")
+    server.add("again", prompt(1))
+    yield sum(server.first_token_of("again"))
 
 
 def best_steps(run: Callable[[str], Iterator[float]], rounds: int) -> dict[str, list[float]]:
@@ -199,6 +238,8 @@ def main() -> None:
         "prompts only": lambda subject: decode(subject, arguments.steps, prompt_only=True),
         "long prompt": long_prompt,
         "long prompt, no room": lambda subject: long_prompt(subject, chunks=FEW_CHUNKS, ends=False),
+        "long prompt, full": lambda subject: long_prompt(subject, before=2, chunks=FULL_CHUNKS),
+        "long prompt, found": found,
         "decode, 1,024 tokens each": lambda subject: decode(subject, arguments.steps, prompt_tokens=1024),
     }
     gc.disable()
@@ -206,7 +247,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     for name, run in situations.items():
         steps = best_steps(run, arguments.repeat)
-        per = 1 if name.startswith("long") else arguments.steps
+        per = 1 if name in LONG_PROMPTS else arguments.steps
         rows[name] = {subject: sum(seconds) / per for subject, seconds in steps.items()}
     print(f"vLLM {vllm.__version__}, milliseconds; share: what is added to a scheduler without a connector")
     print(f"{'':26} {'none':>8} {'vllm':>8} {'ours':>8}  {'share':>8} {'ours':>8} {'ratio':>7}  goal")
