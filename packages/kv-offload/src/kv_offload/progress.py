@@ -132,7 +132,9 @@ class Progress:
         for progress in self.groups:
             known, told = progress.table, list(tables[progress.group.group_id])
             told += known[len(told) :]
-            progress.set_table([new or old for new, old in zip(told, known + [0] * len(told), strict=False)])
+            if 0 in told:
+                told = [new or old for new, old in zip(told, known + [0] * len(told), strict=False)]
+            progress.set_table(told)
 
     @property
     def has_blocks(self) -> bool:
