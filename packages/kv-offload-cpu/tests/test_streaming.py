@@ -64,6 +64,11 @@ def lacks_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", Broken())
 
 
+def is_a_process_of_several_engines(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.delitem(sys.modules, "llvmlite")
+
+
 def refuses_to_execute(monkeypatch):
     def map_memory(fileno, length, flags, prot):
         assert (fileno, flags) == (-1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -101,6 +106,11 @@ LACKS = {
         INSTALL,
         INFO,
     ),
+    is_a_process_of_several_engines: (
+        "needs llvmlite, at which vLLM fails if it makes another engine for a CPU in this process",
+        "use 'host', or let engines have processes of their own",
+        INFO,
+    ),
     refuses_to_execute: (
         "needs memory that may be executed, and gets none ([Errno 13] Permission denied)",
         USE_HOST,
@@ -134,6 +144,21 @@ def test_who_cannot_have_it_copies_by_c_and_is_told_why(monkeypatch, caplog, fre
     with pytest.raises(ConfigError) as caught:
         host_mover(HOST_STREAM)
     assert str(caught.value) == f"copy_engine: 'host-stream' {reason}; {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("modules", "parent", "breaks"),
+    [
+        (["vllm"], None, True),
+        (["vllm"], "an engine's client", False),  # this process was started for one engine
+        (["vllm", "llvmlite"], None, False),  # nothing gets worse
+        ([], None, False),
+    ],
+)
+def test_engines_are_not_broken(monkeypatch, modules, parent, breaks):
+    monkeypatch.setattr(streaming, "sys", SimpleNamespace(modules=dict.fromkeys(modules)))
+    monkeypatch.setattr(streaming, "parent_process", lambda: parent)
+    assert streaming._would_break_engines() is breaks
 
 
 def test_who_can_have_it_gets_it_unless_they_want_another(caplog):

@@ -21,10 +21,12 @@ make memory executable, so that is tried before.
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from logging import INFO, WARNING
+from multiprocessing import parent_process
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -57,6 +59,9 @@ class Unavailable(NamedTuple):
 @cache
 def find_streaming() -> Mover | Unavailable:
     """The mover of this process, or why there is none."""
+    if _would_break_engines():
+        reason = "needs llvmlite, at which vLLM fails if it makes another engine for a CPU in this process"
+        return Unavailable(reason, "use 'host', or let engines have processes of their own", INFO)
     try:
         from llvmlite import binding, ir
     except (ImportError, OSError) as error:
@@ -73,6 +78,16 @@ def find_streaming() -> Mover | Unavailable:
     if not _moves_rightly(move):
         return Unavailable("moved wrong bytes when it was tried", "use 'host'", WARNING)
     return Mover(move, _PIECE_BYTES)
+
+
+def _would_break_engines() -> bool:
+    """Whether to import llvmlite may keep vLLM from making an engine.
+
+    Of each module that is imported, its CPU platform asks all values for their attributes whenever an engine is
+    made, and one of llvmlite's has any attribute, as a function of its library. A process that was started for an
+    engine makes no other one.
+    """
+    return "vllm" in sys.modules and "llvmlite" not in sys.modules and parent_process() is None
 
 
 def _try_to_execute() -> None:
