@@ -11,7 +11,8 @@ taken for misses.
 Where there may be tails, one beyond that boundary is taken instead, by the same rule (``tail_lookup``).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kv_api import AttentionKind, LookupResult, OffloadingManager, OffloadKey, ReqContext
@@ -43,14 +44,16 @@ class Answers:
         context: ReqContext,
         keys: Sequence[OffloadKey],
         refused: Collection[OffloadKey] = (),
+        known: Mapping[int, LookupResult] = MappingProxyType({}),
     ) -> None:
+        """``known``: what it said of some chunks already, other than that they are there."""
         self._manager = manager
         self._context = context
         self._refused = refused
         self.keys = keys
         self._hits = range(0)
         """The first chunks that were found, one after the other: most often all there are."""
-        self._known: dict[int, LookupResult] = {}
+        self._known = dict(known)
 
     def of(self, chunk: int) -> LookupResult:
         """What is known of one chunk."""
@@ -73,6 +76,8 @@ class Answers:
         """
         stop = min(stop, len(self.keys))
         at_once = stop - first
+        if first in self._known:
+            first, at_once = first + 1, 1
         while first < stop:
             end = min(stop, first + at_once)
             if self._refused:

@@ -6,7 +6,7 @@ once more all the same; if one is gone, the load is sent without a source, fails
 computes what was promised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
 from kv_offload.books import Books
@@ -58,8 +58,11 @@ class Matching:
             wanted = local + state.max_load_tokens
             limit = wanted // layout.grain_tokens * layout.grain_tokens
         began = self._clock()
-        lacks_first = self._lacks_the_first(state, local, limit)
-        match = Match(local) if lacks_first else self._find_match(state, local, limit, wanted)
+        first = self._ask_for_the_first(state, local, limit)
+        if LookupResult.MISS in first.values():
+            match = Match(local)
+        else:
+            match = self._find_match(state, local, limit, wanted, first)
         now = self._clock()
         books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
@@ -70,26 +73,30 @@ class Matching:
         self.end_deferral(state, now)
         return match
 
-    def _lacks_the_first(self, state: RequestState, local: int, limit: int) -> bool:
-        """Whether a request's only group reads all tokens, and the first chunk that it would load is missing.
+    def _ask_for_the_first(self, state: RequestState, local: int, limit: int) -> dict[int, LookupResult]:
+        """The answer for the first chunk that would be loaded, if it isn't there, and where it decides.
 
-        Then nothing can be loaded, and no other chunk needs a name yet.
+        That is where a request's only group reads all tokens: if the chunk is missing, nothing can be loaded, and
+        no other chunk needs a name yet.
         """
         (progress, *others) = state.progress.groups
         chunk = local // progress.group.tokens_per_chunk
         if others or not progress.group.reads_all or progress.group.chunks_needed(local, limit).stop <= chunk:
-            return False
+            return {}
         state.progress.extend_keys(state.request, (chunk + 1) * progress.group.tokens_per_chunk)
         if chunk >= len(progress.keys):
-            return True
-        return self._books.manager.lookup(progress.keys[chunk], state.context) is LookupResult.MISS
+            return {chunk: LookupResult.MISS}
+        answer = self._books.manager.lookup(progress.keys[chunk], state.context)
+        return {} if answer is LookupResult.HIT else {chunk: answer}
 
-    def _find_match(self, state: RequestState, local: int, limit: int, wanted: int) -> Match:
+    def _find_match(
+        self, state: RequestState, local: int, limit: int, wanted: int, known: Mapping[int, LookupResult]
+    ) -> Match:
         """Ask the medium: for complete chunks up to ``limit``, for a tail up to ``wanted``."""
         books, request, layout = self._books, state.request, self._books.layout
         state.progress.extend_keys(request)
         answers = [
-            Answers(books.manager, state.context, progress.keys, state.refused)
+            Answers(books.manager, state.context, progress.keys, state.refused, known)
             for progress in state.progress.groups
         ]
         tails = None
