@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_offload_cpu_ids import looks_at
 from kv_offload_cpu_layouts import BytesModel, Job, Shape, Tensor, jobs, shapes
 from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine, one_block
 
@@ -116,6 +117,18 @@ def test_a_wait_ends_its_jobs_and_leaves_later_ones(machine):
     assert machine.finished() == [(1, True), (2, True)]
     machine.engine.wait([])
     assert machine.finished() == []
+
+
+def test_a_wait_looks_at_each_job_a_few_times_however_many_there_are(machine):
+    def wait(job_ids):
+        for number in range(len(job_ids)):
+            machine.submit(number, STORE, one_block(0))
+            machine.submit(-1 - number, LOAD, one_block(1))  # for which nobody waits
+        machine.engine.wait(job_ids)
+        machine.device.run()
+        assert len(machine.finished()) == 2 * len(job_ids)
+
+    assert looks_at(100, wait) < 11 * looks_at(10, wait)
 
 
 @pytest.mark.parametrize("method", ["mark_compute", "hold", "mark", "copy"])

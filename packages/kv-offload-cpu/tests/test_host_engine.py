@@ -4,6 +4,7 @@ from threading import Event
 
 import numpy as np
 import pytest
+from kv_offload_cpu_ids import looks_at
 
 from kv_api import CanonicalKVCacheRef, KVError
 from kv_offload_cpu import CopyResult, Direction, HostLayout, PageCopies, Urgency
@@ -109,6 +110,35 @@ def test_a_job_that_makes_no_sense_is_refused_and_not_queued(engine):
         engine.submit(1, STORE, page(8))
     engine.wait([1])
     engine.check()
+
+
+class OneByOne:
+    """Stands for the engine's condition: who waits is woken by the end of the next job."""
+
+    def __init__(self, end_next):
+        self.wait = end_next
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def wait_for(self, predicate):
+        while not predicate():
+            self.wait()
+
+
+def test_waiting_looks_at_each_job_a_few_times_however_many_there_are(engine, monkeypatch):
+    def wait(job_ids):
+        pending = dict.fromkeys(reversed(range(len(job_ids))))  # the first one ends first
+        monkeypatch.setattr(engine, "_pending", pending.keys())
+        monkeypatch.setattr(engine, "_changed", OneByOne(pending.popitem))
+        engine.wait(job_ids)
+        assert not pending
+        monkeypatch.undo()
+
+    assert looks_at(100, wait) < 11 * looks_at(10, wait)
 
 
 def test_waiting_for_unknown_and_ended_jobs_returns(engine, gate):

@@ -179,9 +179,42 @@ def test_what_comes_late_takes_its_place_without_a_look_at_all_before_it():
     recency.use(range(10_000), run, 10_000)
     recency.use(range(10_032, 10_064), run, 32)
     recency.use(range(10_000, 10_032), run, 32)
+    recency.renew(run)
+    assert len(looked) < 200
     recency.check()
     assert list(recency) == [*reversed(range(10_064))]
-    assert len(looked) < 200
+
+
+def test_many_that_come_late_one_by_one_are_put_in_order_once():
+    """As of a model with states: each is a store by itself, after the tokens' chunks."""
+    recency, looked, run = RecencyList([None] * 2000), [], Run(lambda slot: looked.append(slot) or slot)
+    recency.use(range(0, 2000, 2), run, 1000)
+    for slot in range(1, 2000, 2):
+        recency.use([slot], run, 1)
+    assert recency.pop(2, Pins(2000), {}) == [1999, 1998]
+    assert len(looked) < 8000
+    recency.check()
+    assert list(recency) == [*reversed(range(1998))]
+
+
+def test_the_order_is_made_before_the_request_can_not_tell_it_any_more():
+    recency, run = RecencyList([None] * CAPACITY), Run(lambda slot: slot)
+    for slot in (1, 4, 3, 2):
+        recency.use([slot], run, 1)
+    assert [*recency._stretches[run]] == [1, 4, 3, 2]
+    recency.renew(run)
+    run.close()
+    recency.check()
+    assert list(recency) == [4, 3, 2, 1]
+
+
+def test_what_came_late_is_taken_over_in_its_order():
+    recency, run, other = RecencyList([None] * CAPACITY), Run(lambda slot: slot), Run()
+    for slot in (1, 4, 3, 2):
+        recency.use([slot], run, 1)
+    assert recency.move_whole([1, 2, 3, 4], other, recency)
+    recency.check()
+    assert (list(recency), recency._entries) == ([4, 3, 2, 1], 4)
 
 
 def test_what_comes_late_takes_its_place_among_dead_entries():

@@ -105,6 +105,17 @@ class TestFailures:
         report(connector, done=[0, 1])
         assert {*manager.resident} == {*keys(b, 2)}
 
+    def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(12))
+        connector.on_new_request(a)
+        run(connector, a, [1], count=4)
+        connector.build_connector_meta(step(more=[("a", ([2, 3],))], counts={"a": 8}))
+        report(connector, invalid=[2])
+        assert connector.build_connector_meta(step()).jobs_to_flush == {1}
+        report(connector, done=[0, 1])
+        assert {*manager.resident} == {*keys(a, 1)}
+
 
 class TestLives:
     def test_an_id_comes_back_while_its_jobs_run(self, fenced):

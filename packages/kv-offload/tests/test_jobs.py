@@ -20,19 +20,29 @@ class Owner:
     def __init__(self, name):
         self.context = SimpleNamespace(req_id=name)
         self.loads = set()
+        self.stores = set()
 
 
 @dataclass
 class Entry:
     """A job in the model."""
 
-    is_load: bool
+    kind: str
     owner: int
     blocks: list[int]
+    """Of a store at a boundary, its keys, too."""
     waiting: int = WORKERS
     unended: int = 0
     is_released: bool = False
     is_stale: bool = False
+
+    @property
+    def is_load(self):
+        return self.kind == "load"
+
+    @property
+    def is_live(self):
+        return self.waiting > 0 and not self.is_stale
 
     @property
     def is_over(self):
@@ -70,6 +80,12 @@ class Model:
             return job.is_over and not job.is_stale
         return False
 
+    def stores_of(self, owner):
+        return [i for i, job in enumerate(self.jobs) if job.is_live and job.owner == owner and not job.is_load]
+
+    def is_being_stored(self, key):
+        return any(job.is_live and job.kind == "boundary" and key in job.blocks for job in self.jobs)
+
     def touching(self, blocks):
         return [i for i, job in enumerate(self.jobs) if job.is_fence and blocks.intersection(job.blocks)]
 
@@ -80,7 +96,7 @@ calls = st.lists(
     st.one_of(
         st.tuples(st.just("load"), owners, BLOCKS),
         st.tuples(st.just("store"), owners, BLOCKS),
-        st.tuples(st.just("store"), owners, BLOCKS),
+        st.tuples(st.just("boundary"), owners, BLOCKS),
         st.tuples(st.just("release"), owners),
         st.tuples(st.just("report"), ids, st.sampled_from([0, 0, 0, 1])),
         st.tuples(st.just("late"), ids),
@@ -95,14 +111,16 @@ def test_agrees_with_the_model(history):
     book, model = JobBook(WORKERS), Model()
     requests = [Owner(f"r{number}") for number in range(OWNERS)]
     for name, *given_ in history:
-        if name in ("load", "store"):
+        if name in ("load", "store", "boundary"):
             owner, blocks = given_
             if name == "load":
                 job = book.begin_load(requests[owner], (), blocks, is_async=False)
+            elif name == "store":
+                job = book.begin_store(requests[owner], blocks, blocks, 0)
             else:
-                job = book.begin_store(requests[owner], (), blocks, 0)
+                job = book.begin_boundary_store(requests[owner], blocks, blocks, 0)
             assert job.job_id == len(model.jobs)
-            model.jobs.append(Entry(name == "load", owner, blocks))
+            model.jobs.append(Entry(name, owner, blocks))
         elif name == "release":
             book.release(requests[given_[0]])
             model.release(given_[0])
@@ -124,6 +142,10 @@ def test_agrees_with_the_model(history):
         for blocks in ({1}, {2, 3}, set(range(1, 10))):
             assert book.touching(blocks) == model.touching(blocks)
         assert book.is_watching == any(job.is_fence for job in model.jobs)
+        for owner, request in enumerate(requests):
+            assert [job.job_id for job in book.stores_of(request)] == model.stores_of(owner)
+        stored = [key for key in range(1, 10) if book.is_being_stored(key)]
+        assert stored == [key for key in range(1, 10) if model.is_being_stored(key)]
         known = {*book.live, *book.abandoned, *book.stale}
         assert known == {i for i, job in enumerate(model.jobs) if not job.is_over}
 
@@ -155,6 +177,30 @@ def test_check_sees_a_store_that_is_neither_kept_nor_watched():
     book.begin_store(Owner("a"), (), [1], 4)
     book._kept.clear()
     with pytest.raises(AssertionError, match=r"stores \[\] are kept, \[0\] are not watched"):
+        book.check()
+
+
+def test_a_key_of_two_stores_is_being_stored_until_both_have_ended():
+    book, owner = JobBook(1), Owner("a")
+    book.begin_boundary_store(owner, (b"k", b"m"), [1], 4)
+    book.begin_boundary_store(owner, (b"k",), [2], 4)
+    for number, expected in enumerate([(True, False), (False, False)]):
+        book.end(number, 1)
+        assert (book.is_being_stored(b"k"), book.is_being_stored(b"m")) == expected
+        book.check()
+
+
+def test_check_sees_a_store_that_its_request_does_not_know_of():
+    book, owner = JobBook(1), Owner("a")
+    book.begin_boundary_store(owner, (b"k",), [1], 4)
+    owner.stores.clear()
+    with pytest.raises(AssertionError, match=r"a request knows of stores \[\], and has \[0\]"):
+        book.check()
+    owner.stores.add(0)
+    book._boundary_keys.clear()
+    with pytest.raises(
+        AssertionError, match=r"stores at boundaries are of Counter\(\{b'k': 1\}\), known Counter\(\)"
+    ):
         book.check()
 
 

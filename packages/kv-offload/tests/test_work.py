@@ -4,11 +4,12 @@ from functools import cached_property
 
 import pytest
 from kv_offload_calls import key, report
-from kv_offload_configs import Blocks, Request, step
+from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Known, ScriptedSpec, Slots
 from kv_offload_work import work_of
 
-from kv_api import CacheHitSource, LookupResult, PrefixLookup, PrepareStoreOutput
+from kv_api import CacheHitSource, KVConnectorOutput, LookupResult, PrefixLookup, PrepareStoreOutput
+from kv_offload import OffloadingWorkerMetadata
 
 HIT, PENDING, MISS = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
 
@@ -135,3 +136,92 @@ def test_what_is_not_readable_yet_has_nobody_look_at_all_the_rest(connect, answe
     assert manager.shown < 3 * len(answers), "keys shown"
     again = answers[0] is HIT  # the first is asked for by itself before
     assert len(manager.asked) == len({*manager.asked}) + again
+
+
+def many_are_stored(connector, requests, tables=None, **told):
+    """All of them begin in one step, which stores what they have."""
+    new, counts = [], {}
+    for number, request in enumerate(requests):
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        table = ([4 * number + 1, 4 * number + 2],) if tables is None else tables[number]
+        connector.update_state_after_alloc(request, Blocks(*table), 0)
+        new.append((request.request_id, table))
+        counts[request.request_id] = request.num_tokens
+    return connector.build_connector_meta(step(new=new, counts=counts, **told)).store_jobs
+
+
+def prompts(name, count, tokens=9):
+    return [Prompt(f"{name}{number}", range(tokens)) for number in range(count)]
+
+
+def test_each_load_that_fails_costs_the_same_however_many_stores_are_under_way(connect):
+    manager, work = Boundless({}), {}
+    for count in (20, 200):
+        connector = connect(manager)
+        manager.known = {}
+        many_are_stored(connector, prompts("stored", count))
+        manager.known = {"all": HIT}
+        for request in prompts("loaded", count):
+            connector.on_new_request(request)
+            assert connector.get_num_new_matched_tokens(request, 0) == (8, True)
+            connector.update_state_after_alloc(request, Blocks([1000, 1001, 1002]), 8)
+        loads = [*connector.build_connector_meta(step()).load_jobs]
+        meta = OffloadingWorkerMetadata(dict.fromkeys(loads, 1), dict.fromkeys(loads, 1))
+        output = KVConnectorOutput(kv_connector_worker_meta=meta)
+        work[count] = work_of(lambda connector=connector, output=output: connector.update_connector_output(output))
+    assert work[200] < 10.5 * work[20]
+
+
+def test_blocks_that_were_not_filled_cost_each_request_the_same_however_many_there_are(connect):
+    work = {}
+    for count in (20, 200):
+        connector = connect(Boundless({}))
+        stores = many_are_stored(connector, prompts("r", count))
+        output = KVConnectorOutput(invalid_block_ids={4 * number + 2 for number in range(count)})
+        work[count] = work_of(lambda connector=connector, output=output: connector.update_connector_output(output))
+        assert connector.build_connector_meta(step()).jobs_to_flush == {*stores}
+    assert work[200] < 10.5 * work[20]
+
+
+def test_blocks_of_others_that_were_not_filled_cost_a_long_request_no_more_than_a_short_one(connect):
+    work = {}
+    for blocks in (4, 400):
+        connector, request = connect(Boundless({})), Prompt("r", range(4 * blocks))
+        many_are_stored(connector, [request], [([*range(1, blocks + 1)],)])
+        output = KVConnectorOutput(invalid_block_ids={5000, 5001})
+        work[blocks] = work_of(
+            lambda connector=connector, output=output: connector.update_connector_output(output)
+        )
+    assert work[400] == work[4]
+
+
+class Roomy(Known):
+    """Says what it was told to, and has room for all."""
+
+    prepare_store = Boundless.prepare_store
+
+
+def test_whether_a_tail_is_being_stored_costs_the_same_however_many_stores_are_under_way(connect):
+    work, states = {}, kv_cache_config(((FULL, 16, 0), (STATE, 16, 0)), hands_over=True, tokens_per_hash=4)
+    for count in (4, 40):
+        manager = Roomy({})
+        connector = connect(manager, cache=states)
+        first = range(1, 10 * count, 10)
+        stores = many_are_stored(
+            connector,
+            prompts("r", count, tokens=28),
+            [([block, block + 1], [0, block + 2]) for block in first],
+            offers={f"r{number}": [(1, block + 3, 28)] for number, block in enumerate(first)},
+            copies={block + 3: block + 2 for block in first},
+        )
+        assert len(stores) == 2 * count
+        # Everybody's tokens are the same, and so are their tails.
+        manager.known = {key(Prompt("r", range(28)), 6, group=group): PENDING for group in (0, 1)}
+        asked = Prompt("asked", range(32))
+        connector.on_new_request(asked)
+        found = []
+        work[count] = work_of(lambda: found.append(connector.get_num_new_matched_tokens(asked, 16)))  # noqa: B023
+        assert found == [(0, False)]
+        connector.build_connector_meta(step())
+    assert work[40] == work[4]

@@ -56,7 +56,7 @@ def _begin(
         sizes[source.place] = 1
         firsts[source.place] = (boundary - 1) // books.layout.groups[source.place].tokens_per_block
     blocks = [source.block for source in stored]
-    job = books.jobs.begin_store(state, output.keys_to_store, blocks, boundary)
+    job = books.jobs.begin_boundary_store(state, output.keys_to_store, blocks, boundary)
     books.jobs.release(state)
     books.meta.store_jobs[job.job_id] = TransferJob(
         state.context.req_id,

@@ -13,10 +13,15 @@ of *watched* jobs. A store is *kept* at first: its request has the blocks, so no
 has it watched, when the request may lose some. A job that was given up is watched, too; of other loads the engine
 keeps the blocks. Most stores end before their request does, so they are never watched.
 
+Nobody looks through all live jobs to find some: a request knows its own, and of the few stores at a boundary
+(``boundary_store``), which may be of tails, the keys are counted.
+
 **Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody. A
-store is either kept or watched; so is no load, but one that was given up is watched.
+store is either kept or watched; so is no load, but one that was given up is watched. A request's ``stores`` are
+its live ones, and ``_boundary_keys`` has the keys of those at a boundary.
 """
 
+from collections import Counter
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -57,6 +62,8 @@ class Job:
     has_failed: bool = False
     is_watched: bool = False
     """Whoever gets its blocks must wait for it."""
+    is_at_boundary: bool = False
+    """A store of what one block of some groups holds at a boundary."""
 
 
 @dataclass(slots=True)
@@ -82,6 +89,7 @@ class JobBook:
         self._watched = WatchedBlocks()
         self._kept: dict[RequestState, dict[int, Job]] = {}
         """Only of requests that have any."""
+        self._boundary_keys: Counter[OffloadKey] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -111,6 +119,16 @@ class JobBook:
             self._kept[owner] = {job_id: job}
         else:
             kept[job_id] = job
+        owner.stores.add(job_id)
+        return job
+
+    def begin_boundary_store(
+        self, owner: RequestState, keys: Collection[OffloadKey], blocks: Collection[int], boundary: int
+    ) -> Job:
+        """The same of what one block of some groups holds at a boundary."""
+        job = self.begin_store(owner, keys, blocks, boundary)
+        job.is_at_boundary = True
+        self._boundary_keys.update(keys)
         return job
 
     def release(self, owner: RequestState) -> None:
@@ -124,7 +142,7 @@ class JobBook:
         if job is None or job.waiting != ended or job.unended:
             return None
         job.waiting = 0
-        del self.live[job_id]
+        self._end_live(job)
         if job.is_async_load:
             job.owner.loads.discard(job_id)
         self._let_go(job)
@@ -152,7 +170,7 @@ class JobBook:
             if is_stale:
                 self._settle_stale(job)
             else:
-                del self.live[job_id]
+                self._end_live(job)
                 if job.unended:
                     self.abandoned[job_id] = job
                 else:
@@ -183,20 +201,37 @@ class JobBook:
 
     def stores_of(self, owner: RequestState) -> list[Job]:
         """Live stores of one request, the oldest first."""
-        return [job for job in self.live.values() if job.owner is owner and job.kind is STORE]
+        return [self.live[job_id] for job_id in sorted(owner.stores)]
 
     def is_being_stored(self, key: OffloadKey) -> bool:
-        """Whether a store of a chunk is under way. Looks through all stores."""
-        return any(job.kind is STORE and key in job.keys for job in self.live.values())
+        """Whether a store of a tail, or of a state that was handed over, is under way."""
+        return key in self._boundary_keys
 
     def begin_reset(self) -> list[int]:
         """Every job is stale from now on. Returns those whose end is still to be reported."""
         reported = list(self.live)
         for job in (*self.live.values(), *self.abandoned.values()):
             self.stale[job.job_id] = job
+            job.owner.stores.clear()
         self.live.clear()
         self.abandoned.clear()
+        self._boundary_keys.clear()
         return reported
+
+    def _end_live(self, job: Job) -> None:
+        """Every worker has reported its end."""
+        del self.live[job.job_id]
+        if job.kind is STORE:
+            job.owner.stores.remove(job.job_id)
+            if job.is_at_boundary:
+                self._count_down(job.keys)
+
+    def _count_down(self, keys: Collection[OffloadKey]) -> None:
+        counts = self._boundary_keys
+        for key in keys:
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
 
     def _settle_stale(self, job: Job) -> None:
         if not job.waiting and not job.unended:
@@ -237,7 +272,18 @@ class JobBook:
             assert job.unended > 0 and not job.waiting, f"job {job.job_id} is abandoned for {job.unended}"
         for job in self.stale.values():
             assert job.waiting or job.unended, f"job {job.job_id} is stale and has ended"
+        self._check_stores()
         self._check_fences()
+
+    def _check_stores(self) -> None:
+        stores = [job for job in self.live.values() if job.kind is STORE]
+        for owner in (job.owner for job in (*stores, *self.stale.values())):
+            its = {job.job_id for job in stores if job.owner is owner}
+            assert its == owner.stores, f"a request knows of stores {sorted(owner.stores)}, and has {sorted(its)}"
+        counts = Counter(key for job in stores if job.is_at_boundary for key in job.keys)
+        assert dict(counts) == dict(self._boundary_keys), (
+            f"stores at boundaries are of {counts}, known {self._boundary_keys}"
+        )
 
     def kept(self) -> list[Job]:
         """Stores on blocks that their requests have."""

@@ -94,14 +94,13 @@ class Outcomes:
         store that was planned in it or later.
         """
         books = self._books
-        stores = [job for job in books.jobs.live.values() if job.kind is STORE]
-        owners = {id(job.owner): job.owner for job in stores}
+        owners = {id(job.owner): job.owner for job in books.jobs.live.values() if job.kind is STORE}
         owners |= {id(state): state for state in books.states.values()}
         for owner in owners.values():
             bad = owner.progress.first_token_in(invalid)
             if bad is not None:
                 books.rewind(owner)
-                self._spoil(job for job in stores if job.owner is owner and job.end_token > bad)
+                self._spoil(job for job in books.jobs.stores_of(owner) if job.end_token > bad)
 
     def _spoil(self, stores: Iterable[Job]) -> None:
         """Don't keep what these store, and let them end before their blocks are computed again."""

@@ -11,7 +11,7 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -153,11 +153,12 @@ class Progress:
         for progress in self.groups:
             progress.vacate(blocks)
 
-    def first_token_in(self, blocks: Collection[int]) -> int | None:
+    def first_token_in(self, blocks: Set[int]) -> int | None:
         """The first token that lies in any of ``blocks``."""
         found = [
             index * progress.group.tokens_per_block
             for progress in self.groups
+            if not blocks.isdisjoint(progress.table)  # most requests have none of them
             for index, block in enumerate(progress.table)
             if block in blocks
         ]

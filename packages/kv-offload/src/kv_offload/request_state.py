@@ -63,6 +63,8 @@ class RequestState:
     """The step, by the agenda, of the next offer at the earliest."""
     loads: set[int] = field(default_factory=set)
     """Jobs of asynchronous loads in flight."""
+    stores: set[int] = field(default_factory=set)
+    """Live jobs that store its chunks."""
     supplies: list[Supply] = field(default_factory=list)
     """Of the last load: which tokens the chunks of each group bring."""
 

@@ -158,8 +158,9 @@ class CudaCopyEngine:
         return results
 
     def wait(self, job_ids: Collection[int]) -> None:
+        awaited = {*job_ids}
         for lane in self._lanes:
-            last = next((job for job in reversed(lane.jobs) if job.job_id in job_ids), None)
+            last = next((job for job in reversed(lane.jobs) if job.job_id in awaited), None)
             if last is not None:
                 self._wait_for(lane, last)
 

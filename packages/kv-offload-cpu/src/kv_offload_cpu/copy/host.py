@@ -85,7 +85,9 @@ class HostCopyEngine:
 
     def wait(self, job_ids: Collection[int]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._pending.isdisjoint(job_ids))
+            for job_id in job_ids:  # one after the other: the end of any job wakes who waits
+                while job_id in self._pending:
+                    self._changed.wait()
 
     def shutdown(self) -> None:
         """Cancel what is queued, let what runs end."""

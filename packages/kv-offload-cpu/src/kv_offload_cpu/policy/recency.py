@@ -10,6 +10,9 @@ it is. Otherwise what it uses is appended to its own stretch, and ``_places`` sa
 entry in the old stretch is dead and skipped when it is met. So a use is at most one entry and one list item
 written, whatever the length of the list. Dead entries are swept out before they outnumber the live ones.
 
+What comes *late*, after chunks that lie behind it in its request, is appended all the same, and the order is made
+when it is asked for: once for all that came late, and only from the place of the first of them on.
+
 Two lists may divide one pool between them: they share ``places``, and a stretch knows its ``home``.
 
 Invariants: the slots for which ``_places`` names a stretch of this list are those that count in it, each by its
@@ -30,11 +33,13 @@ _SLACK = 64  # dead entries that are not worth a sweep
 class Stretch(list[int]):
     """The chunks that one request was the last to use, and dead entries."""
 
-    __slots__ = ("home", "run")
+    __slots__ = ("home", "late_end", "run")
 
     def __init__(self, slots: Iterable[int], run: Run, home: "RecencyList") -> None:
         super().__init__(slots)
         self.run = run
+        self.late_end: int | None = None
+        """Where the first chunk ends that came late, until the order is made."""
         self.home: RecencyList | None = home
         """None once it was taken out with all of its slots."""
 
@@ -61,7 +66,6 @@ class RecencyList:
         self._size += new_count
         places = self._places
         ours = self._stretches.get(run)
-        last = None
         fresh: Sequence[int]
         if ours is None:
             self._stretches[run] = ours = fresh = Stretch(slots, run, self)
@@ -74,13 +78,12 @@ class RecencyList:
             while ours and places[ours[-1]] is not ours:  # dead: its slot may have been filled anew
                 ours.pop()
                 self._entries -= 1
-            last = ours[-1] if ours else None
+            if ours and run.is_before(fresh[0], ours[-1]):
+                _note_late(ours, fresh[0])
             ours += fresh
         for slot in fresh:
             places[slot] = ours
         self._entries += len(fresh)
-        if last is not None and run.is_before(fresh[0], last):
-            self._put_in_order(ours, fresh[0])
         if self._entries > 2 * self._size + _SLACK:
             self._sweep()
 
@@ -90,7 +93,10 @@ class RecencyList:
         Not if the request has one there already.
         """
         stretch = self._places[slots[0]]
-        if stretch is None or stretch.home is not self or stretch != slots or run in to._stretches:
+        if stretch is None or stretch.home is not self or run in to._stretches:
+            return False
+        self._put_in_order(stretch)
+        if stretch != slots:
             return False
         count = len(stretch)
         if self._entries > self._size and pick(slots, self._places).count(stretch) < count:
@@ -113,6 +119,7 @@ class RecencyList:
         while (missing := count - len(taken)) > 0 and stretches:
             run = next(iter(stretches))
             slots = stretches[run]
+            self._put_in_order(slots)
             if missing < len(slots):
                 tail = slots[: -missing - 1 : -1]
                 del slots[-missing:]
@@ -144,9 +151,10 @@ class RecencyList:
             self._size -= 1
 
     def renew(self, run: Run) -> None:
-        """Make a request the newest although it used nothing."""
+        """Make a request the newest although it used nothing. From then on it may tell no order."""
         if run in self._stretches:
             self._stretches.move_to_end(run)
+            self._put_in_order(self._stretches[run])
 
     def among(self, slots: Sequence[int]) -> list[int]:
         """Those of some slots that are in this list."""
@@ -176,17 +184,26 @@ class RecencyList:
         live = dict.fromkeys(slot for slot in reversed(stretch) if self._places[slot] is stretch)
         return [*reversed(live)]
 
-    def _put_in_order(self, stretch: Stretch, first: int) -> None:
-        """Sort anew what lies behind the place of ``first``, after which all was just appended."""
-        run, live = stretch.run, dict[int, None]()
+    def _put_in_order(self, stretch: Stretch) -> None:
+        """Make the order of what came late, if anything did."""
+        if stretch.late_end is not None:
+            start, live = self._behind_late(stretch, stretch.late_end)
+            stretch.late_end = None
+            if live:
+                self._rewrite(stretch, start, live)
+
+    def _behind_late(self, stretch: Stretch, late_end: int) -> tuple[int, list[int]]:
+        """The place of the first chunk that came late, and in order what counts from there on."""
+        position, live = stretch.run.position, dict[int, None]()
         start = len(stretch)
         for slot in reversed(stretch):
             if self._places[slot] is stretch:
-                if run.is_before(slot, first):
+                end = position(slot)
+                if end is not None and end < late_end:
                     break
                 live[slot] = None
             start -= 1
-        self._rewrite(stretch, start, run.in_token_order([*reversed(live)]))
+        return start, stretch.run.in_token_order([*reversed(live)])
 
     def _rewrite(self, stretch: Stretch, start: int, live: list[int]) -> None:
         self._entries -= len(stretch) - start - len(live)
@@ -209,4 +226,15 @@ class RecencyList:
     def __iter__(self) -> Iterator[int]:
         """The slots in the order in which they would leave."""
         for stretch in self._stretches.values():
-            yield from reversed(self._live(stretch))
+            live = self._live(stretch)
+            if stretch.late_end is not None:
+                _, behind = self._behind_late(stretch, stretch.late_end)
+                live[len(live) - len(behind) :] = behind
+            yield from reversed(live)
+
+
+def _note_late(stretch: Stretch, slot: int) -> None:
+    """A chunk is about to be appended that lies before the last one."""
+    end = stretch.run.position(slot)
+    if end is not None and (stretch.late_end is None or end < stretch.late_end):
+        stretch.late_end = end
