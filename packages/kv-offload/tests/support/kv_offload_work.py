@@ -16,6 +16,7 @@ def work_of(call):
 
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()  # whatever it finds may run code of its own
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces them only if somebody wanted them before
     sys.settrace(trace)
     try:
         call()

@@ -54,6 +54,7 @@ class Meter:
         before, collects = sys.gettrace(), gc.isenabled()
         gc.disable()  # what it finds may run code of its own
         self._is_counting = True
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 traces them only if somebody wanted them before
         sys.settrace(trace)
         try:
             return method(*args, **kwargs)
