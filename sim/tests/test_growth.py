@@ -11,7 +11,7 @@ from kv_sim.cli import main
 from kv_sim.examples.catalogue import LATER
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
-from kv_sim.growth.situations import SITUATIONS, Load
+from kv_sim.growth.situations import SITUATIONS, UnitWork
 
 
 @pytest.fixture
@@ -114,15 +114,15 @@ def test_what_the_garbage_collector_runs_is_nobodys_work() -> None:
 
 def test_situations_are_what_they_say() -> None:
     last, known = SITUATIONS["a prompt's last steps"], SITUATIONS["a prompt that was stored"]
-    assert last.load(LATER, 64) == last.load(LATER, 512)  # it has nothing to do while a prompt is computed
-    assert known.load(LATER, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+    assert last.measure(LATER, 64) == last.measure(LATER, 512)  # it has nothing to do while a prompt is computed
+    assert known.measure(LATER, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
 
 
 @pytest.mark.parametrize(
-    ("loads", "grows"), [((10, 20), 2.0), ((0, 50), 50.0), ((0, 0), 1.0), ((30, 10), 1 / 3), ((0.5, 3), 3.0)]
+    ("works", "grows"), [((10, 20), 2.0), ((0, 50), 50.0), ((0, 0), 1.0), ((30, 10), 1 / 3), ((0.5, 3), 3.0)]
 )
-def test_growth(loads: tuple[float, float], grows: float) -> None:
-    assert growth_of([Load(load, "") for load in loads]) == pytest.approx(grows)
+def test_growth(works: tuple[float, float], grows: float) -> None:
+    assert growth_of([UnitWork(work, "") for work in works]) == pytest.approx(grows)
 
 
 def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, str]]) -> None:

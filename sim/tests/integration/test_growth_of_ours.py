@@ -13,15 +13,15 @@ from kv_sim.growth.situations import SITUATIONS
 @pytest.mark.parametrize("name", ["offload", "offload-held", "later+offload", "patient"])
 def test_ours_do_not_grow(name: str, situation: str) -> None:
     row = SITUATIONS[situation]
-    loads = [row.load(SUBJECTS[name], size) for size in (row.sizes[0], row.sizes[-1])]
-    assert growth_of(loads) <= MOST, f"{name}, {situation}: {loads}"
-    assert all(load.work for load in loads)
+    works = [row.measure(SUBJECTS[name], size) for size in (row.sizes[0], row.sizes[-1])]
+    assert growth_of(works) <= MOST, f"{name}, {situation}: {works}"
+    assert all(one.work for one in works)
 
 
 def test_a_block_that_is_found_is_nearly_free() -> None:
     """What a medium has is told, checked and planned by ranges; only its source is asked for chunk by chunk."""
     row = SITUATIONS["a prompt that was stored"]
-    few, many = (row.load(SUBJECTS["offload"], size) for size in row.sizes[1:])
+    few, many = (row.measure(SUBJECTS["offload"], size) for size in row.sizes[1:])
     blocks = row.sizes[1:]
     assert (many.work * blocks[1] - few.work * blocks[0]) / (blocks[1] - blocks[0]) < 25
 

@@ -1,6 +1,6 @@
 """Situations of a busy server, each in several sizes, and what a connector's calls are in them.
 
-All of them are plain: nothing fails, copies end at once, everything fits. A *load* here is the work for one unit:
+All of them are plain: nothing fails, copies end at once, everything fits. Work is told for one unit:
 a step, a block or a request.
 """
 
@@ -21,7 +21,7 @@ STEP_BLOCKS: Final = 16
 MOST_STEPS: Final = 500
 
 
-class Load(NamedTuple):
+class UnitWork(NamedTuple):
     """The work for one unit of a situation, and which method has most of it."""
 
     work: float
@@ -95,32 +95,32 @@ class Server:
         assert is_legal, f"{kind} with {args} is not legal"
 
 
-def _load(steps: list[Counter[str]], units: int) -> Load:
+def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
     total = sum(steps, Counter[str]())
     ((most, _),) = total.most_common(1) or [("", 0)]
-    return Load(total.total() / max(units, 1), most)
+    return UnitWork(total.total() / max(units, 1), most)
 
 
-def _step_of_a_prompt(subject: Subject, blocks: int) -> Load:
+def _step_of_a_prompt(subject: Subject, blocks: int) -> UnitWork:
     """The last full steps of a prompt: what came before may not count."""
     server = Server(subject, 2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     full = blocks // STEP_BLOCKS
     last = server.run()[full - full // 4 : full]
     server.end()
-    return _load(last, len(last))
+    return _per_unit(last, len(last))
 
 
-def _whole_prompt(subject: Subject, blocks: int) -> Load:
+def _whole_prompt(subject: Subject, blocks: int) -> UnitWork:
     server = Server(subject, 2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     steps = server.run()
     server.end()
-    return _load(steps, blocks)
+    return _per_unit(steps, blocks)
 
 
-def _known_prompt(subject: Subject, blocks: int) -> Load:
-    """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
+def _known_prompt(subject: Subject, blocks: int) -> UnitWork:
+    """A prompt that was computed before and has left the GPU. A connector that stored it works it now."""
     server = Server(subject, 2 * blocks + STEP_BLOCKS)
     server.add(blocks, conversation=1)
     server.run()
@@ -128,10 +128,10 @@ def _known_prompt(subject: Subject, blocks: int) -> Load:
     server.add(blocks, conversation=1)
     steps = server.run()
     server.end()
-    return _load(steps, blocks)
+    return _per_unit(steps, blocks)
 
 
-def _decoding(subject: Subject, requests: int) -> Load:
+def _decoding(subject: Subject, requests: int) -> UnitWork:
     """A step in which so many requests sample a token each."""
     server = Server(subject, 32 * requests, max_running=requests)
     for _ in range(requests):
@@ -144,10 +144,10 @@ def _decoding(subject: Subject, requests: int) -> Load:
             break
     server.run()
     server.end()
-    return _load(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
+    return _per_unit(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
 
 
-def _after_others(subject: Subject, requests: int) -> Load:
+def _after_others(subject: Subject, requests: int) -> UnitWork:
     """One request after so many others that have come and gone."""
     server = Server(subject, 3 * requests + STEP_BLOCKS)
     for _ in range(requests):
@@ -156,7 +156,7 @@ def _after_others(subject: Subject, requests: int) -> Load:
     server.add(2)
     steps = server.run()
     server.end()
-    return _load(steps, 1)
+    return _per_unit(steps, 1)
 
 
 class Situation(NamedTuple):
@@ -167,7 +167,7 @@ class Situation(NamedTuple):
     of: str
     """What is counted by its sizes."""
     sizes: tuple[int, ...]
-    load: Callable[[Subject, int], Load]
+    measure: Callable[[Subject, int], UnitWork]
 
 
 _BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)
