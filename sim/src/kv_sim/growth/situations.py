@@ -19,6 +19,7 @@ BLOCK_TOKENS: Final = 4
 STEP_BLOCKS: Final = 16
 """Blocks of a prompt that a step computes."""
 MOST_STEPS: Final = 500
+"""More than any situation takes until nothing is left to do."""
 
 
 class UnitWork(NamedTuple):
@@ -43,7 +44,6 @@ class Server:
             subject,
         )
         self._meter = Meter(self._world.engine.connectors[-1])
-        self._meter.take()
         self._added = 0
 
     def add(self, blocks: int, outputs: int = 2, *, conversation: int | None = None) -> None:
@@ -120,7 +120,7 @@ def _whole_prompt(subject: Subject, blocks: int) -> UnitWork:
 
 
 def _known_prompt(subject: Subject, blocks: int) -> UnitWork:
-    """A prompt that was computed before and has left the GPU. A connector that stored it works it now."""
+    """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
     server = Server(subject, 2 * blocks + STEP_BLOCKS)
     server.add(blocks, conversation=1)
     server.run()
