@@ -266,6 +266,23 @@ if marked("torch"):
         run_pytest(session, str(ROOT / folder / "tests"), "-m=torch")
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def kernel(session: nox.Session) -> None:
+    """Interpret the kernel for GPUs, and compile it with the newest Triton and the oldest. Needs no GPU."""
+    folder = "packages/kv-offload-cpu"
+    extra = nox.project.load_toml(ROOT / folder / "pyproject.toml")["project"]["optional-dependencies"]["cuda"]
+    [oldest] = re.findall(r"triton>=([\d.]+)", " ".join(extra))
+    interpreted, compiled = (f"{ROOT / folder}/tests/gather_kernel_{way}_check.py" for way in ("run", "build"))
+    build, env = torch_build(session)
+    install_one(session, folder, *build, extra="[cuda]", env=env)
+    session.env.update(TRITON_CACHE_DIR=session.create_tmp(), TRITON_INTERPRET="1")
+    run_pytest(session, interpreted)
+    session.env["TRITON_INTERPRET"] = "0"
+    run_pytest(session, compiled)
+    session.install(f"triton~={oldest}.0", *build, env=env)
+    run_pytest(session, compiled)
+
+
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM's CPU build with what it needs, except torch's companions, which nothing here does."""
     session.install("--no-deps", VLLM)

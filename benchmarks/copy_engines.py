@@ -14,7 +14,10 @@ counts.
 ``matmul`` is how much slower a product of bf16 matrices is while stores of the same pages run beside it; "?" means
 that the copies ended before the products did.
 
+``--programs 1 2 8`` measures ``cuda-gather`` with as many programs, too, as ``cuda-gather/1`` and so on.
+
     python benchmarks/copy_engines.py [--seconds 240] [--mebibytes 1024] [--repeat 3] [--json FILE]
+        [--programs N …]
 
 It begins no case after ``--seconds``, and says what it left out. Without a GPU it says so and measures nothing.
 Needs kv-offload-cpu[cuda].
@@ -75,6 +78,25 @@ class LoopDriver:
         self.copy_batch = loop
 
 
+class WithPrograms:
+    """A driver whose kernels are so many programs."""
+
+    def __init__(self, torch: Any, driver: Any, programs: int) -> None:
+        self._torch = torch
+        self._driver = driver
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def run_kernel(self, stream: Any, table: Any, begin: int, end: int, word: int) -> None:
+        """Give ``stream`` the moves of some rows."""
+        from kv_offload_cpu.copy.gather_kernel import launch
+
+        with self._torch.cuda.stream(stream):
+            launch(table.on_device, begin, end, word, self._programs)
+
+
 class Setting:
     """KV caches and chunks for two jobs of ``count`` pages, one of them for each direction.
 
@@ -111,7 +133,9 @@ class Setting:
             assert loop is not None
             driver = LoopDriver(self.driver, loop)
             return CudaCopyEngine(self.plan, self.driver, lambda stream: OneBatch(driver, stream))
-        return CudaCopyEngine(self.plan, self.driver, method_maker(self.driver, CopyEngineChoice(name)))
+        name, _, programs = name.partition("/")
+        driver = WithPrograms(self.torch, self.driver, int(programs)) if programs else self.driver
+        return CudaCopyEngine(self.plan, self.driver, method_maker(driver, CopyEngineChoice(name)))
 
     def copies(self, direction: Direction) -> PageCopies:
         """The pages of a job."""
@@ -261,13 +285,14 @@ def lines(case: Case, found: dict[str, Any], limit: dict[str, float]) -> Iterato
     for name, rates in found.items():
         shares = "".join(f"{rates[way]:9.1f} {rates[way] / limit[way]:5.0%}" for way in WAYS)
         beside = f"{rates['matmul']:8.1%}{'' if rates['lasted'] else '?'}" if "matmul" in rates else ""
-        yield f"{case.page_bytes >> 10:>6} KiB {case.num_pages:>7} {name:>13}{shares}{beside}"
+        yield f"{case.page_bytes >> 10:>6} KiB {case.num_pages:>7} {name:>14}{shares}{beside}"
 
 
-def available(setting: Setting, loop: Loop | None) -> list[str]:
+def available(setting: Setting, loop: Loop | None, programs: list[int]) -> list[str]:
     """The methods that this machine has; says why it lacks the others."""
     names = []
-    for name in [LOOP, *(choice.value for choice in METHODS)]:
+    gathers = [f"{CopyEngineChoice.CUDA_GATHER.value}/{count}" for count in programs]
+    for name in [LOOP, *(choice.value for choice in METHODS), *gathers]:
         try:
             setting.engine(name, loop)
         except (ConfigError, AssertionError) as error:
@@ -287,7 +312,7 @@ def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, argument
     products = Products(torch)
     print(f"{results['device']}, torch {torch.__version__}")
     print("limit, GB/s: " + ", ".join(f"{way} {rate:.1f}" for way, rate in limit.items()))
-    print(f"{'page':>10} {'count':>7} {'method':>13}" + "".join(f"{way:>15}" for way in WAYS) + f"{'matmul':>9}")
+    print(f"{'page':>10} {'count':>7} {'method':>14}" + "".join(f"{way:>15}" for way in WAYS) + f"{'matmul':>9}")
     names: list[str] | None = None
     left_out = []
     for case in cases(most_bytes):
@@ -296,7 +321,7 @@ def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, argument
             continue
         setting = Setting(torch, make_driver, "cuda", *case)
         try:
-            names = names or available(setting, loop)
+            names = names or available(setting, loop, arguments.programs)
             beside = products if setting.num_bytes * 4 >= most_bytes else None
             found = measure(setting, names, loop, arguments.repeat, beside)
         finally:
@@ -315,6 +340,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--mebibytes", type=int, default=1024, help="the most bytes of one job")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--programs", type=int, nargs="+", default=[], metavar="N", help="of cuda-gather's kernel")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     try:

@@ -1,8 +1,8 @@
 """A whole job in one kernel, that moves bytes between GPU blocks and host memory with ordinary loads and stores.
 
 The driver's copies have a price each, which small pages can't pay. A kernel's price is one launch: its programs
-take pieces of the job in turn, and read or write pinned host memory across the link word by word. It occupies
-multiprocessors for as long as it runs, so it is few programs, no more than it takes to fill the link.
+take pieces of the job, many at a time, and read or write pinned host memory across the link word by word. It
+occupies multiprocessors for as long as it runs, so it is few programs, no more than it takes to fill the link.
 
 Where the pieces are is written to a *table*: pinned rows, that the stream uploads, and the kernel reads on the
 device. Tables are reused when their job has ended, and grow in powers of two.
