@@ -9,6 +9,7 @@ from kv_offload_cpu_models import MODELS
 
 from kv_offload_cpu import POLICIES, Run
 from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.policy.fifo import Fifo
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""
@@ -195,6 +196,31 @@ def test_on_long_traces_too(name, seed):
         scan = range(1000 * turn, 1000 * turn + 20)
         accesses += random.choice([popular, popular, loop, [*popular, *scan, *popular]])
     replay(name, capacity, accesses)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3])
+@pytest.mark.parametrize("name", ["s3fifo", "sieve"])
+def test_an_eviction_for_which_many_are_spared_takes_few_looks(name, uses, monkeypatch):
+    capacity, looks = 4000, []
+    policy, model, pins, run = POLICIES[name](capacity), MODELS[name](capacity), Pins(capacity), Run()
+    policy.key_of = keys = [b"%d" % slot for slot in range(capacity)]
+    take = Fifo.take
+    monkeypatch.setattr(Fifo, "take", lambda queue, count: looks.append(count) or take(queue, count))
+    for start in range(0, capacity, 500):
+        batch = range(start, start + 500)
+        policy.insert(keys[start : start + 500], batch, run)
+        model.store(keys[start : start + 500], lambda _, batch=batch: batch, 0, pins, run)
+        for _ in range(uses):
+            policy.access(batch, run)
+            model.access(batch, run)
+    for number in range(3):
+        new = b"new %d" % number
+        evicted = policy.make_room([new], 1, pins)
+        assert evicted == model.store([new], lambda _, slot=evicted[0]: [slot], 1, pins, run)[0]
+        keys[evicted[0]] = new
+        policy.insert([new], evicted, run)
+    assert sum(looks) > (0 if (name, uses) == ("s3fifo", 1) else 0.9 * capacity)
+    assert len(looks) < 60
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -53,6 +53,8 @@ def test_fifo_by_batches(actions):
                 left.append(item)
         else:
             count = min(number, len(model))
+            lead = queue.lead(count)
+            assert lead == model[: len(lead)]
             assert queue.take(count) == model[:count]
             left += model[:count][-2:]
             del model[:count]
@@ -60,6 +62,19 @@ def test_fifo_by_batches(actions):
         assert list(queue) == model
         assert len(queue) == len(model)
         assert max(map(len, queue._stretches), default=0) < 256 + 703
+
+
+def test_the_lead_of_a_fifo_is_within_a_stretch_and_has_nothing_dead():
+    queue = Fifo()
+    assert queue.lead(1) == []
+    queue.push(range(300))
+    queue.push(range(300, 310))
+    queue.take(3)
+    assert (queue.lead(2), queue.lead(1000)) == ([3, 4], [*range(3, 300)])
+    queue.remove(5)
+    assert (queue.lead(2), queue.lead(3)) == ([3, 4], [])
+    queue.take(2)
+    assert (queue.lead(1), queue.take(1), queue.lead(2)) == ([], [6], [7, 8])
 
 
 def test_a_swept_fifo_does_not_keep_what_is_taken():

@@ -52,6 +52,11 @@ class Fifo(Generic[T]):
             taken += self._take_entries(count - len(taken))
         return taken
 
+    def lead(self, count: int) -> list[T]:
+        """Up to ``count`` of the oldest items, to look at before they are taken; none where one was taken out."""
+        lead = self._stretches[0][self._first : self._first + count] if self._stretches else []
+        return [] if self._dead and not self._dead.keys().isdisjoint(lead) else lead
+
     def remove(self, item: T) -> None:
         """Take out an item that is in the queue, wherever it is."""
         self._dead[item] = self._dead.get(item, 0) + 1

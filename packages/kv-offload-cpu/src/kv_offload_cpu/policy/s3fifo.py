@@ -12,6 +12,8 @@ A batch enters tail first, so that of chunks nobody used again a tail leaves bef
 would be evicted is parked; it enters the queue that it came from when it is unpinned.
 
 As many chunks as a queue has to give are looked at together; if none of them was used or is pinned, that is all.
+What makes room for one chunk may have to spare all others, some of them three times; so where a look gives
+nothing, the next ones grow as long as all chunks in them are spared.
 """
 
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ _USED_ONCE_MORE = (1, 2, 3, 3, 5, 6, 7, 7)  # the next state
 _SPARED: Final = {2: _MAIN, 3: _MAIN, 5: 4, 6: 5, 7: 6}
 """State -> the next one of a chunk that isn't evicted: of small one that was used twice, which goes to main; of
 main one that was used, which has one use less."""
+_FIRST_LOOK = 8  # chunks of a batch that may be all spared
 _UNUSED_IN_SMALL, _UNUSED_IN_MAIN = 1, _MAIN
 """The highest state of a chunk that isn't spared."""
 
@@ -56,8 +59,12 @@ class S3FIFOPolicy(CachePolicy):
                 assert small, "nothing is left that isn't pinned"
                 slots = self._sift(small, max(1, min(missing, surplus)), _UNUSED_IN_SMALL, pins)
                 from_small += slots
+                if not slots:
+                    self._spare(small, len(small) - self._small_target + 1, _UNUSED_IN_SMALL)
             else:
                 slots = self._sift(main, min(missing, len(main)), _UNUSED_IN_MAIN, pins)
+                if not slots:
+                    self._spare(main, len(main), _UNUSED_IN_MAIN)
             evicted += slots
         if from_small:
             self._ghosts.add(pick(from_small, self.key_of))
@@ -145,3 +152,16 @@ class S3FIFOPolicy(CachePolicy):
                 evicted.append(slot)
         self._main.push(spared)
         return evicted
+
+    def _spare(self, queue: Fifo[int], most: int, highest_unused: int) -> None:
+        """Spare up to ``most`` chunks, by batches of which all are to be spared."""
+        states, size = self._states, _FIRST_LOOK
+        while lead := queue.lead(min(size, max(0, most))):
+            found = pick(lead, states)
+            if min(found) <= highest_unused:
+                break
+            for slot, state in zip(queue.take(len(lead)), found, strict=True):
+                states[slot] = _SPARED[state]
+            self._main.push(lead)
+            most -= len(lead)
+            size *= 2

@@ -7,7 +7,8 @@ New chunks enter at the head and never move. The hand goes from tail to head; wh
 stays where it is, what wasn't is evicted; past the head it begins again at the tail. Here the hand is the seam
 between two queues: one from the tail up to the hand, and one from the hand to the head, of number ``_ahead``.
 When the hand is past the head, the two change parts. ``_states`` has the number of a chunk's queue, and its mark.
-Chunks are sifted by batches, at once if all of a batch are marked, or none is.
+Chunks are sifted by batches, at once if all of a batch are marked, or none is. What makes room for one chunk may
+have to pass all others; so where a batch gives nothing, stretches of marked chunks are passed whole.
 
 A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
 the hand meets is parked; it enters at the head when it is unpinned, its mark spent.
@@ -22,6 +23,7 @@ from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo
 
 _VISITED = 2  # in the state of a chunk, next to the number of its queue
+_FIRST_LOOK = 8  # chunks of a batch that may be all marked
 
 
 class SievePolicy(CachePolicy):
@@ -41,6 +43,8 @@ class SievePolicy(CachePolicy):
             ahead = self._queues[self._ahead]
             if ahead:
                 self._sift(ahead.take(min(missing, len(ahead))), pins, evicted)
+                if count - len(evicted) == missing:
+                    self._pass_marked(ahead, pins)
             else:
                 self._wrap()
                 assert self._queues[self._ahead], "nothing is left that isn't pinned"
@@ -98,9 +102,7 @@ class SievePolicy(CachePolicy):
         if max(marks) < _VISITED and not is_any_pinned:
             evicted += slots
         elif min(marks) >= _VISITED and not is_any_pinned:
-            for slot in slots:
-                states[slot] = behind
-            passed.push(slots)
+            self._pass(slots)
         else:
             for slot, mark in zip(slots, marks, strict=True):
                 if slot in pinned:
@@ -110,6 +112,22 @@ class SievePolicy(CachePolicy):
                     passed.push((slot,))
                 else:
                     evicted.append(slot)
+
+    def _pass_marked(self, ahead: Fifo[int], pins: Pins) -> None:
+        """The hand goes by batches of which all are marked, and none is pinned."""
+        size = _FIRST_LOOK
+        while lead := ahead.lead(size):
+            if min(pick(lead, self._states)) < _VISITED or not pins.slots.isdisjoint(lead):
+                break
+            self._pass(ahead.take(len(lead)))
+            size *= 2
+
+    def _pass(self, slots: Sequence[int]) -> None:
+        """The hand goes by these, which lose their marks."""
+        states, behind = self._states, 1 - self._ahead
+        for slot in slots:
+            states[slot] = behind
+        self._queues[behind].push(slots)
 
     def _enter(self, slots: Sequence[int]) -> None:
         """At the head. A hand past the head goes to the tail first, or what enters would be next in its way."""
