@@ -72,9 +72,7 @@ class Loop:
 class LoopDriver:
     """A driver with another ``copy_batch``."""
 
-    def __init__(self, driver: Any, loop: Loop) -> None:
-        self.tensor_addresses = driver.tensor_addresses
-        self.host_address = driver.host_address
+    def __init__(self, loop: Loop) -> None:
         self.copy_batch = loop
 
 
@@ -89,12 +87,12 @@ class WithPrograms:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._driver, name)
 
-    def run_kernel(self, stream: Any, table: Any, begin: int, end: int, word: int) -> None:
+    def run_kernel(self, stream: Any, table: Any, num_rows: int, rows: range, word: int) -> None:
         """Give ``stream`` the moves of some rows."""
         from kv_offload_cpu.copy.gather_kernel import launch
 
         with self._torch.cuda.stream(stream):
-            launch(table.on_device, begin, end, word, self._programs)
+            launch(table.on_device, num_rows, rows, word, self._programs)
 
 
 class Setting:
@@ -120,7 +118,7 @@ class Setting:
         refs = [CanonicalKVCacheRef(index, page_bytes) for index in range(self.layers)]
         tensors = [CanonicalKVCacheTensor(layer, page_bytes) for layer in self.cache]
         on_device = device_tensors(CanonicalKVCaches(tensors, [refs]))
-        self.plan = CopyPlan([tensor.pages for tensor in on_device], [refs], layout, 0)
+        self.plan = CopyPlan([tensor.pages for tensor in on_device], [refs], layout, 0, self.memory.address)
         self.driver = make_driver(on_device, self.memory.bytes, pin_memory=True)
         random = np.random.default_rng(count)
         halves = (np.arange(self.blocks), np.arange(self.blocks, 2 * self.blocks))
@@ -131,7 +129,7 @@ class Setting:
         """The engine with a method, by name."""
         if name == LOOP:
             assert loop is not None
-            driver = LoopDriver(self.driver, loop)
+            driver = LoopDriver(loop)
             return CudaCopyEngine(self.plan, self.driver, lambda stream: OneBatch(driver, stream))
         name, _, programs = name.partition("/")
         driver = WithPrograms(self.torch, self.driver, int(programs)) if programs else self.driver

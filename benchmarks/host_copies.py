@@ -60,14 +60,16 @@ class Setting:
         pages = self.cache.bytes.reshape(count, page_bytes)
         pages[:] = random.integers(0, 256, page_bytes, dtype=np.uint8)
         pages[:, 0] = np.arange(count) % 251
-        self.tensors = [DeviceTensor(TensorPages(count, page_bytes, page_bytes), self.cache.address, "cpu", pages)]
-        self.plan = CopyPlan([self.tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0)
+        self.tensors = [DeviceTensor(TensorPages(count, page_bytes, page_bytes, self.cache.address), "cpu", pages)]
+        self.plan = CopyPlan(
+            [self.tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0, self.memory.address
+        )
         zeros = np.zeros(count, np.int64)
         self.copies = PageCopies(zeros, random.permutation(count), random.permutation(count), zeros)
         self.in_order = PageCopies(zeros, np.arange(count), np.arange(count), zeros)
         best = host_mover(CopyEngineChoice.AUTO)
         self.engine, self.alone, self.by_c = (
-            HostCopyEngine(self.plan, self.tensors, self.memory.address, count, mover)
+            HostCopyEngine(self.plan, self.tensors, count, mover)
             for count, mover in ((threads, best), (1, best), (threads, BY_C))
         )
 

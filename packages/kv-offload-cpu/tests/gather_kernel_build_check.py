@@ -38,7 +38,7 @@ def word(request):
 def compiled(generation, word):
     names = move_pieces.arg_names
     constants = TILES[word]._asdict()
-    types = {"table": "*i64", "begin": "i32", "end": "i32"}
+    types = {"table": "*i64", "num_rows": "i32", "begin": "i32", "end": "i32"}
     source = ASTSource(
         move_pieces,
         {name: types.get(name, "constexpr") for name in names},

@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,11 @@ def aligned(count, seed=0):
     return whole[-whole.ctypes.data % 64 :][:count]
 
 
+def columns_of(rows):
+    """A table of these rows."""
+    return torch.tensor(rows, dtype=torch.int64).T.flatten()
+
+
 @given(
     st.sampled_from([1, 2, 4, 8, 16]),
     st.lists(st.integers(1, 40) | st.integers(500, 1200), min_size=1, max_size=40),
@@ -35,8 +41,6 @@ def aligned(count, seed=0):
     st.data(),
 )
 def test_the_kernel_moves_its_rows_and_no_others(unit, lengths, programs, random, data):
-    import torch
-
     count, unit_bytes = len(lengths), unit * 1200
     source, target = aligned(count * unit_bytes), aligned(count * unit_bytes, 1)
     places = random.sample(range(count), count)
@@ -52,25 +56,21 @@ def test_the_kernel_moves_its_rows_and_no_others(unit, lengths, programs, random
         expected[at : at + size] = source[n * unit_bytes : n * unit_bytes + size]
     word = word_bytes(Moves(*np.array(rows, np.int64).T))
     assert word % unit == 0
-    gather_kernel.launch(torch.tensor(rows, dtype=torch.int64), begin, end, word, programs)
+    gather_kernel.launch(columns_of(rows), count, range(begin, end), word, programs)
     assert np.array_equal(target, expected)
 
 
 @pytest.mark.parametrize("size", [1, 8191, 8192, 8193, 16384, 3 * 8192 + 16, 40_000])
 @pytest.mark.parametrize("word", [1, 8, 16])
 def test_a_piece_longer_than_a_step_is_moved_whole(size, word):
-    import torch
-
     size = -(-size // word) * word
     source, target = aligned(size + 32), aligned(size + 32, 1)
     expected = target.copy()
     expected[16 : 16 + size] = source[:size]
-    table = torch.tensor([[target.ctypes.data + 16, source.ctypes.data, size]], dtype=torch.int64)
-    gather_kernel.launch(table, 0, 1, word)
+    table = columns_of([[target.ctypes.data + 16, source.ctypes.data, size]])
+    gather_kernel.launch(table, 1, range(1), word)
     assert np.array_equal(target, expected)
 
 
 def test_nothing_is_moved_by_no_rows():
-    import torch
-
-    gather_kernel.launch(torch.zeros((1, 3), dtype=torch.int64), 0, 0, 16)
+    gather_kernel.launch(columns_of([[0, 0, 16]]), 1, range(0), 16)

@@ -26,7 +26,7 @@ BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHE
 
 
 def on(*devices):
-    return [DeviceTensor(TensorPages(1, 1, 1), 0, device, None) for device in devices]
+    return [DeviceTensor(TensorPages(1, 1, 1), device, None) for device in devices]
 
 
 @pytest.mark.parametrize("asked", [AUTO, HOST, CopyEngineChoice.HOST_STREAM])

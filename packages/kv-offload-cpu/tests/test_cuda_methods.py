@@ -12,7 +12,7 @@ from kv_offload_cpu import Direction
 from kv_offload_cpu.copy.addresses import Moves, moves, split, word_bytes
 from kv_offload_cpu.copy.cuda_batch import SourceOrder
 from kv_offload_cpu.copy.descriptors import Ranges, join_neighbours
-from kv_offload_cpu.copy.gather import Tables
+from kv_offload_cpu.copy.gather import OneKernel, Tables, longest_piece
 from kv_offload_cpu.copy.staged import TwoHalves, cut
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
@@ -174,8 +174,8 @@ def test_tables_grow_in_powers_of_two():
     tables = Tables(device)
     sizes = (1, 256, 257, 1000)
     lent = [tables.borrow(Moves(*([np.arange(size)] * 3))) for size in sizes]
-    assert [len(table.rows) for table in lent] == [256, 256, 512, 1024]
-    assert lent[2].rows[:257].tolist() == [[n] * 3 for n in range(257)]
+    assert [len(table.numbers) for table in lent] == [768, 768, 1536, 3072]
+    assert lent[2].numbers[: 3 * 257].tolist() == [*range(257)] * 3
     for table in lent:
         tables.give_back(table)
     tables.check()
@@ -185,10 +185,10 @@ def test_tables_grow_in_powers_of_two():
 
 
 def test_addresses_of_both_directions():
-    ranges = Ranges(numbers(0, 1), numbers(8, 0), numbers(0, 40), numbers(8, 4))
-    there = moves(ranges, numbers(1000, 2000), 5000, STORE)
+    ranges = Ranges(numbers(0, 1), numbers(1008, 2000), numbers(5000, 5040), numbers(8, 4))
+    there = moves(ranges, STORE)
     assert [column.tolist() for column in there] == [[5000, 5040], [1008, 2000], [8, 4]]
-    back = moves(ranges, numbers(1000, 2000), 5000, LOAD)
+    back = moves(ranges, LOAD)
     assert [column.tolist() for column in back] == [[1008, 2000], [5000, 5040], [8, 4]]
 
 
@@ -212,7 +212,7 @@ def host_ranges(draw):
     host = np.cumsum([0, *sizes[:-1]]) + np.cumsum(gaps)
     tensors = draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
     order = np.array(draw(st.permutations(range(len(sizes)))), np.int64)
-    device = 100 * np.arange(len(sizes))
+    device = 100 * np.arange(len(sizes)) + 10_000 * np.array(tensors)
     return Ranges(np.array(tensors)[order], device[order], host[order], np.array(sizes)[order])
 
 
@@ -224,8 +224,7 @@ def spread(targets, sources, sizes):
 
 @given(host_ranges(), st.sampled_from([32, 64, 96, 256]))
 def test_cut_pieces_fit_their_half_and_lead_every_byte_to_its_place(ranges, half_bytes):
-    addresses = numbers(10_000, 20_000, 30_000)
-    stage = cut(ranges, addresses, half_bytes)
+    stage = cut(ranges, half_bytes)
     assert stage.page_ends[-1] == len(stage.page_sizes)
     assert stage.ends[-1] == len(stage.sizes)
     assert len(stage.page_ends) == len(stage.ends)
@@ -236,20 +235,51 @@ def test_cut_pieces_fit_their_half_and_lead_every_byte_to_its_place(ranges, half
         gathered = spread(stage.page_stage[pages], stage.device[pages], stage.page_sizes[pages])
         held = dict(gathered)
         assert len(held) == len(gathered) > 0, "two pages at one place"
-        assert min(held) >= 0
-        assert max(held) < half_bytes
+        half = piece % 2 * half_bytes
+        assert min(held) >= half
+        assert max(held) < half + half_bytes
         copied = spread(stage.host[here], stage.stage[here], stage.sizes[here])
         assert len(copied) == len(held), "a byte of the half that nobody gathered, or nobody copies"
         found += [(target, held[place]) for target, place in copied]
-    wanted = spread(ranges.host, ranges.device + addresses[ranges.tensors], ranges.sizes)
+    wanted = spread(ranges.host, ranges.device, ranges.sizes)
     assert sorted(found) == sorted(wanted)
 
 
 def test_neighbours_in_host_memory_are_one_stretch():
-    ranges = Ranges(numbers(2, 0, 1), numbers(0, 0, 0), numbers(32, 0, 16), numbers(16, 16, 16))
-    stage = cut(ranges, numbers(0, 100, 200), 256)
+    ranges = Ranges(numbers(0, 1, 2), numbers(0, 100, 200), numbers(0, 16, 32), numbers(16, 16, 16))
+    stage = cut(ranges, 256)
     assert [stage.host.tolist(), stage.stage.tolist(), stage.sizes.tolist()] == [[0], [0], [48]]
     assert len(join_neighbours(ranges).sizes) == 3
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_kernel_finds_host_memory_where_the_device_has_it(direction):
+    device = FakeDevice([], np.zeros(1, np.uint8))
+    device.mapped_shift = 7000
+    method = OneKernel(device, device.new_stream())
+    ranges = Ranges(numbers(0, 1), numbers(1008, 2000), numbers(5000, 5040), numbers(8, 4))
+    table, num_rows, word = method.prepare(direction, ranges)
+    host, on_device = [12_000, 12_040], [1008, 2000]
+    expected = [*host, *on_device] if direction is STORE else [*on_device, *host]
+    assert table.numbers[:6].tolist() == [*expected, 8, 4]
+    assert (num_rows, word) == (2, 4)
+    assert ranges.host.tolist() == [5000, 5040]
+
+
+@pytest.mark.parametrize(("count", "size", "rows"), [(1, 4096, 1), (16, 16 << 10, 64), (3, 1 << 20, 384)])
+def test_large_pages_are_cut_until_there_are_enough_pieces_and_small_ones_are_not(count, size, rows):
+    device = FakeDevice([], np.zeros(1, np.uint8))
+    method = OneKernel(device, device.new_stream())
+    begins = np.arange(count) * size
+    found = method.prepare(STORE, Ranges(np.zeros(count, np.int64), begins, begins, np.full(count, size)))
+    assert found.num_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "longest"), [(1, 4096), (2 << 20, 4096), ((2 << 20) + 1, 8192), (1 << 30, 2 << 20)]
+)
+def test_a_piece_is_as_long_as_makes_enough_of_them(num_bytes, longest):
+    assert longest_piece(num_bytes) == longest
 
 
 def test_split_pieces_of_a_large_page_stay_in_order():

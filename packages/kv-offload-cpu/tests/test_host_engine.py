@@ -46,9 +46,11 @@ def gate():
 @pytest.fixture
 def engine(gate):
     """An engine over addresses that nothing ever touches: blocks from 0 on, chunks from 1000 on."""
-    tensors = [DeviceTensor(TensorPages(8, PAGE_BYTES, PAGE_BYTES), 0, "cpu", None)]
-    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], HostLayout(8, 1, 16, 1, 16), 0)
-    engine = HostCopyEngine(plan, tensors, 1000, 1, Mover(gate, 1))
+    tensors = [DeviceTensor(TensorPages(8, PAGE_BYTES, PAGE_BYTES), "cpu", None)]
+    plan = CopyPlan(
+        [tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], HostLayout(8, 1, 16, 1, 16), 0, 1000
+    )
+    engine = HostCopyEngine(plan, tensors, 1, Mover(gate, 1))
     yield engine
     gate.open.set()
     engine.shutdown()
@@ -174,10 +176,10 @@ def test_jobs_of_one_direction_run_in_order_and_both_at_once(mover):
     """Many jobs under way, shared by threads: the last store of a chunk and the last load of a block win."""
     pages, page_bytes = 8, 3 << 20
     cache, memory = (np.repeat(np.arange(pages) + first, page_bytes).astype(np.uint8) for first in (0, 100))
-    tensors = [DeviceTensor(TensorPages(pages, page_bytes, page_bytes), cache.ctypes.data, "cpu", cache)]
+    tensors = [DeviceTensor(TensorPages(pages, page_bytes, page_bytes, cache.ctypes.data), "cpu", cache)]
     layout = HostLayout(pages, 1, page_bytes, 1, page_bytes)
-    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0)
-    engine = HostCopyEngine(plan, tensors, memory.ctypes.data, 3, mover._replace(piece_bytes=1 << 20))
+    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, page_bytes)]], layout, 0, memory.ctypes.data)
+    engine = HostCopyEngine(plan, tensors, 3, mover._replace(piece_bytes=1 << 20))
 
     def submit(job_id, direction, block, chunk):
         engine.submit(job_id, direction, PageCopies(*(np.array([n]) for n in (0, block, chunk, 0))))

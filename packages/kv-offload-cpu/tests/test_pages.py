@@ -1,5 +1,7 @@
 """From specs to pages, and from pages to byte ranges, against obvious loops."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from kv_offload_cpu_layouts import Job, jobs, shapes
 
 from kv_api import CanonicalKVCacheRef, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, join_neighbours
+from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch, join_neighbours
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.copy.tensors import TensorPages
 
@@ -68,6 +70,57 @@ def test_ranges_cover_each_byte_once_as_a_loop_over_pages_says(data):
     ]
     assert len(got) == len(dict(got)) == ranges.num_bytes
     assert dict(got) == expected
+
+
+@FEWER
+@given(st.data())
+def test_ranges_go_through_each_slot_from_its_begin_to_its_end(data):
+    shape = data.draw(shapes())
+    job = data.draw(jobs(shape, NUM_CHUNKS))
+    layout = layout_of(shape)
+    host = plan_of(shape).ranges(pages_of(job, shape)).host.tolist()
+    slots = [(chunk, list(begins)) for chunk, begins in groupby(host, lambda begin: begin // layout.row_bytes)]
+    assert [begins for _, begins in slots] == [sorted(begins) for _, begins in slots]
+    assert len(slots) == sum(map(len, job.chunks))
+
+
+@given(st.data())
+def test_memory_that_is_used_again_gives_the_same_ranges(data):
+    shape = data.draw(shapes())
+    plan, scratch = plan_of(shape), Scratch()
+    for _ in range(3):
+        copies = pages_of(data.draw(jobs(shape, NUM_CHUNKS)), shape)
+        wanted, got = plan.ranges(copies), plan.ranges(copies, scratch)
+        assert [column.tolist() for column in got] == [column.tolist() for column in wanted]
+
+
+def test_memory_is_used_again_as_long_as_it_suffices():
+    scratch = Scratch()
+    first = scratch.columns(4, 100)
+    assert first.shape == (4, 100)
+    assert np.shares_memory(scratch.columns(4, 128), first)
+    assert not np.shares_memory(scratch.columns(4, 129), first)
+    assert scratch.columns(3, 0).shape == (3, 0)
+
+
+def test_tensors_and_host_memory_are_where_the_plan_says():
+    plan = CopyPlan(
+        [TensorPages(8, 64, 80, 1000), TensorPages(8, 32, 32, 9000)],
+        [[CanonicalKVCacheRef(1, 32), CanonicalKVCacheRef(0, 48)]],
+        HostLayout(4, 2, 192, 1, 200),
+        0,
+        70_000,
+    )
+    job = Job(((3, 5, 4),), ((2, 0),), (0,))
+    copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, plan.layout, 1)
+    assert list(zip(*(column.tolist() for column in plan.ranges(copies)), strict=True)) == [
+        (0, 1240, 70_400, 48),
+        (0, 1400, 70_464, 48),
+        (1, 9096, 70_528, 32),
+        (1, 9160, 70_560, 32),
+        (0, 1320, 70_000, 48),
+        (1, 9128, 70_128, 32),
+    ]
 
 
 def test_neighbours_on_both_sides_become_one_range():

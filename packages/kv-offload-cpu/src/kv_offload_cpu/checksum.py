@@ -90,7 +90,7 @@ class ChecksummingEngine:
         for group in np.unique(copies.groups).tolist():
             chosen = np.flatnonzero(copies.groups == group)
             begins = self._plan.host_begins(group, copies.chunks[chosen], copies.offsets[chosen])
-            sizes = [part.size for part in self._plan.parts[group]]
+            sizes = self._plan.parts[group].sizes.tolist()
             for index, of_page in zip(chosen.tolist(), begins.tolist(), strict=True):
                 total = 0
                 for begin, size in zip(of_page, sizes, strict=True):

@@ -15,11 +15,11 @@ class DeviceEvent:
 
 
 class DeviceTable:
-    """Rows on the host, and what was uploaded of them."""
+    """Numbers on the host, and what was uploaded of them."""
 
     def __init__(self, num_rows):
-        self.rows = np.full((num_rows, 3), -1, np.int64)
-        self.on_device = self.rows.copy()
+        self.numbers = np.full(3 * num_rows, -1, np.int64)
+        self.on_device = self.numbers.copy()
 
 
 class Copy(NamedTuple):
@@ -51,8 +51,7 @@ class FakeDevice:
         self.calls = []
         self.clock = 0
         self.is_shut_down = False
-        self.tensor_addresses = np.array([flat.ctypes.data for flat in self.flat])
-        self.host_address = self.mapped_host_address = memory.ctypes.data
+        self.mapped_shift = 0
 
     # What a test does
 
@@ -128,7 +127,7 @@ class FakeDevice:
 
     def copy(self, stream, direction, ranges):
         self._may_fail("copy")
-        self.streams[stream].append(("ranges", direction, ranges))
+        self.streams[stream].append(("ranges", direction, [column.tolist() for column in ranges]))
 
     def copy_batch(self, stream, found, order):
         self._may_fail("copy_batch")
@@ -152,10 +151,10 @@ class FakeDevice:
         self._may_fail("upload")
         self.streams[stream].append(("upload", table, num_rows))
 
-    def run_kernel(self, stream, table, begin, end, word):
+    def run_kernel(self, stream, table, num_rows, rows, word):
         self._may_fail("run_kernel")
-        self.calls.append(("kernel", end - begin, word))
-        self.streams[stream].append(("kernel", table, begin, end, word))
+        self.calls.append(("kernel", len(rows), word))
+        self.streams[stream].append(("kernel", table, num_rows, rows, word))
 
     def new_stage(self, num_bytes):
         self.stages.append(np.full(num_bytes, 0xEE, np.uint8))
@@ -164,8 +163,9 @@ class FakeDevice:
     # Operations
 
     def _ranges(self, direction, ranges):
-        for tensor, device, host, size in zip(*(column.tolist() for column in ranges), strict=True):
-            on_device, on_host = self.flat[tensor][device : device + size], self.memory[host : host + size]
+        for tensor, device, host, size in zip(*ranges, strict=True):
+            begin, at = device - self.flat[tensor].ctypes.data, host - self.memory.ctypes.data
+            on_device, on_host = self.flat[tensor][begin : begin + size], self.memory[at : at + size]
             if direction is Direction.STORE:
                 on_host[:] = on_device
             else:
@@ -176,10 +176,11 @@ class FakeDevice:
             self._write(copy.target, copy.early or self._read(copy.source, copy.size))
 
     def _upload(self, table, num_rows):
-        table.on_device[:num_rows] = table.rows[:num_rows]
+        table.on_device[: 3 * num_rows] = table.numbers[: 3 * num_rows]
 
-    def _kernel(self, table, begin, end, word):
-        for target, source, size in self._any_order(table.on_device[begin:end].tolist()):
+    def _kernel(self, table, num_rows, rows, word):
+        columns = table.on_device[: 3 * num_rows].reshape(3, num_rows)
+        for target, source, size in self._any_order(columns[:, rows].T.tolist()):
             assert target % word == source % word == size % word == 0, f"no words of {word}"
             self._write(target, self._read(source, size))
 

@@ -51,9 +51,12 @@ class Machine:
         self.arrays = make_caches(shape, seed=0)[0]
         self.memory = np.zeros(self.layout.total_bytes, np.uint8)
         self.device = FakeDevice(self.arrays, self.memory, random)
-        tensors = [TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes) for t in shape.tensors]
+        tensors = [
+            TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes, array.ctypes.data)
+            for t, array in zip(shape.tensors, self.arrays, strict=True)
+        ]
         refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
-        plan = CopyPlan(tensors, refs, self.layout, 0)
+        plan = CopyPlan(tensors, refs, self.layout, 0, self.memory.ctypes.data)
         self.methods = []
         self.engine = CudaCopyEngine(plan, self.device, lambda stream: self.note(way(self.device, stream)))
 

@@ -1,7 +1,7 @@
-"""From byte ranges to addresses, a whole job at a time. Pure.
+"""From byte ranges to moves in one direction, a whole job at a time. Pure.
 
-The engines that hand a job to a device in one go need absolute addresses, in pieces of a size that suits them, and
-must know how wide a word may be that all of them are made of.
+Who hands a job to a device in one go needs pieces of a size that suits it, and must know how wide a word may be
+that all of them are made of.
 """
 
 from typing import NamedTuple
@@ -23,10 +23,9 @@ class Moves(NamedTuple):
     sizes: Numbers
 
 
-def moves(ranges: Ranges, tensor_addresses: Numbers, host_address: int, direction: Direction) -> Moves:
+def moves(ranges: Ranges, direction: Direction) -> Moves:
     """The moves of a job between tensors and host memory."""
-    device, host = ranges.device + tensor_addresses[ranges.tensors], ranges.host + host_address
-    return oriented(device, host, ranges.sizes, direction)
+    return oriented(ranges.device, ranges.host, ranges.sizes, direction)
 
 
 def oriented(device: Numbers, host: Numbers, sizes: Numbers, direction: Direction) -> Moves:
@@ -36,9 +35,9 @@ def oriented(device: Numbers, host: Numbers, sizes: Numbers, direction: Directio
 
 def split(targets: Numbers, sources: Numbers, sizes: Numbers, limit: int) -> Moves:
     """The same bytes in moves of at most ``limit``."""
-    counts = -(-sizes // limit)
-    if not (counts > 1).any():
+    if not len(sizes) or sizes.max() <= limit:
         return Moves(targets, sources, sizes)
+    counts = -(-sizes // limit)
     of_range = np.repeat(np.arange(len(sizes)), counts)
     begins = (np.arange(len(of_range)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit
     return Moves(

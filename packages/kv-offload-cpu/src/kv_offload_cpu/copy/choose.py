@@ -45,12 +45,12 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     )
     tensors = device_tensors(kv_caches)
     pages = [tensor.pages for tensor in tensors]
-    plan = CopyPlan(pages, kv_caches.group_data_refs, memory.layout, memory.slot)
+    plan = CopyPlan(pages, kv_caches.group_data_refs, memory.layout, memory.slot, memory.address)
     choice = options.copy_engine
     device = fitting_device(choice, tensors)
     engine: CopyEngine
     if device == "cpu":
-        engine = HostCopyEngine(plan, tensors, memory.address, options.copy_threads, host_mover(choice))
+        engine = HostCopyEngine(plan, tensors, options.copy_threads, host_mover(choice))
     else:
         from kv_offload_cpu.copy.torch_driver import TorchDriver
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from logging import getLogger
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
+from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch
 from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
 
 _log = getLogger("kv_offload_cpu")
@@ -73,7 +73,10 @@ class Method(Protocol):
         """The lane's stream, and those that this method uses besides."""
 
     def prepare(self, direction: Direction, ranges: Ranges) -> Any:
-        """Work a job out, and borrow what it needs; nothing is given to a stream yet."""
+        """Work a job out, and borrow what it needs; nothing is given to a stream yet.
+
+        The numbers of ``ranges`` are this job's until it was given.
+        """
 
     def give(self, prepared: Any) -> None:
         """Give the lane's stream the copies of a job: they begin after all before them, and before all after."""
@@ -131,11 +134,12 @@ class CudaCopyEngine:
         self._lanes = tuple(_Lane(stream, make_method(stream)) for stream in streams)
         self._stores, self._loads, self._expedited = self._lanes
         self._results: list[CopyResult] = []
+        self._scratch = Scratch()
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
-        ranges = self._plan.ranges(copies)
+        ranges = self._plan.ranges(copies, self._scratch)
         lane = self._lane(direction, urgency)
         driver, prepared = self._driver, None
         try:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from kv_offload_cpu.copy.addresses import Moves, moves
 from kv_offload_cpu.copy.cuda import Stream
 from kv_offload_cpu.copy.descriptors import Ranges
-from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.engine import Direction
 
 
 class SourceOrder(Enum):
@@ -35,14 +35,6 @@ SOURCE_ORDER = {Direction.STORE: SourceOrder.STREAM, Direction.LOAD: SourceOrder
 
 class BatchDriver(Protocol):
     """What a batched copy asks of a device."""
-
-    @property
-    def tensor_addresses(self) -> Numbers:
-        """Where each tensor begins."""
-
-    @property
-    def host_address(self) -> int:
-        """Where host memory begins."""
 
     def copy_batch(self, stream: Stream, found: Moves, order: SourceOrder) -> None:
         """Give ``stream`` copies, at least one, in one call."""
@@ -63,9 +55,7 @@ class OneBatch:
         self._driver = driver
 
     def prepare(self, direction: Direction, ranges: Ranges) -> Batch:
-        driver = self._driver
-        found = moves(ranges, driver.tensor_addresses, driver.host_address, direction)
-        return Batch(found, SOURCE_ORDER[direction])
+        return Batch(moves(ranges, direction), SOURCE_ORDER[direction])
 
     def give(self, prepared: Batch) -> None:
         if len(prepared.moves.sizes):

@@ -1,8 +1,10 @@
 """From pages to byte ranges, a whole job at a time. Pure, and without a loop over pages.
 
-A plan is made once, from how the tensors, the groups and host memory are laid out. A page of a group is one range
-in each tensor that holds layers of it: of the unpadded page, since nobody reads the padding, and once even where
-several layers alias the same bytes.
+A plan is made once, from where the tensors and host memory are, and how they and the groups are laid out. A page
+of a group is one range in each tensor that holds layers of it: of the unpadded page, since nobody reads the
+padding, and once even where several layers alias the same bytes.
+
+Ranges come slot by slot, each in the order of host memory: whoever copies them goes through that in long strides.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from kv_offload_cpu.sizing import HostLayout
 
 
 class Ranges(NamedTuple):
-    """Byte ranges: ``sizes[i]`` bytes, at ``device[i]`` of tensor ``tensors[i]`` and ``host[i]`` of the host."""
+    """``sizes[i]`` bytes at address ``device[i]``, in tensor ``tensors[i]``, and at ``host[i]`` in host memory."""
 
     tensors: Numbers
     device: Numbers
@@ -30,12 +32,30 @@ class Ranges(NamedTuple):
         return int(self.sizes.sum())
 
 
-class Part(NamedTuple):
-    """What one tensor holds of a group's page: so many bytes; its pages begin at ``host_begin`` in a row."""
+class Parts(NamedTuple):
+    """What tensors hold of a group's page, one number for each of them, in the order of host memory."""
 
-    tensor: int
-    size: int
-    host_begin: int
+    tensors: Numbers
+    sizes: Numbers
+    addresses: Numbers
+    strides: Numbers
+    host_begins: Numbers
+    """Where the pages of the tensor begin in a row."""
+    page_bytes: Numbers
+
+
+class Scratch:
+    """Memory for the numbers of one job, and then of the next: to get it anew takes longer than to fill it."""
+
+    def __init__(self) -> None:
+        self._numbers: Numbers = np.empty(0, np.int64)
+
+    def columns(self, count: int, length: int) -> Numbers:
+        """So many rows of so many numbers, until the next call."""
+        needed = count * length
+        if needed > len(self._numbers):
+            self._numbers = np.empty(1 << (needed - 1).bit_length(), np.int64)
+        return self._numbers[:needed].reshape(count, length)
 
 
 class CopyPlan:
@@ -47,9 +67,11 @@ class CopyPlan:
         group_data_refs: Sequence[Sequence[CanonicalKVCacheRef]],
         layout: HostLayout,
         slot: int,
+        host_address: int = 0,
     ) -> None:
         self.tensors = list(tensors)
         self.layout = layout
+        self._host_address = host_address
         factor = layout.blocks_per_chunk
         begins = [slot * layout.slot_bytes]
         for pages in tensors:
@@ -60,43 +82,48 @@ class CopyPlan:
                 f"slot {slot} of {layout.slots_per_row} with {layout.slot_bytes} bytes"
             )
         self.parts = [self._parts(group, refs, begins) for group, refs in enumerate(group_data_refs)]
-        self._num_blocks = [min((tensors[part.tensor].num_blocks for part in p), default=0) for p in self.parts]
+        self._num_blocks = [
+            min((tensors[index].num_blocks for index in parts.tensors.tolist()), default=0) for parts in self.parts
+        ]
 
-    def ranges(self, copies: PageCopies) -> Ranges:
-        """The ranges of a job's pages, neighbours on both sides joined."""
+    def ranges(self, copies: PageCopies, scratch: Scratch | None = None) -> Ranges:
+        """The ranges of a job's pages, neighbours on both sides joined; in ``scratch``, if there is one."""
         self.check(copies)
-        if len(copies) and (copies.groups == copies.groups[0]).all():
-            found = self._ranges_of(int(copies.groups[0]), copies.blocks, copies.chunks, copies.offsets)
-        else:
-            each = [Ranges(*(np.empty(0, np.int64) for _ in Ranges._fields))]
-            for group in np.unique(copies.groups).tolist():
-                chosen = copies.groups == group
-                each.append(
-                    self._ranges_of(group, copies.blocks[chosen], copies.chunks[chosen], copies.offsets[chosen])
-                )
-            found = Ranges(*(np.concatenate(column) for column in zip(*each, strict=True)))
-        return join_neighbours(found)
+        blocks, chunks, offsets = copies.blocks, copies.chunks, copies.offsets
+        of_group = _by_group(copies.groups)
+        lengths = [len(blocks[chosen]) * len(self.parts[group].tensors) for group, chosen in of_group]
+        columns = (scratch or Scratch()).columns(len(Ranges._fields), sum(lengths))
+        end = 0
+        for (group, chosen), length in zip(of_group, lengths, strict=True):
+            begin, end = end, end + length
+            self._fill(columns[:, begin:end], group, blocks[chosen], chunks[chosen], offsets[chosen])
+        return join_neighbours(Ranges(*columns))
 
     def host_begins(self, group: int, chunks: Numbers, offsets: Numbers) -> Numbers:
         """Where pages of a group are in host memory: a row for each page, a column for each part."""
         parts = self.parts[group]
-        page_bytes = np.array([self.tensors[part.tensor].page_bytes for part in parts], np.int64)
-        firsts = np.array([part.host_begin for part in parts], np.int64)
-        found: Numbers = chunks[:, None] * self.layout.row_bytes + firsts + offsets[:, None] * page_bytes
+        found: Numbers = chunks[:, None] * self.layout.row_bytes + parts.host_begins
+        if self.layout.blocks_per_chunk > 1:
+            found += offsets[:, None] * parts.page_bytes
         return found
 
-    def _ranges_of(self, group: int, blocks: Numbers, chunks: Numbers, offsets: Numbers) -> Ranges:
-        """The ranges of pages of one group, tensor after tensor."""
-        parts, count = self.parts[group], len(blocks)
-        strides = np.array([self.tensors[part.tensor].stride_bytes for part in parts], np.int64)
-        return Ranges(
-            np.repeat(np.array([part.tensor for part in parts], np.int64), count),
-            (strides[:, None] * blocks).ravel(),
-            self.host_begins(group, chunks, offsets).T.ravel(),
-            np.repeat(np.array([part.size for part in parts], np.int64), count),
-        )
+    def _fill(self, columns: Numbers, group: int, blocks: Numbers, chunks: Numbers, offsets: Numbers) -> None:
+        """Write the ranges of pages of one group."""
+        parts, factor = self.parts[group], self.layout.blocks_per_chunk
+        tensors, device, host, sizes = (column.reshape(len(blocks), len(parts.tensors)) for column in columns)
+        tensors[:], sizes[:] = parts.tensors, parts.sizes
+        np.multiply(blocks[:, None], parts.strides, out=device)
+        device += parts.addresses
+        rows = chunks * self.layout.row_bytes
+        np.add(rows[:, None], parts.host_begins + self._host_address, out=host)
+        if factor > 1:
+            host += offsets[:, None] * parts.page_bytes
+        if factor > 1 and len(parts.tensors) > 1:
+            order = _slot_by_slot(chunks, len(parts.tensors))
+            for column in columns:
+                column[:] = column[order]
 
-    def _parts(self, group: int, refs: Sequence[CanonicalKVCacheRef], begins: list[int]) -> list[Part]:
+    def _parts(self, group: int, refs: Sequence[CanonicalKVCacheRef], begins: list[int]) -> Parts:
         sizes: dict[int, int] = {}
         for ref in refs:
             index, size = ref.tensor_idx, ref.page_size_bytes
@@ -108,7 +135,11 @@ class CopyPlan:
                     f"whose pages have {self.tensors[index].page_bytes}"
                 )
             sizes[index] = max(size, sizes.get(index, 0))
-        return [Part(index, size, begins[index]) for index, size in sizes.items()]
+        rows = []
+        for index, size in sorted(sizes.items()):
+            pages = self.tensors[index]
+            rows.append((index, size, pages.address, pages.stride_bytes, begins[index], pages.page_bytes))
+        return Parts(*np.array(rows, np.int64).reshape(-1, len(Parts._fields)).T.copy())
 
     def check(self, copies: PageCopies) -> None:
         """Refuse pages that lie outside: these numbers become addresses."""
@@ -126,6 +157,24 @@ class CopyPlan:
                 first = int(wrong.argmax())
                 end = int(limit[first]) if isinstance(limit, np.ndarray) else limit
                 raise KVError(f"page {first} of the job: {what} {numbers[first]}, expected 0 to {end - 1}")
+
+
+def _by_group(groups: Numbers) -> list[tuple[int, slice | Numbers]]:
+    """The groups of a job, and which of its pages are theirs."""
+    if len(groups) and (groups == groups[0]).all():
+        return [(int(groups[0]), slice(None))]
+    return [(group, np.flatnonzero(groups == group)) for group in np.unique(groups).tolist()]
+
+
+def _slot_by_slot(chunks: Numbers, num_parts: int) -> Numbers:
+    """The order of host memory for ranges that come page by page: in a slot, all pages of a part are together."""
+    firsts = np.flatnonzero(np.concatenate(([True], chunks[1:] != chunks[:-1])))
+    lengths = np.diff([*firsts, len(chunks)])
+    first, length = np.repeat(firsts, lengths), np.repeat(lengths, lengths)
+    places = (first * (num_parts - 1) + np.arange(len(chunks)))[:, None] + length[:, None] * np.arange(num_parts)
+    order = np.empty(places.size, np.int64)
+    order[places.ravel()] = np.arange(places.size)
+    return order
 
 
 def join_neighbours(ranges: Ranges) -> Ranges:

@@ -5,7 +5,8 @@ as large as programs can be, and moves several pieces at once: if it took one af
 leave most of its threads with nothing to do. Its tile is some pieces by some words, and goes along the pieces
 until the longest of them ends. So few programs are enough, and few multiprocessors are taken from the model.
 
-Rows hold addresses, of device memory and of host memory mapped for the device alike.
+A table is a column of targets, one of sources and one of sizes. Addresses are of device memory, and of host memory
+mapped for the device, alike.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,no-untyped-def,no-untyped-call"
@@ -44,9 +45,10 @@ bytes a thread. Four programs have twice under way what a link of 60 GB/s holds 
 than there are."""
 
 
-@triton.jit(do_not_specialize=["begin", "end"])
+@triton.jit(do_not_specialize=["num_rows", "begin", "end"])
 def move_pieces(
     table,
+    num_rows,
     begin,
     end,
     word_type: tl.constexpr,
@@ -55,15 +57,15 @@ def move_pieces(
     pieces: tl.constexpr,
     lanes: tl.constexpr,
 ):
-    """Move rows ``begin`` to ``end``; ``in_pairs``: all are made of two words, so these can be moved at once."""
+    """Move rows ``begin`` to ``end`` of ``num_rows``; ``in_pairs``: all are made of two words, moved at once."""
     place = tl.arange(0, pieces)[:, None]
     lane = tl.arange(0, lanes)[None, :]
     for first_row in range(begin + tl.program_id(0) * pieces, end, tl.num_programs(0) * pieces):
         row = first_row + place
         is_row = row < end
-        target = tl.load(table + 3 * row, mask=is_row, other=0).to(tl.pointer_type(word_type))
-        source = tl.load(table + 3 * row + 1, mask=is_row, other=0).to(tl.pointer_type(word_type))
-        words = tl.load(table + 3 * row + 2, mask=is_row, other=0).to(tl.int32) // word_bytes
+        target = tl.load(table + row, mask=is_row, other=0).to(tl.pointer_type(word_type))
+        source = tl.load(table + num_rows + row, mask=is_row, other=0).to(tl.pointer_type(word_type))
+        words = tl.load(table + 2 * num_rows + row, mask=is_row, other=0).to(tl.int32) // word_bytes
         longest = tl.max(words)
         if in_pairs:
             words = tl.multiple_of(words, [2, 2])
@@ -77,9 +79,8 @@ def move_pieces(
             tl.store(to, tl.load(of, mask=is_inside), mask=is_inside)
 
 
-def launch(table: Any, begin: int, end: int, word: int, programs: int | None = None) -> None:
-    """Give the current stream the moves of some rows of ``table``, a tensor on the device."""
+def launch(table: Any, num_rows: int, rows: range, word: int, programs: int = PROGRAMS) -> None:
+    """Give the current stream the moves of some rows of ``table``, a tensor on the device of ``num_rows``."""
     tile = TILES[word]
-    needed = -(-(end - begin) // tile.pieces)
-    num_programs = max(1, min(PROGRAMS if programs is None else programs, needed))
-    move_pieces[(num_programs,)](table, begin, end, **tile._asdict(), num_warps=WARPS)
+    num_programs = max(1, min(programs, -(-len(rows) // tile.pieces)))
+    move_pieces[(num_programs,)](table, num_rows, rows.start, rows.stop, **tile._asdict(), num_warps=WARPS)

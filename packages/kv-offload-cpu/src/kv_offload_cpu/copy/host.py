@@ -20,8 +20,6 @@ from logging import getLogger
 from threading import Condition
 from typing import NamedTuple
 
-import numpy as np
-
 from kv_offload_cpu.copy.addresses import moves
 from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
@@ -42,20 +40,17 @@ class _Job(NamedTuple):
 
 
 class HostCopyEngine:
-    """Copies between ``tensors`` and host memory at ``host_address``; ``threads`` 0: as many as pay."""
+    """Copies between ``tensors`` and host memory; ``threads`` 0: as many as pay."""
 
     def __init__(
         self,
         plan: CopyPlan,
         tensors: list[DeviceTensor],
-        host_address: int,
         threads: int = 0,
         mover: Mover = BY_C,
     ) -> None:
         self._plan = plan
         self._tensors = tensors  # keeps them alive
-        self._addresses = np.array([tensor.address for tensor in tensors], np.int64)
-        self._host_address = host_address
         self._threads = threads or min(_MOST_THREADS, _num_cores())
         self._mover = mover
         self._changed = Condition()
@@ -130,7 +125,7 @@ class HostCopyEngine:
 
     def _copy(self, job: _Job) -> CopyResult:
         begin = time.perf_counter()
-        found = moves(job.ranges, self._addresses, self._host_address, job.direction)
+        found = moves(job.ranges, job.direction)
         move(*found, self._mover, self._helpers, self._threads)
         return CopyResult(job.job_id, True, job.ranges.num_bytes, time.perf_counter() - begin)
 

@@ -25,10 +25,11 @@ from kv_offload_cpu.copy.cuda import Event, Stream, Streams
 from kv_offload_cpu.copy.cuda_batch import SOURCE_ORDER, BatchDriver
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction, Numbers
-from kv_offload_cpu.copy.gather import PIECE_BYTES, KernelDriver, Table, Tables
+from kv_offload_cpu.copy.gather import KernelDriver, Table, Tables, longest_piece
 
-HALF_BYTES = 4 << 20
-"""Of half a buffer; there is a buffer for each of three lanes. A guess until measured."""
+HALF_BYTES = 16 << 20
+"""Of half a buffer; there is a buffer for each of three lanes. A piece is half of that to all of it, which should
+take longer to copy than to submit. A guess until measured."""
 
 _ALIGN = 16
 
@@ -43,8 +44,8 @@ class StageDriver(Streams, BatchDriver, KernelDriver, Protocol):
 class Stage(NamedTuple):
     """A job cut for a buffer: piece ``i`` has the pages from ``page_ends[i]`` to ``page_ends[i + 1]``.
 
-    ``device`` and the next two are of pages: the address in a tensor, the place in the half of the buffer, size.
-    ``host`` and the rest are of stretches: the byte in host memory, place and size, and the ends of the pieces.
+    ``device`` and the next two are of pages: the address in a tensor, the place in the buffer, the size. ``host``
+    and the rest are of stretches: the address in host memory, place and size, and the ends of the pieces.
     """
 
     device: Numbers
@@ -57,22 +58,22 @@ class Stage(NamedTuple):
     ends: list[int]
 
 
-def cut(ranges: Ranges, tensor_addresses: Numbers, half_bytes: int) -> Stage:
-    """Pages in the order of host memory, where they lie in a buffer, and the stretches they join to. Pure."""
-    order = np.argsort(ranges.host)
-    device = (ranges.device + tensor_addresses[ranges.tensors])[order]
-    # Half of a half: then a piece that begins within one half's length never outgrows it.
-    device, host, sizes = split(device, ranges.host[order], ranges.sizes[order], half_bytes // 2)
+def cut(ranges: Ranges, half_bytes: int) -> Stage:
+    """Where pages lie in a buffer, in their order, and the stretches that they join to. Pure."""
+    _, device, host, sizes = ranges
+    # Half of a half at most: then a piece that begins within one half's length never outgrows it.
+    device, host, sizes = split(device, host, sizes, min(half_bytes // 2, longest_piece(half_bytes // 2)))
     begins = np.concatenate(([True], host[1:] != host[:-1] + sizes[:-1]))
     firsts = np.flatnonzero(begins)
-    of_stretch = np.cumsum(begins) - 1
     lengths = np.add.reduceat(sizes, firsts)
     room = -(-lengths // _ALIGN) * _ALIGN
-    stage = (np.cumsum(room) - room)[of_stretch] + host - host[firsts][of_stretch]
+    # In a buffer without an end: stretch after stretch, each of which begins aligned.
+    stage = host + np.repeat(np.cumsum(room) - room - host[firsts], np.diff([*firsts, len(sizes)]))
     piece = stage // (half_bytes // 2)
     cuts = np.flatnonzero(np.concatenate(([True], piece[1:] != piece[:-1])))
     base = stage[cuts] // _ALIGN * _ALIGN
-    stage = stage - np.repeat(base, np.diff([*cuts, len(sizes)]))
+    halves = np.arange(len(cuts)) % 2 * half_bytes
+    stage += np.repeat(halves - base, np.diff([*cuts, len(sizes)]))
     begins[cuts] = True  # a stretch ends with its piece
     firsts = np.flatnonzero(begins)
     return Stage(
@@ -93,8 +94,13 @@ class Staged(NamedTuple):
     direction: Direction
     table: Table
     word: int
-    rows: list[tuple[int, int]]
+    rows: list[range]
     copies: list[Moves]
+
+    @property
+    def num_rows(self) -> int:
+        """Of the whole table."""
+        return self.rows[-1].stop
 
 
 class TwoHalves:
@@ -112,28 +118,24 @@ class TwoHalves:
     def prepare(self, direction: Direction, ranges: Ranges) -> Staged | None:
         if not len(ranges.sizes):
             return None
-        driver, stage = self._driver, cut(ranges, self._driver.tensor_addresses, self._half_bytes)
-        copies, kernels = [], []
-        spans = zip(pairwise(stage.page_ends), pairwise(stage.ends), strict=True)
-        for piece, (pages, stretches) in enumerate(spans):
-            half = self._address + piece % 2 * self._half_bytes
-            here = slice(*stretches)
-            host = stage.host[here] + driver.host_address
-            copies.append(oriented(stage.stage[here] + half, host, stage.sizes[here], direction))
-            here = slice(*pages)
-            found = oriented(stage.device[here], stage.page_stage[here] + half, stage.page_sizes[here], direction)
-            kernels.append(split(*found, PIECE_BYTES))
-        ends = np.cumsum([0, *(len(found.sizes) for found in kernels)]).tolist()
-        everything = Moves(*(np.concatenate(column) for column in zip(*kernels, strict=True)))
-        table = self.tables.borrow(everything)
-        return Staged(direction, table, word_bytes(everything), list(pairwise(ends)), copies)
+        stage, buffer = cut(ranges, self._half_bytes), self._address
+        copies = oriented(stage.stage + buffer, stage.host, stage.sizes, direction)
+        kernels = oriented(stage.device, stage.page_stage + buffer, stage.page_sizes, direction)
+        table = self.tables.borrow(kernels)
+        return Staged(
+            direction,
+            table,
+            word_bytes(kernels),
+            [range(*span) for span in pairwise(stage.page_ends)],
+            [Moves(*(column[slice(*span)] for column in copies)) for span in pairwise(stage.ends)],
+        )
 
     def give(self, prepared: Staged | None) -> None:
         if prepared is None:
             return
         copies, kernels = self.streams
         self._driver.hold(kernels, self._driver.mark(copies))
-        self._driver.upload(kernels, prepared.table, prepared.rows[-1][1])
+        self._driver.upload(kernels, prepared.table, prepared.num_rows)
         if prepared.direction is Direction.STORE:
             self._store(prepared)
         else:
@@ -149,7 +151,7 @@ class TwoHalves:
         for piece, (rows, found) in enumerate(zip(job.rows, job.copies, strict=True)):
             if piece >= 2:
                 driver.hold(kernels, copied[piece - 2])
-            driver.run_kernel(kernels, job.table, *rows, job.word)
+            driver.run_kernel(kernels, job.table, job.num_rows, rows, job.word)
             driver.hold(copies, driver.mark(kernels))
             driver.copy_batch(copies, found, SOURCE_ORDER[Direction.STORE])
             copied.append(driver.mark(copies))
@@ -162,6 +164,6 @@ class TwoHalves:
                 driver.hold(copies, scattered[piece - 2])
             driver.copy_batch(copies, found, SOURCE_ORDER[Direction.LOAD])
             driver.hold(kernels, driver.mark(copies))
-            driver.run_kernel(kernels, job.table, *rows, job.word)
+            driver.run_kernel(kernels, job.table, job.num_rows, rows, job.word)
             scattered.append(driver.mark(kernels))
         driver.hold(copies, scattered[-1])

@@ -6,11 +6,12 @@ from kv_api import CanonicalKVCaches, CanonicalKVCacheTensor, KVError
 
 
 class TensorPages(NamedTuple):
-    """The pages of one tensor: block ``b`` is at byte ``b * stride_bytes``, and so on for ``page_bytes``."""
+    """The pages of one tensor: block ``b`` is at ``address + b * stride_bytes``, and so on for ``page_bytes``."""
 
     num_blocks: int
     page_bytes: int
     stride_bytes: int
+    address: int = 0
 
     @property
     def span_bytes(self) -> int:
@@ -22,7 +23,6 @@ class DeviceTensor(NamedTuple):
     """A tensor of pages in the memory of ``device`` ("cpu", "cuda", …)."""
 
     pages: TensorPages
-    address: int
     device: str
     tensor: Any
 
@@ -55,4 +55,4 @@ def _device_tensor(index: int, canonical: CanonicalKVCacheTensor) -> DeviceTenso
         row_bytes *= size
     if len(shape) < 2 or row_bytes < page_bytes or page_bytes < 1:
         raise KVError(f"{place}: shape {shape} with {item} bytes an element has no pages of {page_bytes} bytes")
-    return DeviceTensor(TensorPages(shape[0], page_bytes, strides[0]), address, device, tensor)
+    return DeviceTensor(TensorPages(shape[0], page_bytes, strides[0], address), device, tensor)

@@ -28,12 +28,12 @@ _MAPPED = 2
 
 
 class TorchTable:
-    """Rows that a kernel is told its pieces by: pinned on the host, and on the device."""
+    """The numbers that a kernel is told its pieces by: pinned on the host, and on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        self.pinned = torch.empty((num_rows, 3), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.on_device = torch.empty((num_rows, 3), dtype=torch.int64, device=device)
-        self.rows: Numbers = self.pinned.numpy()
+        self.pinned = torch.empty(3 * num_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.on_device = torch.empty(3 * num_rows, dtype=torch.int64, device=device)
+        self.numbers: Numbers = self.pinned.numpy()
 
 
 class TorchDriver:
@@ -49,9 +49,9 @@ class TorchDriver:
         self._is_pinned = pin_memory and self._pin()
         self._stages: list[torch.Tensor] = []
         self._batch_call: BatchCall | None = None
-        self.tensor_addresses: Numbers = np.array([tensor.address for tensor in tensors], np.int64)
-        self.host_address = self._memory.data_ptr()
-        self.mapped_host_address = 0
+        self._addresses = [tensor.pages.address for tensor in tensors]
+        self._host_address = self._memory.data_ptr()
+        self.mapped_shift = 0
 
     def enable_batches(self) -> None:
         """Find the driver's batched copy; a ConfigError where it has none."""
@@ -71,9 +71,10 @@ class TorchDriver:
             ) from error
         self._kernels = gather_kernel
         with torch.cuda.device(self._device):
-            self.mapped_host_address = mapped_address(load_bindings("a kernel"), self.host_address)
+            mapped = mapped_address(load_bindings("a kernel"), self._host_address)
+        self.mapped_shift = mapped - self._host_address
         table = self.new_table(1)
-        self.run_kernel(self.new_stream(), table, 0, 0, WIDEST_WORD_BYTES)
+        self.run_kernel(self.new_stream(), table, 0, range(0), WIDEST_WORD_BYTES)
 
     # Streams and events
 
@@ -111,8 +112,10 @@ class TorchDriver:
         columns = [column.tolist() for column in ranges]
         with torch.cuda.stream(stream):
             for index, device_begin, host_begin, size in zip(*columns, strict=True):
-                device = self._tensors[index][device_begin : device_begin + size]
-                host = self._memory[host_begin : host_begin + size]
+                begin = device_begin - self._addresses[index]
+                device = self._tensors[index][begin : begin + size]
+                begin = host_begin - self._host_address
+                host = self._memory[begin : begin + size]
                 target, source = (host, device) if direction is Direction.STORE else (device, host)
                 target.copy_(source, non_blocking=True)
 
@@ -127,12 +130,12 @@ class TorchDriver:
     def upload(self, stream: torch.cuda.Stream, table: Table, num_rows: int) -> None:
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
         with torch.cuda.stream(stream):
-            table.on_device[:num_rows].copy_(table.pinned[:num_rows], non_blocking=True)
+            table.on_device[: 3 * num_rows].copy_(table.pinned[: 3 * num_rows], non_blocking=True)
 
-    def run_kernel(self, stream: torch.cuda.Stream, table: Table, begin: int, end: int, word: int) -> None:
+    def run_kernel(self, stream: torch.cuda.Stream, table: Table, num_rows: int, rows: range, word: int) -> None:
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
         with torch.cuda.stream(stream):
-            self._kernels.launch(table.on_device, begin, end, word)
+            self._kernels.launch(table.on_device, num_rows, rows, word)
 
     def new_stage(self, num_bytes: int) -> int:
         stage = torch.empty(num_bytes, dtype=torch.int8, device=self._device)
