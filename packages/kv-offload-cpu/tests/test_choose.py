@@ -14,11 +14,11 @@ from kv_offload_cpu.copy.addresses import Moves
 from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, method_maker
 from kv_offload_cpu.copy.cuda import EachRange
-from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
+from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder, prove_batches
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, measured, pick
+from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, known, pick
 from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
@@ -91,23 +91,117 @@ def ranges(count, size):
     return Ranges(*(np.full(count, value) for value in (0, 0, 0, size)))
 
 
-def test_auto_follows_no_guess_so_it_copies_range_by_range_and_needs_nothing():
-    assert [row.basis for row in TABLE] == [Basis.GUESS] * len(TABLE)
+def auto(driver, table=TABLE):
+    return method_maker(driver, AUTO, table)(driver.new_stream())
+
+
+def test_auto_follows_no_guess_and_what_was_published():
     driver = Enabled()
-    method = method_maker(driver, AUTO)(driver.new_stream())
-    assert list(method.methods) == [CUDA]
-    assert driver.found == set()
+    method = auto(driver)
+    assert list(method.methods) == [CUDA, BATCH]
+    assert driver.found == {"batches"}
+    picked = {
+        (direction, count, size): type(method.prepare(direction, ranges(count, size))[0])
+        for direction in Direction
+        for count, size in ((1000, 4096), (4, (2 << 20) - 1), (3, 4096), (4, 2 << 20))
+    }
+    assert [*picked.values()] == [OneBatch, OneBatch, EachRange, EachRange] * 2
+
+
+def test_auto_copies_range_by_range_where_all_rows_are_guesses():
+    driver = Enabled()
+    method = auto(driver, [row._replace(basis=Basis.GUESS) for row in TABLE])
+    assert (list(method.methods), driver.found, driver.calls) == ([CUDA], set(), [])
     assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is EachRange
 
 
 def test_auto_follows_what_was_measured():
     driver = Enabled()
-    table = [TABLE[0]._replace(basis=Basis.MEASURED), TABLE[1]]
-    method = method_maker(driver, AUTO, table)(driver.new_stream())
+    table = [TABLE[0]._replace(basis=Basis.MEASURED), TABLE[2]]
+    method = auto(driver, table)
     assert list(method.methods) == [CUDA, GATHER]
     assert driver.found == {"kernels"}
     assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is OneKernel
     assert type(method.prepare(Direction.STORE, ranges(1000, 4096))[0]) is EachRange
+
+
+class Spoils(Enabled):
+    """Changes a byte of what it copies to the host, or of what it copies from there."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+
+    def copy_batch(self, stream, found, order):
+        super().copy_batch(stream, found, order)
+        if order is self.order:
+            target = int(found.targets[-1])
+            self.streams[stream].append(("act", lambda: self._write(target, b"\xff")))
+
+
+class Idles(Enabled):
+    """Copies nothing."""
+
+    def copy_batch(self, stream, found, order):
+        pass
+
+
+class Lacks(Enabled):
+    """Has no batched copy."""
+
+    def enable_batches(self):
+        raise ConfigError("no batched copy here")
+
+
+class Pageable(Enabled):
+    """Host memory isn't pinned."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_pinned = False
+
+
+class Fails(Enabled):
+    """Refuses what it is asked for."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.failing = {method}
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        (Lacks(), "no batched copy here"),
+        (Pageable(), "host memory is not pinned"),
+        (Idles(), "of 192 numbers 192 came back changed"),
+        (Spoils(SourceOrder.ANY), "of 192 numbers 1 came back changed"),
+        (Spoils(SourceOrder.STREAM), "of 192 numbers 1 came back changed"),
+        (Fails("copy_batch"), "copy_batch"),
+        (Fails("new_table"), "new_table"),
+    ],
+)
+def test_auto_uses_no_batch_that_does_not_prove_itself(driver, reason, caplog):
+    method = auto(driver)
+    assert list(method.methods) == [CUDA]
+    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is EachRange
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"copy_engine: 'auto' does without 'cuda-batch': {reason}")
+
+
+def test_a_proof_waits_for_compute_that_may_still_use_its_memory():
+    class Shows(Enabled):
+        def drain(self, stream):
+            self.seen = [operation[0] for operation in self.streams[stream]]
+            self.waits_for = self.streams[stream][0][1]
+            self.is_last = self.streams[0][-1] == ("mark", self.waits_for)
+            super().drain(stream)
+
+    driver = Shows()
+    prove_batches(driver)
+    assert driver.seen == ["hold", "batch", "batch"]
+    assert driver.is_last
+    assert driver.calls == [("batch", SourceOrder.ANY, 96), ("batch", SourceOrder.STREAM, 96)]
 
 
 def test_the_first_row_that_fits_counts_and_rows_have_edges():
@@ -119,7 +213,7 @@ def test_the_first_row_that_fits_counts_and_rows_have_edges():
     assert {key: pick(table, Direction.LOAD, ranges(*key)) for key in expected} == expected
     assert pick(table, Direction.STORE, ranges(10, 99)) is CUDA
     assert pick(table, Direction.LOAD, ranges(0, 1)) is CUDA
-    assert measured([*table, *TABLE]) == tuple(table)
+    assert known([*table, TABLE[0]]) == tuple(table)
 
 
 def test_methods_of_one_lane_share_its_stream():

@@ -52,6 +52,7 @@ class FakeDevice:
         self.clock = 0
         self.is_shut_down = False
         self.mapped_shift = 0
+        self.is_pinned = True
 
     # What a test does
 
@@ -198,7 +199,8 @@ class FakeDevice:
         ctypes.memmove(address, data, len(data))
 
     def _check(self, address, size):
-        known = [*self.flat, self.memory, *self.stages]
+        pinned = [table.numbers.view(np.uint8) for table in self.tables]
+        known = [*self.flat, self.memory, *self.stages, *pinned]
         inside = [block.ctypes.data <= address <= block.ctypes.data + len(block) - size for block in known]
         assert size > 0 and any(inside), f"{size} bytes at {address:#x} are nobody's"
 

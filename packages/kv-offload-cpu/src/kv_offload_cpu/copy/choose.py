@@ -8,7 +8,7 @@ from typing import Any, Final
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange, Method, Stream
-from kv_offload_cpu.copy.cuda_batch import OneBatch
+from kv_offload_cpu.copy.cuda_batch import OneBatch, prove_batches
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.copy.gather import OneKernel
@@ -17,7 +17,7 @@ from kv_offload_cpu.copy.memmove import BY_C
 from kv_offload_cpu.copy.moves import Mover
 from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
-from kv_offload_cpu.copy.table import TABLE, ByTable, Row, measured
+from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
@@ -97,16 +97,31 @@ def method_maker(
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
-    AUTO follows the measured rows of ``table``, and where none fits a job it goes range by range.
+    AUTO follows the rows of ``table`` that are no guesses, as far as the machine has their methods, and where none
+    fits a job it goes range by range.
     """
     if choice is not CopyEngineChoice.AUTO:
         _enable(driver, [choice])
         return lambda stream: METHODS[choice](driver, stream)
-    rows = measured(table)
-    wanted = [CopyEngineChoice.CUDA, *(row.method for row in rows)]
-    used = [name for name in METHODS if name in wanted]
-    _enable(driver, used)
+    wanted = {row.method for row in known(table)}
+    used = [name for name in METHODS if name in wanted and _proves_itself(driver, name)]
+    rows = [row for row in known(table) if row.method in used]
+    used = [CopyEngineChoice.CUDA, *used]
     return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream) for name in used})
+
+
+def _proves_itself(driver: Any, choice: CopyEngineChoice) -> bool:
+    """Whether a method that nobody asked for by name can be relied on here. The log says why not."""
+    try:
+        if not driver.is_pinned:
+            raise ConfigError("host memory is not pinned")
+        _enable(driver, [choice])
+        if choice in _NEED_BATCHES:
+            prove_batches(driver)
+    except Exception as error:  # noqa: BLE001 - whatever the reason, there is a way without
+        _log.warning("copy_engine: 'auto' does without %r: %s", choice.value, error)
+        return False
+    return True
 
 
 def _enable(driver: Any, choices: Iterable[CopyEngineChoice]) -> None:

@@ -1,10 +1,11 @@
 """Which method copies a job best, by direction, size of page and count: one table, and whoever follows it.
 
-A row that nobody has measured is a *guess*, from how the methods work and what others published of theirs.
-``auto`` follows measured rows only. **All rows are guesses today**: nobody has run ``benchmarks/copy_engines.py``
-on a GPU, so ``auto`` copies range by range on every CUDA device. That is the one method that needs nothing but
-torch, and a guess should cost somebody's speed only if they asked for it. Measuring a row, and saying so, is all
-it takes.
+A row that nobody has measured is a *guess*, from how the methods work. ``auto`` follows no guess: it should cost
+somebody's speed only if they asked for it. **Nobody has run ``benchmarks/copy_engines.py`` on a GPU**, so no row
+is measured. What others *published* is that one call of the driver for a whole batch is hardly ever slower than a
+call for each range, and much faster for small ones; that is no property of our code. So ``auto`` follows those
+rows, where such a call has proved itself on the machine; see ``choose``. Measuring a row, and saying so, is all it
+takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ class Basis(Enum):
     """Where a row comes from."""
 
     GUESS = auto()
+    PUBLISHED = auto()
     MEASURED = auto()
 
 
@@ -36,16 +38,17 @@ class Row(NamedTuple):
 
 TABLE: Final = (
     Row(Direction.LOAD, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.LOAD, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.GUESS),
+    Row(Direction.LOAD, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
     Row(Direction.STORE, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.STORE, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.GUESS),
+    Row(Direction.STORE, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
 )
-"""The first row that fits counts; where none does, range by range. ``cuda-staged`` wins nowhere, as we guess."""
+"""The first row that fits counts; where none does, range by range. ``cuda-staged`` wins nowhere, as we guess. What
+was published: llm-d-kv-cache#607 and, on another make of GPU, vllm#40549."""
 
 
-def measured(table: Sequence[Row]) -> tuple[Row, ...]:
+def known(table: Sequence[Row]) -> tuple[Row, ...]:
     """The rows that ``auto`` may follow."""
-    return tuple(row for row in table if row.basis is Basis.MEASURED)
+    return tuple(row for row in table if row.basis is not Basis.GUESS)
 
 
 def pick(table: Sequence[Row], direction: Direction, ranges: Ranges) -> CopyEngineChoice:

@@ -46,7 +46,7 @@ class TorchDriver:
         self._device = tensors[0].tensor.device
         self._tensors = [_flat_bytes(tensor) for tensor in tensors]
         self._memory = torch.from_numpy(memory).view(torch.int8)
-        self._is_pinned = pin_memory and self._pin()
+        self.is_pinned = pin_memory and self._pin()
         self._stages: list[torch.Tensor] = []
         self._batch_call: BatchCall | None = None
         self._addresses = [tensor.pages.address for tensor in tensors]
@@ -60,7 +60,7 @@ class TorchDriver:
 
     def enable_kernels(self) -> None:
         """Find what a kernel needs, and compile it; a ConfigError where that can't be."""
-        if not self._is_pinned:
+        if not self.is_pinned:
             raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
         try:
             from kv_offload_cpu.copy import gather_kernel
@@ -143,9 +143,9 @@ class TorchDriver:
         return int(stage.data_ptr())
 
     def shutdown(self) -> None:
-        if self._is_pinned:
+        if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
-            self._is_pinned = False
+            self.is_pinned = False
         self._tensors = []
         self._stages = []
         self._memory = torch.empty(0, dtype=torch.int8)
