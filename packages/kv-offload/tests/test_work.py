@@ -4,7 +4,7 @@ from functools import cached_property
 
 import pytest
 from kv_offload_calls import key, report
-from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
+from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Known, ScriptedSpec, Slots
 from kv_offload_work import work_of
 
@@ -194,6 +194,22 @@ def test_blocks_of_others_that_were_not_filled_cost_a_long_request_no_more_than_
             lambda connector=connector, output=output: connector.update_connector_output(output)
         )
     assert work[400] == work[4]
+
+
+def test_a_step_costs_the_same_however_many_requests_may_lose_blocks_in_it(connect):
+    """Whoever waits or runs may have had a fresh block in its window; only who has it is looked at."""
+    work, windows = {}, kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5)))
+    for count in (20, 200):
+        connector = connect(Boundless({}), cache=windows)
+        first = range(1, 10 * count, 10)
+        many_are_stored(
+            connector, prompts("r", count), [([b, b + 1, b + 2], [b + 3, b + 4, b + 5]) for b in first]
+        )
+        for request in prompts("waiting", count):
+            connector.on_new_request(request)
+        told = step(more=[("r1", ([8001], [8002])), ("r2", ([4], [5]))], counts={"r1": 1, "r2": 1})
+        work[count] = work_of(lambda connector=connector, told=told: connector.build_connector_meta(told))
+    assert work[200] == work[20]
 
 
 class Roomy(Known):
