@@ -25,12 +25,19 @@ def test_ours_do_not_grow(name: str, model: str, situation: str) -> None:
     assert all(one.work for one in works)
 
 
-def test_a_block_that_is_found_is_nearly_free() -> None:
-    """What a medium has is told, checked and planned by ranges; only its source is asked for chunk by chunk."""
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [("full attention", 25), ("full attention and a window", 70), ("full attention and states", 70)],
+)
+def test_a_block_that_is_found_is_nearly_free(model: str, most: int) -> None:
+    """What a medium has is told, checked and planned by ranges; only its source is asked for chunk by chunk.
+
+    With several groups the order of a batch is, too.
+    """
     row = SITUATIONS["a prompt that was stored"]
-    few, many = (row.measure(SUBJECTS["offload"], MODELS["full attention"], size) for size in row.sizes[1:])
+    few, many = (row.measure(SUBJECTS["offload"], MODELS[model], size) for size in row.sizes[1:])
     blocks = row.sizes[1:]
-    assert (many.work * blocks[1] - few.work * blocks[0]) / (blocks[1] - blocks[0]) < 25
+    assert (many.work * blocks[1] - few.work * blocks[0]) / (blocks[1] - blocks[0]) < most
 
 
 def test_the_documentation_shows_these_models_and_situations() -> None:

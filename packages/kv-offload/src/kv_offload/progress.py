@@ -79,12 +79,24 @@ class GroupProgress:
         if first < self.loaded.stop and not with_loaded:
             before, after = range(first, min(stop, self.loaded.start)), range(self.loaded.stop, stop)
             chunks = [*before, *after] if before else after
-        if not group.reads_all and 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
-            chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
-        if group.has_window:
+        if group.reads_all:
+            return chunks
+        if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
+            is_there = self._are_there(range(first, stop))
+            chunks = [chunk for chunk in chunks if is_there[chunk - first]]
+        if group.has_window and not layout.reaches_all:
             size = group.tokens_per_chunk
             chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
+        if chunks and chunks[-1] - chunks[0] == len(chunks) - 1:
+            return range(chunks[0], chunks[-1] + 1)  # which others handle in one go
         return chunks
+
+    def _are_there(self, chunks: range) -> list[bool]:
+        """Of each of some chunks, whether it has all blocks that are copied when it is stored."""
+        size = self.group.blocks_per_chunk
+        start, stop = chunks.start * size, chunks.stop * size
+        columns = [self.table[start + index : stop : size] for index in self.group.stored_blocks(0)]
+        return [*map(all, zip(*columns, strict=True))]
 
     def blocks_of(self, chunk: int) -> list[int]:
         """The blocks that are copied when a chunk is stored."""
