@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kv_sim.cli import main
-from kv_sim.examples.catalogue import LATER
+from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
+from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS, UnitWork
 
 
@@ -114,8 +115,17 @@ def test_what_the_garbage_collector_runs_is_nobodys_work() -> None:
 
 def test_situations_are_what_they_say() -> None:
     last, known = SITUATIONS["a prompt's last steps"], SITUATIONS["a prompt that was stored"]
-    assert last.measure(LATER, 64) == last.measure(LATER, 512)  # it has nothing to do while a prompt is computed
-    assert known.measure(LATER, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+    plain = MODELS["full attention"]
+    # It has nothing to do while a prompt is computed.
+    assert last.measure(LATER, plain, 64) == last.measure(LATER, plain, 512)
+    assert known.measure(LATER, plain, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+
+
+def test_models_are_tried_that_a_connector_claims_to_work_with() -> None:
+    names = [*MODELS]
+    assert [*models_for(LATER)] == names[:1]
+    assert [*models_for(MEMORY)] == names[:2]
+    assert [*models_for(OFFLOAD)] == names
 
 
 @pytest.mark.parametrize(
@@ -130,8 +140,8 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
     assert (code, out.splitlines()[-1]) == (0, "nothing grows")
     title, header, *rows = out.splitlines()[:-1]
     assert title == "LaterConnector: bytecodes in the calls of its scheduler's side"
-    assert header.split() == ["situation", "of", "for", "a", "growth"]
-    assert [row.split("  ")[0] for row in rows] == [*SITUATIONS]
+    assert header.split() == ["full", "attention", "of", "for", "a", "growth"]
+    assert [row.strip().split("  ")[0] for row in rows] == [*SITUATIONS]
 
 
 def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., tuple[int, str]]) -> None:
@@ -139,9 +149,9 @@ def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., 
     assert code == 1
     said = [line for line in out.splitlines() if line.startswith("GROWS: ")]
     assert [line.split(": ")[1] for line in said] == [
-        "a prompt's last steps",
-        "a prompt, from arrival to end",
-        "a request after others",
+        "a prompt's last steps, full attention",
+        "a prompt, from arrival to end, full attention",
+        "a request after others, full attention",
     ]
     assert "with 512 blocks instead of 64, a step is" in said[0]
     assert said[0].endswith("times the work, most of it in build_connector_meta")
@@ -149,10 +159,22 @@ def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., 
     assert "nothing grows" not in out
 
 
+def test_what_grows_with_one_model_is_named_with_the_model(growth: Callable[..., tuple[int, str]]) -> None:
+    code, out = growth("broken_connectors:AsksAll", "--traits", "groups")
+    assert code == 1
+    titles = [line for line in out.splitlines() if line.endswith("growth")]
+    assert [title.split("  ")[0] for title in titles] == ["full attention", "full attention and a window"]
+    (said,) = (line for line in out.splitlines() if line.startswith("GROWS: "))
+    assert said.startswith(
+        "GROWS: a request beside others, full attention and a window: with 32 requests instead of 2, a step is "
+    )
+    assert said.endswith("times the work, most of it in build_connector_meta")
+
+
 def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -> None:
     code, out = growth("broken_connectors:Stillborn", "--traits", "none")
     assert code == 1
-    assert out.startswith("FAIL a prompt's last steps: NO-CRASH")
+    assert out.startswith("FAIL a prompt's last steps, full attention: NO-CRASH")
     assert out.endswith("it is no use to measure what is wrong: kv-sim conform broken_connectors:Stillborn\n")
 
 

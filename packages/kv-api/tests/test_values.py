@@ -214,20 +214,24 @@ def test_positions_of_chunks_in_a_row_are_derived() -> None:
     assert context.get_offload_key_position(first[2]) == 9
 
 
-def test_positions_of_many_chunks_are_found_from_wherever_one_asks() -> None:
+@pytest.mark.parametrize("has_others", [False, True])
+def test_positions_of_many_chunks_are_found_from_wherever_one_asks(has_others: bool) -> None:
     keys = [kv_api.make_offload_key(b"%d" % number, 0) for number in range(5000)]
     others = [kv_api.make_offload_key(b"%d" % number, 1) for number in range(5000)]
     for places in (range(5000), range(4999, -1, -1), range(0, 5000, 1023), range(0, 5000, 1025), (4000, 3999, 7)):
         context = kv_api.ReqContext("r")
         context.set_offload_key_position(keys[3999], 5)
         context.derive_offload_key_positions(keys, 16)
-        context.derive_offload_key_positions(others, 32)
+        if has_others:
+            context.derive_offload_key_positions(others, 32)
         for place in places:
             assert context.get_offload_key_position(keys[place]) == (5 if place == 3999 else 16 * (place + 1))
-            assert context.get_offload_key_position(others[place]) == 32 * (place + 1)
+            assert context.get_offload_key_position(others[place]) == (32 * (place + 1) if has_others else None)
         assert context.get_offload_key_position(kv_api.make_offload_key(b"no such", 0)) is None
     context, growing = kv_api.ReqContext("r"), keys[:2000]
     context.derive_offload_key_positions(growing, 16)
+    if has_others:
+        context.derive_offload_key_positions(others, 32)
     for place, count in ((1999, 2000), (3, 4000), (2000, 4000), (3999, 4000), (0, 5000), (4998, 5000)):
         growing += keys[len(growing) : count]
         assert context.get_offload_key_position(keys[place]) == 16 * (place + 1)
@@ -242,6 +246,32 @@ def test_no_position_is_noted_while_a_request_grows() -> None:
             assert context.get_offload_key_position(growing[place]) == 16 * (place + 1)
     assert context.get_offload_key_position(growing[known + 2]) == 16 * (known + 3)
     assert context._key_positions == {}
+
+
+class Keys(list[kv_api.OffloadKey]):
+    """Counts what is read of them in bulk."""
+
+    read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(place, slice) else 0
+        return found
+
+
+def test_keys_of_several_groups_are_noted_once_as_they_come() -> None:
+    context, growing = kv_api.ReqContext("r"), Keys()
+    others = Keys(kv_api.make_offload_key(b"%d" % number, 1) for number in range(3))
+    context.derive_offload_key_positions(growing, 16)
+    context.derive_offload_key_positions(others, 32)
+    assert context._key_positions == {}
+    for count in (2, 3, 7):
+        growing += [kv_api.make_offload_key(b"%d" % number, 0) for number in range(len(growing), count)]
+        expected = dict(zip([*growing, *others], [*range(16, 16 * count + 1, 16), 32, 64, 96], strict=True))
+        assert context.get_offload_key_position(growing[-1]) == 16 * count
+        assert context.get_offload_key_position(kv_api.make_offload_key(b"no such", 0)) is None
+        assert context._key_positions == expected
+    assert (growing.read, others.read) == (7, 3)
 
 
 @pytest.mark.parametrize("count", [0, 1, 16, 17, 300])

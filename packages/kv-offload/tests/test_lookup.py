@@ -1,9 +1,13 @@
 """Lookups against an obvious model: try every boundary, from the highest down."""
 
+from itertools import chain
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 from kv_offload_medium import Known
+from kv_offload_work import work_of
 
 from kv_api import LookupResult, ReqContext, make_offload_key
 from kv_offload.layout import Group
@@ -89,6 +93,30 @@ def test_the_highest_boundary_is_found(case):
     assert len({*manager.asked}) == len(manager.asked), "a chunk was asked for twice"
 
 
+def is_there(answer):
+    return answer is not MISS
+
+
+def is_readable(answer):
+    return answer is HIT
+
+
+WITH_A_GAP = [
+    [gap if chunk == place else HIT for chunk in range(5)] for place in range(5) for gap in (PENDING, MISS)
+]
+PARTS = [range(start, stop) for start in range(5) for stop in range(start, 6)]
+
+
+@given(st.sampled_from(WITH_A_GAP), st.lists(st.tuples(st.sampled_from(PARTS), st.booleans()), max_size=8))
+def test_the_last_gap_is_found_however_often_it_was_looked_for(answers, history):
+    keys = keys_of(Group(0, WINDOW, 4, 1, 1, 9), 5)
+    asked = Answers(Known(dict(zip(keys, answers, strict=True))), ReqContext("r"), keys)
+    for chunks, may_be_pending in history:
+        counts = is_there if may_be_pending else is_readable
+        gaps = [chunk for chunk in chunks if not counts(answers[chunk])]
+        assert asked.last_gap(chunks, counts) == max(gaps, default=None)
+
+
 def test_what_was_refused_is_missing():
     group = Group(0, FULL, 4, 1, 1)
     keys = keys_of(group, 4)
@@ -109,3 +137,26 @@ def test_a_window_that_begins_anew_needs_nothing_there():
     crooked = Group(0, WINDOW, 4, 1, 1, 6, restart_tokens=6)
     asked = Answers(Known({}), ReqContext("r"), keys_of(crooked, 4))
     assert find_match([crooked], [asked], 0, 11, may_wait=True) == Match(6)
+
+
+def every_other(chunks, first):
+    return [HIT if chunk % 2 == first else MISS for chunk in range(chunks)]
+
+
+@pytest.mark.parametrize("kinds", [(WINDOW, STATE), (STATE, STATE), (WINDOW, WINDOW)])
+@pytest.mark.parametrize("stored", [HIT, PENDING])
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_groups_that_go_down_in_turns_cost_a_chunk_the_same_however_many_there_are(kinds, stored, may_wait):
+    """What reads all tokens, and a long window, are there; of two others each has only what the other lacks."""
+    work = {}
+    for chunks in (100, 800):
+        groups = [Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, window_tokens=2 * chunks + 1)]
+        groups += [Group(group_id, kind, 4, 1, 1, 5) for group_id, kind in enumerate(kinds, 2)]
+        answers = [[stored] * chunks, [stored] * chunks, every_other(chunks, 0), every_other(chunks, 1)]
+        keys = [keys_of(group, chunks) for group in groups]
+        known = dict(zip(chain(*keys), chain(*answers), strict=True))
+        asked = [Answers(Known(known), ReqContext("r"), of_group) for of_group in keys]
+        found = []
+        work[chunks] = work_of(lambda: found.append(find_match(groups, asked, 0, 4 * chunks, may_wait)))  # noqa: B023
+        assert found == [Match(0)]
+    assert work[800] < 9 * work[100]

@@ -1,6 +1,7 @@
 """What of a window is stored: at a retained boundary everybody finds what he would find if all were stored."""
 
 from dataclasses import replace
+from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -97,6 +98,18 @@ def test_less_is_stored(layout, prompt):
             size = group.tokens_per_chunk
             chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, (prompt, 0))]
             assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
+
+
+@given(layouts(), st.integers(1, 60))
+@example(Layout((Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, 1)), 2, 4, 4), 20)
+@example(Layout((Group(0, FULL, 8, 1, 1), Group(1, WINDOW, 4, 1, 1, 2)), 2, 8, 8), 20)
+def test_where_all_is_reached_every_chunk_is(layout, prompt):
+    alike = tuple(replace(group, tokens_per_block=4) for group in layout.groups)
+    for groups, retention in product((layout.groups, alike), (layout.retention_tokens, None)):
+        each = Layout(groups, 2, 4, retention)
+        if each.reaches_all:
+            everything, stored = stored_of(each, prompt, 0)
+            assert stored == [[*chunks] for chunks in everything]
 
 
 def test_a_request_stores_the_end_of_its_prompts_window(make, manager):

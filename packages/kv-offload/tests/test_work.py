@@ -4,7 +4,7 @@ from functools import cached_property
 
 import pytest
 from kv_offload_calls import key, report
-from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
+from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Known, ScriptedSpec, Slots
 from kv_offload_work import work_of
 
@@ -113,6 +113,28 @@ def test_a_step_of_a_long_prompt_costs_the_same_at_its_end(connect):
     assert max(work[90:]) <= 1.01 * max(work[5:15])
 
 
+@pytest.mark.parametrize(
+    ("window", "first", "most"),
+    [(5, 0, 10), (5, 1, 25)],
+    ids=["all of it", "what comes after a null block"],
+)
+def test_a_chunk_of_a_window_that_is_stored_costs_little_however_many_there_are(connect, window, first, most):
+    connector = connect(Boundless({}), cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, window))))
+    work = {}
+    for chunks in (512, 4096):
+        request, blocks = Prompt(f"r{chunks}", range(4 * chunks)), range(1, chunks + 1)
+        connector.on_new_request(request)
+        request.block_hashes  # noqa: B018
+        connector.get_num_new_matched_tokens(request, 0)
+        table = [*blocks], [0] * first + [block + 10_000 for block in blocks[first:]]
+        connector.update_state_after_alloc(request, Blocks(*table), 0)
+        told, met = step(new=[(request.request_id, table)], counts={request.request_id: 4 * chunks}), []
+        work[chunks] = work_of(lambda told=told, met=met: met.append(connector.build_connector_meta(told)))
+        (job,) = met[0].store_jobs.values()
+        assert job.gpu_spec.group_sizes == (chunks, chunks - first)
+    assert (work[4096] - work[512]) / (4096 - 512) < most, "bytecodes for a chunk of each group"
+
+
 class Scripted(Known):
     """Counts the keys that it is shown."""
 
@@ -194,6 +216,22 @@ def test_blocks_of_others_that_were_not_filled_cost_a_long_request_no_more_than_
             lambda connector=connector, output=output: connector.update_connector_output(output)
         )
     assert work[400] == work[4]
+
+
+def test_a_step_costs_the_same_however_many_requests_may_lose_blocks_in_it(connect):
+    """Whoever waits or runs may have had a fresh block in its window; only who has it is looked at."""
+    work, windows = {}, kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5)))
+    for count in (20, 200):
+        connector = connect(Boundless({}), cache=windows)
+        first = range(1, 10 * count, 10)
+        many_are_stored(
+            connector, prompts("r", count), [([b, b + 1, b + 2], [b + 3, b + 4, b + 5]) for b in first]
+        )
+        for request in prompts("waiting", count):
+            connector.on_new_request(request)
+        told = step(more=[("r1", ([8001], [8002])), ("r2", ([4], [5]))], counts={"r1": 1, "r2": 1})
+        work[count] = work_of(lambda connector=connector, told=told: connector.build_connector_meta(told))
+    assert work[200] == work[20]
 
 
 class Roomy(Known):

@@ -4,6 +4,7 @@ from typing import Any
 
 from kv_api import KVCaches, Request, TwoSidedConnector
 from kv_sim.examples.later import LaterScheduler, LaterWorker
+from kv_sim.examples.memory import MemoryConnector, MemoryScheduler
 
 
 class HastyScheduler(LaterScheduler):
@@ -48,6 +49,33 @@ class GrowingScheduler(LaterScheduler):
 class Growing(TwoSidedConnector):
     scheduler_class = GrowingScheduler
     worker_class = LaterWorker
+
+
+class AsksAllScheduler(MemoryScheduler):
+    """Where a request may lose blocks of one group, it asks all that it knows, in each step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.may_lose = len(args[1].kv_cache_groups) > 1
+        self.known: set[str] = set()
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        self.known.add(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        if self.may_lose:
+            for _ in range(20 * len(self.known)):
+                pass
+        return super().build_connector_meta(scheduler_output)
+
+    def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        self.known.discard(request.request_id)
+        return super().request_finished_all_groups(request, block_ids)
+
+
+class AsksAll(MemoryConnector):
+    scheduler_class = AsksAllScheduler
 
 
 class StillbornWorker(LaterWorker):

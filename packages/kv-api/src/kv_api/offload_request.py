@@ -77,9 +77,10 @@ _REACH = 1024
 class _DerivedPositions:
     """Keys of chunks that lie one after the other.
 
-    Who asks goes through a request from its first token on, so a key lies ``_REACH`` places after the one that
-    was found last, at most. If not, positions of all keys are noted, once. While a request grows, the last key
-    that there was and the first new one are asked for in each step: these two are looked at before others.
+    Who asks about a request with one group goes through it from its first token on, so a key lies ``_REACH``
+    places after the one that was found last, at most. If not, positions of all keys are noted, once. While a
+    request grows, the last key that there was and the first new one are asked for in each step: these two are
+    looked at before others. Of several groups a key is most often another one's, so theirs are noted at once.
     """
 
     keys: Sequence[OffloadKey]
@@ -104,12 +105,20 @@ class _DerivedPositions:
         try:
             self.place = keys.index(key, self.place, self.place + _REACH)
         except ValueError:
-            first, self.num_noted = self.num_noted, len(keys)
-            for place, other in enumerate(keys[first:], first + 1):
-                positions.setdefault(other, place * self.tokens_per_chunk)
+            self.note(positions)
             return positions.get(key)
         self.border = self.place + 1
         return self.border * self.tokens_per_chunk
+
+    def note(self, positions: dict[OffloadKey, int]) -> None:
+        """Note where the chunks end whose keys are new. What was set there stays."""
+        first, stop, size = self.num_noted + 1, len(self.keys) + 1, self.tokens_per_chunk
+        if first < stop:
+            new = dict(zip(self.keys[first - 1 :], range(first * size, stop * size, size), strict=True))
+            for key in positions.keys() & new:
+                del new[key]
+            positions.update(new)
+            self.num_noted = stop - 1
 
 
 @dataclass
@@ -148,11 +157,12 @@ class ReqContext:
     def get_offload_key_position(self, key: OffloadKey) -> int | None:
         """Where the chunk of ``key`` ends in this request, if that was noted or can be derived."""
         position = self._key_positions.get(key)
+        if position is None and len(self._derived) == 1:
+            return self._derived[0].find(key, self._key_positions)
         if position is None:
             for derived in self._derived:
-                position = derived.find(key, self._key_positions)
-                if position is not None:
-                    break
+                derived.note(self._key_positions)
+            return self._key_positions.get(key)
         return position
 
 

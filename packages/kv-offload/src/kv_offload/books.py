@@ -10,6 +10,7 @@ from typing import Any
 
 from kv_api import OffloadingManager, Request
 from kv_offload.agenda import Agenda
+from kv_offload.block_index import BlockIndex
 from kv_offload.describe import EngineDescription
 from kv_offload.events import EventTranslator
 from kv_offload.jobs import JobBook
@@ -29,6 +30,8 @@ class Books:
         self.manager = manager
         self.states: dict[str, RequestState] = {}
         """The lives that have not ended, by request id."""
+        self.block_index = None if self.layout.reads_back_only else BlockIndex()
+        """Of their tables, in groups where blocks may be lost one by one; None if there are no such groups."""
         self.agenda = Agenda()
         self.jobs = JobBook(engine.world_size)
         self.pins = Pins()
@@ -49,7 +52,7 @@ class Books:
 
     def begin_life(self, request: Request) -> RequestState:
         """A request arrived."""
-        state = begin_life(request, self.layout, self.manager)
+        state = begin_life(request, self.layout, self.manager, self.block_index)
         self.states[request.request_id] = state
         return state
 
@@ -59,6 +62,8 @@ class Books:
         state = self.states.pop(request_id, None)
         if state is not None:
             self.jobs.release(state)
+            if self.block_index is not None:
+                state.progress.leave_index()
         return state
 
     def lose_blocks(self, state: RequestState) -> None:
@@ -107,6 +112,9 @@ class Books:
             assert request_id == state.context.req_id, f"{state.context.req_id} is kept under {request_id}"
             state.check()
             self._check_look(request_id, state)
+        if self.block_index is not None:
+            groups = [progress for state in self.states.values() for progress in state.progress.groups]
+            self.block_index.check([progress.table for progress in groups if not progress.group.reads_all])
         self.agenda.check(request_id for request_id, state in self.states.items() if state.progress.has_blocks)
         planned = {*self.meta.load_jobs, *self.meta.store_jobs}
         known = {*self.jobs.live, *self.jobs.stale}

@@ -118,6 +118,16 @@ class Layout:
         return all(group.reads_all for group in self.groups)
 
     @cached_property
+    def reaches_all(self) -> bool:
+        """Whether a lookup may need every chunk: all of them end at the same tokens, where somebody may go on.
+
+        If not, that is found out chunk by chunk (``progress.is_reachable``).
+        """
+        sizes = {group.tokens_per_chunk for group in self.groups}
+        reads_back = all(group.window_tokens != 1 for group in self.groups)
+        return len(sizes) == 1 and reads_back and self.retention_tokens is None
+
+    @cached_property
     def is_stored_whole(self) -> bool:
         """Whether chunks of every group are."""
         return all(group.is_stored_whole for group in self.groups)

@@ -2,7 +2,8 @@
 
 A rule takes a limit and answers with the highest boundary up to it at which its group could go on. It only ever
 goes down as the limit does, so asking all groups again and again with the lowest answer comes to an end: there all
-agree.
+agree. A group that reads all tokens is asked once, since it could also go on wherever less is read. The others may
+go down in turns, a chunk each, so what a window was found to have is remembered: no chunk is looked at again.
 
 Chunks that are not readable yet (a store is under way, or a tier is still being asked) are first taken for hits.
 If the boundary then needs one of them, waiting would pay, and the caller is told so; if it may not wait, they are
@@ -54,6 +55,8 @@ class Answers:
         self._hits = range(0)
         """The first chunks that were found, one after the other: most often all there are."""
         self._known = dict(known)
+        self._sound: dict[Counts, range] = {}
+        """Chunks whose answers all count, which were the last that ``last_gap`` found to be so."""
 
     def of(self, chunk: int) -> LookupResult:
         """What is known of one chunk."""
@@ -106,6 +109,19 @@ class Answers:
         start = self._hits.stop if chunks.start in self._hits else chunks.start
         return next((chunk for chunk in range(start, chunks.stop) if not counts(self.of(chunk))), None)
 
+    def last_gap(self, chunks: range, counts: Counts) -> int | None:
+        """The last of some chunks whose answer doesn't count. Whoever asks comes down from the last chunk."""
+        sound = self._sound.get(counts, range(0))
+        chunk = chunks.stop - 1
+        while chunk >= chunks.start:
+            if chunk in sound:
+                chunk = sound.start
+            elif not counts(self.of(chunk)):
+                return chunk
+            chunk -= 1
+        self._sound[counts] = chunks
+        return None
+
 
 def _is_there(answer: LookupResult) -> bool:
     return answer is not LookupResult.MISS
@@ -133,7 +149,7 @@ def _sliding_window(group: Group, answers: Answers, local: int, limit: int, coun
     while boundary > local:
         needed = group.chunks_needed(local, boundary)
         start = group.first_needed(boundary)
-        gap = next((chunk for chunk in reversed(needed) if not counts(answers.of(chunk))), None)
+        gap = answers.last_gap(needed, counts)
         if gap is None:
             return boundary
         boundary = _before(group, gap)
@@ -152,7 +168,6 @@ def _state_space(group: Group, answers: Answers, local: int, limit: int, counts:
 
 
 RULES = {
-    AttentionKind.FULL: _full,
     AttentionKind.SLIDING_WINDOW: _sliding_window,
     AttentionKind.STATE_SPACE: _state_space,
 }
@@ -221,10 +236,14 @@ def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | Non
 
 def _agree(asked: Asked, local: int, limit: int, counts: Counts) -> int:
     boundary = max(limit, local)
+    for group, of_group in asked:
+        if group.reads_all and boundary > local:
+            boundary = _full(group, of_group, local, boundary, counts)
+    others = [(RULES[group.kind], group, of_group) for group, of_group in asked if not group.reads_all]
     while boundary > local:
         agreed = boundary
-        for group, of_group in asked:
-            agreed = RULES[group.kind](group, of_group, local, agreed, counts)
+        for rule, group, of_group in others:
+            agreed = rule(group, of_group, local, agreed, counts)
         if agreed == boundary:
             break
         boundary = agreed

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
+from kv_offload.block_index import BlockIndex
 from kv_offload.layout import Group, Layout
 from kv_offload.naming import names
 from kv_offload.retention import is_retained
@@ -30,25 +31,27 @@ class GroupProgress:
     table: list[int] = field(default_factory=list)
     cursor: int = 0
     loaded: range = range(0)
-    _index_of: dict[int, int] = field(default_factory=dict)
-    """Where in ``table`` a block is, in groups where blocks may be lost one by one."""
+    block_index: BlockIndex | None = None
+    """Which has ``table`` and those of others; None where no block is lost by itself, or nobody cares any more."""
 
     def set_table(self, blocks: Sequence[int]) -> None:
         """These are all of its blocks."""
+        if self.block_index is not None:
+            self.block_index.remove(self.table)
         self.table = []
-        self._index_of.clear()
         self.append(blocks)
 
     def append(self, blocks: Sequence[int]) -> None:
         """It got these blocks more."""
-        if not self.group.reads_all:
-            self._index_of.update((block, index) for index, block in enumerate(blocks, len(self.table)) if block)
         self.table += blocks
+        if self.block_index is not None and blocks:
+            self.block_index.add(self.table, len(self.table) - len(blocks))
 
-    def vacate(self, blocks: Set[int]) -> None:
-        """Somebody else got these. Also what was offered is watched: it may be offered again after a reset."""
-        for block in self._index_of.keys() & blocks:
-            self.table[self._index_of.pop(block)] = 0
+    def leave_index(self) -> None:
+        """Whatever becomes of its blocks, its table stays as it is."""
+        if self.block_index is not None:
+            self.block_index.remove(self.table)
+            self.block_index = None
 
     def check(self) -> None:
         """Recount."""
@@ -56,9 +59,6 @@ class GroupProgress:
         assert self.cursor <= len(keys), f"group {group_id}: cursor {self.cursor} of {len(keys)} keys"
         assert self.loaded.stop <= len(keys), f"group {group_id}: loaded {self.loaded} of {len(keys)} keys"
         assert all(get_offload_group_idx(key) == group_id for key in keys), f"group {group_id} has keys of others"
-        if not self.group.reads_all:
-            found = {block: index for index, block in enumerate(self.table) if block}
-            assert found == self._index_of, f"group {group_id}: blocks at {found}, known at {self._index_of}"
 
     def extend_keys(self, hashes: Sequence[bytes], tokens: int) -> None:
         """Name the chunks within ``tokens`` that block hashes cover now, by the hash that each ends with."""
@@ -79,12 +79,24 @@ class GroupProgress:
         if first < self.loaded.stop and not with_loaded:
             before, after = range(first, min(stop, self.loaded.start)), range(self.loaded.stop, stop)
             chunks = [*before, *after] if before else after
-        if not group.reads_all and 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
-            chunks = [chunk for chunk in chunks if 0 not in self.blocks_of(chunk)]
-        if group.has_window:
+        if group.reads_all:
+            return chunks
+        if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
+            is_there = self._are_there(range(first, stop))
+            chunks = [chunk for chunk in chunks if is_there[chunk - first]]
+        if group.has_window and not layout.reaches_all:
             size = group.tokens_per_chunk
             chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
+        if chunks and chunks[-1] - chunks[0] == len(chunks) - 1:
+            return range(chunks[0], chunks[-1] + 1)  # which others handle in one go
         return chunks
+
+    def _are_there(self, chunks: range) -> list[bool]:
+        """Of each of some chunks, whether it has all blocks that are copied when it is stored."""
+        size = self.group.blocks_per_chunk
+        start, stop = chunks.start * size, chunks.stop * size
+        columns = [self.table[start + index : stop : size] for index in self.group.stored_blocks(0)]
+        return [*map(all, zip(*columns, strict=True))]
 
     def blocks_of(self, chunk: int) -> list[int]:
         """The blocks that are copied when a chunk is stored."""
@@ -95,9 +107,12 @@ class GroupProgress:
 class Progress:
     """All groups of one request."""
 
-    def __init__(self, layout: Layout, context: ReqContext) -> None:
+    def __init__(self, layout: Layout, context: ReqContext, block_index: BlockIndex | None = None) -> None:
+        """``block_index``: who learns of blocks that others got, where requests may lose some one by one."""
         self._layout = layout
-        self.groups = tuple(GroupProgress(group) for group in layout.groups)
+        self.groups = tuple(
+            GroupProgress(group, block_index=None if group.reads_all else block_index) for group in layout.groups
+        )
         for progress in self.groups:
             context.derive_offload_key_positions(progress.keys, progress.group.tokens_per_chunk)
         self.loaded_tail = 0
@@ -148,10 +163,10 @@ class Progress:
             progress.cursor = 0
         self.next_end = 0
 
-    def vacate(self, blocks: Set[int]) -> None:
-        """Others got ``blocks``: of ours, only what slid out of a window can be among them."""
+    def leave_index(self) -> None:
+        """The request has ended: others get its blocks, and its tables stay what they were."""
         for progress in self.groups:
-            progress.vacate(blocks)
+            progress.leave_index()
 
     def first_token_in(self, blocks: Set[int]) -> int | None:
         """The first token that lies in any of ``blocks``."""

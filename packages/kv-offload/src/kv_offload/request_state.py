@@ -24,6 +24,7 @@ from kv_api import (
     TierFilter,
     TierMatcher,
 )
+from kv_offload.block_index import BlockIndex
 from kv_offload.layout import Layout
 from kv_offload.log import warn
 from kv_offload.progress import Progress
@@ -84,7 +85,9 @@ class RequestState:
         assert self.deferrals >= 0 and self.store_refusals >= 0, "counts below zero"
 
 
-def begin_life(request: Request, layout: Layout, manager: OffloadingManager) -> RequestState:
+def begin_life(
+    request: Request, layout: Layout, manager: OffloadingManager, block_index: BlockIndex | None
+) -> RequestState:
     """A request arrived: read what its sender wishes, and ask how it is offloaded."""
     params = request.kv_transfer_params or {}
     tiers = _tier_filter(params)
@@ -92,7 +95,7 @@ def begin_life(request: Request, layout: Layout, manager: OffloadingManager) -> 
     return RequestState(
         request,
         context,
-        Progress(layout, context),
+        Progress(layout, context, block_index),
         offers_loaded=manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL,
         max_load_tokens=_tokens(params, "max_load_tokens"),
         max_offload_tokens=_tokens(params, "max_offload_tokens"),

@@ -42,7 +42,7 @@ class Storing:
         whole, more = tables_of_step(output, states)
         for state, _ in whole:
             books.jobs.release(state)
-        if books.jobs.is_watching or not books.layout.reads_back_only:
+        if books.jobs.is_watching or books.block_index is not None:
             self._follow_fresh(output, whole, more)
         for state, blocks in whole:
             state.progress.begin(blocks)
@@ -62,9 +62,8 @@ class Storing:
         fresh.discard(0)
         copies: Sequence[Any] = getattr(output, "kv_cache_block_copies", None) or ()
         fresh.update(copy.dst_block_id for copy in copies)
-        if fresh and not books.layout.reads_back_only:
-            for state in books.states.values():
-                state.progress.vacate(fresh)
+        if books.block_index is not None:
+            books.block_index.vacate(fresh)
         books.meta.jobs_to_flush.update(books.jobs.touching(fresh))
 
     def store_what_is_computed(self, output: SchedulerOutput) -> None:

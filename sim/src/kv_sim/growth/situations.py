@@ -12,12 +12,15 @@ from typing import Any, Final, NamedTuple
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.growth.meter import Meter
+from kv_sim.growth.models import Model
 from kv_sim.subject import Subject
 from kv_sim.world import World
 
 BLOCK_TOKENS: Final = 4
 STEP_BLOCKS: Final = 16
 """Blocks of a prompt that a step computes."""
+OUTPUTS: Final = 32
+"""Tokens that a request samples where decoding is what counts."""
 MOST_STEPS: Final = 500
 """More than any situation takes until nothing is left to do."""
 
@@ -32,11 +35,15 @@ class UnitWork(NamedTuple):
 class Server:
     """A world with a meter in it."""
 
-    def __init__(self, subject: Subject, blocks: int, max_running: int = 4) -> None:
+    def __init__(self, subject: Subject, model: Model, blocks: int, max_running: int = 4) -> None:
+        """It has room for ``blocks`` of each group, on the GPU and beside it."""
+        blocks *= len(model.groups)
         self._world = World(
             WorldConfig(
                 num_blocks=blocks,
                 block_size=BLOCK_TOKENS,
+                groups=model.groups,
+                hands_over_states=model.hands_over_states,
                 max_running=max_running,
                 max_step_tokens=max(STEP_BLOCKS * BLOCK_TOKENS, max_running),
                 host_slots=blocks,
@@ -101,9 +108,9 @@ def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
     return UnitWork(total.total() / max(units, 1), most)
 
 
-def _step_of_a_prompt(subject: Subject, blocks: int) -> UnitWork:
+def _step_of_a_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
     """The last full steps of a prompt: what came before may not count."""
-    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     full = blocks // STEP_BLOCKS
     last = server.run()[full - full // 4 : full]
@@ -111,17 +118,17 @@ def _step_of_a_prompt(subject: Subject, blocks: int) -> UnitWork:
     return _per_unit(last, len(last))
 
 
-def _whole_prompt(subject: Subject, blocks: int) -> UnitWork:
-    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+def _whole_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
+    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     steps = server.run()
     server.end()
     return _per_unit(steps, blocks)
 
 
-def _known_prompt(subject: Subject, blocks: int) -> UnitWork:
+def _known_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
     """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
-    server = Server(subject, 2 * blocks + STEP_BLOCKS)
+    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
     server.add(blocks, conversation=1)
     server.run()
     server.forget()
@@ -131,11 +138,11 @@ def _known_prompt(subject: Subject, blocks: int) -> UnitWork:
     return _per_unit(steps, blocks)
 
 
-def _decoding(subject: Subject, requests: int) -> UnitWork:
+def _decoding(subject: Subject, model: Model, requests: int) -> UnitWork:
     """A step in which so many requests sample a token each."""
-    server = Server(subject, 32 * requests, max_running=requests)
+    server = Server(subject, model, 16 * requests, max_running=requests)
     for _ in range(requests):
-        server.add(1, outputs=96)
+        server.add(1, outputs=OUTPUTS)
     steps: list[Counter[str]] = []
     for work in server.steps():
         if server.running == requests:
@@ -147,9 +154,22 @@ def _decoding(subject: Subject, requests: int) -> UnitWork:
     return _per_unit(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
 
 
-def _after_others(subject: Subject, requests: int) -> UnitWork:
+def _beside_others(subject: Subject, model: Model, requests: int) -> UnitWork:
+    """A step of one request that decodes, while so many wait for their turn."""
+    server = Server(subject, model, 32, max_running=1)
+    server.add(1, outputs=OUTPUTS)
+    server.step()
+    for _ in range(requests):
+        server.add(1, outputs=1)
+    steps = [server.step() for _ in range(OUTPUTS - 1)]
+    server.run()
+    server.end()
+    return _per_unit(steps[1:], len(steps[1:]))  # in the first one, the others were told to have arrived
+
+
+def _after_others(subject: Subject, model: Model, requests: int) -> UnitWork:
     """One request after so many others that have come and gone."""
-    server = Server(subject, 3 * requests + STEP_BLOCKS)
+    server = Server(subject, model, 3 * requests + STEP_BLOCKS)
     for _ in range(requests):
         server.add(2)
         server.run()
@@ -167,7 +187,7 @@ class Situation(NamedTuple):
     of: str
     """What is counted by its sizes."""
     sizes: tuple[int, ...]
-    measure: Callable[[Subject, int], UnitWork]
+    measure: Callable[[Subject, Model, int], UnitWork]
 
 
 _BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)
@@ -178,6 +198,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = MappingProxyType(
         "a prompt, from arrival to end": Situation("block", "blocks", _BLOCKS, _whole_prompt),
         "a prompt that was stored": Situation("block", "blocks", _BLOCKS, _known_prompt),
         "requests that decode": Situation("request", "requests", _REQUESTS, _decoding),
+        "a request beside others": Situation("step", "requests", _REQUESTS, _beside_others),
         "a request after others": Situation("request", "requests", _REQUESTS, _after_others),
     }
 )

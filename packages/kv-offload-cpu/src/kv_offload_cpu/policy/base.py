@@ -51,7 +51,7 @@ class Run:
 
     def in_token_order(self, slots: list[int]) -> list[int]:
         """The slots by the place of their chunks in the request; as they are if any place isn't known."""
-        ends = {slot: self.position(slot) for slot in slots}
+        ends = dict(zip(slots, map(self.position, slots), strict=True))
         if None in ends.values():
             return slots
         return sorted(slots, key=ends.__getitem__)  # type: ignore[arg-type]
