@@ -228,6 +228,8 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     if len(sizes) != 1:
         return True
     (size,) = sizes
+    if size % group.tokens_per_chunk:
+        return True  # those go on within its chunks, too
     drafts = any(other.is_draft for other in layout.groups if other.reads_all)
     start = end - group.tokens_per_chunk
     boundaries = [-(-end // size) * size - drafts, *(last - 1 for last in ends if last > start + 1)]
