@@ -105,16 +105,19 @@ class TestFailures:
         report(connector, done=[0, 1])
         assert {*manager.resident} == {*keys(b, 2)}
 
-    def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced):
+    @pytest.mark.parametrize(("invalid", "kept"), [([2], 1), ([2, 3], 1), ([3], 2), ([4], 3), ([1, 3], 0)])
+    def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced, invalid, kept):
         connector, manager = fenced()
         a = Request("a", range(12))
         connector.on_new_request(a)
         run(connector, a, [1], count=4)
-        connector.build_connector_meta(step(more=[("a", ([2, 3],))], counts={"a": 8}))
-        report(connector, invalid=[2])
-        assert connector.build_connector_meta(step()).jobs_to_flush == {1}
-        report(connector, done=[0, 1])
-        assert {*manager.resident} == {*keys(a, 1)}
+        for block in (2, 3):
+            connector.build_connector_meta(step(more=[("a", ([block],))], counts={"a": 4}))
+            a.num_computed_tokens += 4
+        report(connector, invalid=invalid)
+        assert connector.build_connector_meta(step()).jobs_to_flush == {*range(kept, 3)}
+        report(connector, done=[0, 1, 2])
+        assert {*manager.resident} == {*keys(a, kept)}
 
 
 class TestLives:

@@ -92,10 +92,20 @@ def test_the_highest_boundary_is_found(case):
 def test_what_was_refused_is_missing():
     group = Group(0, FULL, 4, 1, 1)
     keys = keys_of(group, 4)
-    manager = Known(dict.fromkeys(keys, HIT))
-    asked = Answers(manager, ReqContext("r"), keys, refused={keys[2]})
-    assert find_match([group], [asked], 0, 15, may_wait=True) == Match(8)
-    assert manager.asked == keys[:2]
+    for chunk, key in enumerate(keys):
+        manager = Known(dict.fromkeys(keys, HIT))
+        asked = Answers(manager, ReqContext("r"), keys, refused={key})
+        assert find_match([group], [asked], 0, 15, may_wait=True) == Match(4 * chunk)
+        assert manager.asked == keys[:chunk]
+
+
+def test_what_reads_everything_is_asked_first():
+    groups = Group(0, STATE, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, 8), Group(2, FULL, 4, 1, 1)
+    keys = [keys_of(group, 4) for group in groups]
+    manager = Known({})
+    asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
+    assert find_match(groups, asked, 0, 16, may_wait=True) == Match(0)
+    assert manager.asked == keys[2][:1]
 
 
 def test_a_window_that_begins_anew_needs_nothing_there():

@@ -66,6 +66,7 @@ HAS = "has shape {} with strides of {} bytes; {}"
 FIRST = "the first dimension should be 4 blocks, or several each"
 
 WRONG = [
+    (np.zeros((), np.int8), (), (), FIRST),
     (np.zeros((3, 4), np.int8), (3, 4), (4, 1), FIRST),
     (np.zeros((2, 4, 3), np.int8), (2, 4, 3), (12, 3, 1), FIRST),
     (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should lie together"),
@@ -81,12 +82,25 @@ def test_what_can_not_be_expressed(cache, shape, strides, wish):
     assert str(raised.value) == f"register_kv_caches: layer 'l' {HAS.format(shape, strides, wish)}"
 
 
+def test_one_block_is_enough():
+    for rows in (1, 3):  # the stride of a single block means nothing
+        pages = pages_of("l", np.zeros((rows, 8), np.int8)[:1, :4], 1)
+        assert (pages.stride_bytes, pages.page_bytes, pages.tensor.shape) == (4, 4, (1, 4))
+    with pytest.raises(ConfigError, match="the first dimension should be 0 blocks, or several each"):
+        pages_of("l", np.zeros((1, 4), np.int8), 0)
+
+
 def test_what_is_no_tensor():
-    with pytest.raises(ConfigError, match="layer 'l' is a list; expected a torch tensor or a numpy array"):
-        pages_of("l", [[0]], 4)
+    with pytest.raises(ConfigError) as raised:
+        pages_of("l", [[0]], 4, page_bytes=4)
+    expected = "register_kv_caches: layer 'l' is a list; expected a torch tensor or a numpy array"
+    assert str(raised.value) == expected
     cache = kv_cache_config(num_blocks=8)
-    with pytest.raises(ConfigError, match="there is no tensor of layer 'layer0'; known: layer9"):
-        canonical_caches({"layer9": np.zeros((8, 4))}, cache, layout_of(cache))
+    for known, described in (({"m": np.zeros((8, 4)), "k": np.zeros((8, 4))}, "k, m"), ({}, "none")):
+        with pytest.raises(ConfigError) as raised:
+            canonical_caches(known, cache, layout_of(cache))
+        expected = f"register_kv_caches: there is no tensor of layer 'layer0'; known: {described}"
+        assert str(raised.value) == expected
 
 
 class Tensor:
