@@ -139,18 +139,18 @@ def test_a_chunk_is_known_until_it_has_left_its_last_tier():
 
 
 def test_a_tail_is_noted_once():
-    a, group = Request("a", range(7), per_hash=2), Group(0, FULL, 4, 1, 2)
-    tails = EventTranslator(Layout((group,), 2, 4), is_describing=True)
-    (tail,) = keys = [key(a, 2)]
+    a, group = Request("a", range(15), per_hash=2), Group(0, FULL, 8, 1, 4)
+    tails = EventTranslator(Layout((group,), 2, 8), is_describing=True)
+    (tail,) = keys = [key(a, 5)]
     described = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     events = []
     for removed in (False, True):
-        tails.note_tail(a, group, 6, tail)
-        tails.note_tail(a, GROUPS[2], 6, key(a, 2, group=2))  # a state has nothing to be described
+        tails.note_tail(a, group, 12, tail)
+        tails.note_tail(a, GROUPS[2], 12, key(a, 5, group=2))  # a state has nothing to be described
         events += tails.translate([OffloadingEvent(keys, Medium.CPU, removed)])
     h = a.block_hashes
     assert events == [
-        BlockStored([h[2]], h[1], [4, 5], 2, None, "CPU", None, **described),
-        BlockRemoved([h[2]], "CPU", group_idx=0),
+        BlockStored(h[4:6], h[3], [8, 9, 10, 11], 2, None, "CPU", None, **described),
+        BlockRemoved(h[4:6], "CPU", group_idx=0),
     ]
     assert not tails._payloads

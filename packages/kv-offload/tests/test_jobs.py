@@ -65,11 +65,11 @@ class Model:
             if job.owner == owner and not job.is_load:
                 job.is_released = True
 
-    def report(self, job_id, failed, given_up):
+    def report(self, job_id, ended, failed, given_up):
         job = self.jobs[job_id] if job_id < len(self.jobs) else None
         if job is None or not job.waiting:
             return None
-        job.waiting -= 1
+        job.waiting -= min(ended, job.waiting)
         job.unended += given_up
         job.is_released |= given_up > 0
         is_first_failure = failed > 0 and not job.has_failed
@@ -96,6 +96,9 @@ class Model:
         return [i for i, job in enumerate(self.jobs) if job.is_fence and blocks.intersection(job.blocks)]
 
 
+REPORTS = st.sampled_from([(1, 0, 0), (1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 1, 1), (2, 2, 1)])
+"""How many workers say that a job ended, failed, was given up."""
+
 ids = st.integers(0, 3)
 owners = st.integers(0, OWNERS - 1)
 calls = st.lists(
@@ -104,7 +107,7 @@ calls = st.lists(
         st.tuples(st.just("store"), owners, BLOCKS),
         st.tuples(st.just("boundary"), owners, BLOCKS),
         st.tuples(st.just("release"), owners),
-        st.tuples(st.just("report"), ids, st.sampled_from([(0, 0), (0, 0), (1, 0), (1, 1)])),
+        st.tuples(st.just("report"), ids, REPORTS),
         st.tuples(st.just("late"), ids),
         st.tuples(st.just("reset")),
     ),
@@ -112,15 +115,16 @@ calls = st.lists(
 )
 
 
-GIVEN_UP_BY_ALL = [("store", 0, [1]), ("report", 0, (1, 1)), ("report", 0, (1, 1))]
-A_SECOND_TIME = ("report", 0, (0, 0))
+GIVEN_UP_BY_ALL = [("store", 0, [1]), ("report", 0, (1, 1, 1)), ("report", 0, (1, 1, 1))]
+A_SECOND_TIME = ("report", 0, (1, 0, 0))
 
 
 @given(calls)
 @example([*GIVEN_UP_BY_ALL, A_SECOND_TIME, ("late", 0), ("late", 0)])
 @example([*GIVEN_UP_BY_ALL, ("reset",), A_SECOND_TIME, ("late", 0), ("late", 0)])
-@example([("store", 0, [1]), ("report", 0, (1, 0)), ("report", 0, (1, 0))])
-@example([("store", 0, [1]), ("report", 0, (0, 0)), ("report", 0, (0, 0))])
+@example([("store", 0, [1]), ("report", 0, (1, 1, 0)), ("report", 0, (1, 1, 0))])
+@example([("store", 0, [1]), ("report", 0, (2, 2, 1)), ("late", 0)])
+@example([("load", 1, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (1, 0, 0))])
 def test_agrees_with_the_model(history):
     book, model = JobBook(WORKERS), Model()
     requests = [Owner(f"r{number}") for number in range(OWNERS)]
@@ -139,11 +143,11 @@ def test_agrees_with_the_model(history):
             book.release(requests[given_[0]])
             model.release(given_[0])
         elif name == "report":
-            job_id, (failed, given_up) = given_
-            ended = None if failed or job_id % 2 else book.end(job_id, 1)
-            found = None if ended else book.report(job_id, 1, failed, given_up)
+            job_id, (count, failed, given_up) = given_
+            ended = None if failed or job_id % 2 else book.end(job_id, count)
+            found = None if ended else book.report(job_id, count, failed, given_up)
             told = found and (found.is_first_failure, found.is_done, found.is_stale)
-            assert ((False, True, False) if ended else told) == model.report(job_id, failed, given_up)
+            assert ((False, True, False) if ended else told) == model.report(job_id, count, failed, given_up)
             assert found is None or found.job.has_failed == model.jobs[job_id].has_failed
             assert ended is None or (ended.job_id, ended.waiting, ended.unended) == (job_id, 0, 0)
         elif name == "late":

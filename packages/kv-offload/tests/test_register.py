@@ -143,6 +143,12 @@ def test_torch_tensors_are_viewed_in_their_storage(torch):
     assert pages_of("l", cache, 4) == (1060, 120, 60, ("storage", 60, (4, 60), (120, 1)))
 
 
+def test_what_torch_can_not_express_is_named(torch):
+    with pytest.raises(ConfigError) as raised:
+        pages_of("l", Tensor((3, 5), (5, 1)), 4)
+    assert str(raised.value) == f"register_kv_caches: layer 'l' {HAS.format((3, 5), (10, 2), FIRST)}"
+
+
 def test_states_of_several_tensors_are_parts_of_a_page(torch):
     parts = [Tensor((4, 6), (50, 1), offset=44), Tensor((4, 44), (50, 1))]
     assert pages_of("l", parts, 4, page_bytes=100) == (1000, 100, 100, ("storage", 0, (4, 100), (100, 1)))

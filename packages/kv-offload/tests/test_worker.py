@@ -181,7 +181,7 @@ def test_a_load_that_takes_too_long(worker, monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
     connector, medium = worker(load_timeout_seconds=10, store_timeout_seconds=0)
-    run(connector, {6: store()}, {5: load()})
+    assert run(connector, {6: store()}, {5: load()}) == (results(), set(), None)
     now[0] = 9.9
     assert run(connector) == (results(), set(), None)
     now[0] = 10.0
@@ -259,4 +259,6 @@ def test_metadata_joins():
     two = OffloadingWorkerMetadata({1: 1, 3: 1}, {}, {3: 1}, {9: 1})
     with pytest.raises(TypeError, match="worker metadata: expected OffloadingWorkerMetadata, got object"):
         one.aggregate(object())
+    reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
+    assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
     assert one.aggregate(two) == OffloadingWorkerMetadata({1: 2, 2: 1, 3: 1}, {1: 1}, {3: 1}, {9: 2})
