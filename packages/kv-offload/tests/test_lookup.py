@@ -108,6 +108,25 @@ def test_what_reads_everything_is_asked_first():
     assert manager.asked == keys[2][:1]
 
 
+def test_after_one_that_is_not_readable_few_are_asked_for_at_once():
+    group = Group(0, FULL, 4, 1, 1)
+    keys = keys_of(group, 16)
+    for waiting, known, asked_for in (
+        ((), {}, [16]),
+        ((2,), {}, [16, 1, 2, 4, 6]),
+        ((0,), {0: PENDING}, [1, 2, 4, 8]),
+        ((2, 4), {}, [16, 1, 2, 1, 2, 4, 4]),
+    ):
+        manager = Known({key: PENDING if chunk in waiting else HIT for chunk, key in enumerate(keys)})
+        counts, ask = [], manager.lookup_prefix
+        manager.lookup_prefix = lambda keys, context, counts=counts, ask=ask: (
+            counts.append(len(keys)) or ask(keys, context)
+        )
+        asked = Answers(manager, ReqContext("r"), keys, known=known)
+        assert find_match([group], [asked], 0, 64, may_wait=True) == Match(64, waits=bool(waiting))
+        assert counts == asked_for
+
+
 def test_a_window_that_begins_anew_needs_nothing_there():
     group = Group(0, WINDOW, 4, 1, 1, 8, restart_tokens=8)
     assert [group.first_needed(boundary) for boundary in (0, 7, 8, 9, 16)] == [0, 0, 8, 8, 16]

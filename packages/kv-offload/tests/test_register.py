@@ -62,6 +62,17 @@ def test_aliases_share_a_tensor():
     assert [[ref.tensor_idx for ref in refs] for refs in found.group_data_refs] == [[0, 1], [0]]
 
 
+@pytest.mark.parametrize("widths", [(2, 4), (4, 2)])
+def test_of_aliases_the_whole_page_is_shared(widths):
+    cache = kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)), num_blocks=8)
+    memory = np.zeros((8, 4), dtype=np.uint64)
+    layers = {f"layer{number}": memory[:, :width] for number, width in enumerate(widths)}
+    found = canonical_caches(layers, cache, layout_of(cache))
+    assert [(tensor.tensor.shape, tensor.page_size_bytes) for tensor in found.tensors] == [((8, 32), 32)]
+    refs = [(ref.tensor_idx, ref.page_size_bytes) for (ref,) in found.group_data_refs]
+    assert refs == [(0, 8 * width) for width in widths]
+
+
 HAS = "has shape {} with strides of {} bytes; {}"
 FIRST = "the first dimension should be 4 blocks, or several each"
 
