@@ -142,6 +142,26 @@ def test_payloads_of_all_ranks_are_joined(table: list[list[int | None]]) -> None
         assert joined.kv_cache_events.get_number_of_workers() == len(present)
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
+    reports = [
+        KVConnectorOutput(
+            kv_connector_stats=Count({"n": 1}) if counts else None,
+            kv_connector_worker_meta=WorkerMeta([rank]) if tells else None,
+            kv_cache_events=Events([KVCacheEvent()]) if announces else None,
+        )
+        for rank, (counts, tells, announces) in enumerate(table)
+    ]
+    numbers = [sum(column) for column in zip(*table, strict=True)]
+    ranks = [rank for rank, (_, tells, _) in enumerate(table) if tells]
+    joined = KVOutputAggregator(len(table)).aggregate_reports(reports)
+    assert joined.kv_connector_stats == (Count({"n": numbers[0]}) if numbers[0] else None)
+    assert joined.kv_connector_worker_meta == (WorkerMeta(ranks) if ranks else None)
+    events = joined.kv_cache_events
+    assert (events.get_number_of_workers() if events is not None else 0) == numbers[2]
+    assert (len(events.get_all_events()) if events is not None else 0) == numbers[2]
+
+
 def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
     aggregator = KVOutputAggregator(2)
     outputs = [RunnerOutput(KVConnectorOutput(finished_sending={"a"})) for _ in range(2)]
@@ -193,7 +213,7 @@ def test_reports_of_a_failed_step_join_the_next_one_without_their_events() -> No
 
 
 def test_a_count_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected_finished_count: at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^expected_finished_count: at least 1, got 0$"):
         KVOutputAggregator(0)
 
 

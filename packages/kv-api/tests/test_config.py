@@ -62,8 +62,11 @@ def test_from_mapping_says_where_and_finds_typos() -> None:
     with pytest.raises(ConfigError) as caught:
         KVTransferConfig.from_mapping({"kv_conector": "C"}, where="connectors[1]")
     text = str(caught.value)
-    assert text.startswith("connectors[1]: unknown key 'kv_conector'; known: kv_connector, engine_id, ")
-    assert text.endswith("; did you mean 'kv_connector'?")
+    known = ", ".join(vars(KVTransferConfig()))
+    assert text == f"connectors[1]: unknown key 'kv_conector'; known: {known}; did you mean 'kv_connector'?"
+    with pytest.raises(ConfigError) as caught:
+        KVTransferConfig.from_mapping({"colour": "red"})
+    assert str(caught.value) == f"kv_transfer_config: unknown key 'colour'; known: {known}"
     with pytest.raises(ConfigError) as caught:
         KVTransferConfig.from_mapping({"kv_connector": "C"}, where="connectors[1]")
     assert str(caught.value).startswith("connectors[1].kv_role: required because")
@@ -75,16 +78,23 @@ def test_from_mapping_says_where_and_finds_typos() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("kv_rank", 0, "parallel configuration"),
-        ("kv_parallel_size", 1, "router"),
-        ("kv_buffer_size", 1e9, "kv_connector_extra_config"),
-        ("kv_ip", "127.0.0.1", "handshake"),
+        ("kv_rank", 0, "a connector takes its rank from the engine's parallel configuration"),
+        ("kv_parallel_size", 1, "the number of instances is the router's business, not an instance's"),
+        (
+            "kv_buffer_size",
+            1e9,
+            "no transport reads it any more; size a connector's memory in its kv_connector_extra_config",
+        ),
+        ("kv_ip", "127.0.0.1", "connectors exchange their addresses through handshake metadata or extra config"),
     ],
 )
 def test_a_removed_key_is_accepted_and_explained(key: str, value: Any, reason: str) -> None:
     values = {"kv_connector": "C", "kv_role": "kv_both", key: value}
-    with pytest.warns(RemovedKeyWarning, match=f"{key}={value!r} has no effect since vLLM 0.32: .*{reason}"):
+    with pytest.warns(RemovedKeyWarning) as warned:
         config = KVTransferConfig(**values)
+    [warning] = warned
+    assert str(warning.message) == f"{key}={value!r} has no effect since vLLM 0.32: {reason}"
+    assert warning.filename == __file__  # where it was written
     with pytest.warns(RemovedKeyWarning):
         assert KVTransferConfig.from_mapping(values).kv_connector == "C"
     assert key not in vars(config)
@@ -104,12 +114,25 @@ def test_roles(role: Any, producer: bool, consumer: bool) -> None:
 
 def test_defaults_are_those_of_vllm() -> None:
     config = KVTransferConfig()
-    assert (config.kv_connector, config.kv_role, config.kv_port) == (None, None, 14579)
-    assert config.kv_load_failure_policy == "fail"
-    assert config.kv_connector_extra_config == {}
+    assert vars(config) == {
+        "kv_connector": None,
+        "engine_id": config.engine_id,
+        "kv_buffer_device": "cuda",
+        "kv_role": None,
+        "kv_port": 14579,
+        "kv_connector_extra_config": {},
+        "kv_connector_module_path": None,
+        "enable_permute_local_kv": False,
+        "kv_load_failure_policy": "fail",
+    }
     assert config.engine_id
     assert config.engine_id != KVTransferConfig().engine_id
     assert KVTransferConfig(engine_id="e").engine_id == "e"
+
+
+@pytest.mark.parametrize("port", [0, 65535])
+def test_every_port_is_one(port: int) -> None:
+    assert KVTransferConfig(kv_port=port).kv_port == port
 
 
 def test_extra_config_and_children() -> None:

@@ -140,8 +140,9 @@ def test_defaults_of_the_class(connector_class: Any) -> None:
     assert connector_class.supports_sleep_mode(make_config().kv_transfer_config) is True
     assert connector_class.build_kv_connector_stats() is None
     assert connector_class.build_prom_metrics(make_config(), {}, [], {}) is None
-    with pytest.raises(TypeError, match="not for their base"):
+    with pytest.raises(TypeError, match="base") as caught:
         kv_api.KVConnectorBase_V1.get_required_kvcache_layout(make_config())
+    assert str(caught.value) == "get_required_kvcache_layout is for connector classes, not for their base"
 
 
 @pytest.mark.parametrize(("role", "required"), [("kv_producer", True), ("kv_consumer", False), ("kv_both", True)])
@@ -181,8 +182,11 @@ def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
         worker_class = FakeWorker
 
     manager: Any = SimpleNamespace(block_pool="the pool")
-    Connector(make_config(), SCHEDULER).bind_kv_cache_manager(manager)
+    connector = Connector(make_config(), SCHEDULER)
+    connector.bind_kv_cache_manager(manager)
     assert seen == ["the pool"]
+    side: Any = connector.side
+    assert side._kv_cache_manager is manager
 
 
 def test_metadata_is_there_only_within_a_step(connector_class: Any) -> None:
@@ -195,8 +199,12 @@ def test_metadata_is_there_only_within_a_step(connector_class: Any) -> None:
     assert side._get_connector_metadata() is meta
     worker.clear_connector_metadata()
     assert not worker.has_connector_metadata()
-    with pytest.raises(RuntimeError, match="bound only between"):
+    with pytest.raises(RuntimeError, match="metadata") as caught:
         side._get_connector_metadata()
+    assert str(caught.value) == (
+        f"{type(side).__name__} has no metadata: it is bound only between bind_connector_metadata and "
+        "clear_connector_metadata"
+    )
 
 
 def test_transfer_results_wrap_what_get_finished_says() -> None:
@@ -218,8 +226,12 @@ def test_handshake_of_a_later_pipeline_stage_is_refused_by_default(connector_cla
     first, second = (kv_api.KVConnectorHandshakeMetadata() for _ in range(2))
     Taking(make_config()).set_xfer_handshake_metadata_pp_aware({(0, 0): first, (0, 1): second})
     assert taken == {0: first, 1: second}
-    with pytest.raises(ValueError, match=r"Taking got handshake metadata of \(pp_rank, tp_rank\) \[\(1, 0\)\]"):
-        Taking(make_config()).set_xfer_handshake_metadata_pp_aware({(0, 0): first, (1, 0): second})
+    with pytest.raises(ValueError, match="pipeline") as caught:
+        Taking(make_config()).set_xfer_handshake_metadata_pp_aware({(2, 0): first, (0, 0): first, (1, 1): second})
+    assert str(caught.value) == (
+        "Taking got handshake metadata of (pp_rank, tp_rank) [(1, 1), (2, 0)] but does not override "
+        "set_xfer_handshake_metadata_pp_aware, so it supports pipeline rank 0 only"
+    )
 
 
 # -- two halves ----------------------------------------------------------------------------------
@@ -314,15 +326,16 @@ def test_only_the_half_of_the_role_is_made() -> None:
 def test_supports_hma_asks_objects_and_classes() -> None:
     class HMAScheduler(FakeScheduler, kv_api.SupportsHMA):
         def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-            return True, {"blocks": block_ids}
+            return True, {"request": request, "blocks": block_ids}
 
     class HMAConnector(kv_api.TwoSidedHMAConnector):
         scheduler_class = HMAScheduler
         worker_class = FakeWorker
 
     connector = HMAConnector(make_config(), SCHEDULER)
-    request: Any = None
-    assert connector.request_finished_all_groups(request, ([1], [2])) == (True, {"blocks": ([1], [2])})
+    request: Any = "a request"
+    told = {"request": request, "blocks": ([1], [2])}
+    assert connector.request_finished_all_groups(request, ([1], [2])) == (True, told)
     assert kv_api.supports_hma(connector)
     assert kv_api.supports_hma(HMAConnector)
     assert not kv_api.supports_hma(TwoClassConnector)

@@ -1,6 +1,8 @@
 """Events, stats, keys, specs, tiers, layouts and errors: small values with exact rules."""
 
+import inspect
 import pickle
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,13 +69,14 @@ def test_only_events_of_every_worker_are_common() -> None:
 
 
 def test_the_event_aggregator_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^num_workers: expected at least 1, got 0$"):
         kv_api.KVEventAggregator(0)
     aggregator = kv_api.KVEventAggregator(1)
-    with pytest.raises(ValueError, match="count: expected at least 1, got -1"):
-        aggregator.increment_workers(-1)
-    wrong: Any = stored()
-    with pytest.raises(TypeError, match="events: expected a list"):
+    for count in (-1, 0):
+        with pytest.raises(ValueError, match=rf"^count: expected at least 1, got {count}$"):
+            aggregator.increment_workers(count)
+    wrong: Any = ()
+    with pytest.raises(TypeError, match=r"^events: expected a list, got \(\) \(tuple\)$"):
         aggregator.add_events(wrong)
 
 
@@ -108,8 +111,13 @@ def test_containers_of_events_merge() -> None:
 def test_stats_must_say_what_they_do() -> None:
     stats = kv_api.KVConnectorStats()
     assert stats.to_dict() == {}
-    for call in (stats.reset, stats.reduce, stats.is_empty, lambda: stats.aggregate(stats)):
-        with pytest.raises(NotImplementedError, match="KVConnectorStats must say"):
+    for call, what in (
+        (stats.reset, "how it is reset"),
+        (stats.reduce, "how it is reduced"),
+        (stats.is_empty, "when it is empty"),
+        (lambda: stats.aggregate(stats), "how it is aggregated"),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"^KVConnectorStats must say {what}$"):
             call()
 
 
@@ -162,10 +170,44 @@ def test_specs_hold_their_blocks_as_integers_of_32_bits_and_compare_by_value() -
         hash(spec)
 
 
-@pytest.mark.parametrize(("sizes", "indices"), [([1], [0]), ([2], [0, 0]), ([1, 1], [0])])
+@pytest.mark.parametrize(("sizes", "indices"), [([1], [0]), ([2], [0, 3]), ([1, 1], [5])])
 def test_a_gpu_spec_whose_numbers_do_not_fit_is_refused(sizes: list[int], indices: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"^2 blocks don't fit group_sizes .* with block_indices "):
+    with pytest.raises(ValueError, match="blocks") as caught:
         kv_api.GPULoadStoreSpec([1, 2], sizes, indices)
+    assert str(caught.value) == f"2 blocks don't fit group_sizes {sizes} with block_indices {indices}"
+
+
+def test_places_of_another_medium_are_others() -> None:
+    class Elsewhere(kv_api.BlockIDsLoadStoreSpec):
+        pass
+
+    assert Elsewhere([1]) == Elsewhere([1])
+    assert Elsewhere([1]) != kv_api.BlockIDsLoadStoreSpec([1])
+
+
+NAMES: dict[type[Enum], list[object]] = {
+    kv_api.AttentionKind: ["full_attention", "sliding_window", "state_space"],
+    CacheHitSource: ["device", "host", "p2p", "disk", "external_unspecified"],
+    kv_api.KVConnectorRole: [0, 1],
+    Locality: ["LOCAL", "REMOTE"],
+    Medium: ["CPU", "STORAGE"],
+    kv_api.OffloadPolicy: ["chunk_level", "request_level"],
+}
+
+
+@pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.__name__)
+def test_names_that_configurations_events_and_metrics_have(kind: type[Enum]) -> None:
+    assert [member.value for member in kind] == NAMES[kind]
+
+
+def test_defaults_of_what_a_medium_is_told() -> None:
+    config = offloading_config()
+    assert (config.replicated_layout, config.canonical_layout, config.kv_cache_layout) == (False, False, None)
+    assert config.model.max_model_len == 0
+    assert config.groups[0].sliding_window_size_in_chunks is None
+    assert kv_api.OffloadingGaugeMetadata("text").multiprocess_mode == "mostrecent"
+    success = inspect.signature(kv_api.OffloadingManager.complete_store).parameters["success"]
+    assert success.default is True
 
 
 @pytest.mark.parametrize(
@@ -177,6 +219,8 @@ def test_a_gpu_spec_whose_numbers_do_not_fit_is_refused(sizes: list[int], indice
         (TierMatcher(Medium.CPU), None, Locality.REMOTE, True),
         (TierMatcher(Medium.STORAGE, Locality.LOCAL), Medium.STORAGE, Locality.REMOTE, False),
         (TierMatcher(None, Locality.LOCAL), Medium.STORAGE, Locality.LOCAL, True),
+        (TierMatcher(Medium.CPU, Locality.LOCAL), Medium.CPU, None, True),
+        (TierMatcher(Medium.CPU, Locality.LOCAL), None, Locality.REMOTE, False),
     ],
 )
 def test_tier_filters(matcher: TierMatcher, medium: Any, locality: Any, allowed: bool) -> None:

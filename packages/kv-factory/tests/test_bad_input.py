@@ -73,6 +73,10 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         "connector 'A' (kvf_raises:A, from kv_connector_module_path): "
         "importing 'kvf_raises' failed: RuntimeError: no such device",
     ),
+    "a module that raises without a word": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_mute"},
+        "connector 'A' (kvf_mute:A, from kv_connector_module_path): importing 'kvf_mute' failed: RuntimeError",
+    ),
     "a module that exits": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_exits"},
         "connector 'A' (kvf_exits:A, from kv_connector_module_path): importing 'kvf_exits' failed: SystemExit: 3",
@@ -91,6 +95,10 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_connector": "Tvo", "kv_connector_module_path": "kvf_zoo"},
         "connector 'Tvo' (kvf_zoo:Tvo, from kv_connector_module_path): "
         f"module 'kvf_zoo' has no 'Tvo'; it has: {FITTING}; did you mean 'Two'?",
+    ),
+    "a module that has the bases themselves": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_bases"},
+        "connector 'A' (kvf_bases:A, from kv_connector_module_path): module 'kvf_bases' has no 'A'; it has: Two",
     ),
     "a module that looks itself up": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_circle"},
@@ -138,6 +146,8 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
 def test_connectors(zoo: str, folder: Path, case: str) -> None:
     modules = {
         "kvf_raises": "raise RuntimeError('no such device')",
+        "kvf_mute": "raise RuntimeError",
+        "kvf_bases": f"from kv_api import KVConnectorBase, KVConnectorBase_V1\nfrom {zoo} import Two",
         "kvf_exits": "raise SystemExit(3)",
         "kvf_needs": "import kvf_absent",
         "kvf_lazy": "def __getattr__(name):\n    raise ImportError(f'{name} needs a newer driver')",

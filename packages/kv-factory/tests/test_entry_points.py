@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,23 @@ def test_a_distribution_that_lost_its_metadata(zoo: str, folder: Path, install: 
     (folder / "kvf_one-1.0.dist-info" / "METADATA").unlink()
     [offer] = KVConnectorFactory._registry.offers("One")
     assert offer.origin == "from an unnamed distribution"
+
+
+def test_an_entry_point_of_nobody(monkeypatch: pytest.MonkeyPatch, zoo: str) -> None:
+    points = [EntryPoint("One", f"{zoo}:Two", "kv_connectors")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    [offer] = KVConnectorFactory._registry.offers("One")
+    assert offer.origin == "from an unknown distribution"
+
+
+def test_nobody_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(group: str) -> None:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", fail)
+    with pytest.raises(ConfigError) as refused:
+        KVConnectorFactory.get_connector_class_by_name("One")
+    assert str(refused.value) == "entry points can't be read: something is wrong with what is installed"
 
 
 def test_malformed_entry_points_name_their_distribution(

@@ -46,6 +46,16 @@ def test_with_some(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == TABLE
 
 
+def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    offers = [Offer("One", Target(zoo, name), f"from kvf-{name.lower()} 1.0") for name in ("Two", "Hma")]
+    with kv_factory.isolated(connectors=offers, specs=()):
+        assert main([]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "connector        One                  kvf_zoo:Hma, kvf_zoo:Two  kvf-hma 1.0, kvf-two 1.0  "
+        "no: offered more than once"
+    )
+
+
 def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     KVConnectorFactory.register_connector("Mine", zoo, "Two")
     assert main(["--json"]) == 0

@@ -133,6 +133,28 @@ def test_the_very_same_offer_counts_once() -> None:
     assert registry.get("a").loaded is KeyError
 
 
+def test_a_name_that_is_known_is_meant_before_one_that_is_not_installed() -> None:
+    registry = LazyRegistry("thing", "things", (Exception,), {"Apple": "kv-apple"}, search=lambda group: [])
+    with pytest.raises(ConfigError) as refused:
+        registry.get("Aple")
+    assert str(refused.value) == (
+        "unknown thing 'Aple'; known: none; "
+        "did you mean 'Apple'? It is in the package kv-apple, which is not installed"
+    )
+    registry.register("Apples", "builtins", "OSError")
+    with pytest.raises(ConfigError) as refused:
+        registry.get("Aple")
+    assert str(refused.value) == "unknown thing 'Aple'; known: Apples; did you mean 'Apples'?"
+
+
+def test_a_clash_is_told_in_the_order_of_names() -> None:
+    offers = [Offer("a", Target("builtins", name), f"from {name}") for name in ("OSError", "KeyError")]
+    registry = LazyRegistry("thing", "things", (Exception,), {})
+    with registry.isolated(installed=offers):
+        assert registry.offers("a") == tuple(offers[::-1])
+        registry.check()
+
+
 def test_what_is_given_for_installed_is_all_there_is() -> None:
     real = [Offer("a", Target("builtins", "KeyError"), "from one 1.0")]
     registry = LazyRegistry("thing", "things", (Exception,), {}, search=lambda group: real)

@@ -161,6 +161,7 @@ class TestOffloadingSpecFactory:
         with caplog.at_level(logging.INFO, logger="kv_factory"):
             OffloadingSpecFactory.create_spec(offloading(spec_name="OldSpec", spec_module_path=zoo), None)
         assert caplog.messages == ["creating offloading spec OldSpec (kvf_zoo)"]
+        assert caplog.records[0].module == "specs"  # who says so
 
 
 class TestTransferGroup:

@@ -44,6 +44,12 @@ def test_a_known_name_wins(zoo: str) -> None:
     assert OffloadingSpecFactory.get_spec_cls(extra) is sys.modules[zoo].OldSpec
 
 
+def test_an_empty_module_path_is_refused_even_if_the_name_is_known(zoo: str) -> None:
+    OffloadingSpecFactory.register_spec("Mine", zoo, "Spec")
+    with pytest.raises(ValueError, match="spec_module_path: expected the name of a module or nothing"):
+        OffloadingSpecFactory.get_spec_cls({"spec_name": "Mine", "spec_module_path": ""})
+
+
 def test_a_known_name_wins_even_when_it_is_broken(zoo: str) -> None:
     OffloadingSpecFactory.register_spec("Spec", "kvf_nowhere", "Spec")
     with pytest.raises(ValueError, match="there is no module 'kvf_nowhere'"):

@@ -70,6 +70,20 @@ def test_ranks_of_v0(
     assert (connector.given["rank"], connector.given["local_rank"]) == ranks
 
 
+@pytest.mark.parametrize("generation", ["0", "1"])
+@pytest.mark.parametrize("kv_cache_config", [None, "a config"])
+def test_module_paths_may_be_forbidden(
+    monkeypatch: pytest.MonkeyPatch, zoo: str, engine: Engine, generation: str, kv_cache_config: Any
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V1", generation)
+    name = "V0" if generation == "0" else "Three" if kv_cache_config else "Two"
+    config = engine(name, kv_connector_module_path=zoo)
+    config.parallel_config = SimpleNamespace(rank=0)
+    with pytest.raises(ConfigError, match="the call said allow_module_paths=False"):
+        ensure_kv_transfer_initialized(config, kv_cache_config, allow_module_paths=False)
+    assert not has_kv_transfer_group()
+
+
 @pytest.mark.parametrize("parallel", [None, SimpleNamespace()])
 def test_v0_needs_a_rank(
     monkeypatch: pytest.MonkeyPatch, register: Register, engine: Engine, parallel: object

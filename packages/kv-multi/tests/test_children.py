@@ -8,6 +8,7 @@ from kv_multi_scripted import Scripted, TwoArguments, child, engine_config
 from kv_api import ConfigError, KVConnectorRole, UnknownNameError
 from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
+from kv_multi.children import build_children
 
 ROLE = KVConnectorRole.SCHEDULER
 
@@ -167,6 +168,17 @@ def test_bad_configuration(children, extra, message):
     with pytest.raises(ConfigError) as caught:
         MultiConnector(config, ROLE)
     assert str(caught.value) == message
+
+
+def test_an_engine_without_transfers_has_no_children():
+    config = engine_config([child()])
+    config.kv_transfer_config = None
+    with pytest.raises(ConfigError) as caught:
+        MultiConnector.get_required_kvcache_layout(config)
+    assert str(caught.value) == "kv_transfer_config: not set, so there are no children"
+    with pytest.raises(ConfigError) as caught:
+        build_children(config, ROLE, None)
+    assert str(caught.value) == "kv_transfer_config: not set, so there are no children to create"
 
 
 def test_an_unknown_connector_is_looked_up_in_its_place():

@@ -23,6 +23,8 @@ def set_matches(children, *answers):
         ("first", [(4, False), (8, True), (16, False)], (4, False), 0),
         ("longest", [(4, False), (16, True), (16, False)], (16, True), 1),
         ("longest", [(4, False), (8, True), (16, False)], (16, False), 2),
+        ("first", [(0, False), (1, True), (8, False)], (1, True), 1),
+        ("longest", [(0, False), (1, True), (1, False)], (1, True), 1),
         ("first", [(0, False), (0, False), (0, False)], (0, False), None),
         ("longest", [(8, False), (0, False), (None, False)], (None, False), None),
         ("first", [(8, False), (8, False), (None, False)], (None, False), None),

@@ -61,6 +61,7 @@ def test_one_group_when_some_do_not(scheduler):
 
 def test_several_groups_need_all(scheduler):
     multi, *_ = scheduler(child("ScriptedHMA"), child(), child(name="far"))
+    assert multi.request_finished_all_groups(R, ([1],)) == (False, None)
     with pytest.raises(RuntimeError) as caught:
         multi.request_finished_all_groups(R, ([1], [2]))
     assert str(caught.value) == (

@@ -1,11 +1,15 @@
 """Who is loading: only the chosen child's report counts, once; and two reports of one request become one."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 from kv_multi_scripted import Blocks, Meta, child, request
 
 from kv_api import KVConnectorOutput, KVConnectorTransferResults
 from kv_multi import MultiKVConnectorMetadata, PlannedLoad
-from kv_multi.loads import LoadReports, LoadsInFlight
+from kv_multi.blocks import blocks_to_load
+from kv_multi.loads import LoadLostError, LoadReports, LoadsInFlight
 
 R, BLOCKS = request(), Blocks([1, 2])
 
@@ -119,6 +123,13 @@ def test_the_last_report_frees_the_blocks(scheduler, saver):
     assert passes(multi, sending=["r"], recving=["r"]) == ({"r"}, None)
 
 
+def test_another_life_of_an_aborted_id_is_reported_as_it_is(scheduler):
+    multi = aborted_while_loading(scheduler, 1)
+    multi.on_new_request(R)
+    assert passes(multi, sending="r") == ({"r"}, None)
+    assert passes(multi, recving="r") == (None, {"r"})
+
+
 def test_an_output_in_the_engines_hands_is_not_changed_but_for_that(scheduler):
     multi = aborted_while_loading(scheduler, 1)
     both = {"r", "x"}
@@ -152,6 +163,53 @@ def test_the_load_of_an_aborted_request_is_still_told(scheduler):
     start(multi, children, loader=1)
     multi.request_finished(R, [1])
     assert multi.build_connector_meta("output").loads == {"r": PlannedLoad(1, True)}
+
+
+def test_what_another_life_loaded_is_not_told():
+    loads = LoadsInFlight()
+    loads.start("r", PlannedLoad(1, True))
+    loads.start("s", PlannedLoad(0, False))
+    loads.forget("r")
+    loads.check(2)
+    assert (loads.loader("r"), loads.tell(), loads.tell()) == (None, {"s": PlannedLoad(0, False)}, {})
+
+
+@pytest.mark.parametrize(
+    ("load", "is_lost"),
+    [
+        (PlannedLoad(1, False, None), True),
+        (PlannedLoad(1, False, (3,)), False),  # its blocks can be reported
+        (PlannedLoad(1, True, None), False),  # the request still waits for it
+        (PlannedLoad(0, False, None), False),
+    ],
+)
+def test_which_loads_can_not_be_taken_back(load, is_lost):
+    loads = LoadsInFlight()
+    loads.start("r", load)
+    loads.start("q", load)
+    with pytest.raises(LoadLostError) if is_lost else nullcontext() as caught:
+        loads.check_can_lose(1)
+    assert not is_lost or str(caught.value) == (
+        "requests q, r load within the step, which can't be taken back with several KV cache groups"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "computed", "external", "lost"),
+    [
+        ({}, 0, 8, (10, 11)),
+        ({}, 4, 1, (11,)),
+        ({}, 6, 3, (11, 12)),
+        ({"decode_context_parallel_size": 2}, 8, 9, (11, 12)),
+        ({"prefill_context_parallel_size": 3}, 12, 12, (11,)),
+        ({"decode_context_parallel_size": 2, "prefill_context_parallel_size": 2}, 0, 17, (10, 11)),
+    ],
+)
+def test_the_blocks_of_a_load(ranks, computed, external, lost):
+    """Blocks of four tokens of each rank."""
+    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=4), parallel_config=SimpleNamespace(**ranks))
+    assert blocks_to_load(config, Blocks([10, 11, 12, 13]), computed, external) == lost
+    assert blocks_to_load(config, Blocks([10], [11]), computed, external) is None
 
 
 def test_check_recounts():

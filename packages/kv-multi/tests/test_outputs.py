@@ -220,6 +220,8 @@ def test_merge():
     first, second = MultiKVConnectorKVEvents({"x": Events(A)}), MultiKVConnectorKVEvents({"x": Events(B)})
     assert first.merge(second) is first
     assert first.get_all_events() == [A, B]
+    first.increment_workers()
+    assert first.get_number_of_workers() == 2
 
 
 def test_events_that_do_not_fit_are_refused():

@@ -181,6 +181,15 @@ def test_and_is_believed_when_it_holds_blocks(scheduler):
     assert multi.build_connector_meta("output").async_saves == {"r": (0,)}
 
 
+def test_what_another_life_did_is_not_told():
+    holds = Holds()
+    holds.add("r", [0, 1])
+    holds.add("s", [1])
+    holds.forget("r")
+    holds.check(2)
+    assert (holds.holders("r"), holds.tell(), holds.tell()) == ((), {"s": (1,)}, {})
+
+
 def test_check_recounts():
     holds = Holds()
     holds.add("r", [0, 1])

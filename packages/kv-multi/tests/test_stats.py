@@ -12,6 +12,7 @@ from kv_multi_scripted import Count, Text, child
 
 import kv_factory
 from kv_multi import MultiConnector, MultiKVConnectorStats
+from kv_multi.stats import QuarantineStats
 
 
 def multi_stats(**counts):
@@ -44,6 +45,14 @@ def test_aggregate_reset_and_empty():
     stats["c"] = Count({"n": 1})
     assert not stats.is_empty()
     assert multi_stats().is_empty()
+
+
+def test_who_is_switched_off_on_any_side_is_told():
+    ours, theirs = QuarantineStats({"a": "here", "b": "both"}), QuarantineStats({"c": "there", "b": "later"})
+    stats = MultiKVConnectorStats({"quarantined": ours}).aggregate(MultiKVConnectorStats({"quarantined": theirs}))
+    assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
+    stats.reset()
+    assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
 
 
 def test_aggregate_refuses_what_does_not_fit():
@@ -80,6 +89,12 @@ def test_a_class_that_cannot_rebuild_is_left_out(worker):
     multi, *_ = worker(child("Mute", answers={"get_kv_connector_stats": Count({"n": 1})}), child())
     payload = multi.get_kv_connector_stats().to_dict()
     assert MultiConnector.build_kv_connector_stats(payload).data == {}
+
+
+def test_a_class_of_the_old_interface_counts_nothing():
+    with pytest.raises(TypeError) as caught:
+        MultiConnector.build_kv_connector_stats({"Old": {"n": 4}})
+    assert str(caught.value) == "stats of connector 'Old': Old is no V1 connector"
 
 
 def test_what_is_no_payload_is_refused():

@@ -359,7 +359,7 @@ def test_nobody_needs_to_ask(make, keys, policy, seed):
 def test_arc_admits_new_keys_together_as_one_by_one(data, c, count, p):
     """That one by one is right, is compared with the paper's algorithm elsewhere."""
     t1 = data.draw(st.integers(0, c))
-    t2, b1 = data.draw(st.integers(0, c - t1)), data.draw(st.integers(0, c - t1))
+    t2, b1 = data.draw(st.just(c - t1) | st.integers(0, c - t1)), data.draw(st.integers(0, c - t1))
     b2 = data.draw(st.integers(0, 2 * c - t1 - t2 - b1))
     room = c - t1 - t2
     plans = []

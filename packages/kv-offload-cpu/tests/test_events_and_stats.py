@@ -4,7 +4,7 @@ import json
 import pickle
 
 from kv_api import Medium, OffloadingEvent, ReqContext
-from kv_offload_cpu import CPUOffloadingSpec, CPUOffloadingStats
+from kv_offload_cpu import METRICS, CPUOffloadingSpec, CPUOffloadingStats
 from kv_offload_cpu.stats import (
     ALLOCATION_FAILURE,
     ALLOCATION_SIZE,
@@ -72,6 +72,19 @@ def test_a_reset_and_a_drop_remove_what_was_announced(make, keys, store):
     assert manager.take_events() == [removed(keys([1]))]
     manager.reset_cache()
     assert manager.take_events() == [removed(keys([0, 2])), given_back(keys([3]))]
+
+
+def test_names_are_what_dashboards_ask_for():
+    """The first four and what is skipped are vLLM's."""
+    assert [*METRICS] == [
+        "vllm:kv_offload_cpu_cache_usage_perc",
+        "vllm:kv_offload_cpu_cache_write_usage_perc",
+        "vllm:kv_offload_cpu_cache_read_usage_perc",
+        "vllm:kv_offload_cpu_allocation_size",
+        "vllm:kv_offload_cpu_allocation_failure",
+        "vllm:kv_offload_stores_skipped",
+        "vllm:kv_offload_cpu_checksum_mismatches",
+    ]
 
 
 def test_stats(make, keys, store):

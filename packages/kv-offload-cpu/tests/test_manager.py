@@ -1,9 +1,11 @@
 """What each call of the manager answers: whole outputs, compared."""
 
+from inspect import Parameter, signature
+
 import pytest
 
 from kv_api import CacheHitSource, ConfigInfo, KVError, LookupResult, PrepareStoreOutput, ReqContext
-from kv_offload_cpu import CPULoadStoreSpec, CPUOffloadingManager
+from kv_offload_cpu import CPULoadStoreSpec, CPUOffloadingManager, Options
 
 ONE = ReqContext("one")
 TWO = ReqContext("two")
@@ -116,6 +118,17 @@ def test_touch_is_a_use(make, keys, store):
     assert store(manager, [3]) == keys([1])
 
 
+def test_an_offer_is_a_use_of_what_is_there(make, keys, store):
+    manager = make(3)
+    for number in range(3):
+        store(manager, [number])
+    manager.prepare_store(keys([0]), ReqContext("repeats it"))
+    assert store(manager, [3]) == keys([1])
+    manager.prepare_store(keys([2, 4]), ReqContext("goes on from it"))
+    manager.complete_store(keys([4]), ONE)
+    assert store(manager, [5]) == keys([3])
+
+
 def test_a_chunk_in_flight_is_not_touched(make, keys, store):
     manager = make(3)
     (early,) = keys([0])
@@ -156,6 +169,20 @@ class Info(ConfigInfo):
 def test_info():
     assert CPUOffloadingManager(8).config_info() == [{}]
     assert CPUOffloadingManager(8, info=Info()).config_info() == [{"cpu_num_chunks": 8}]
+
+
+def test_defaults():
+    """They are vLLM's, but for the threshold: every chunk is stored, and 0 says the same."""
+    parameters = signature(CPUOffloadingManager).parameters.values()
+    assert {parameter.name: parameter.default for parameter in parameters} == {
+        "num_chunks": Parameter.empty,
+        "cache_policy": Options(1).eviction_policy,
+        "cache_policy_module_path": Options(1).cache_policy_module_path,
+        "enable_events": False,
+        "store_threshold": 1,
+        "max_tracker_size": Options(1).max_tracker_size,
+        "info": None,
+    }
 
 
 # Errors

@@ -1,6 +1,7 @@
 """Host memory: what is available, what is refused, where slots and checksums lie, and that it is given back."""
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,33 @@ def test_shared_memory_counts_all_workers_and_the_file_system(monkeypatch, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("slots_per_row", "slot", "asked_for"),
+    [
+        (1, 0, [(0, 3 * 4096)]),
+        (2, 0, [(0, 100), (4096, 100), (8192, 100)]),
+        (2, 1, [(0, 200), (4096, 200), (8192, 200)]),  # whole pages
+    ],
+)
+def test_the_pages_of_our_slots_are_touched_at_the_start(monkeypatch, slots_per_row, slot, asked_for):
+    asked = []
+
+    def advise(mapped, advice, begin, size):
+        if advice == memory_module._POPULATE_WRITE:
+            asked.append((begin, size))
+
+    monkeypatch.setattr(memory_module, "_advise", advise)
+    MappedMemory(replace(LAYOUT, slots_per_row=slots_per_row), slot).release()
+    assert asked == asked_for
+
+
+def test_who_finds_shared_memory_needs_no_more(monkeypatch, tmp_path):
+    regions = [SharedRegion(tmp_path, "engine", rank, 2, memory_bytes(LAYOUT)) for rank in range(2)]
+    monkeypatch.setattr(memory_module, "available_memory", lambda: Available(0, "MemAvailable"))
+    for rank, region in enumerate(regions):
+        MappedMemory(LAYOUT, rank, region).release()
+
+
 def test_memory_that_the_system_refuses_is_a_configuration_error(monkeypatch, tmp_path):
     def refuse(mapped, advice, begin, size):
         return 12 if advice == memory_module._POPULATE_WRITE else None
@@ -130,6 +158,7 @@ def test_release_gives_the_mapping_back():
     mapped = memory._map
     memory.release()
     assert mapped.closed
+    assert (memory.bytes.size, memory.sums.size) == (0, 0)
 
 
 def test_release_with_a_view_still_out_leaves_the_mapping_to_it(caplog):

@@ -4,7 +4,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_offload_cpu import CopyEngineChoice, MemoryChoice, Options
-from kv_offload_cpu.options import read_options
+from kv_offload_cpu.options import OTHER_KEYS, read_options
 
 
 def test_the_defaults():
@@ -42,9 +42,29 @@ def test_everything_can_be_set():
     )
 
 
+def test_the_least():
+    given = {"cpu_bytes_to_use": 1, "store_threshold": 0, "max_tracker_size": 1, "copy_threads": 0}
+    assert read_options(given | {"cache_policy_module_path": None}) == Options(1, max_tracker_size=1)
+
+
 def test_keys_of_others_are_let_be():
-    others = {"spec_name": "CPUOffloadingSpec", "blocks_per_chunk": 2, "connectors": [], "load_policy": "first"}
+    others = {
+        "backpressure": {},
+        "block_size": 32,
+        "blocks_per_chunk": 2,
+        "canonical_layout": True,
+        "offload_prompt_only": False,
+        "secondary_tiers": [],
+        "self_describing_kv_events": True,
+        "spec_module_path": "mine",
+        "spec_name": "CPUOffloadingSpec",
+        "sync_load_budget_bytes": 0,
+        "tier_poll_interval_s": 1,
+    }
+    assert others.keys() == {*OTHER_KEYS}
     assert read_options({"cpu_bytes_to_use": 1, **others}) == Options(1)
+    foreign = {"connectors": [], "load_policy": "first", 7: None}
+    assert read_options({"cpu_bytes_to_use": 1, **foreign}) == Options(1)
 
 
 WRONG = {
@@ -57,7 +77,10 @@ WRONG = {
     "store_threshold: expected a whole number of at least 0, got -1": {"store_threshold": -1},
     "max_tracker_size: expected a whole number of at least 1, got 0": {"max_tracker_size": 0},
     "copy_threads: expected a whole number of at least 0, got 1.5": {"copy_threads": 1.5},
+    "copy_threads: expected a whole number of at least 0, got True": {"copy_threads": True},
     "eviction_policy: expected str, got 3 (int)": {"eviction_policy": 3},
+    "eviction_policy: expected str, got None (NoneType)": {"eviction_policy": None},
+    "cache_policy_module_path: expected str, got 3 (int)": {"cache_policy_module_path": 3},
     "checksum: expected bool, got 'yes' (str)": {"checksum": "yes"},
     "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-gather, cuda-staged, host, host-stream; "
     "did you mean 'cuda'?": {"copy_engine": "cude"},
@@ -66,6 +89,8 @@ WRONG = {
         "cpu_byte_to_use": 5
     },
     "kv_connector_extra_config: unknown key 'Checksums'; did you mean 'checksum'?": {"Checksums": True},
+    # four fifths alike, and no less
+    "kv_connector_extra_config: unknown key 'checsuz'; did you mean 'checksum'?": {"checsuz": True},
     "kv_connector_extra_config: unknown key 'store_treshold'; did you mean 'store_threshold'?": {
         "store_treshold": 2
     },

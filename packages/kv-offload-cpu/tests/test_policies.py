@@ -155,6 +155,20 @@ def test_large_batches(name, seed):
     world.drain()
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_batches_as_large_as_the_cache(name, seed):
+    """Part of a batch has just been evicted, part of it is new, and it drives out nearly everything."""
+    random = Random(seed)
+    for capacity in (2, 3, 5, 8):
+        world = World(name, capacity, largest=capacity)
+        for _ in range(60):
+            world.act("store", random.randrange(1000), random.randrange(1000))
+            world.act("land", 0, 0)
+            world.act(random.choice(["access", "finish"]), random.randrange(1000), random.randrange(1000))
+        world.drain()
+
+
 def replay(name, capacity, accesses):
     """No batches, no pins, a request for every access: then each policy is exactly the algorithm of its paper."""
     policy, model = POLICIES[name](capacity), MODELS[name](capacity)
@@ -229,8 +243,9 @@ def test_clear_makes_it_new(name):
         order = []
         pins = Pins(5)
         policy.key_of = [b""] * 5
+        random = Random(15)
         for number in range(40):
-            key = b"%d" % (number * 7 % 11)
+            key = b"%d" % random.randrange(9)
             if key in policy.key_of:  # nothing comes in that is there
                 policy.access([policy.key_of.index(key)], Run())
                 continue

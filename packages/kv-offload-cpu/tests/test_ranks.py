@@ -67,6 +67,27 @@ def test_only_rank_0_writes_what_all_hold(tmp_path):
         worker.shutdown()
 
 
+def test_ranks_that_hold_different_things_write_to_their_own_part(tmp_path):
+    workers = []
+    for rank in range(3):
+        extra = {"cpu_bytes_to_use": 8 * 4096, "shared_memory_dir": str(tmp_path)}
+        config = offloading_config(SHAPE.bytes_per_block, 2, rank, 3, **extra)
+        workers.append(CPUOffloadingSpec(config).get_worker(make_caches(SHAPE, rank)[1]))
+    whole = workers[0]._memory.bytes
+    seen = whole.copy()
+    for rank in (2, 0, 1):
+        workers[rank].submit_store(1, STORED.gpu_spec, STORED.cpu_spec)
+        workers[rank].wait({1})
+        written = np.flatnonzero(whole != seen) % workers[rank]._memory.layout.row_bytes
+        size = workers[rank]._memory.layout.slot_bytes
+        assert {*(written // size).tolist()} == {rank}
+        seen = whole.copy()
+    del whole
+    for worker in workers:
+        worker.check()
+        worker.shutdown()
+
+
 def test_another_process_loads_what_the_one_writer_stored(tmp_path):
     arrays, caches = make_caches(SHAPE, 0)
     config = offloading_config(

@@ -1,5 +1,6 @@
 """The spec: found by name, cut as vLLM cuts, and what it makes of a configuration."""
 
+from dataclasses import replace
 from importlib.metadata import entry_points
 from types import SimpleNamespace
 
@@ -14,6 +15,8 @@ from kv_api import (
     ConfigError,
     KVError,
     OffloadingSpec,
+    ReqContext,
+    make_offload_key,
 )
 from kv_offload_cpu import METRICS, CPUOffloadingSpec, HostLayout, plan_layout
 
@@ -76,11 +79,11 @@ def test_one_copy_is_enough_only_where_memory_is_shared(memory, world_size, shar
 
 
 def test_the_manager_is_made_once_and_as_configured():
-    spec = make_spec(eviction_policy="s3fifo", store_threshold=2)
+    spec = make_spec(eviction_policy="s3fifo", store_threshold=3, max_tracker_size=7)
     manager = spec.get_manager()
     assert spec.get_manager() is manager
     assert type(manager._policy).__name__ == "S3FIFOPolicy"
-    assert manager._tracker is not None
+    assert (manager._tracker.threshold, manager._tracker.max_size) == (3, 7)
     [labels] = manager.config_info()
     assert tuple(labels) == spec.config_info_keys({})
     assert labels == {
@@ -89,6 +92,15 @@ def test_the_manager_is_made_once_and_as_configured():
         "cpu_kv_cache_size_bytes": 40 * PAGE,
         "cpu_kv_cache_size_tokens": "None",
     }
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_events_are_told_if_the_engine_wants_them(wanted):
+    spec = CPUOffloadingSpec(replace(make_spec().config, enable_kv_cache_events=wanted))
+    manager, key, context = spec.get_manager(), make_offload_key(b"hash", 0), ReqContext("a")
+    manager.prepare_store([key], context)
+    manager.complete_store([key], context)
+    assert [event.keys for event in manager.take_events()] == ([[key]] if wanted else [])
 
 
 def test_the_tokens_that_fit_are_those_of_the_longest_requests():

@@ -1,5 +1,7 @@
 """Chunks are stored from their n-th offer on, and offers are counted as they should be."""
 
+import pytest
+
 from kv_api import ReqContext
 
 CONTEXT = ReqContext("any")
@@ -21,10 +23,11 @@ def test_below_two_everything_is_stored(make, keys):
         assert offer(make(4, store_threshold=threshold), keys, [0, 1]) == [0, 1]
 
 
-def test_the_nth_offer_is_stored(make, keys):
-    manager = make(4, store_threshold=3)
-    assert [offer(manager, keys, [0]) for _ in range(4)] == [[], [], [0], []]
-    assert skipped(manager) == 2
+@pytest.mark.parametrize("threshold", [2, 3, 4, 5])
+def test_the_nth_offer_is_stored(make, keys, threshold):
+    manager = make(4, store_threshold=threshold)
+    assert [offer(manager, keys, [0]) for _ in range(6)] == [[0] if n == threshold else [] for n in range(1, 7)]
+    assert skipped(manager) == threshold - 1
 
 
 def test_an_offer_counts_a_chunk_once(make, keys):
@@ -62,6 +65,14 @@ def test_the_tracker_forgets_what_was_offered_longest_ago(make, keys):
     offer(manager, keys, [5])  # 1 is forgotten
     assert offer(manager, keys, [1]) == []  # 2 is forgotten
     assert offer(manager, keys, [5]) == [5]
+
+
+def test_the_tracker_forgets_no_more_than_there_was(make, keys):
+    manager = make(8, store_threshold=2, max_tracker_size=3)
+    for number in (8, 9):
+        offer(manager, keys, [number])
+    assert offer(manager, keys, range(5)) == []  # there is room for 0, and 1 and 2 take those of 8 and 9
+    assert offer(manager, keys, range(5)) == [0, 1, 2]
 
 
 def test_the_tracker_never_forgets_for_the_same_offer(make, keys):

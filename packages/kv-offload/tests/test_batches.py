@@ -33,6 +33,21 @@ def make(*groups):
     return layout, progress
 
 
+def test_blocks_at_the_end_complete_what_is_known():
+    _, progress = make((WINDOW, 1))
+    for known, told, table in (
+        ([1, 2, 3], [0, 2, 3, 4], [1, 2, 3, 4]),  # the first slid out of the window
+        ([0, 2, 3], [0, 0, 3], [0, 2, 3]),
+        ([1, 2, 3], [1], [1, 2, 3]),
+        ([1], [1, 2, 3], [1, 2, 3]),
+        ([], [0, 2], [0, 2]),
+    ):
+        progress.begin([known])
+        progress.end([told])
+        assert progress.groups[0].table == table
+        progress.check()
+
+
 groups = st.lists(
     st.tuples(st.sampled_from([FULL, WINDOW, STATE]), st.sampled_from([1, 2, 3])), min_size=1, max_size=3
 )

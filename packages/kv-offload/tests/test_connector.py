@@ -87,7 +87,7 @@ def test_tiers_a_sender_wants(make, caplog):
     )
     assert wish([]) == TierFilter(())
     assert wish(["cpu"]) == TierFilter.ALL
-    assert wish("cpu") == TierFilter.ALL
+    assert wish("cpu") == wish(3) == wish(None) == TierFilter.ALL
     assert wish([{"medium": "tape"}, {"medium": "storage"}]) == TierFilter((TierMatcher(Medium.STORAGE),))
-    assert "expected a list, got 'cpu'; it is ignored" in caplog.text
+    assert "kv_load_tiers: expected a list, got 'cpu'; it is ignored" in caplog.text
     assert "expected {medium: CPU or STORAGE, locality: LOCAL or REMOTE}, got {'medium': 'tape'}" in caplog.text

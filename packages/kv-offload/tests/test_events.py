@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-from kv_offload_calls import report, run
-from kv_offload_configs import Blocks, Request, step
+import pytest
+from kv_offload_calls import key, report, run
+from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, step
 
-from kv_api import (
-    BlockRemoved,
-    BlockStored,
-)
+from kv_api import BlockRemoved, BlockStored, Locality, Medium, OffloadingEvent
+from kv_offload.events import EventTranslator
+from kv_offload.layout import Group, Layout
 
 
 def test_events_are_those_of_the_manager(fenced):
@@ -60,3 +60,97 @@ def test_what_is_loaded_is_described_as_it_was_when_it_was_stored(fenced):
     report(connector, done=[1])
     connector.reset_cache()
     assert connector.take_events() == [BlockRemoved(a.block_hashes, "CPU", group_idx=0)]
+
+
+GROUPS = (Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, 8), Group(2, STATE, 4, 1, 1))
+A = Request("a", range(8))
+
+
+def translator(is_describing=True):
+    """One that knows what a request's first two chunks hold."""
+    translating = EventTranslator(Layout(GROUPS, 4, 4), is_describing=is_describing)
+    for group in GROUPS:
+        translating.note(A, group, range(2), [key(A, chunk, group=group.group_id) for chunk in range(2)])
+    return translating
+
+
+def told(translating, chunks, medium=Medium.CPU, **event):
+    """What becomes of one event; the chunks are (number, group)."""
+    keys = [key(A, chunk, group=group) for chunk, group in chunks]
+    events = translating.translate([OffloadingEvent(keys, medium, **event)])
+    translating.check()
+    return events
+
+
+@pytest.mark.parametrize("is_describing", [True, False])
+def test_each_group_is_told_as_it_is(is_describing):
+    h = A.block_hashes
+    kinds = ("full_attention", "sliding_window", "state_space") if is_describing else (None, None, None)
+    first = ([0, 1, 2, 3], 4) if is_describing else ([], 0)
+    expected = [
+        BlockStored([h[0]], None, *first, None, "CPU", None, group_idx=0, kv_cache_spec_kind=kinds[0]),
+        BlockStored([h[0]], None, [], 0, None, "CPU", None, group_idx=1, kv_cache_spec_kind=kinds[1]),
+        BlockStored([h[0]], None, [], 0, None, "CPU", None, group_idx=2, kv_cache_spec_kind=kinds[2]),
+    ]
+    expected[1].kv_cache_spec_sliding_window = 8 if is_describing else None
+    translating = translator(is_describing)
+    assert told(translating, [(0, 0), (0, 1), (0, 2)], removed=False) == expected
+    assert told(translating, [(0, 0), (0, 1), (1, 0), (1, 1)], removed=True) == [
+        BlockRemoved(h, "CPU", group_idx=0),
+        BlockRemoved(h, "CPU", group_idx=1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("locality", "name"), [(None, None), (Locality.LOCAL, "disk"), (Locality.REMOTE, "far"), (None, "near")]
+)
+def test_events_say_of_which_tier_they_are(locality, name):
+    tier = {"locality": locality, "ownership": name}
+    named = {"locality": locality and str(locality.value), "ownership": name}
+    h = A.block_hashes
+    described = {"group_idx": 0, "kv_cache_spec_kind": "full_attention", **named}
+    translating = translator()
+    assert told(translating, [(1, 0)], Medium.STORAGE, removed=False, **tier) == [
+        BlockStored([h[1]], h[0], [4, 5, 6, 7], 4, None, "STORAGE", None, **described)
+    ]
+    assert told(translating, [(1, 0)], Medium.STORAGE, removed=True, **tier) == [
+        BlockRemoved([h[1]], "STORAGE", group_idx=0, **named)
+    ]
+
+
+def test_a_chunk_is_known_until_it_has_left_its_last_tier():
+    wide = EventTranslator(Layout((Group(0, FULL, 4, 2, 2),), 4, 4), is_describing=True)
+    (whole,) = keys = [key(A, 0, per_chunk=2)]
+
+    def tell(medium, removed, **more):
+        return [event.block_hashes for event in wide.translate([OffloadingEvent(keys, medium, removed, **more)])]
+
+    placeholder, hashes = [A.block_hashes[1:]], [A.block_hashes]
+    assert tell(Medium.CPU, False) == placeholder
+    wide.note(A, Group(0, FULL, 4, 2, 2), [0], keys)
+    assert tell(Medium.STORAGE, False, ownership="disk") == hashes
+    wide.note(A, Group(0, FULL, 4, 2, 2), [0], keys)  # by another request
+    assert tell(Medium.CPU, True) == placeholder  # as it was told
+    wide.forget([whole])
+    assert tell(Medium.CPU, False) == hashes
+    assert tell(Medium.CPU, True, metadata_only=True) == []
+    assert tell(Medium.STORAGE, True, ownership="disk") == hashes
+    assert tell(Medium.CPU, False) == placeholder
+
+
+def test_a_tail_is_noted_once():
+    a, group = Request("a", range(15), per_hash=2), Group(0, FULL, 8, 1, 4)
+    tails = EventTranslator(Layout((group,), 2, 8), is_describing=True)
+    (tail,) = keys = [key(a, 5)]
+    described = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    events = []
+    for removed in (False, True):
+        tails.note_tail(a, group, 12, tail)
+        tails.note_tail(a, GROUPS[2], 12, key(a, 5, group=2))  # a state has nothing to be described
+        events += tails.translate([OffloadingEvent(keys, Medium.CPU, removed)])
+    h = a.block_hashes
+    assert events == [
+        BlockStored(h[4:6], h[3], [8, 9, 10, 11], 2, None, "CPU", None, **described),
+        BlockRemoved(h[4:6], "CPU", group_idx=0),
+    ]
+    assert not tails._payloads

@@ -67,6 +67,22 @@ class TestFailures:
         report(connector, done=[1])
         assert not (manager.resident or manager.storing)
 
+    def test_what_was_stored_before_a_failed_load_is_kept(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        connector.on_new_request(a)
+        run(connector, a, [1], count=4)
+        connector.build_connector_meta(step(preempted="a"))
+        fill(manager, a, 3)
+        del manager.resident[keys(a, 1)[0]]
+        assert connector.get_num_new_matched_tokens(a, 4) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 8)
+        connector.build_connector_meta(step())
+        report(connector, done=[1], failed=[1])
+        assert connector.build_connector_meta(step()).jobs_to_flush == set()
+        report(connector, done=[0])
+        assert {*manager.resident} == {*keys(a, 1)}
+
     def test_what_was_not_loaded_is_stored_when_it_was_computed(self, fenced):
         connector, manager = fenced()
         a = self.begin(connector, manager)
@@ -105,16 +121,19 @@ class TestFailures:
         report(connector, done=[0, 1])
         assert {*manager.resident} == {*keys(b, 2)}
 
-    def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced):
+    @pytest.mark.parametrize(("invalid", "kept"), [([2], 1), ([2, 3], 1), ([3], 2), ([4], 3), ([1, 3], 0)])
+    def test_what_ends_before_the_block_that_was_not_filled_is_kept(self, fenced, invalid, kept):
         connector, manager = fenced()
         a = Request("a", range(12))
         connector.on_new_request(a)
         run(connector, a, [1], count=4)
-        connector.build_connector_meta(step(more=[("a", ([2, 3],))], counts={"a": 8}))
-        report(connector, invalid=[2])
-        assert connector.build_connector_meta(step()).jobs_to_flush == {1}
-        report(connector, done=[0, 1])
-        assert {*manager.resident} == {*keys(a, 1)}
+        for block in (2, 3):
+            connector.build_connector_meta(step(more=[("a", ([block],))], counts={"a": 4}))
+            a.num_computed_tokens += 4
+        report(connector, invalid=invalid)
+        assert connector.build_connector_meta(step()).jobs_to_flush == {*range(kept, 3)}
+        report(connector, done=[0, 1, 2])
+        assert {*manager.resident} == {*keys(a, kept)}
 
 
 class TestLives:
@@ -174,9 +193,26 @@ class TestLives:
         report(connector, late=[0])
         assert manager.resets == ["reset", "flushed"]
 
+    def test_there_is_work_while_a_job_or_a_fence_is(self, fenced):
+        connector, manager = fenced()
+        manager.has_pending_work = lambda: False
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        assert not connector.has_pending_push_work()
+        run(connector, a, [1, 2])
+        assert connector.has_pending_push_work()
+        report(connector, invalid=[1])
+        report(connector, done=[0])
+        assert connector.has_pending_push_work()  # the fence of the spoilt store
+        connector.build_connector_meta(step())
+        assert not connector.has_pending_push_work()
+        manager.has_pending_work = lambda: True
+        assert connector.has_pending_push_work()
+
     def test_a_reset_at_rest(self, fenced):
         connector, manager = fenced()
         connector.reset_cache()
+        report(connector)
         assert manager.resets == ["reset", "flushed"]
         assert not connector.has_pending_push_work()
 

@@ -16,8 +16,8 @@ from kv_offload.fresh import tables_of_step
 
 
 class TestFences:
-    def begin(self, connector, name="a", table=(1, 2)):
-        a = Request(name, range(8))
+    def begin(self, connector, name="a", table=(1, 2), first_token=0):
+        a = Request(name, range(first_token, first_token + 8))
         connector.on_new_request(a)
         run(connector, a, list(table))
         return a
@@ -54,9 +54,10 @@ class TestFences:
     def test_blocks_of_other_loads_copies_and_more_tokens_count(self, fenced):
         connector, _ = fenced()
         a = self.begin(connector)
-        b = self.begin(connector, "b", [3, 4])
-        c = self.begin(connector, "c", [5, 6])
-        for request, table in ((a, [1, 2]), (b, [3, 4]), (c, [5, 6])):
+        b = self.begin(connector, "b", [3, 4], first_token=10)
+        c = self.begin(connector, "c", [5, 6], first_token=20)
+        untouched = self.begin(connector, "z", [9, 10], first_token=30)
+        for request, table in ((a, [1, 2]), (b, [3, 4]), (c, [5, 6]), (untouched, [9, 10])):
             connector.request_finished(request, table)
         d = Request("d", [9] * 8)
         connector.on_new_request(d)
@@ -66,8 +67,7 @@ class TestFences:
         output.kv_cache_block_copies = [SimpleNamespace(src_block_id=5, dst_block_id=6)]
         e = Request("e", [1])
         connector.on_new_request(e)
-        # b and c offer what a is storing already, so only a has a job
-        assert connector.build_connector_meta(output).jobs_to_flush == {0}
+        assert connector.build_connector_meta(output).jobs_to_flush == {0, 1, 2}
 
     def test_who_is_preempted_or_replaced_frees_its_blocks_in_the_same_step(self, fenced):
         for output in (
@@ -116,6 +116,19 @@ class TestFences:
         with pytest.raises(AssertionError, match="its request has lost blocks to others"):
             connector.side.check()
         table.append(lost)
+
+    @pytest.mark.parametrize("knows_of_them", [True, False])
+    def test_an_engine_that_tells_no_copies(self, fenced, knows_of_them):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        connector.request_finished(a, [1, 2])
+        connector.on_new_request(Request("b", [9]))
+        output = step(new=[("b", ([2],))], counts={"b": 1}, preempted=["nobody"])
+        if knows_of_them:
+            output.kv_cache_block_copies = None
+        else:
+            del output.kv_cache_block_copies
+        assert connector.build_connector_meta(output).jobs_to_flush == {0}
 
     def test_preemption_alone_makes_nobody_wait(self, fenced):
         connector, _ = fenced()

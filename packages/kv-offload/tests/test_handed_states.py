@@ -59,6 +59,16 @@ class TestWhatIsTaken:
         }
         assert [*manager.storing][-2:] == [key(a, 2, group=1), key(a, 2, group=2)]
 
+    def test_boundaries_are_stored_in_their_order(self, states):
+        connector, _ = states()
+        tables = ([1, 2, 3], [6, 8, 4], [7, 9, 5])
+        offers = [(1, 4, 12), (2, 7, 4), (2, 5, 12), (1, 8, 8), (1, 6, 4), (2, 9, 8)]
+        assert state_jobs(begin(connector, Request("a", range(12)), offers, tables=tables)) == [
+            ([6, 7], (0, 1, 1), (0, 0, 0)),
+            ([8, 9], (0, 1, 1), (0, 1, 1)),
+            ([4, 5], (0, 1, 1), (0, 2, 2)),
+        ]
+
     def test_nothing_else_of_them_is_stored_when_the_request_ends(self, states):
         connector, _ = states(offload_prompt_only=False)
         a = Request("a", range(13))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_offload.jobs import JobBook, JobKind
@@ -33,6 +33,7 @@ class Entry:
     """Of a store at a boundary, its keys, too."""
     waiting: int = WORKERS
     unended: int = 0
+    has_failed: bool = False
     is_released: bool = False
     is_stale: bool = False
 
@@ -64,14 +65,16 @@ class Model:
             if job.owner == owner and not job.is_load:
                 job.is_released = True
 
-    def report(self, job_id, given_up):
+    def report(self, job_id, ended, failed, given_up):
         job = self.jobs[job_id] if job_id < len(self.jobs) else None
         if job is None or not job.waiting:
             return None
-        job.waiting -= 1
+        job.waiting -= min(ended, job.waiting)
         job.unended += given_up
         job.is_released |= given_up > 0
-        return job.waiting == 0, job.is_stale
+        is_first_failure = failed > 0 and not job.has_failed
+        job.has_failed |= is_first_failure
+        return is_first_failure, job.waiting == 0, job.is_stale
 
     def report_late(self, job_id):
         job = self.jobs[job_id] if job_id < len(self.jobs) else None
@@ -83,6 +86,9 @@ class Model:
     def stores_of(self, owner):
         return [i for i, job in enumerate(self.jobs) if job.is_live and job.owner == owner and not job.is_load]
 
+    def loads_of(self, owner):
+        return {i for i, job in enumerate(self.jobs) if job.waiting and job.owner == owner and job.is_load}
+
     def is_being_stored(self, key):
         return any(job.is_live and job.kind == "boundary" and key in job.blocks for job in self.jobs)
 
@@ -90,7 +96,10 @@ class Model:
         return [i for i, job in enumerate(self.jobs) if job.is_fence and blocks.intersection(job.blocks)]
 
 
-ids = st.integers(0, 7)
+REPORTS = st.sampled_from([(1, 0, 0), (1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 1, 1), (2, 2, 1)])
+"""How many workers say that a job ended, failed, was given up."""
+
+ids = st.integers(0, 3)
 owners = st.integers(0, OWNERS - 1)
 calls = st.lists(
     st.one_of(
@@ -98,7 +107,7 @@ calls = st.lists(
         st.tuples(st.just("store"), owners, BLOCKS),
         st.tuples(st.just("boundary"), owners, BLOCKS),
         st.tuples(st.just("release"), owners),
-        st.tuples(st.just("report"), ids, st.sampled_from([0, 0, 0, 1])),
+        st.tuples(st.just("report"), ids, REPORTS),
         st.tuples(st.just("late"), ids),
         st.tuples(st.just("reset")),
     ),
@@ -106,7 +115,16 @@ calls = st.lists(
 )
 
 
+GIVEN_UP_BY_ALL = [("store", 0, [1]), ("report", 0, (1, 1, 1)), ("report", 0, (1, 1, 1))]
+A_SECOND_TIME = ("report", 0, (1, 0, 0))
+
+
 @given(calls)
+@example([*GIVEN_UP_BY_ALL, A_SECOND_TIME, ("late", 0), ("late", 0)])
+@example([*GIVEN_UP_BY_ALL, ("reset",), A_SECOND_TIME, ("late", 0), ("late", 0)])
+@example([("store", 0, [1]), ("report", 0, (1, 1, 0)), ("report", 0, (1, 1, 0))])
+@example([("store", 0, [1]), ("report", 0, (2, 2, 1)), ("late", 0)])
+@example([("load", 1, [1]), ("report", 0, (1, 0, 0)), ("report", 0, (1, 0, 0))])
 def test_agrees_with_the_model(history):
     book, model = JobBook(WORKERS), Model()
     requests = [Owner(f"r{number}") for number in range(OWNERS)]
@@ -114,7 +132,7 @@ def test_agrees_with_the_model(history):
         if name in ("load", "store", "boundary"):
             owner, blocks = given_
             if name == "load":
-                job = book.begin_load(requests[owner], (), blocks, is_async=False)
+                job = book.begin_load(requests[owner], (), blocks, is_async=bool(owner))
             elif name == "store":
                 job = book.begin_store(requests[owner], blocks, blocks, 0)
             else:
@@ -125,11 +143,12 @@ def test_agrees_with_the_model(history):
             book.release(requests[given_[0]])
             model.release(given_[0])
         elif name == "report":
-            job_id, given_up = given_
-            ended = None if given_up or job_id % 2 else book.end(job_id, 1)
-            found = None if ended else book.report(job_id, 1, given_up, given_up)
-            expected = model.report(job_id, given_up)
-            assert ((True, False) if ended else found and (found.is_done, found.is_stale)) == expected
+            job_id, (count, failed, given_up) = given_
+            ended = None if failed or job_id % 2 else book.end(job_id, count)
+            found = None if ended else book.report(job_id, count, failed, given_up)
+            told = found and (found.is_first_failure, found.is_done, found.is_stale)
+            assert ((False, True, False) if ended else told) == model.report(job_id, count, failed, given_up)
+            assert found is None or found.job.has_failed == model.jobs[job_id].has_failed
             assert ended is None or (ended.job_id, ended.waiting, ended.unended) == (job_id, 0, 0)
         elif name == "late":
             found = book.report_late(given_[0], 1)
@@ -144,6 +163,7 @@ def test_agrees_with_the_model(history):
         assert book.is_watching == any(job.is_fence for job in model.jobs)
         for owner, request in enumerate(requests):
             assert [job.job_id for job in book.stores_of(request)] == model.stores_of(owner)
+            assert request.loads == (model.loads_of(owner) if owner else set())
         stored = [key for key in range(1, 10) if book.is_being_stored(key)]
         assert stored == [key for key in range(1, 10) if model.is_being_stored(key)]
         known = {*book.live, *book.abandoned, *book.stale}

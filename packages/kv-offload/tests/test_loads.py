@@ -12,7 +12,8 @@ from kv_api import (
     LookupResult,
     OffloadPolicy,
 )
-from kv_offload import TransferJob
+from kv_offload import OffloadingSchedulerSide, TransferJob
+from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
 
 
 class TestLoads:
@@ -218,6 +219,30 @@ class TestLoads:
         connector.update_state_after_alloc(a, Blocks([1]), 0)
         assert connector.get_num_new_matched_tokens(a, 4) == (None, False)
         connector.request_finished(a, [])
+
+    @pytest.mark.parametrize("how", ["answered", "finished"])
+    def test_lookups_and_waiting_are_timed(self, fenced, monkeypatch, how):
+        times = iter([10, 11, 20, 22, 30, 33, 40, 44])
+        monkeypatch.setattr(OffloadingSchedulerSide, "clock", staticmethod(lambda: next(times)))
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        manager.answers[key(a, 0)] = LookupResult.HIT_PENDING
+        connector.on_new_request(a)
+        assert [connector.get_num_new_matched_tokens(a, 0) for _ in range(2)] == [(None, False)] * 2
+        if how == "answered":
+            fill(manager, a, 1)
+            manager.answers.clear()
+            assert [connector.get_num_new_matched_tokens(a, 0) for _ in range(2)] == [(4, True)] * 2
+        else:
+            connector.request_finished(a, [])
+        counted = connector.get_kv_connector_stats().data["data"]
+        lookups, waits = ([1, 2, 3, 4], [23]) if how == "answered" else ([1, 2], [20])
+        assert (counted[LOOKUP_SYNC_DELAY], counted[LOOKUP_ASYNC_DELAY]) == ({(): lookups}, {(): waits})
+        connector.build_connector_meta(step())
+
+    def test_nothing_comes_from_nowhere(self, fenced):
+        connector, _ = fenced()
+        assert connector.get_external_cache_hit_sources(Request("nobody", range(4)), 0) == {}
 
     def test_what_was_promised_is_gone(self, fenced):
         connector, manager = fenced()

@@ -120,10 +120,39 @@ def test_the_last_gap_is_found_however_often_it_was_looked_for(answers, history)
 def test_what_was_refused_is_missing():
     group = Group(0, FULL, 4, 1, 1)
     keys = keys_of(group, 4)
-    manager = Known(dict.fromkeys(keys, HIT))
-    asked = Answers(manager, ReqContext("r"), keys, refused={keys[2]})
-    assert find_match([group], [asked], 0, 15, may_wait=True) == Match(8)
-    assert manager.asked == keys[:2]
+    for chunk, key in enumerate(keys):
+        manager = Known(dict.fromkeys(keys, HIT))
+        asked = Answers(manager, ReqContext("r"), keys, refused={key})
+        assert find_match([group], [asked], 0, 15, may_wait=True) == Match(4 * chunk)
+        assert manager.asked == keys[:chunk]
+
+
+def test_what_reads_everything_is_asked_first():
+    groups = Group(0, STATE, 4, 1, 1), Group(1, WINDOW, 4, 1, 1, 8), Group(2, FULL, 4, 1, 1)
+    keys = [keys_of(group, 4) for group in groups]
+    manager = Known({})
+    asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
+    assert find_match(groups, asked, 0, 16, may_wait=True) == Match(0)
+    assert manager.asked == keys[2][:1]
+
+
+def test_after_one_that_is_not_readable_few_are_asked_for_at_once():
+    group = Group(0, FULL, 4, 1, 1)
+    keys = keys_of(group, 16)
+    for waiting, known, asked_for in (
+        ((), {}, [16]),
+        ((2,), {}, [16, 1, 2, 4, 6]),
+        ((0,), {0: PENDING}, [1, 2, 4, 8]),
+        ((2, 4), {}, [16, 1, 2, 1, 2, 4, 4]),
+    ):
+        manager = Known({key: PENDING if chunk in waiting else HIT for chunk, key in enumerate(keys)})
+        counts, ask = [], manager.lookup_prefix
+        manager.lookup_prefix = lambda keys, context, counts=counts, ask=ask: (
+            counts.append(len(keys)) or ask(keys, context)
+        )
+        asked = Answers(manager, ReqContext("r"), keys, known=known)
+        assert find_match([group], [asked], 0, 64, may_wait=True) == Match(64, waits=bool(waiting))
+        assert counts == asked_for
 
 
 def test_a_window_that_begins_anew_needs_nothing_there():

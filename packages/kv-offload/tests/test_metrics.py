@@ -19,7 +19,7 @@ from kv_offload import (
     OffloadingWorkerMetadata,
     TransferStats,
 )
-from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, STORE_BYTES
+from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, METRICS, STORE_BYTES
 
 
 def counted():
@@ -123,6 +123,28 @@ def test_what_a_medium_counts_under_the_connectors_name_is_added():
     assert stats.data["types"] == {"count": "counter", "usage": "gauge"}
 
 
+def test_what_a_medium_counts_in_the_same_form_is_added_as_it_is():
+    stats, counts = counted(), counted()
+    counts._add("by_tier", "gauge", ("disk",), 3)
+    counts._add("sizes", "histogram", ("disk",), [4, 5])
+    counts.set_info([{"policy": "lru"}])
+    stats.add_medium(counts, {})
+    assert stats.data == counted().aggregate(counts).data
+    assert stats.data["info"] == [{"policy": "lru"}]
+    assert stats.reduce().items() >= {
+        (LOAD_BYTES, 200),
+        ("by_tier:('disk',)", 3),
+        ("sizes:('disk',)_count", 2),
+        ("sizes:('disk',)_sum", 9),
+    }
+
+
+def test_an_info_alone_is_something_to_tell():
+    stats = OffloadingConnectorStats()
+    stats.set_info([])
+    assert (OffloadingConnectorStats().is_empty(), stats.is_empty(), counted().is_empty()) == (True, False, False)
+
+
 def test_what_a_medium_counted_stays_its_own():
     stats, counts = OffloadingConnectorStats(), Flat({"sizes": [1, 2]})
     stats.add_medium(counts, DECLARED)
@@ -160,7 +182,10 @@ def test_prometheus(monkeypatch, caplog):
         ("usage", "1"): 0.5,
         ("count_total", "1"): 4,
     }
-    assert caplog.text.count("mystery is counted and was not declared") == 1
+    assert caplog.text.count("metric mystery is counted and was not declared; it is not exported") == 1
+    (sizes,) = (family for family in registry.collect() if family.name == LOAD_SIZE)
+    buckets = [float(sample.labels["le"]) for sample in sizes.samples if sample.name.endswith("_bucket")]
+    assert buckets == [*METRICS[LOAD_SIZE].buckets, float("inf")]
 
 
 def test_nothing_is_reported_twice():

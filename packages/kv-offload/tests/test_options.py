@@ -32,6 +32,10 @@ WRONG = [
         f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got inf",
     ),
     (
+        {"store_timeout_seconds": True},
+        f"{WHERE}.store_timeout_seconds: expected a number of seconds, or 0 for never, got True",
+    ),
+    (
         {"max_deferred_lookups": 1.5},
         f"{WHERE}.max_deferred_lookups: expected a whole number of at least 0, got 1.5",
     ),
@@ -162,9 +166,13 @@ def test_what_is_refused(case, message):
     assert str(raised.value) == message
 
 
-def test_without_a_cache_config():
-    with pytest.raises(ConfigError, match="needs a kv_cache_config"):
+def test_without_a_config():
+    with pytest.raises(ConfigError) as raised:
         describe_engine(vllm_config(), None)
+    assert str(raised.value) == "OffloadingConnector needs a kv_cache_config, and there is none"
+    with pytest.raises(ConfigError) as raised:
+        describe_engine(SimpleNamespace(kv_transfer_config=None), kv_cache_config())
+    assert str(raised.value) == "OffloadingConnector needs a kv_transfer_config, and there is none"
 
 
 def test_groups_that_hashes_do_not_find_are_left_alone():

@@ -62,10 +62,22 @@ def test_aliases_share_a_tensor():
     assert [[ref.tensor_idx for ref in refs] for refs in found.group_data_refs] == [[0, 1], [0]]
 
 
+@pytest.mark.parametrize("widths", [(2, 4), (4, 2)])
+def test_of_aliases_the_whole_page_is_shared(widths):
+    cache = kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)), num_blocks=8)
+    memory = np.zeros((8, 4), dtype=np.uint64)
+    layers = {f"layer{number}": memory[:, :width] for number, width in enumerate(widths)}
+    found = canonical_caches(layers, cache, layout_of(cache))
+    assert [(tensor.tensor.shape, tensor.page_size_bytes) for tensor in found.tensors] == [((8, 32), 32)]
+    refs = [(ref.tensor_idx, ref.page_size_bytes) for (ref,) in found.group_data_refs]
+    assert refs == [(0, 8 * width) for width in widths]
+
+
 HAS = "has shape {} with strides of {} bytes; {}"
 FIRST = "the first dimension should be 4 blocks, or several each"
 
 WRONG = [
+    (np.zeros((), np.int8), (), (), FIRST),
     (np.zeros((3, 4), np.int8), (3, 4), (4, 1), FIRST),
     (np.zeros((2, 4, 3), np.int8), (2, 4, 3), (12, 3, 1), FIRST),
     (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should lie together"),
@@ -81,12 +93,25 @@ def test_what_can_not_be_expressed(cache, shape, strides, wish):
     assert str(raised.value) == f"register_kv_caches: layer 'l' {HAS.format(shape, strides, wish)}"
 
 
+def test_one_block_is_enough():
+    for rows in (1, 3):  # the stride of a single block means nothing
+        pages = pages_of("l", np.zeros((rows, 8), np.int8)[:1, :4], 1)
+        assert (pages.stride_bytes, pages.page_bytes, pages.tensor.shape) == (4, 4, (1, 4))
+    with pytest.raises(ConfigError, match="the first dimension should be 0 blocks, or several each"):
+        pages_of("l", np.zeros((1, 4), np.int8), 0)
+
+
 def test_what_is_no_tensor():
-    with pytest.raises(ConfigError, match="layer 'l' is a list; expected a torch tensor or a numpy array"):
-        pages_of("l", [[0]], 4)
+    with pytest.raises(ConfigError) as raised:
+        pages_of("l", [[0]], 4, page_bytes=4)
+    expected = "register_kv_caches: layer 'l' is a list; expected a torch tensor or a numpy array"
+    assert str(raised.value) == expected
     cache = kv_cache_config(num_blocks=8)
-    with pytest.raises(ConfigError, match="there is no tensor of layer 'layer0'; known: layer9"):
-        canonical_caches({"layer9": np.zeros((8, 4))}, cache, layout_of(cache))
+    for known, described in (({"m": np.zeros((8, 4)), "k": np.zeros((8, 4))}, "k, m"), ({}, "none")):
+        with pytest.raises(ConfigError) as raised:
+            canonical_caches(known, cache, layout_of(cache))
+        expected = f"register_kv_caches: there is no tensor of layer 'layer0'; known: {described}"
+        assert str(raised.value) == expected
 
 
 class Tensor:
@@ -127,6 +152,12 @@ def torch(monkeypatch):
 def test_torch_tensors_are_viewed_in_their_storage(torch):
     cache = Tensor((4, 2, 3, 5), (60, 15, 5, 1), offset=30)  # the second of two layers in each block
     assert pages_of("l", cache, 4) == (1060, 120, 60, ("storage", 60, (4, 60), (120, 1)))
+
+
+def test_what_torch_can_not_express_is_named(torch):
+    with pytest.raises(ConfigError) as raised:
+        pages_of("l", Tensor((3, 5), (5, 1)), 4)
+    assert str(raised.value) == f"register_kv_caches: layer 'l' {HAS.format((3, 5), (10, 2), FIRST)}"
 
 
 def test_states_of_several_tensors_are_parts_of_a_page(torch):

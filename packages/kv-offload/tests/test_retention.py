@@ -22,7 +22,7 @@ def layouts(draw, intervals=(0, 4, 8)):
     kinds += [STATE] * draw(st.integers(0, 1))
     groups = []
     for group_id, kind in enumerate(kinds):
-        size = draw(st.sampled_from([2, 4]))
+        size = draw(st.sampled_from([2, 4, 6]))
         window = draw(st.integers(1, 20)) if kind is WINDOW else 0
         is_draft = kind is not STATE and draw(st.integers(0, 5)) == 0
         restart = draw(st.sampled_from([0, 0, 6, 16])) if kind is WINDOW and not is_draft else 0
@@ -57,6 +57,8 @@ def stored_of(layout, prompt, junction):
 NARROW = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 4, 1, 1, 1), Group(2, WINDOW, 2, 1, 1, 2))
 ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WINDOW, 2, 1, 1, 2))
 
+MID_CHUNK = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 3, 3, 20, 16), Group(2, WINDOW, 2, 1, 1, 2))
+
 AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 1, 3))
 
 
@@ -64,6 +66,7 @@ AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 
 @example(Layout(AFTER_A_DRAFT, 2, 2, 0), 5, 0)  # goes on a token before the last complete chunk ends
 @example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
 @example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
+@example(Layout(MID_CHUNK, 2, 4, 0), 22, 0)  # where one begins anew, its chunk need not be complete
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):
     junction = min(junction, prompt)
     everything, stored = stored_of(layout, prompt, junction)
@@ -71,7 +74,21 @@ def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction
         assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
 
 
+BESIDE_A_DRAFT = (
+    Group(0, FULL, 4, 1, 1),
+    Group(1, WINDOW, 4, 1, 1, 14, is_draft=True),
+    Group(2, WINDOW, 2, 1, 1, 3),
+)
+WITHIN_CHUNKS = (
+    Group(0, FULL, 6, 1, 1, is_draft=True),
+    Group(1, WINDOW, 4, 1, 1, 7),
+    Group(2, WINDOW, 2, 1, 1, 2),
+)
+
+
 @given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
+@example(Layout(BESIDE_A_DRAFT, 2, 4, None), 13, 0)  # goes on a token before full attention's last chunk ends
+@example(Layout(WITHIN_CHUNKS, 2, 12, None), 6, 0)  # goes on where another window's last chunk ends
 def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
     layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
     shared = min(shared, prompt)

@@ -63,6 +63,17 @@ class TestStores:
         meta = connector.build_connector_meta(step(finished="a"))
         assert [job.src_spec for job in meta.store_jobs.values()] == [gpu(3, index=2)]
 
+    def test_at_the_end_what_drafts_computed_is_left_out(self, fenced):
+        connector, manager = fenced(offload_prompt_only=False)
+        a = Request("a", range(7))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        a.tokens.append(7)  # sampled, and computed with a draft after it that was rejected
+        a.num_computed_tokens = 9
+        connector.request_finished(a, [1, 2, 3])
+        assert connector.build_connector_meta(step(finished="a")) == plan()
+        assert [*manager.storing] == keys(a, 1)
+
     def test_the_prompt_only(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(12), prompt=8)

@@ -134,6 +134,12 @@ def test_one_group_is_not_enough():
     assert find(BOTH, Known(known), 0, 30, 30, True, refused={key_at(0, 12)}) == Match(8)
 
 
+def test_states_are_asked_for_first():
+    manager = Known(keys_at((0, 12)))
+    assert not TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30).has(12, lambda answer: answer is HIT)
+    assert manager.asked == [key_at(1, 12)]
+
+
 def test_what_the_request_has_may_end_within_a_block():
     """No engine says so; then there is no block that a tail could be in."""
     known = keys_at((0, 8), (0, 12), (1, 12))

@@ -99,8 +99,17 @@ class TestWhatIsTaken:
         begin(connector, a)
         assert tail_jobs(go_on(connector, a, offers, copies)) == [], why
 
+    @pytest.mark.parametrize("end", [2, 4, 6])
+    def test_one_hash_is_enough(self, tails, end):
+        connector, _ = tails()
+        a, tables = request(count=7), ([1], [4], [5])
+        begin(connector, a, count=6, tables=tables)
+        offers = [(1, 14, end), (2, 15, end)]
+        assert tail_jobs(go_on(connector, a, offers)) == [([1, 14, 15], (1, 1, 1), (0, 0, 0))]
+
+    @pytest.mark.parametrize("copies", [[], None])
     @pytest.mark.parametrize(("taken_by", "stored"), [(9, True), (15, False)])
-    def test_an_engine_that_tells_no_copies(self, tails, taken_by, stored):
+    def test_an_engine_that_tells_no_copies(self, tails, taken_by, stored, copies):
         """Then nobody may have got the block in this step."""
         connector, _ = tails()
         a, b = request(), request("b", 3)
@@ -109,6 +118,7 @@ class TestWhatIsTaken:
         connector.get_num_new_matched_tokens(b, 0)
         new = [("b", ([6], [7], [taken_by]))]
         output = step(new, [("a", None)], {"a": 1, "b": 3}, offers={"a": TAIL})
+        output.kv_cache_block_copies = copies
         assert bool(tail_jobs(connector.build_connector_meta(output))) is stored
 
     @pytest.mark.parametrize(
@@ -180,6 +190,15 @@ class TestWhatKeepsTheBytes:
         assert tail_jobs(go_on(connector, a)) == [([2, 14, 15], (1, 1, 1), (1, 1, 1))]
         assert pool.held == {"block 2": 1, "block 14": 1, "block 15": 1}
         report(connector, done=[0])
+        assert not pool.held
+
+    def test_nothing_is_pinned_for_what_is_not_stored(self, tails):
+        connector, manager = tails(hold_blocks="always")
+        pool, a = Pool(), request()
+        connector.bind_gpu_block_pool(pool)
+        begin(connector, a)
+        manager.capacity = 0
+        assert tail_jobs(go_on(connector, a)) == []
         assert not pool.held
 
     def test_without_a_pool_that_pins_nothing_is_stored(self, tails):
@@ -292,6 +311,21 @@ class TestLoads:
         )
         assert connector.get_external_cache_hit_sources(a, 12) == {CacheHitSource.HOST: 12}
         assert connector.side._books.states["a"].progress.loaded_tail == 12
+
+    def test_after_several_blocks(self, tails):
+        connector, manager = tails()
+        a = request(count=31)
+        manager.resident.update({make_offload_key(a.block_hashes[4 * end - 1], 0): 30 + end for end in (1, 2, 3)})
+        manager.resident.update({key: 40 + place for place, key in enumerate(tail(a, 28))})
+        tables = [1, 2, 3, 6], [0, 0, 0, 4], [0, 0, 0, 5]
+        assert self.load(connector, a, tables=tables) == (
+            28,
+            TransferJob(
+                "a",
+                Slots([31, 32, 33, 40, 41, 42]),
+                GPULoadStoreSpec([1, 2, 3, 6, 4, 5], (4, 1, 1), (0, 3, 3)),
+            ),
+        )
 
     def test_on_what_the_request_has(self, tails):
         connector, manager = tails()

@@ -103,7 +103,7 @@ def refuses(medium):
 
 
 @pytest.mark.parametrize("how", ["ends", "refused", "raises", "gone"])
-def test_a_failed_load_of_one_group(worker, how):
+def test_a_failed_load_of_one_group(worker, caplog, how):
     connector, medium = worker()
     medium.refuses = how == "refused"
     medium.error = RuntimeError("no device") if how == "raises" else None
@@ -115,6 +115,7 @@ def test_a_failed_load_of_one_group(worker, how):
     told, invalid, meta = end(connector)
     assert (told, invalid) == (results(recving={"a"}), {3, 4})
     assert (meta.completed_jobs, meta.failed_jobs) == ({5: 1}, {5: 1})
+    assert ("job 5 could not be submitted: RuntimeError: no device" in caplog.text) == (how == "raises")
 
 
 def test_a_failed_load_of_several_groups(worker):
@@ -143,6 +144,17 @@ def test_a_load_in_the_step_that_does_not_end_has_failed(worker):
     assert meta == OffloadingWorkerMetadata(late_jobs={5: 1})
 
 
+def test_nobody_waits_for_what_is_not_at_work(worker):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    medium.end(1)
+    run(connector)
+    medium.refuses = True
+    told, invalid, _ = run(connector, loads={2: load(sync=True)}, flush={1, 99})
+    assert (told, invalid) == (results(), {3, 4})
+    assert [call[0] for call in medium.calls] == ["store", "expedited"]
+
+
 def test_a_flushed_store_that_did_not_end_is_not_trusted(worker):
     connector, medium = worker()
     run(connector, {1: store()})
@@ -152,42 +164,48 @@ def test_a_flushed_store_that_did_not_end_is_not_trusted(worker):
     assert run(connector)[2].failed_jobs == {1: 1}
 
 
-def test_waiting_fails(worker):
+def test_waiting_fails(worker, caplog):
     connector, medium = worker()
-    run(connector, {1: store()})
+    run(connector, {1: store(), 8: store()})
     medium.error = OSError("gone")
-    _, _, meta = run(connector, flush={1})
-    assert (meta.failed_jobs, meta.unended_jobs) == ({1: 1}, {1: 1})
+    _, _, meta = run(connector, flush={8, 1})
+    assert (meta.failed_jobs, meta.unended_jobs) == ({1: 1, 8: 1}, {1: 1, 8: 1})
+    assert "waiting for jobs [1, 8]: OSError: gone" in caplog.text
+    assert "asking which jobs ended: OSError: gone" in caplog.text
     medium.error = None
     medium.end(1)
     assert run(connector)[2].late_jobs == {1: 1}
 
 
-def test_a_load_that_takes_too_long(worker, monkeypatch):
+def test_a_load_that_takes_too_long(worker, monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
     connector, medium = worker(load_timeout_seconds=10, store_timeout_seconds=0)
-    run(connector, {6: store()}, {5: load()})
+    assert run(connector, {6: store()}, {5: load()}) == (results(), set(), None)
     now[0] = 9.9
-    assert run(connector)[0] == results()
+    assert run(connector) == (results(), set(), None)
     now[0] = 10.0
     told, invalid, meta = run(connector)
     assert (told, invalid) == (results(recving={"a"}), {3, 4})
     assert (meta.completed_jobs, meta.failed_jobs, meta.unended_jobs) == ({5: 1}, {5: 1}, {5: 1})
+    assert "load 5 of request a has not ended in time" in caplog.text
     medium.end(5)
     medium.repeat(5)
     assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={5: 1}))
 
 
 @pytest.mark.parametrize("timeouts", [{"load_timeout_seconds": 10}, {"store_timeout_seconds": 10}])
-def test_a_store_that_takes_too_long_lets_go_of_its_blocks(worker, monkeypatch, timeouts):
-    now = [0.0]
+def test_a_store_that_takes_too_long_lets_go_of_its_blocks(worker, monkeypatch, caplog, timeouts):
+    now = [3.0]
     monkeypatch.setattr(OffloadingWorkerSide, "clock", staticmethod(lambda: now[0]))
     connector, medium = worker(**timeouts)
     run(connector, {6: store(is_held=True, is_computed=True)})
-    now[0] = 10.0
+    now[0] = 12.9
+    assert run(connector) == (results(), set(), None)
+    now[0] = 13.0
     told, _, meta = run(connector)
     assert (told, meta.failed_jobs, meta.unended_jobs) == (results(sending={"a"}), {6: 1}, {6: 1})
+    assert "store 6 of request a has not ended in time" in caplog.text
     medium.end(6)
     assert run(connector) == (results(), set(), OffloadingWorkerMetadata(late_jobs={6: 1}))
 
@@ -208,7 +226,7 @@ def test_only_the_first_of_replicas_stores(worker):
     connector, medium = worker(rank=1, world_size=2)
     connector.side._writes = False
     told, _, meta = run(connector, {1: store(is_held=True, is_computed=True), 2: store("b")}, {3: load()})
-    assert (told, meta.completed_jobs) == (results(sending={"a"}), {1: 1, 2: 1})
+    assert (told, meta) == (results(sending={"a"}), OffloadingWorkerMetadata({1: 1, 2: 1}))
     assert medium.calls == [("load", 3)]
 
 
@@ -239,4 +257,8 @@ def test_shutdown(worker):
 def test_metadata_joins():
     one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {}, {9: 1})
     two = OffloadingWorkerMetadata({1: 1, 3: 1}, {}, {3: 1}, {9: 1})
+    with pytest.raises(TypeError, match="worker metadata: expected OffloadingWorkerMetadata, got object"):
+        one.aggregate(object())
+    reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
+    assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
     assert one.aggregate(two) == OffloadingWorkerMetadata({1: 2, 2: 1, 3: 1}, {1: 1}, {3: 1}, {9: 2})

@@ -126,12 +126,9 @@ class ChunkPool:
         return written / self.capacity, read / self.capacity
 
     def describe(self, key: OffloadKey) -> str:
-        """The key and its state, for an error."""
-        slot = self.slot_of.get(key)
-        if slot in self.in_flight:
+        """A key that is no resident's and its state, for an error."""
+        if self.slot_of.get(key) in self.in_flight:
             state = "in flight"
-        elif slot is not None:
-            state = "resident, pinned" if self.pins[slot] else "resident, not pinned"
         elif key in self.fences:
             state = "forgotten while in use"
         else:

@@ -231,9 +231,9 @@ class Progress:
 def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) -> bool:
     """Whether a lookup could ever need the window's chunk that ends at ``end``.
 
-    Requests that share a part of the tokens go on where a chunk of a full-attention group ends (a token before, if
-    it is of a draft model); one that repeats all of them, a token before one of ``ends``. Where a window's chunks
-    are finer than that, and it is short, some lie out of its reach. A window that begins anew reaches all of them.
+    Requests that share a part of the tokens go on where a chunk of a full-attention group ends, or a token before
+    if there is a draft model; one that repeats all of them, a token before one of ``ends``. Where a window's
+    chunks are finer than that, and it is short, some lie out of its reach. A window that begins anew reaches all.
     """
     if not group.has_window or group.is_draft or group.restart_tokens:
         return True
@@ -243,7 +243,9 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     if len(sizes) != 1:
         return True
     (size,) = sizes
-    drafts = any(other.is_draft for other in layout.groups if other.reads_all)
+    if any(size % other.tokens_per_chunk for other in layout.groups):
+        return True  # then one goes on within chunks, too, where the last chunk of another group ends
+    has_drafts = any(other.is_draft for other in layout.groups)
     start = end - group.tokens_per_chunk
-    boundaries = [-(-end // size) * size - drafts, *(last - 1 for last in ends if last > start + 1)]
+    boundaries = [-(-end // size) * size - has_drafts, *(last - 1 for last in ends if last > start + 1)]
     return any(group.first_needed(boundary) < end for boundary in boundaries)

@@ -139,6 +139,7 @@ class RunningJobs:
         held = Counter(r.job.req_id for r in self.running.values() if not r.is_load and r.job.is_held)
         missing = {name for name in held if held[name] > self._held[name]}
         assert not missing, f"held blocks of {sorted(missing)}: {held} stores, {self._held} expected"
+        assert all(self._held.values()), f"blocks are held for no store: {self._held}"
 
 
 def _count(counts: dict[int, int], job_id: int) -> None:

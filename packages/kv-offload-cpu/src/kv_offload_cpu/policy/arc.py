@@ -71,10 +71,8 @@ class _Plan:
             step = min(count, self.room) if self.room > 0 else count
             if until_l1_full:
                 step = min(step, until_l1_full, until_full or step)
-            if self.room > 0 or not is_from_t1:  # T1 grows
-                step = min(step, c - self.t1)
-            if self.room <= 0 and not is_from_t1:
-                step = min(step, int(self.p) - self.t1 + 1)
+            if self.room <= 0 and not is_from_t1:  # T1 grows in place of T2
+                step = min(step, c - self.t1, int(self.p) - self.t1 + 1)
             if not until_l1_full:
                 self.ghosts1.forget(step)
                 self.b1 -= step
