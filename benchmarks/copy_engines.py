@@ -6,7 +6,7 @@ counts what the host does. Columns are GB/s, and the share of the limit: one lar
 run. ``both`` is a store and a load at once, of different blocks and chunks, beside a large copy each way at once.
 
 ``loop`` is the plain method of others: ``cuMemcpyAsync`` for each page. ``cuda-batch`` is ours and theirs at once:
-one ``cuMemcpyBatchAsync``. ``cuda`` is what one gets without asking.
+one ``cuMemcpyBatchAsync``. ``cuda-best`` picks one of ours by a trial, which isn't timed.
 
 Every timed run has fresh random bytes, and is checked byte for byte afterwards. Of ``--repeat`` runs the best
 counts.
@@ -105,6 +105,7 @@ class Setting:
         self, torch: Any, make_driver: Callable[..., Any], device: str, page_bytes: int, count: int
     ) -> None:
         self.torch = torch
+        self.page_bytes = page_bytes
         self.layers = min(LAYERS, count)
         self.blocks = count // self.layers
         self.num_bytes = self.blocks * self.layers * page_bytes
@@ -133,7 +134,9 @@ class Setting:
             return CudaCopyEngine(self.plan, self.driver, lambda stream: OneBatch(driver, stream))
         name, _, programs = name.partition("/")
         driver = WithPrograms(self.torch, self.driver, int(programs)) if programs else self.driver
-        return CudaCopyEngine(self.plan, self.driver, method_maker(driver, CopyEngineChoice(name)))
+        return CudaCopyEngine(
+            self.plan, self.driver, method_maker(driver, CopyEngineChoice(name), self.page_bytes)
+        )
 
     def copies(self, direction: Direction) -> PageCopies:
         """The pages of a job."""
@@ -290,7 +293,7 @@ def available(setting: Setting, loop: Loop | None, programs: list[int]) -> list[
     """The methods that this machine has; says why it lacks the others."""
     names = []
     gathers = [f"{CopyEngineChoice.CUDA_GATHER.value}/{count}" for count in programs]
-    for name in [LOOP, *(choice.value for choice in METHODS), *gathers]:
+    for name in [LOOP, *(choice.value for choice in (*METHODS, CopyEngineChoice.CUDA_BEST)), *gathers]:
         try:
             setting.engine(name, loop)
         except (ConfigError, AssertionError) as error:

@@ -47,7 +47,7 @@ WRONG = {
         on("cpu"),
     ),
     "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-gather' or "
-    "'cuda-staged'": (HOST, on("cuda")),
+    "'cuda-staged' or 'cuda-best'": (HOST, on("cuda")),
 }
 
 
@@ -83,7 +83,7 @@ class Enabled(FakeDevice):
 )
 def test_a_method_asks_the_machine_only_for_what_it_needs(choice, method, found):
     driver = Enabled()
-    assert type(method_maker(driver, choice)(driver.new_stream())) is method
+    assert type(method_maker(driver, choice, 16)(driver.new_stream())) is method
     assert driver.found == found
 
 
@@ -92,7 +92,7 @@ def ranges(count, size):
 
 
 def auto(driver, table=TABLE):
-    return method_maker(driver, AUTO, table)(driver.new_stream())
+    return method_maker(driver, AUTO, 16, table)(driver.new_stream())
 
 
 def test_auto_follows_no_guess_and_what_was_published():

@@ -115,12 +115,13 @@ def registry(monkeypatch):
     monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: purpose)
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
     kernels = SimpleNamespace(launch=registry.launch)
+    monkeypatch.setattr("kv_offload_cpu.copy.trial.MOST_BYTES", 1 << 10)
     monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.gather_kernel", kernels)
     monkeypatch.setattr("kv_offload_cpu.copy.gather_kernel", kernels, raising=False)
     return registry
 
 
-@pytest.mark.parametrize("choice", [CopyEngineChoice.AUTO, *METHODS])
+@pytest.mark.parametrize("choice", [CopyEngineChoice.AUTO, CopyEngineChoice.CUDA_BEST, *METHODS])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
@@ -139,7 +140,7 @@ def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
     refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
     plan = CopyPlan([tensor.pages for tensor in on_device], refs, layout, 0, memory.ctypes.data)
     driver = TorchDriver(on_device, memory, pin_memory=True)
-    engine, model = CudaCopyEngine(plan, driver, method_maker(driver, choice)), BytesModel(shape)
+    engine, model = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan.range_bytes)), BytesModel(shape)
     for job_id in range(data.draw(st.integers(1, 6))):
         job, direction = data.draw(jobs(shape, NUM_CHUNKS)), data.draw(st.sampled_from(Direction))
         copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout, len(refs))

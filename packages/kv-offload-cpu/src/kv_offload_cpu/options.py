@@ -16,8 +16,8 @@ class CopyEngineChoice(Enum):
     """Which copy engine moves the bytes."""
 
     AUTO = "auto"
-    """In host memory ``host-stream`` where it can be had, else ``host``; on a device what ``copy.table`` has
-    measured, and so ``cuda``."""
+    """In host memory ``host-stream`` where it can be had, else ``host``; on a device what ``copy.table`` knows, if
+    it proves itself there, else ``cuda``."""
     HOST = "host"
     """By C's library and calls of the kernel."""
     HOST_STREAM = "host-stream"
@@ -30,6 +30,8 @@ class CopyEngineChoice(Enum):
     """One kernel for each job."""
     CUDA_STAGED = "cuda-staged"
     """By way of a buffer on the device."""
+    CUDA_BEST = "cuda-best"
+    """For each job the batch or the kernel, whichever was faster when both were tried on this device."""
 
 
 class MemoryChoice(Enum):

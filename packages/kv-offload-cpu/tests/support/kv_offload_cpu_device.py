@@ -161,6 +161,9 @@ class FakeDevice:
         self.stages.append(np.full(num_bytes, 0xEE, np.uint8))
         return self.stages[-1].ctypes.data
 
+    def free_stage(self, address):
+        self.stages = [stage for stage in self.stages if stage.ctypes.data != address]
+
     # Operations
 
     def _ranges(self, direction, ranges):

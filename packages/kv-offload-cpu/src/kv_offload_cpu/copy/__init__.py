@@ -2,7 +2,7 @@
 
 ==================================== =======================================================================
 ``engine``                           what every copy engine can be asked
-``choose``, ``table``                which one a worker gets, and which method a job
+``choose``, ``table``, ``trial``     which one a worker gets, and which method a job
 ``pages``                            from the blocks and chunks of a job to its pages; pure
 ``descriptors``, ``addresses``       from pages to byte ranges, and from those to addresses; pure
 ``host``, ``moves``                  the engine for KV caches in host memory, and how it shares a job among cores

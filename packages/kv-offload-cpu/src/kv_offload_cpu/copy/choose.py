@@ -1,6 +1,6 @@
 """Which copy engine a worker gets: by its configuration, or else by where the KV caches are."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from logging import getLogger
 from typing import Any, Final
@@ -19,6 +19,7 @@ from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
 from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
+from kv_offload_cpu.copy.trial import Seconds, Trial
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
@@ -33,7 +34,13 @@ METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
 }
 """What copies on a CUDA device; the first is for whoever has no wish."""
 
-_FITTING = {"cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM), "cuda": tuple(METHODS)}
+_TRIED: Final = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER)
+"""What ``cuda-best`` tries. Staging takes a buffer for each lane, and wins nowhere, as we guess."""
+
+_FITTING = {
+    "cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM),
+    "cuda": (*METHODS, CopyEngineChoice.CUDA_BEST),
+}
 _NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
 _NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
 
@@ -56,7 +63,7 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
 
         driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory)
         try:
-            engine = CudaCopyEngine(plan, driver, method_maker(driver, choice))
+            engine = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan.range_bytes))
         except BaseException:
             driver.shutdown()
             raise
@@ -93,40 +100,78 @@ def _tell(missing: Unavailable) -> None:
 
 
 def method_maker(
-    driver: Any, choice: CopyEngineChoice, table: Sequence[Row] = TABLE
+    driver: Any, choice: CopyEngineChoice, range_bytes: int, table: Sequence[Row] = TABLE
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
-    AUTO follows the rows of ``table`` that are no guesses, as far as the machine has their methods, and where none
-    fits a job it goes range by range.
+    AUTO follows the rows of ``table`` that are no guesses, as far as the machine has their methods, CUDA_BEST what
+    a trial with ranges of ``range_bytes`` shows; where no row fits a job they go range by range.
     """
-    if choice is not CopyEngineChoice.AUTO:
-        _enable(driver, [choice])
+    if choice in METHODS:
+        _enable(driver, choice)
         return lambda stream: METHODS[choice](driver, stream)
-    wanted = {row.method for row in known(table)}
-    used = [name for name in METHODS if name in wanted and _proves_itself(driver, name)]
-    rows = [row for row in known(table) if row.method in used]
-    used = [CopyEngineChoice.CUDA, *used]
+    if choice is CopyEngineChoice.CUDA_BEST:
+        rows = _tried(driver, range_bytes)
+    else:
+        wanted = {row.method for row in known(table)}
+        usable = [name for name in METHODS if name in wanted and _proves_itself(driver, name)]
+        rows = [row for row in known(table) if row.method in usable]
+    used = [CopyEngineChoice.CUDA, *dict.fromkeys(row.method for row in rows)]
     return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream) for name in used})
 
 
 def _proves_itself(driver: Any, choice: CopyEngineChoice) -> bool:
-    """Whether a method that nobody asked for by name can be relied on here. The log says why not."""
-    try:
-        if not driver.is_pinned:
-            raise ConfigError("host memory is not pinned")
-        _enable(driver, [choice])
+    """Whether a method that nobody asked for by name can be relied on here."""
+    with _Without(CopyEngineChoice.AUTO, choice) as attempt:
+        _check_pinned(driver)
+        _enable(driver, choice)
         if choice in _NEED_BATCHES:
             prove_batches(driver)
-    except Exception as error:  # noqa: BLE001 - whatever the reason, there is a way without
-        _log.warning("copy_engine: 'auto' does without %r: %s", choice.value, error)
-        return False
-    return True
+    return attempt.has_succeeded
 
 
-def _enable(driver: Any, choices: Iterable[CopyEngineChoice]) -> None:
-    for choice in choices:
-        if choice in _NEED_BATCHES:
-            driver.enable_batches()
-        if choice in _NEED_KERNELS:
-            driver.enable_kernels()
+def _tried(driver: Any, range_bytes: int) -> list[Row]:
+    """The table that a trial gives, of the methods that pass it."""
+    stream, found = driver.new_stream(), dict[CopyEngineChoice, Seconds]()
+    trial = Trial(driver, stream, range_bytes)
+    for choice in _TRIED:
+        with _Without(CopyEngineChoice.CUDA_BEST, choice):
+            _check_pinned(driver)
+            _enable(driver, choice)
+            if driver.mapped_shift and choice in _NEED_KERNELS:
+                raise ConfigError("the device has host memory at other addresses")
+            found[choice] = trial.run(METHODS[choice](driver, stream))
+    trial.close()
+    rows = [*trial.rows(found)]
+    for direction, least, below, method, _ in rows:
+        _log.info("%s of %d ranges or more, below %d bytes: %r", direction.value, least, below, method.value)
+    return rows
+
+
+class _Without:
+    """An attempt to use a method that nobody asked for by name. If it fails, the log says why, and that is all."""
+
+    def __init__(self, asked: CopyEngineChoice, method: CopyEngineChoice) -> None:
+        self._names = asked.value, method.value
+        self.has_succeeded = False
+
+    def __enter__(self) -> "_Without":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.has_succeeded = error is None
+        if isinstance(error, Exception):
+            _log.warning("copy_engine: %r does without %r: %s", *self._names, error)
+        return isinstance(error, Exception)
+
+
+def _check_pinned(driver: Any) -> None:
+    if not driver.is_pinned:
+        raise ConfigError("host memory is not pinned")
+
+
+def _enable(driver: Any, choice: CopyEngineChoice) -> None:
+    if choice in _NEED_BATCHES:
+        driver.enable_batches()
+    if choice in _NEED_KERNELS:
+        driver.enable_kernels()

@@ -86,6 +86,12 @@ class CopyPlan:
             min((tensors[index].num_blocks for index in parts.tensors.tolist()), default=0) for parts in self.parts
         ]
 
+    @property
+    def range_bytes(self) -> int:
+        """How large ranges are that have no neighbours, on average."""
+        sizes = np.concatenate([np.empty(0, np.int64), *(parts.sizes for parts in self.parts)])
+        return int(sizes.sum()) // len(sizes) if len(sizes) else 1
+
     def ranges(self, copies: PageCopies, scratch: Scratch | None = None) -> Ranges:
         """The ranges of a job's pages, neighbours on both sides joined; in ``scratch``, if there is one."""
         self.check(copies)

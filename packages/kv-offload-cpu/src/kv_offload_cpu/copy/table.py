@@ -36,11 +36,14 @@ class Row(NamedTuple):
     basis: Basis
 
 
+FEWEST_RANGES: Final = 4
+"""A job of fewer goes range by range: there is nothing to win."""
+
 TABLE: Final = (
     Row(Direction.LOAD, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.LOAD, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
+    Row(Direction.LOAD, FEWEST_RANGES, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
     Row(Direction.STORE, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.STORE, 4, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
+    Row(Direction.STORE, FEWEST_RANGES, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
 )
 """The first row that fits counts; where none does, range by range. ``cuda-staged`` wins nowhere, as we guess. What
 was published: llm-d-kv-cache#607 and, on another make of GPU, vllm#40549."""

@@ -47,7 +47,7 @@ class TorchDriver:
         self._tensors = [_flat_bytes(tensor) for tensor in tensors]
         self._memory = torch.from_numpy(memory).view(torch.int8)
         self.is_pinned = pin_memory and self._pin()
-        self._stages: list[torch.Tensor] = []
+        self._stages: dict[int, torch.Tensor] = {}
         self._batch_call: BatchCall | None = None
         self._addresses = [tensor.pages.address for tensor in tensors]
         self._host_address = self._memory.data_ptr()
@@ -139,15 +139,19 @@ class TorchDriver:
 
     def new_stage(self, num_bytes: int) -> int:
         stage = torch.empty(num_bytes, dtype=torch.int8, device=self._device)
-        self._stages.append(stage)
-        return int(stage.data_ptr())
+        address = int(stage.data_ptr())
+        self._stages[address] = stage
+        return address
+
+    def free_stage(self, address: int) -> None:
+        del self._stages[address]
 
     def shutdown(self) -> None:
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
             self.is_pinned = False
         self._tensors = []
-        self._stages = []
+        self._stages = {}
         self._memory = torch.empty(0, dtype=torch.int8)
 
     def _pin(self) -> bool:
