@@ -95,7 +95,8 @@ def measured(direction, *rows):
     return [Row(direction, least, below, method, Basis.MEASURED) for least, below, method in rows]
 
 
-def test_each_direction_size_and_count_goes_by_what_was_fastest(clock):
+def test_each_direction_size_and_count_goes_by_what_was_fastest(clock, caplog):
+    caplog.set_level("INFO")
     method = best(clock(Device()))
     assert rows_of(method) == [
         *measured(STORE, *[(least, 32, BATCH) for least in (128, 64, 4)]),
@@ -103,6 +104,10 @@ def test_each_direction_size_and_count_goes_by_what_was_fastest(clock):
         *measured(LOAD, (128, 32, GATHER), (64, 32, GATHER), (4, 32, BATCH)),
         *measured(LOAD, *[(least, ENDLESS, BATCH) for least in (128, 64, 4)]),
     ]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 12
+    assert told[0] == "cuda-best: a store of 128 ranges or more of less than 32 bytes is 'cuda-batch'"
+    assert told[-1] == "cuda-best: a load of 4 ranges or more of any size is 'cuda-batch'"
     picked = {
         (direction, count, size): type(method.prepare(direction, ranges(count, size))[0])
         for direction, count, size in [

@@ -1,5 +1,6 @@
 """Which copy engine a worker gets: by its configuration, or else by where the KV caches are."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from logging import getLogger
@@ -144,7 +145,8 @@ def _tried(driver: Any, range_bytes: int) -> list[Row]:
     trial.close()
     rows = [*trial.rows(found)]
     for direction, least, below, method, _ in rows:
-        _log.info("%s of %d ranges or more, below %d bytes: %r", direction.value, least, below, method.value)
+        size = "any size" if below == sys.maxsize else f"less than {below} bytes"
+        _log.info("cuda-best: a %s of %d ranges or more of %s is %r", direction.value, least, size, method.value)
     return rows
 
 
