@@ -194,6 +194,16 @@ class TestLoads:
         }
         connector.build_connector_meta(step())
 
+    def test_an_engine_may_need_less_of_a_window(self, make, manager):
+        connector = make(cache=kv_cache_config(((WINDOW, 4, 6),)))
+        a = Request("a", range(20))
+        manager.resident.update({key(a, 2): 0, key(a, 3): 1})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.update_state_after_alloc(a, Blocks([0, 0, 0, 4]), 16)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert job == TransferJob("a", Slots([1]), gpu(4, index=3))
+
     @pytest.mark.parametrize(("table", "job"), [((1, 0, 3), gpu(1, 3)), ((1, 2), gpu(1, 2))])
     def test_a_table_without_a_block_for_it(self, fenced, table, job):
         connector, manager = fenced()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
@@ -58,6 +59,10 @@ ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WIND
 
 MID_CHUNK = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 3, 3, 20, 16), Group(2, WINDOW, 2, 1, 1, 2))
 
+WITH_STATES = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 2, 1, 1, 2), Group(2, STATE, 4, 1, 2))
+
+COARSE = (Group(0, FULL, 8, 1, 1), Group(1, FULL, 2, 1, 1, is_draft=True), Group(2, WINDOW, 2, 1, 1, 3))
+
 AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 1, 3))
 
 
@@ -65,6 +70,8 @@ AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 
 @example(Layout(AFTER_A_DRAFT, 2, 2, 0), 5, 0)  # goes on a token before the last complete chunk ends
 @example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
 @example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
+@example(Layout(WITH_STATES, 2, 12, 0), 23, 0)  # goes on where a state is
+@example(Layout(COARSE, 2, 8, 0), 14, 0)  # before the last complete chunk of another group
 @example(Layout(MID_CHUNK, 2, 4, 0), 22, 0)  # where one begins anew, its chunk need not be complete
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):
     junction = min(junction, prompt)
@@ -102,16 +109,17 @@ def test_less_is_stored(layout, prompt):
             assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
 
 
-def test_a_request_stores_the_end_of_its_prompts_window(make, manager):
+@pytest.mark.parametrize(("shared", "blocks"), [(16, [13, 14, 19, 20]), (0, [19, 20]), (40, [19, 20])])
+def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, blocks):
     connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
     a = Request("a", range(40))
     connector.on_new_request(a)
     table = [*range(1, 11)], [*range(11, 21)]
-    a.shared_prefix_boundary = 16
+    a.shared_prefix_boundary = shared
     connector.get_num_new_matched_tokens(a, 0)
     (job,) = connector.build_connector_meta(step(new=[("a", table)], counts={"a": 40})).store_jobs.values()
-    assert job.gpu_spec.group_sizes == (10, 4)
-    assert job.gpu_spec.block_ids.tolist()[10:] == [13, 14, 19, 20]
+    assert job.gpu_spec.group_sizes == (10, len(blocks))
+    assert job.gpu_spec.block_ids.tolist()[10:] == blocks
 
 
 def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():

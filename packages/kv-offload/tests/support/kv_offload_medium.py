@@ -20,6 +20,7 @@ from kv_api import (
     OffloadingWorker,
     OffloadPolicy,
     PrepareStoreOutput,
+    ReqContext,
     RequestOffloadingContext,
     TransferResult,
 )
@@ -179,6 +180,7 @@ class Known(OffloadingManager):
         self.asked = []
 
     def lookup(self, key, req_context):
+        assert isinstance(req_context, ReqContext)
         self.asked.append(key)
         return self.known.get(key, LookupResult.MISS)
 
