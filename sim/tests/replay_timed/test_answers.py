@@ -11,7 +11,7 @@ from hypothesis import given
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, servers, toy, trace_of, traces
 
 from kv_api import ConfigError
-from kv_sim.replay.timed import Answers, EngineSettings, Stepping, replay_engine
+from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread, rows
 from kv_sim.replay.timed.command import add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
@@ -64,6 +64,9 @@ def test_the_table_has_both_columns() -> None:
     assert rows["hit ratio, tokens: CPU"] == [f"{60 / 104:.4f}", "0.0000"]
     assert rows["time to first token, mean"][0] != rows["time to first token, mean"][1]
     assert seen == [*range(1, 9), *range(9, 17)]
+    checked = replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)).table()
+    assert checked.endswith("contents were checked: every slot that was read held what it should")
+    assert "contents" not in replay_engine(TRACE, toy(gpu_blocks=5, limit=1)).table()
 
 
 def spread(mean: float) -> Spread:

@@ -32,7 +32,6 @@ class Books:
         self._sizes = sizes
         self.refused: Counter[str] = Counter()
         """Requests that the engine doesn't take, by reason."""
-        self.admitted = 0
         self.num_steps = 0
         self.num_engine_steps = 0
         """Those that were not fused."""
@@ -71,7 +70,6 @@ class Books:
         if reason:
             self.refused[reason] += 1
             return False
-        self.admitted += 1
         return True
 
     # -- what happens --------------------------------------------------------------------------
