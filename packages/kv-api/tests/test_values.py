@@ -198,6 +198,7 @@ NAMES: dict[type[Enum], list[object]] = {
 @pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.__name__)
 def test_names_that_configurations_events_and_metrics_have(kind: type[Enum]) -> None:
     assert [member.value for member in kind] == NAMES[kind]
+    assert (kv_api.MEDIUM_GPU, kv_api.MEDIUM_CPU, kv_api.MEDIUM_STORAGE) == ("GPU", "CPU", "STORAGE")
 
 
 def test_defaults_of_what_a_medium_is_told() -> None:
