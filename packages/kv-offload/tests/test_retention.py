@@ -80,7 +80,15 @@ def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction
         assert found(layout, stored, tokens, limit) == found(layout, everything, tokens, limit)
 
 
+OF_A_DRAFT = (Group(0, FULL, 18, 1, 9), Group(1, WINDOW, 6, 1, 3, 1, is_draft=True), Group(2, WINDOW, 6, 1, 3, 13))
+IN_TURN = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 4, 1, 2, 3))
+OF_ANOTHER = (Group(0, FULL, 4, 1, 2), Group(1, WINDOW, 6, 1, 3, 20), Group(2, WINDOW, 2, 1, 1, 2))
+
+
 @given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
+@example(Layout(OF_A_DRAFT, 2, 18, None), 19, 0)  # goes on a token before the draft model's chunk ends
+@example(Layout(IN_TURN, 2, 12, None), 17, 8)  # goes on in the middle of a window's chunk
+@example(Layout(OF_ANOTHER, 2, 12, None), 17, 10)  # goes on where the chunk of another window begins
 def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
     layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
     shared = min(shared, prompt)

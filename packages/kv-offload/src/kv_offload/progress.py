@@ -219,6 +219,8 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     Requests that share a part of the tokens go on where a chunk of a full-attention group ends (a token before, if
     it is of a draft model); one that repeats all of them, a token before one of ``ends``. Where a window's chunks
     are finer than that, and it is short, some lie out of its reach. A window that begins anew reaches all of them.
+    So do all where others go on elsewhere, too: before the end of a draft model's window, or where chunks of a
+    window and of full attention end in turn.
     """
     if not group.has_window or group.is_draft or group.restart_tokens:
         return True
@@ -228,8 +230,10 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     if len(sizes) != 1:
         return True
     (size,) = sizes
-    if size % group.tokens_per_chunk:
-        return True  # those go on within its chunks, too
+    windows = [other for other in layout.groups if other.has_window]
+    chunks = {other.tokens_per_chunk for other in windows}
+    if any(other.is_draft for other in windows) or any(size % chunk and chunk % size for chunk in chunks):
+        return True
     drafts = any(other.is_draft for other in layout.groups if other.reads_all)
     start = end - group.tokens_per_chunk
     boundaries = [-(-end // size) * size - drafts, *(last - 1 for last in ends if last > start + 1)]
