@@ -119,12 +119,14 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
 
     @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
-    def test_as_far_as_its_sender_wants(self, fenced, wish, found):
+    def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found):
         connector, manager = fenced()
         a = Request("a", range(16), params={"max_load_tokens": wish})
         fill(manager, a, 4)
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
+        ignored = f"kv_transfer_params.max_load_tokens: expected a whole number of at least 0, got {wish!r}"
+        assert (f"{ignored}; it is ignored" in caplog.text) == (wish in (-1, "4"))
 
     def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):
         connector, manager = fenced()

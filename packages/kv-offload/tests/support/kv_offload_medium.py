@@ -256,6 +256,10 @@ class ScriptedSpec(OffloadingSpec):
     manager = None
     workers: ClassVar[list] = []
 
+    def __init__(self, config):
+        super().__init__(config)
+        self.replicated_layout = config.replicated_layout
+
     def get_manager(self):
         return type(self).manager or StrictManager()
 
