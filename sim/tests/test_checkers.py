@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from kv_api import BlockRemoved, BlockStored, CacheHitSource, KVConnectorStats, KVConnectorTransferResults
+from kv_api import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheHitSource,
+    KVConnectorStats,
+    KVConnectorTransferResults,
+)
 from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.hits import Served, _probes
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, SUBJECTS
@@ -432,6 +439,48 @@ def test_a_mirror_counts_copies_of_a_block() -> None:
     assert sum(mirror.blocks.values()) == 1
     mirror.take([BlockRemoved([b"x"], "CPU")])
     assert not mirror.blocks
+
+
+def test_a_mirror_forgets_what_was_cleared() -> None:
+    mirror = accounting.Mirror(Referee(), is_exact=True)
+    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
+    mirror.take([stored, AllBlocksCleared(), stored])
+    assert list(mirror.blocks.values()) == [1]
+
+
+def test_names_are_looked_for_in_slots_as_well() -> None:
+    class Old:
+        __slots__ = "name"
+
+    class New(Old):
+        __slots__ = ("more", "unset")
+
+    kept = New()
+    kept.name, kept.more = "r1", [{"r2": 3}]
+    assert [*conservation._strings(kept, "it", set(), 0)] == [
+        ("it.more[…] (a key)", "r2"),
+        ("it.name", "r1"),
+    ]
+
+
+def test_who_comes_again_at_rest() -> None:
+    """The longest first, and none whose prompt is the beginning of another's; a token more for every other one."""
+    ended = [
+        request(name="prefix", shared_tokens=5),
+        request(name="long", shared_tokens=17, output_tokens=3, max_tokens=4, skip_reading_prefix_cache=True),
+        request(name="short", conversation=1, shared_tokens=3),  # fills no block
+        request(name="other", conversation=2, shared_tokens=8),
+        request(name="third", conversation=3, shared_tokens=6),
+        request(name="own", conversation=4, shared_tokens=4, own_tokens=1),
+        request(name="fifth", conversation=5, shared_tokens=4),
+    ]
+    for most_tokens, of_other in ((20, 1), (10, 1), (9, 0)):
+        assert _probes(ended, most_tokens) == [
+            spec("long", shared_tokens=17, output_tokens=1, max_tokens=1),
+            spec("other", conversation=2, shared_tokens=8, own_tokens=of_other, output_tokens=1, max_tokens=1),
+            spec("third", conversation=3, shared_tokens=6, output_tokens=1, max_tokens=1),
+            spec("own", conversation=4, shared_tokens=4, own_tokens=2, output_tokens=1, max_tokens=1),
+        ]
 
 
 def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:

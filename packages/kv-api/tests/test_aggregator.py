@@ -162,6 +162,16 @@ def test_a_rank_may_have_any_of_the_payloads(table: list[list[bool]]) -> None:
     assert (len(events.get_all_events()) if events is not None else 0) == numbers[2]
 
 
+def test_what_failed_in_one_life_of_an_id_did_not_in_the_next() -> None:
+    aggregator = KVOutputAggregator(2)
+    failed = KVConnectorOutput(finished_recving={"a"}, failed_recving={"a"})
+    fine = KVConnectorOutput(finished_recving={"a"})
+    told = [
+        aggregator.aggregate_reports(reports).failed_recving for reports in ([failed, None], [fine], [fine] * 2)
+    ]
+    assert told == [set(), {"a"}, set()]
+
+
 def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
     aggregator = KVOutputAggregator(2)
     outputs = [RunnerOutput(KVConnectorOutput(finished_sending={"a"})) for _ in range(2)]

@@ -70,8 +70,8 @@ def test_from_mapping_says_where_and_finds_typos() -> None:
     with pytest.raises(ConfigError) as caught:
         KVTransferConfig.from_mapping({"kv_connector": "C"}, where="connectors[1]")
     assert str(caught.value).startswith("connectors[1].kv_role: required because")
-    wrong: Any = "C"
-    with pytest.raises(ConfigError, match=r"^kv_transfer_config: expected a mapping, got 'C' \(str\)$"):
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match=r"^kv_transfer_config: expected a mapping, got 3 \(int\)$"):
         KVTransferConfig.from_mapping(wrong)
 
 

@@ -209,11 +209,16 @@ def test_metadata_is_there_only_within_a_step(connector_class: Any) -> None:
 
 def test_transfer_results_wrap_what_get_finished_says() -> None:
     class Finishing(FakeWorker):
-        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-            return finished_req_ids, None
+        answer: tuple[set[str] | None, set[str] | None] = {"b"}, {"c", "d"}
 
-    results = Finishing(make_config()).get_transfer_results({"a"})
-    assert results == kv_api.KVConnectorTransferResults(finished_sending={"a"})
+        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+            assert finished_req_ids == {"a"}
+            return self.answer
+
+    worker = Finishing(make_config())
+    assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults({"b"}, {"c", "d"}, set())
+    worker.answer = None, {"c"}
+    assert worker.get_transfer_results({"a"}) == kv_api.KVConnectorTransferResults(set(), {"c"}, set())
 
 
 def test_handshake_of_a_later_pipeline_stage_is_refused_by_default(connector_class: Any) -> None:

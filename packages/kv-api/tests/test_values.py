@@ -198,6 +198,7 @@ NAMES: dict[type[Enum], list[object]] = {
 @pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.__name__)
 def test_names_that_configurations_events_and_metrics_have(kind: type[Enum]) -> None:
     assert [member.value for member in kind] == NAMES[kind]
+    assert (kv_api.MEDIUM_GPU, kv_api.MEDIUM_CPU, kv_api.MEDIUM_STORAGE) == ("GPU", "CPU", "STORAGE")
 
 
 def test_defaults_of_what_a_medium_is_told() -> None:
@@ -281,11 +282,12 @@ def test_positions_of_many_chunks_are_found_from_wherever_one_asks(has_others: b
         assert context.get_offload_key_position(keys[place]) == 16 * (place + 1)
 
 
-def test_no_position_is_noted_while_a_request_grows() -> None:
+@pytest.mark.parametrize("step", [3, 900, 5000])
+def test_no_position_is_noted_while_a_request_grows(step: int) -> None:
     context, growing = kv_api.ReqContext("r"), list[kv_api.OffloadKey]()
     context.derive_offload_key_positions(growing, 16)
-    for known in range(0, 50_000, 900):
-        growing += [kv_api.make_offload_key(b"%d" % number, 0) for number in range(known, known + 900)]
+    for known in range(0, min(50_000, 300 * step), step):
+        growing += [kv_api.make_offload_key(b"%d" % number, 0) for number in range(known, known + step)]
         for place in (known - 1, known)[not known :]:
             assert context.get_offload_key_position(growing[place]) == 16 * (place + 1)
     assert context.get_offload_key_position(growing[known + 2]) == 16 * (known + 3)

@@ -100,6 +100,10 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_connector": "A", "kv_connector_module_path": "kvf_bases"},
         "connector 'A' (kvf_bases:A, from kv_connector_module_path): module 'kvf_bases' has no 'A'; it has: Two",
     ),
+    "a module without any class": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_empty"},
+        "connector 'A' (kvf_empty:A, from kv_connector_module_path): module 'kvf_empty' has no 'A'; it has: none",
+    ),
     "a module that looks itself up": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_circle"},
         "connector 'A' (kvf_circle:A, from kv_connector_module_path): importing 'kvf_circle' failed: ConfigError: "
@@ -146,6 +150,7 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
 def test_connectors(zoo: str, folder: Path, case: str) -> None:
     modules = {
         "kvf_raises": "raise RuntimeError('no such device')",
+        "kvf_empty": "",
         "kvf_mute": "raise RuntimeError",
         "kvf_bases": f"from kv_api import KVConnectorBase, KVConnectorBase_V1\nfrom {zoo} import Two",
         "kvf_exits": "raise SystemExit(3)",

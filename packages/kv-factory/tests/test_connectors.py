@@ -87,12 +87,18 @@ def test_in_the_first_family_a_known_name_wins_and_the_creation_is_logged(
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V1", "0")
     KVConnectorFactory.register_connector("Two", zoo, "V0")
+    config = engine("Two", kv_connector_module_path=zoo, engine_id="e-7")
     with caplog.at_level(logging.INFO, logger="kv_factory"):
-        made: Any = KVConnectorFactory.create_connector_v0(3, 1, engine("Two", kv_connector_module_path=zoo))
+        made: Any = KVConnectorFactory.create_connector_v0(3, 1, config)
     assert type(made).__name__ == "V0"
-    assert made.given == {"rank": 3, "local_rank": 1}
-    (message,) = caplog.messages
-    assert message.startswith("creating V0 connector V0 for rank 3, engine_id: ")
+    assert (made.given, made.config) == ({"rank": 3, "local_rank": 1}, config)
+    assert caplog.messages == ["creating V0 connector V0 for rank 3, engine_id: e-7"]
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    with caplog.at_level(logging.INFO, logger="kv_factory"):
+        KVConnectorFactory.create_connector(
+            engine("Three", kv_connector_module_path=zoo, engine_id="e"), WORKER, None
+        )
+    assert caplog.messages[1:] == ["creating V1 connector Three for role WORKER, engine_id: e"]
 
 
 def test_whether_groups_are_supported_is_asked_of_the_module(zoo: str, engine: Engine) -> None:

@@ -89,6 +89,7 @@ def test_an_installed_well_known_name_is_like_any_other(zoo: str, install: Insta
     [
         ("kvf_nowhere:A", "connector 'One' (kvf_nowhere:A, from kvf-one 1.0): there is no module 'kvf_nowhere'"),
         ("kvf_zoo", "connector 'One' (kvf_zoo:, from kvf-one 1.0): expected 'module:class'"),
+        (":Two", "connector 'One' (:Two, from kvf-one 1.0): expected 'module:class'"),
         (
             "kvf_zoo:Twoo",
             "connector 'One' (kvf_zoo:Twoo, from kvf-one 1.0): module 'kvf_zoo' has no 'Twoo'; "

@@ -10,6 +10,7 @@ import pytest
 import kv_factory
 from kv_api import ConfigError, KVConnectorRole
 from kv_factory import KVConnectorFactory, OffloadingSpecFactory, forbid_module_paths, module_paths_allowed
+from kv_factory.module_paths import isolated_module_paths, limit_module_paths
 
 WORKER = KVConnectorRole.WORKER
 Engine = Callable[..., Any]
@@ -90,6 +91,14 @@ def test_a_call_can_only_take_away(zoo: str, engine: Engine) -> None:
     config = engine("Two", kv_connector_module_path=zoo)
     with pytest.raises(ConfigError, match="refused"):
         KVConnectorFactory.create_connector(config, WORKER, None, allow_module_paths=True)
+
+
+def test_isolation_puts_the_prohibition_of_a_call_back() -> None:
+    with limit_module_paths(allow_module_paths=False):
+        with isolated_module_paths():
+            assert module_paths_allowed()
+        assert not module_paths_allowed()
+    assert module_paths_allowed()
 
 
 def test_a_known_name_is_used_when_its_module_path_is_not_asked(zoo: str, engine: Engine) -> None:

@@ -85,6 +85,7 @@ class Raises(_Connector):
 class V0(kv_api.KVConnectorBase):
     def __init__(self, rank: int, local_rank: int, config: Any) -> None:
         self.given = {"rank": rank, "local_rank": local_rank}
+        self.config = config
         self.closes = 0
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 from kv_multi_scripted import child, request
 
 from kv_multi import ParamsClashError
+from kv_multi.params import merge_params
 
 R = request()
 
@@ -28,6 +29,19 @@ def test_the_childrens_parameters_stay_as_they_are(scheduler):
     )
     multi.request_finished(R, [1])
     assert own == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [
+        ({"c": 0, "a": 0}, "'two' and 'three' both set 'c'"),
+        ({"a": 0, "x": 0, "b": 0}, "'one' and 'three' both set 'a', 'b'"),
+    ],
+)
+def test_the_first_key_says_with_whom(last, named):
+    with pytest.raises(ParamsClashError) as caught:
+        merge_params({"one": {"a": 1, "b": 1}, "two": {"c": 2}, "three": last})
+    assert str(caught.value) == f"kv_transfer_params: connectors {named}"
 
 
 def test_a_clash_names_both(scheduler):

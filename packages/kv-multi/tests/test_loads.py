@@ -194,6 +194,28 @@ def test_which_loads_can_not_be_taken_back(load, is_lost):
     )
 
 
+def test_a_load_that_has_ended_is_not_lost_with_its_child():
+    reports = LoadReports()
+    reports.expect(
+        {
+            "ended": PlannedLoad(0, True, (3,)),
+            "begun": PlannedLoad(0, True, (4,)),
+            "s": PlannedLoad(0, False, (5,)),
+        }
+    )
+    reports.expect({})
+    assert reports.take_failed_blocks() == set()
+    reports.expect(
+        {"again": PlannedLoad(0, True, (6,)), "t": PlannedLoad(0, False, (7,)), "u": PlannedLoad(1, False, (8,))}
+    )
+    reports.report(0, ["ended", "again"], [])
+    assert reports.take() == ({"ended", "again"}, set())
+    reports.abandon(0)
+    assert reports.take() == ({"begun"}, {"begun"})
+    assert reports.take_failed_blocks() == {4, 7}
+    reports.check(2)
+
+
 @pytest.mark.parametrize(
     ("ranks", "computed", "external", "lost"),
     [

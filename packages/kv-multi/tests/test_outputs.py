@@ -204,7 +204,7 @@ def test_events_are_collected_by_child(worker):
 
 
 def test_events_of_all_workers_are_joined_by_child():
-    reports = [output_of(x=Events(A, B)), output_of(x=Events(A, C), y=Events(A)), output_of(y=Events(A))]
+    reports = [output_of(x=Events(A, B)), output_of(y=Events(A), x=Events(A, C)), output_of(y=Events(A))]
     reports = pickle.loads(pickle.dumps(reports))
     joined = KVOutputAggregator(3).aggregate_reports(reports).kv_cache_events
     joined.check()
@@ -212,6 +212,7 @@ def test_events_of_all_workers_are_joined_by_child():
     assert {name: c.get_number_of_workers() for name, c in joined.containers.items()} == {"x": 2, "y": 2}
     assert joined.get_all_events() == [A, A, B, C, A, A]
     assert joined.aggregate().get_all_events() == [A, A]
+    assert set(joined.containers) == {"x", "y"}
     joined.clear_events()
     assert joined.get_all_events() == []
 

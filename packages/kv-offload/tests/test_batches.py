@@ -8,6 +8,7 @@ from kv_api import AttentionKind, GPULoadStoreSpec, KVError, ReqContext
 from kv_offload.layout import Group, Layout
 from kv_offload.progress import Progress
 from kv_offload.stores import beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.storing import _note_left
 
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 CHUNKS = 12
@@ -31,6 +32,12 @@ def make(*groups):
     progress.extend_keys(Hashes)
     progress.begin([range(100 * (place + 1), 100 * (place + 1) + 4 * CHUNKS) for place in range(len(groups))])
     return layout, progress
+
+
+def test_the_first_chunk_without_room_is_noted():
+    left = {2: 4, 3: 9}
+    _note_left(left, [range(2), [4, 5], range(3, 9), [7]], [[0, 1], [4], [3, 4, 5], []])
+    assert left == {1: 5, 2: 4, 3: 7}
 
 
 def test_blocks_at_the_end_complete_what_is_known():

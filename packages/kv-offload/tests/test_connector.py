@@ -86,6 +86,7 @@ def test_tiers_a_sender_wants(make, caplog):
         (TierMatcher(Medium.CPU, Locality.REMOTE),)
     )
     assert wish([]) == TierFilter(())
+    assert wish([{"locality": "local"}]) == TierFilter((TierMatcher(None, Locality.LOCAL),))
     assert wish(["cpu"]) == TierFilter.ALL
     assert wish("cpu") == wish(3) == wish(None) == TierFilter.ALL
     assert wish([{"medium": "tape"}, {"medium": "storage"}]) == TierFilter((TierMatcher(Medium.STORAGE),))

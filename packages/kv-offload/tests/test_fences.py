@@ -25,6 +25,7 @@ class TestFences:
     def test_who_gets_a_block_waits_for_its_store(self, fenced):
         connector, _ = fenced()
         a = self.begin(connector)
+        assert not connector.has_pending_block_frees()  # nothing is held for it
         connector.request_finished(a, [1, 2])
         b = Request("b", [9] * 9)
         connector.on_new_request(b)

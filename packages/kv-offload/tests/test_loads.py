@@ -119,12 +119,14 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
 
     @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
-    def test_as_far_as_its_sender_wants(self, fenced, wish, found):
+    def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found):
         connector, manager = fenced()
         a = Request("a", range(16), params={"max_load_tokens": wish})
         fill(manager, a, 4)
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
+        ignored = f"kv_transfer_params.max_load_tokens: expected a whole number of at least 0, got {wish!r}"
+        assert (f"{ignored}; it is ignored" in caplog.text) == (wish in (-1, "4"))
 
     def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):
         connector, manager = fenced()
@@ -193,6 +195,16 @@ class TestLoads:
             CacheHitSource.HOST: 4,
         }
         connector.build_connector_meta(step())
+
+    def test_an_engine_may_need_less_of_a_window(self, make, manager):
+        connector = make(cache=kv_cache_config(((WINDOW, 4, 6),)))
+        a = Request("a", range(20))
+        manager.resident.update({key(a, 2): 0, key(a, 3): 1})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.update_state_after_alloc(a, Blocks([0, 0, 0, 4]), 16)
+        (job,) = connector.build_connector_meta(step()).load_jobs.values()
+        assert job == TransferJob("a", Slots([1]), gpu(4, index=3))
 
     @pytest.mark.parametrize(("table", "job"), [((1, 0, 3), gpu(1, 3)), ((1, 2), gpu(1, 2))])
     def test_a_table_without_a_block_for_it(self, fenced, table, job):

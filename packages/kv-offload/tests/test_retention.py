@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
@@ -59,6 +60,10 @@ ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WIND
 
 MID_CHUNK = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 3, 3, 20, 16), Group(2, WINDOW, 2, 1, 1, 2))
 
+WITH_STATES = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 2, 1, 1, 2), Group(2, STATE, 4, 1, 2))
+
+COARSE = (Group(0, FULL, 8, 1, 1), Group(1, FULL, 2, 1, 1, is_draft=True), Group(2, WINDOW, 2, 1, 1, 3))
+
 AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 1, 3))
 
 
@@ -66,6 +71,8 @@ AFTER_A_DRAFT = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 2, 1, 
 @example(Layout(AFTER_A_DRAFT, 2, 2, 0), 5, 0)  # goes on a token before the last complete chunk ends
 @example(Layout(NARROW, 2, 4, 0), 2, 0)  # a window of the token itself reads nothing of what came before
 @example(Layout(ANEW, 2, 4, 0), 7, 0)  # nor does one that begins anew
+@example(Layout(WITH_STATES, 2, 12, 0), 23, 0)  # goes on where a state is
+@example(Layout(COARSE, 2, 8, 0), 14, 0)  # before the last complete chunk of another group
 @example(Layout(MID_CHUNK, 2, 4, 0), 22, 0)  # where one begins anew, its chunk need not be complete
 def test_who_repeats_a_prompt_or_shares_what_others_did(layout, prompt, junction):
     junction = min(junction, prompt)
@@ -84,11 +91,17 @@ WITHIN_CHUNKS = (
     Group(1, WINDOW, 4, 1, 1, 7),
     Group(2, WINDOW, 2, 1, 1, 2),
 )
+OF_A_DRAFT = (Group(0, FULL, 18, 1, 9), Group(1, WINDOW, 6, 1, 3, 1, is_draft=True), Group(2, WINDOW, 6, 1, 3, 13))
+IN_TURN = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 4, 1, 2, 3))
+OF_ANOTHER = (Group(0, FULL, 4, 1, 2), Group(1, WINDOW, 6, 1, 3, 20), Group(2, WINDOW, 2, 1, 1, 2))
 
 
 @given(layouts((None,)), st.integers(1, 120), st.integers(0, 120))
 @example(Layout(BESIDE_A_DRAFT, 2, 4, None), 13, 0)  # goes on a token before full attention's last chunk ends
 @example(Layout(WITHIN_CHUNKS, 2, 12, None), 6, 0)  # goes on where another window's last chunk ends
+@example(Layout(OF_A_DRAFT, 2, 18, None), 19, 0)  # goes on a token before the draft model's chunk ends
+@example(Layout(IN_TURN, 2, 12, None), 17, 8)  # goes on in the middle of a window's chunk
+@example(Layout(OF_ANOTHER, 2, 12, None), 17, 10)  # goes on where the chunk of another window begins
 def test_without_retention_who_shares_any_part_finds_it(layout, prompt, shared):
     layout = replace(layout, groups=tuple(group for group in layout.groups if group.kind is not STATE))
     shared = min(shared, prompt)
@@ -129,16 +142,17 @@ def test_where_all_is_reached_every_chunk_is(layout, prompt):
             assert stored == [[*chunks] for chunks in everything]
 
 
-def test_a_request_stores_the_end_of_its_prompts_window(make, manager):
+@pytest.mark.parametrize(("shared", "blocks"), [(16, [13, 14, 19, 20]), (0, [19, 20]), (40, [19, 20])])
+def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, blocks):
     connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
     a = Request("a", range(40))
     connector.on_new_request(a)
     table = [*range(1, 11)], [*range(11, 21)]
-    a.shared_prefix_boundary = 16
+    a.shared_prefix_boundary = shared
     connector.get_num_new_matched_tokens(a, 0)
     (job,) = connector.build_connector_meta(step(new=[("a", table)], counts={"a": 40})).store_jobs.values()
-    assert job.gpu_spec.group_sizes == (10, 4)
-    assert job.gpu_spec.block_ids.tolist()[10:] == [13, 14, 19, 20]
+    assert job.gpu_spec.group_sizes == (10, len(blocks))
+    assert job.gpu_spec.block_ids.tolist()[10:] == blocks
 
 
 def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():

@@ -209,6 +209,13 @@ class TestStores:
         connector.on_new_request(a)
         assert run(connector, a, [1, 2, 3]).store_jobs[0] == TransferJob("a", gpu(1, 3), Slots([0, 1]))
 
+    def test_who_never_arrived_is_passed_over(self, fenced):
+        connector, _ = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        output = step(new=[("x", ([7, 8],)), ("a", ([1, 2],))], counts={"x": 8, "a": 8})
+        assert [job.src_spec for job in connector.build_connector_meta(output).store_jobs.values()] == [gpu(1, 2)]
+
     def test_local_hits_are_offered(self, fenced):
         connector, _ = fenced()
         a = Request("a", range(12))

@@ -126,6 +126,13 @@ def test_it_is_looked_for_after_the_complete_chunks_too():
     assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(12, is_tail=True)
 
 
+def test_complete_chunks_may_lie_beyond_the_last_tail():
+    known = keys_at(*((group, end) for group in (0, 1) for end in range(2, 33, 2)))
+    for tail_limit, boundary in ((12, 24), (24, 24), (25, 24), (26, 26), (30, 30)):
+        match = Match(boundary, is_tail=boundary > 24)
+        assert find(BOTH, Known(known), 0, 30, tail_limit, may_wait=True) == match
+
+
 def test_one_group_is_not_enough():
     known = keys_at((0, 8), (1, 8), (0, 12))
     assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(8)

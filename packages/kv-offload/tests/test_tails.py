@@ -99,6 +99,16 @@ class TestWhatIsTaken:
         begin(connector, a)
         assert tail_jobs(go_on(connector, a, offers, copies)) == [], why
 
+    def test_boundaries_are_stored_in_their_order(self, tails):
+        connector, _ = tails()
+        a = request(count=15)
+        begin(connector, a, count=14)
+        offers = [(1, 16, 14), (2, 15, 12), (2, 17, 14), (1, 14, 12)]
+        assert tail_jobs(go_on(connector, a, offers, {14: 4, 15: 5, 16: 4, 17: 5})) == [
+            ([2, 14, 15], (1, 1, 1), (1, 1, 1)),
+            ([2, 16, 17], (1, 1, 1), (1, 1, 1)),
+        ]
+
     @pytest.mark.parametrize("end", [2, 4, 6])
     def test_one_hash_is_enough(self, tails, end):
         connector, _ = tails()
@@ -161,7 +171,7 @@ class TestWhatIsTaken:
         begin(connector, a)
         assert tail_jobs(go_on(connector, a)) == [([2, 15], (1, 0, 1), (1, 0, 1))]
         manager.resident.update(dict.fromkeys(tail(a), 7))
-        assert tail_jobs(go_on(connector, a)) == []
+        assert go_on(connector, a).store_jobs == {}
 
     def test_an_unknown_request_is_passed_over(self, tails):
         connector, _ = tails()

@@ -222,9 +222,20 @@ def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypat
     assert meta == OffloadingWorkerMetadata(late_jobs={5: 1})
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("replicated", [True, False])
+def test_who_stores(worker, rank, replicated):
+    cache = kv_cache_config()
+    cache.replicated_layout = replicated
+    connector, medium = worker(rank=rank, world_size=2, cache=cache)
+    run(connector, {1: store()})
+    assert medium.calls == ([("store", 1)] if rank == 0 or not replicated else [])
+
+
 def test_only_the_first_of_replicas_stores(worker):
-    connector, medium = worker(rank=1, world_size=2)
-    connector.side._writes = False
+    cache = kv_cache_config()
+    cache.replicated_layout = True
+    connector, medium = worker(rank=1, world_size=2, cache=cache)
     told, _, meta = run(connector, {1: store(is_held=True, is_computed=True), 2: store("b")}, {3: load()})
     assert (told, meta) == (results(sending={"a"}), OffloadingWorkerMetadata({1: 1, 2: 1}))
     assert medium.calls == [("load", 3)]

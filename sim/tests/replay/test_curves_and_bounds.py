@@ -1,5 +1,6 @@
 """One pass over segments comes to what obvious models and the real manager do block by block."""
 
+from itertools import accumulate, pairwise
 from random import Random
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
-from kv_sim.replay import bounds, stack
+from kv_sim.replay import bounds, stack, tally
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.curve import Totals
 from kv_sim.replay.shape import shape_of
@@ -130,3 +131,39 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     outcome = replay_cache(columns, Setup("lru", 4))
     assert outcome.cpu_hits.tolist() == [0, 3]
     assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+
+
+@given(
+    requests=traces,
+    steps=st.lists(st.sampled_from([0, 0.5, 1, 3, 700, 100_000]), min_size=40, max_size=40),
+    capacity=st.integers(1, 60),
+    gpu_blocks=st.integers(0, 6),
+    windows=st.integers(1, 5),
+)
+def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, gpu_blocks, windows):
+    arrivals = [0.0, *accumulate(steps)][: len(requests)]
+    columns = trace_of(requests, arrivals=arrivals)
+    shape, outcome = shape_of(columns), replay_cache(columns, Setup("lru", capacity, gpu_blocks))
+    width = arrivals[-1] / windows or 1.0
+    ages, used, counts = [], {}, [[0] * 4 for _ in range(windows)]
+    hits = zip(outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist(), strict=True)
+    for ids, now, (gpu, cpu) in zip(requests, arrivals, hits, strict=True):
+        ages += [now - used[block] for block in ids[gpu : gpu + cpu]]
+        window = counts[min(int(now / width), windows - 1)]
+        for place, count in enumerate((len(ids), gpu, cpu, sum(block in used for block in ids))):
+            window[place] += count
+        used |= dict.fromkeys(ids, now)
+    gpu = sums(outcome.gpu_hits.tolist(), requests, columns)
+    both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
+    cpu = tuple(of_both - of_gpu for of_both, of_gpu in zip(both, gpu, strict=True))
+    assert [as_sums(tier) for tier in tally.hits_by_tier(columns, outcome)] == [gpu, cpu]
+    ages.sort()
+    found, edges = tally.ages_of(columns, shape, outcome), (0, *tally.AGE_EDGES_SECONDS, float("inf"))
+    assert found.counts == tuple(sum(low <= age < high for age in ages) for low, high in pairwise(edges))
+    assert (found.p50_seconds, found.p90_seconds, found.p99_seconds) == tuple(
+        next((age for number, age in enumerate(ages, 1) if number >= share * len(ages)), 0.0)
+        for share in (0.5, 0.9, 0.99)
+    )
+    assert tally.series_of(columns, shape, outcome, windows) == [
+        tally.Window(number * width, *counts[number]) for number in range(windows)
+    ]

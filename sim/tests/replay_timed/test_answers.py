@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, servers, toy, trace_of, traces
 
 from kv_api import ConfigError
-from kv_sim.replay.timed import EngineSettings, Stepping, replay_engine
+from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
+from kv_sim.replay.timed.answers import Copies, Spread, rows
 from kv_sim.replay.timed.command import add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
@@ -62,6 +64,94 @@ def test_the_table_has_both_columns() -> None:
     assert rows["hit ratio, tokens: CPU"] == [f"{60 / 104:.4f}", "0.0000"]
     assert rows["time to first token, mean"][0] != rows["time to first token, mean"][1]
     assert seen == [*range(1, 9), *range(9, 17)]
+    checked = replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)).table()
+    assert checked.endswith("contents were checked: every slot that was read held what it should")
+    assert "contents" not in replay_engine(TRACE, toy(gpu_blocks=5, limit=1)).table()
+
+
+def spread(mean: float) -> Spread:
+    return Spread(2, mean, 2 * mean, 3 * mean, 4 * mean, 5 * mean)
+
+
+BUSY = Answers(
+    requests=1234,
+    refused={},
+    prompt_tokens=4000,
+    prompt_blocks=500,
+    full_prompt_blocks=450,
+    output_tokens=3000,
+    gpu_hit_tokens=1000,
+    cpu_hit_tokens=100,
+    gpu_hit_blocks=50,
+    cpu_hit_blocks=25,
+    block_tokens=8,
+    seconds=2.0,
+    ttft=spread(0.01),
+    time_per_output_token=spread(0.001),
+    latency=spread(1.5),
+    queueing=spread(0.0),
+    load_wait=spread(0.02),
+    preemptions=5678,
+    loads=Copies(3, 30, 3 << 29, 0.25),
+    stores=Copies(4, 40, 1 << 41, 1000.5),
+    host_wait_seconds=0.05,
+    steps=98765,
+    fused_steps=9,
+    connector={},
+    digest="0",
+)
+IDLE = replace(BUSY, prompt_tokens=0, prompt_blocks=0, seconds=0.0, load_wait=Spread.of(array("q")))
+TABLE = {
+    "requests": ["1,234", "1,234"],
+    "hit ratio, blocks: GPU": ["0.1000", "0.0000"],
+    "hit ratio, blocks: CPU": ["0.0500", "0.0000"],
+    "hit ratio, tokens: GPU": ["0.2500", "0.0000"],
+    "hit ratio, tokens: CPU": ["0.0250", "0.0000"],
+    "bytes loaded": ["1.50 GiB"] * 2,
+    "link busy, loaded": ["0.250 s"] * 2,
+    "bytes stored": ["2,048.00 GiB"] * 2,
+    "link busy, stored": ["1,000.500 s"] * 2,
+    "wait for a load, mean": ["20.000 ms", "-"],
+    "host waits for copies": ["50.000 ms"] * 2,
+    "time to first token, mean": ["10.000 ms"] * 2,
+    "time to first token, p50": ["20.000 ms"] * 2,
+    "time to first token, p90": ["30.000 ms"] * 2,
+    "time to first token, p99": ["40.000 ms"] * 2,
+    "time per output token, mean": ["1.000 ms"] * 2,
+    "time per output token, p50": ["2.000 ms"] * 2,
+    "time per output token, p90": ["3.000 ms"] * 2,
+    "time per output token, p99": ["4.000 ms"] * 2,
+    "latency, mean": ["1.500 s"] * 2,
+    "latency, p50": ["3.000 s"] * 2,
+    "latency, p90": ["4.500 s"] * 2,
+    "latency, p99": ["6.000 s"] * 2,
+    "queueing, mean": ["0.000 s"] * 2,
+    "queueing, p50": ["0.000 s"] * 2,
+    "queueing, p90": ["0.000 s"] * 2,
+    "queueing, p99": ["0.000 s"] * 2,
+    "output tokens/s": ["1,500.0", "0.0"],
+    "all tokens/s": ["3,500.0", "0.0"],
+    "preemptions": ["5,678"] * 2,
+    "first arrival to last token": ["2.000 s", "0.000 s"],
+    "engine steps": ["98,765"] * 2,
+}
+
+
+def test_every_row_of_the_table() -> None:
+    assert rows([("busy", BUSY), ("idle", IDLE)]) == [
+        ["", "busy", "idle"],
+        *([label, *cells] for label, cells in TABLE.items()),
+    ]
+    assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    ratios = {name: value for name, value in BUSY.as_json().items() if "ratio" in name or "per_second" in name}
+    assert ratios == {
+        "gpu_block_ratio": 0.1,
+        "cpu_block_ratio": 0.05,
+        "gpu_token_ratio": 0.25,
+        "cpu_token_ratio": 0.025,
+        "output_tokens_per_second": 1500.0,
+        "tokens_per_second": 3500.0,
+    }
 
 
 def test_json_has_everything() -> None:

@@ -28,9 +28,12 @@ def config(name: str) -> dict[str, Any]:
     }
 
 
-def test_nothing_is_wrong_with_ours() -> None:
-    answers = answer(TRACE, toy(gpu_blocks=5, contents=Contents.CHECKED))
-    assert (answers.requests, answers.cpu_hit_tokens, answers.gpu_hit_tokens) == (12, 9 * 12, 0)
+@pytest.mark.parametrize(("blocks_per_chunk", "found"), [(1, 12), (2, 8), (3, 12)])
+def test_nothing_is_wrong_with_ours(blocks_per_chunk: int, found: int) -> None:
+    transfer = toy(chunks=64).transfer_config()
+    transfer["kv_connector_extra_config"]["blocks_per_chunk"] = blocks_per_chunk
+    answers = answer(TRACE, toy(gpu_blocks=5, contents=Contents.CHECKED, connector=transfer))
+    assert (answers.requests, answers.cpu_hit_tokens, answers.gpu_hit_tokens) == (12, 9 * found, 0)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,14 @@ def test_nothing_is_wrong_with_ours() -> None:
 def test_a_corrupting_connector_is_caught(name: str, message: str) -> None:
     with pytest.raises(Violation, match=message):
         answer(TRACE, toy(gpu_blocks=5, contents=Contents.CHECKED, connector=config(name)))
+
+
+def test_who_never_comes_to_rest_is_caught() -> None:
+    with pytest.raises(Violation) as caught:
+        answer(TRACE, toy(gpu_blocks=5, connector=config("RestlessConnector")))
+    assert str(caught.value).startswith(
+        "LIVENESS  nothing is under way, and there are still requests: none, but it wants to go on"
+    )
 
 
 def test_a_connector_that_is_none_of_ours_takes_every_step() -> None:

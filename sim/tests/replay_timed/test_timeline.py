@@ -5,12 +5,14 @@ rounded up to the next nanosecond; a block of 4 tokens takes 1016 ns on the link
 that only waits looks every 5000.
 """
 
+from array import array
+from dataclasses import replace
 from itertools import islice
 
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
 from kv_sim.replay.timed import Answers
-from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.drive import Drive
 from kv_sim.replay.timed.engine import QuickEngine
@@ -86,6 +88,44 @@ def test_what_left_the_gpu_is_loaded() -> None:
     assert (answers.loads.bytes, answers.stores.bytes) == (32, 80)
 
 
+def test_what_the_times_add_up_to() -> None:
+    """The same, and one that comes while the third loads: it is planned when the engine looks, 4000 later."""
+    books, answers = diary(trace_of(A, B, C, (2001, 4, 3, [9])), toy(gpu_blocks=4))
+    assert [(t.arrival, t.scheduled, t.first_token, t.end) for _, t in sorted(books.times.items())] == [
+        (0, 0, 18_145, 18_145),
+        (1_000_000, 1_000_000, 1_025_481, 1_025_481),
+        (2_000_000, 2_000_000, 2_052_124, 2_063_165),
+        (2_001_000, 2_005_000, 2_019_041, 2_041_087),
+    ]
+    assert replace(answers, connector={}, digest="") == Answers(
+        requests=4,
+        refused={},
+        prompt_tokens=8 + 15 + 9 + 4,
+        prompt_blocks=2 + 4 + 3 + 1,
+        full_prompt_blocks=2 + 3 + 2 + 1,
+        output_tokens=1 + 1 + 2 + 3,
+        gpu_hit_tokens=0,
+        cpu_hit_tokens=8,
+        gpu_hit_blocks=0,
+        cpu_hit_blocks=2,
+        block_tokens=4,
+        seconds=2_063_165e-9,
+        ttft=Spread.of(array("q", [18_145, 25_481, 52_124, 18_041])),
+        time_per_output_token=Spread.of(array("q", [11_041, 22_046 // 2])),
+        latency=Spread.of(array("q", [18_145, 25_481, 63_165, 40_087])),
+        queueing=Spread.of(array("q", [0, 0, 0, 4000])),
+        load_wait=Spread.of(array("q", [41_087])),
+        preemptions=0,
+        loads=Copies(1, 2, 32, 2033e-9),
+        stores=Copies(3, 2 + 3 + 1, 96, 6099e-9),
+        host_wait_seconds=0.0,
+        steps=13,
+        fused_steps=0,
+        connector={},
+        digest="",
+    )
+
+
 def test_without_a_connector_it_is_computed() -> None:
     books, answers = diary(trace_of(A, B, C), toy(gpu_blocks=4), connector=False)
     # 9 tokens that attend to 45: 10,000 + 9000 + 180 + 1.
@@ -114,7 +154,8 @@ def test_a_long_prompt_is_cut_into_steps() -> None:
     assert books.times[0].end == 18_145
     books, _ = diary(trace_of((0, 12, 1, [1, 2, 3])), toy(max_step_tokens=8, max_running=8, gpu_blocks=4))
     # 8 tokens, 36 pairs: 18,145. Then 4 tokens that attend to 9 + 10 + 11 + 12.
-    assert books.times[0].end == 18_145 + 10_000 + 4000 + 4 * 42 + 1
+    end = 18_145 + 10_000 + 4000 + 4 * 42 + 1
+    assert books.times == {0: Times(0, scheduled=0, first_token=end, end=end, local_tokens=0)}
 
 
 def test_the_host_waits_for_a_copy_that_still_reads_a_block() -> None:

@@ -31,6 +31,9 @@ def test_a_prompt_in_pieces_attends_to_as_much(computed: int, pieces: list[int])
         at += piece
     assert (cut.tokens, cut.pairs) == (whole.tokens, whole.pairs)
     assert whole.pairs == sum(range(computed + 1, at + 1))
+    assert whole.context == at
+    whole.add(7, 1)
+    assert whole == Work(at - computed + 1, sum(range(computed + 1, at + 1)) + 8, at + 8)
 
 
 @settings(max_examples=20)

@@ -12,12 +12,12 @@ from kv_sim.replay.columns import Columns, ColumnsBuilder
 BLOCK = 4
 
 
-def trace_of(requests, name="made", gaps=1.0):
-    """A trace of lists of prefix ids; odd requests have a partial last block."""
+def trace_of(requests, name="made", arrivals=None):
+    """A trace of lists of prefix ids, one a second; odd requests have a partial last block."""
     builder = ColumnsBuilder()
     for index, ids in enumerate(requests):
         partial = 1 if index % 2 and ids else 0
-        builder.add(index * gaps, BLOCK * len(ids) - partial, 1, ids)
+        builder.add(index if arrivals is None else arrivals[index], BLOCK * len(ids) - partial, 1, ids)
     return builder.finish(name, BLOCK)
 
 

@@ -59,3 +59,14 @@ class SilentConnector(OffloadingConnector):
 
 class PlainConnector(OffloadingConnector):
     """Nothing is wrong with it, but it is none of ours."""
+
+
+class RestlessSide(OffloadingSchedulerSide):
+    """Always has something to do, it says."""
+
+    def has_pending_push_work(self) -> bool:
+        return True
+
+
+class RestlessConnector(OffloadingConnector):
+    scheduler_class = RestlessSide

@@ -92,7 +92,9 @@ class Entry:
         placed, first = list[Placed](), 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
-            new, its, first = together[first:end], slots[first:end], end
+            is_all = size == len(together)
+            new, its = (together, slots) if is_all else (together[first:end], slots[first:end])
+            first = end
             if its:
                 self._counters.allocation_sizes.append(size)
                 self._policy.make_room(new, 0, pool.pins)

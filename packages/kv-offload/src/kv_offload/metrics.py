@@ -116,15 +116,14 @@ class OffloadingConnectorStats(KVConnectorStats):
         if isinstance(stats, OffloadingConnectorStats):
             self.aggregate(stats)
             return
-        data, counts = self.data["data"], stats.to_dict()
-        kind_by_name = {name: kinds.get(name) or kind_of(None, value) for name, value in counts.items()}
-        if data.keys().isdisjoint(counts):
-            self.data["types"].update(kind_by_name)
-            for name, value in counts.items():
-                data[name] = {(): [*value] if kind_by_name[name] == HISTOGRAM else value}
-        else:
-            for name, kind in kind_by_name.items():
-                self._add(name, kind, (), counts[name])
+        data, types = self.data["data"], self.data["types"]
+        for name, value in stats.to_dict().items():
+            kind = kinds.get(name) or kind_of(None, value)
+            if name in data:
+                self._add(name, kind, (), value)
+            else:
+                types[name] = kind
+                data[name] = {(): [*value] if kind == HISTOGRAM else value}
 
     def aggregate(self, other: KVConnectorStats) -> "OffloadingConnectorStats":
         if not isinstance(other, OffloadingConnectorStats):

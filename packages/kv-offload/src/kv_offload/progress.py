@@ -243,7 +243,8 @@ def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) ->
     if len(sizes) != 1:
         return True
     (size,) = sizes
-    if any(size % other.tokens_per_chunk for other in layout.groups):
+    chunks = {other.tokens_per_chunk for other in layout.groups}
+    if any(size % chunk and chunk % size for chunk in chunks):
         return True  # then one goes on within chunks, too, where the last chunk of another group ends
     has_drafts = any(other.is_draft for other in layout.groups)
     start = end - group.tokens_per_chunk

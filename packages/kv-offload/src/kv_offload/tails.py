@@ -98,7 +98,7 @@ class Tails:
         return (
             not rest
             and boundary % self._tokens_per_block > 0
-            and 0 < count <= len(state.request.block_hashes)
+            and count <= len(state.request.block_hashes)
             and boundary <= most_tokens(self._books, state)
             and (state.offers_loaded or boundary != state.progress.loaded_tail)
         )

@@ -20,6 +20,7 @@ from kv_api import (
     OffloadingWorker,
     OffloadPolicy,
     PrepareStoreOutput,
+    ReqContext,
     RequestOffloadingContext,
     TransferResult,
 )
@@ -179,6 +180,7 @@ class Known(OffloadingManager):
         self.asked = []
 
     def lookup(self, key, req_context):
+        assert isinstance(req_context, ReqContext)
         self.asked.append(key)
         return self.known.get(key, LookupResult.MISS)
 
@@ -253,6 +255,10 @@ class ScriptedSpec(OffloadingSpec):
 
     manager = None
     workers: ClassVar[list] = []
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.replicated_layout = config.replicated_layout
 
     def get_manager(self):
         return type(self).manager or StrictManager()

@@ -32,11 +32,9 @@ class Books:
         self._sizes = sizes
         self.refused: Counter[str] = Counter()
         """Requests that the engine doesn't take, by reason."""
-        self.admitted = 0
         self.num_steps = 0
         self.num_engine_steps = 0
         """Those that were not fused."""
-        self.computed_tokens = 0
         self.last_step_ns = 0
         self.connector: Counter[str] = Counter()
         """What the connector counted, by metric."""
@@ -71,7 +69,6 @@ class Books:
         if reason:
             self.refused[reason] += 1
             return False
-        self.admitted += 1
         return True
 
     # -- what happens --------------------------------------------------------------------------
@@ -80,14 +77,12 @@ class Books:
         """The engine took a step."""
         self.num_steps += 1
         self.num_engine_steps += 1
-        self.computed_tokens += work.tokens
         if work.tokens:
             self.last_step_ns = now
 
-    def take_quiet_steps(self, steps: int, tokens: int, now: int) -> None:
+    def take_quiet_steps(self, steps: int, now: int) -> None:
         """Steps were fused."""
         self.num_steps += steps
-        self.computed_tokens += tokens
         self.last_step_ns = now
 
     def end(self, request: TracedRequest) -> None:

@@ -229,7 +229,7 @@ class Drive:
         clock.now = now
         sleepers.pass_steps(steps)
         self._skip(steps)
-        self.books.take_quiet_steps(steps, count * steps, now)
+        self.books.take_quiet_steps(steps, now)
 
     def _skip(self, steps: int) -> None:
         for counter in self._counters:
