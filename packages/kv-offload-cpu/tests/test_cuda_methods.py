@@ -63,6 +63,16 @@ def test_a_gather_is_one_upload_and_one_kernel(make, direction):
 
 
 @pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_without_pages_asks_nothing_of_the_device_and_ends(make, way, direction):
+    machine = make(way)
+    machine.submit(1, direction, Job(((),), ((),), (0,)))
+    assert (machine.device.calls, machine.device.tables) == ([], [])
+    machine.device.run()
+    assert machine.finished() == [(1, True)]
+
+
+@pytest.mark.parametrize("direction", Direction)
 def test_staging_copies_whole_slots(make, direction):
     machine = make(lambda driver, stream: TwoHalves(driver, stream, half_bytes=512))
     machine.submit(1, direction, WHOLE)

@@ -1,5 +1,7 @@
 """The movers: each moves exactly the bytes it was told to, of any size, from any address to any other."""
 
+import ctypes
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -134,3 +136,30 @@ def test_lists_of_different_lengths_are_refused():
         STREAMING.move(one, two, one)
     with pytest.raises(ValueError, match="zip"):
         move_each(one, two, one)
+
+
+def test_the_kernel_takes_a_thousand_small_ranges_a_call_and_nothing_is_moved_again(monkeypatch):
+    sizes = np.arange(2500) % 7 + 1
+    begins = np.arange(2500) * 8
+    source, target = np.random.default_rng(0).integers(0, 256, (2, 20_000), dtype=np.uint8)
+    expected = target.copy()
+    for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        expected[begin : begin + size] = source[begin : begin + size]
+    counts = []
+
+    def kernel(process, into, count, out_of, out_count, flags):
+        assert (process, out_count, flags) == (os.getpid(), count, 0)
+        counts.append(count)
+        moved = 0
+        for place in range(count):
+            to, size = (ctypes.c_int64 * 2).from_address(into + 16 * place)
+            of, _ = (ctypes.c_int64 * 2).from_address(out_of + 16 * place)
+            ctypes.memmove(to, of, size)
+            moved += size
+        return moved
+
+    monkeypatch.setattr(memmove, "_batch_call", kernel)
+    monkeypatch.setattr(memmove, "move_each", lambda *columns: pytest.fail("moved again"))
+    memmove.move_small(begins + target.ctypes.data, begins + source.ctypes.data, sizes)
+    assert counts == [1024, 1024, 452]
+    assert np.array_equal(target, expected)

@@ -101,6 +101,29 @@ def test_memory_is_used_again_as_long_as_it_suffices():
     assert np.shares_memory(scratch.columns(4, 128), first)
     assert not np.shares_memory(scratch.columns(4, 129), first)
     assert scratch.columns(3, 0).shape == (3, 0)
+    assert Scratch().columns(3, 171).shape == (3, 171)  # one more than a power of two
+
+
+def test_a_plan_knows_how_large_its_ranges_are():
+    tensors = [TensorPages(8, size, size) for size in (64, 32, 100)]
+    refs = [[CanonicalKVCacheRef(0, 64), CanonicalKVCacheRef(1, 30)], [CanonicalKVCacheRef(2, 100)]]
+    layout = HostLayout(2, 1, 196, 1, 196)
+    assert CopyPlan(tensors, refs, layout, 0).range_bytes == (64 + 30 + 100) // 3
+    assert CopyPlan(tensors, [], layout, 0).range_bytes == 1
+
+
+def test_a_slot_is_one_of_a_row():
+    for slot in (-1, 2):
+        with pytest.raises(KVError, match=f"don't fit slot {slot} of 2 with 128 bytes"):
+            CopyPlan([TensorPages(8, 64, 64)], [], HostLayout(4, 2, 128, 2, 256), slot)
+
+
+def test_a_block_is_in_all_tensors_of_its_group():
+    refs = [[CanonicalKVCacheRef(0, 32), CanonicalKVCacheRef(1, 32)]]
+    plan = CopyPlan([TensorPages(8, 32, 32), TensorPages(5, 32, 32)], refs, HostLayout(4, 1, 64, 1, 64), 0)
+    assert len(plan.ranges(PageCopies(*map(np.array, ([0], [4], [0], [0])))).sizes) == 2
+    with pytest.raises(KVError, match="page 0 of the job: block 5, expected 0 to 4"):
+        plan.ranges(PageCopies(*map(np.array, ([0], [5], [0], [0]))))
 
 
 def test_tensors_and_host_memory_are_where_the_plan_says():
@@ -125,10 +148,11 @@ def test_tensors_and_host_memory_are_where_the_plan_says():
 
 def test_neighbours_on_both_sides_become_one_range():
     # The second follows the first; the third only on the device, the fourth only in the host; the last elsewhere.
-    device, host = [0, 8, 16, 40, 48], [100, 108, 200, 208, 216]
-    ranges = Ranges(*map(np.array, ([0, 0, 0, 0, 1], device, host, [8] * 5)))
+    # Those are of another tensor, and join with each other.
+    device, host = [0, 8, 16, 40, 48, 56], [100, 108, 200, 208, 216, 224]
+    ranges = Ranges(*map(np.array, ([0, 0, 0, 0, 1, 1], device, host, [8] * 6)))
     joined = [column.tolist() for column in join_neighbours(ranges)]
-    assert joined == [[0, 0, 0, 1], [0, 16, 40, 48], [100, 200, 208, 216], [16, 8, 8, 8]]
+    assert joined == [[0, 0, 0, 1], [0, 16, 40, 48], [100, 200, 208, 216], [16, 8, 8, 16]]
 
 
 def test_blocks_in_order_are_one_range_a_tensor():

@@ -192,6 +192,13 @@ def test_no_more_memory_is_taken_than_is_meant_and_it_is_given_back(clock, monke
     assert device.stages == []
 
 
+def test_what_was_tried_of_one_size_goes_for_all(clock, monkeypatch):
+    monkeypatch.setattr(trial_module, "MOST_BYTES", 16 * 100)
+    assert rows_of(best(clock(Device()), 100)) == [
+        Row(direction, 4, ENDLESS, BATCH, Basis.MEASURED) for direction in (STORE, LOAD)
+    ]
+
+
 def test_pages_too_large_to_be_tried_go_range_by_range(clock, monkeypatch):
     monkeypatch.setattr(trial_module, "MOST_BYTES", 1000)
     assert rows_of(best(clock(Device()), 100)) == []
