@@ -103,6 +103,24 @@ def test_staging_works_on_one_half_while_the_other_is_copied(make):
     assert kernels in device.runnable()
 
 
+def test_a_load_fills_one_half_while_the_other_is_scattered(make):
+    machine = make(lambda driver, stream: TwoHalves(driver, stream, half_bytes=64))
+    machine.submit(1, LOAD, WHOLE)
+    device = machine.device
+    while device.streams[0]:
+        device.step(0)
+    copies, kernels = machine.methods[1].streams
+    before = len([operation for operation in device.streams[copies] if operation[0] == "batch"])
+    while copies in device.runnable():
+        device.step(copies)
+    waiting = len([operation for operation in device.streams[copies] if operation[0] == "batch"])
+    assert before > 3
+    assert before - waiting == 2  # both halves are full, and none was scattered
+    while copies not in device.runnable():
+        device.step(kernels)
+    assert len([operation for operation in device.streams[kernels] if operation[0] == "kernel"]) == before - 1
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "method", ["mark_compute", "hold", "mark", "copy_batch", "new_table", "upload", "run_kernel"]

@@ -1,6 +1,7 @@
 """The host engine: order, overtaking, failures, waiting and shutting down, with copies that wait for the test."""
 
 from threading import Event
+from threading import enumerate as enumerate_threads
 from time import perf_counter
 
 import numpy as np
@@ -198,6 +199,28 @@ def test_jobs_of_one_direction_run_in_order_and_both_at_once(mover):
     wanted_memory[0], wanted_cache[4] = 1, 105
     for array, wanted in ((cache, wanted_cache), (memory, wanted_memory)):
         assert [set(np.unique(page)) for page in array.reshape(pages, page_bytes)] == [{n} for n in wanted]
+
+
+def test_no_thread_outlives_an_engine():
+    size = 4 << 20
+    cache, memory = np.ones(2 * size, np.uint8), np.zeros(2 * size, np.uint8)
+    tensors = [DeviceTensor(TensorPages(2, size, size, cache.ctypes.data), "cpu", cache)]
+    plan = CopyPlan(
+        [tensors[0].pages],
+        [[CanonicalKVCacheRef(0, size)]],
+        HostLayout(2, 1, size, 1, size),
+        0,
+        memory.ctypes.data,
+    )
+    before = {*enumerate_threads()}
+    engine = HostCopyEngine(plan, tensors, 3, BY_C)
+    for job_id, direction in enumerate(Direction):
+        engine.submit(job_id, direction, PageCopies(*(np.array(ids) for ids in ([0, 0], [0, 1], [0, 1], [0, 0]))))
+    engine.wait([0, 1])
+    names = {thread.name.partition("_")[0] for thread in {*enumerate_threads()} - before}
+    assert names == {"kv-store", "kv-load", "kv-copy"}
+    engine.shutdown()
+    assert {*enumerate_threads()} == before
 
 
 def test_check_sees_a_job_that_is_nowhere(engine):

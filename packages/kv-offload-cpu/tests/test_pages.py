@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_offload_cpu_layouts import Job, jobs, shapes
 
-from kv_api import CanonicalKVCacheRef, GPULoadStoreSpec, KVError
+from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
 from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch, join_neighbours
 from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.tensors import TensorPages, device_tensors
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""
@@ -110,6 +110,30 @@ def test_a_plan_knows_how_large_its_ranges_are():
     layout = HostLayout(2, 1, 196, 1, 196)
     assert CopyPlan(tensors, refs, layout, 0).range_bytes == (64 + 30 + 100) // 3
     assert CopyPlan(tensors, [], layout, 0).range_bytes == 1
+
+
+@pytest.mark.parametrize(
+    ("array", "page_bytes", "message"),
+    [
+        (np.zeros((4, 2, 3, 5), np.int16).swapaxes(2, 3), 60, "the bytes of a block don't lie together"),
+        (np.zeros((4, 2, 6), np.int16)[:, :, ::2], 12, "the bytes of a block don't lie together"),
+        (np.zeros(4, np.int16), 2, "shape [4] with 2 bytes an element has no pages of 2 bytes"),
+        (np.zeros((4, 3), np.int16), 7, "shape [4, 3] with 2 bytes an element has no pages of 7 bytes"),
+    ],
+)
+def test_a_tensor_without_such_pages_is_refused(array, page_bytes, message):
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(array, page_bytes)], [[]])
+    with pytest.raises(KVError) as caught:
+        device_tensors(caches)
+    assert message in str(caught.value)
+
+
+def test_the_dimensions_of_a_block_may_be_many_and_blocks_apart():
+    array = np.zeros((4, 9, 3, 5), np.int16)[:, 2:4]
+    [tensor] = device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(array, 60)], [[]]))
+    assert tensor.pages == (4, 60, 270, array.ctypes.data)
+    assert (tensor.device, tensor.tensor is array) == ("cpu", True)
+    assert (tensor.pages.span_bytes, TensorPages(0, 60, 270).span_bytes) == (3 * 270 + 60, 0)
 
 
 def test_a_slot_is_one_of_a_row():
