@@ -13,6 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kv_offload_cpu.copy.gather import STEP_BYTES
 from kv_offload_cpu.copy.gather_kernel import TILES, WARPS, move_pieces
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -67,3 +68,7 @@ def test_a_program_fits_into_a_multiprocessor(compiled, tmp_path):
     assert int(registers) * THREADS <= REGISTERS
     assert int(stack) == 0, "registers are kept in memory"
     assert compiled.metadata.shared == 0
+
+
+def test_a_piece_is_not_cut_to_less_than_a_step():
+    assert TILES[16].lanes * TILES[16].word_bytes == STEP_BYTES

@@ -14,12 +14,13 @@ from kv_offload_cpu.copy.addresses import Moves
 from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, method_maker
 from kv_offload_cpu.copy.cuda import EachRange
-from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder, prove_batches
+from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, known, pick
 from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+from kv_offload_cpu.copy.trial import prove_batches
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
@@ -201,6 +202,7 @@ def test_a_proof_waits_for_compute_that_may_still_use_its_memory():
     prove_batches(driver)
     assert driver.seen == ["hold", "batch", "batch"]
     assert driver.is_last
+    assert driver.stages == []
     assert driver.calls == [("batch", SourceOrder.ANY, 96), ("batch", SourceOrder.STREAM, 96)]
 
 

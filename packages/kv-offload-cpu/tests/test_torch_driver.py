@@ -20,10 +20,10 @@ from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda import CudaCopyEngine
-from kv_offload_cpu.copy.cuda_batch import prove_batches
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.copy.tensors import device_tensors
+from kv_offload_cpu.copy.trial import prove_batches
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange, Method, Stream
-from kv_offload_cpu.copy.cuda_batch import OneBatch, prove_batches
+from kv_offload_cpu.copy.cuda_batch import OneBatch
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.copy.gather import OneKernel
@@ -20,7 +20,7 @@ from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
 from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
-from kv_offload_cpu.copy.trial import Seconds, Trial
+from kv_offload_cpu.copy.trial import Seconds, Trial, prove_batches
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory

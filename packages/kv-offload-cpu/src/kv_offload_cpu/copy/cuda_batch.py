@@ -9,22 +9,15 @@ the sources is ours to say:
   read them whenever it likes, which lets it fetch ahead.
 
 The third choice, to have read all when the call returns, would make the submission wait for the copies.
-
-Whoever uses it without having been asked to has it prove itself first, by a way there and back.
 """
 
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from kv_offload_cpu.copy.addresses import Moves, moves, oriented
-from kv_offload_cpu.copy.cuda import Event, Stream, Streams
+from kv_offload_cpu.copy.addresses import Moves, moves
+from kv_offload_cpu.copy.cuda import Stream
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction
-from kv_offload_cpu.copy.gather import Table
-
-_PROOF_ROWS = 64
 
 
 class SourceOrder(Enum):
@@ -45,38 +38,6 @@ class BatchDriver(Protocol):
 
     def copy_batch(self, stream: Stream, found: Moves, order: SourceOrder) -> None:
         """Give ``stream`` copies, at least one, in one call."""
-
-
-class ProvingDriver(Streams, BatchDriver, Protocol):
-    """What a proof asks of a device."""
-
-    def mark_compute(self) -> Event:
-        """An event after all that the compute stream was given so far."""
-
-    def new_table(self, num_rows: int) -> Table:
-        """Pinned numbers."""
-
-    def new_stage(self, num_bytes: int) -> int:
-        """The address of memory on the device."""
-
-    def drain(self, stream: Stream) -> None:
-        """Return when ``stream`` is idle."""
-
-
-def prove_batches(driver: ProvingDriver) -> None:
-    """Send numbers to the device and back, as a load and a store would; an error if others come back."""
-    sent, back = driver.new_table(_PROOF_ROWS).numbers, driver.new_table(_PROOF_ROWS).numbers
-    sent[:], back[:] = np.arange(1, len(sent) + 1), 0
-    begins = np.arange(0, sent.nbytes, 2 * sent.itemsize)
-    sizes = np.full(len(begins), 2 * sent.itemsize)
-    stage, stream = begins + driver.new_stage(sent.nbytes), driver.new_stream()
-    driver.hold(stream, driver.mark_compute())
-    for direction, host in ((Direction.LOAD, sent), (Direction.STORE, back)):
-        found = oriented(stage, begins + host.ctypes.data, sizes, direction)
-        driver.copy_batch(stream, found, SOURCE_ORDER[direction])
-    driver.drain(stream)
-    if not np.array_equal(sent, back):
-        raise RuntimeError(f"of {len(sent)} numbers {np.count_nonzero(sent != back)} came back changed")
 
 
 class Batch(NamedTuple):

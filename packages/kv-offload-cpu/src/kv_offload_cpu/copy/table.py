@@ -5,7 +5,7 @@ somebody's speed only if they asked for it. **Nobody has run ``benchmarks/copy_e
 is measured. What others *published* is that one call of the driver for a whole batch is hardly ever slower than a
 call for each range, and much faster for small ones; that is no property of our code. So ``auto`` follows those
 rows, where such a call has proved itself on the machine; see ``choose``. Measuring a row, and saying so, is all it
-takes.
+takes. ``cuda-best`` has a table of its own, which a ``trial`` measures on the device.
 """
 
 from collections.abc import Mapping, Sequence

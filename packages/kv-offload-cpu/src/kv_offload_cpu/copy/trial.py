@@ -5,7 +5,8 @@ are, so ``cuda-best`` knows none of it beforehand. Each method carries ranges, a
 times as large, few and many, to the device and back. What is timed is all that a job takes, from the host's first
 number until the bytes are there. Whoever was fastest gets a row of the table that jobs are looked up in.
 
-A method that fails gets no row, and neither does one that brings back other bytes than it took.
+A method that fails gets no row, and neither does one that brings back other bytes than it took. ``auto`` follows a
+table of others, and has no more of this than a proof that the bytes are right.
 """
 
 import sys
@@ -15,10 +16,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.cuda import Event, Method, Stream
-from kv_offload_cpu.copy.cuda_batch import ProvingDriver
+from kv_offload_cpu.copy.addresses import oriented
+from kv_offload_cpu.copy.cuda import Event, Method, Stream, Streams
+from kv_offload_cpu.copy.cuda_batch import SOURCE_ORDER, BatchDriver
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.gather import Table
 from kv_offload_cpu.copy.table import FEWEST_RANGES, Basis, Row
 from kv_offload_cpu.options import CopyEngineChoice
 
@@ -31,6 +34,7 @@ MOST_BYTES = 16 << 20
 TIMES = 4
 """How often each is tried. The best counts, so the first, which warms up, does no harm."""
 
+_PROOF_ROWS = 64
 _FACTOR = 4
 _ONE_EACH = 0x0101_0101_0101_0101
 
@@ -47,6 +51,42 @@ Seconds = dict[Case, float]
 """What a method takes for each."""
 
 
+class ProvingDriver(Streams, BatchDriver, Protocol):
+    """What a proof asks of a device."""
+
+    def mark_compute(self) -> Event:
+        """An event after all that the compute stream was given so far."""
+
+    def new_table(self, num_rows: int) -> Table:
+        """Pinned numbers."""
+
+    def new_stage(self, num_bytes: int) -> int:
+        """The address of memory on the device."""
+
+    def free_stage(self, address: int) -> None:
+        """Give back memory on the device that nothing uses any more."""
+
+    def drain(self, stream: Stream) -> None:
+        """Return when ``stream`` is idle."""
+
+
+def prove_batches(driver: ProvingDriver) -> None:
+    """Send numbers to the device and back, as a load and a store would; an error if others come back."""
+    sent, back = driver.new_table(_PROOF_ROWS).numbers, driver.new_table(_PROOF_ROWS).numbers
+    sent[:], back[:] = np.arange(1, len(sent) + 1), 0
+    begins = np.arange(0, sent.nbytes, 2 * sent.itemsize)
+    sizes = np.full(len(begins), 2 * sent.itemsize)
+    stage, stream = driver.new_stage(sent.nbytes), driver.new_stream()
+    driver.hold(stream, driver.mark_compute())
+    for direction, host in ((Direction.LOAD, sent), (Direction.STORE, back)):
+        found = oriented(begins + stage, begins + host.ctypes.data, sizes, direction)
+        driver.copy_batch(stream, found, SOURCE_ORDER[direction])
+    driver.drain(stream)
+    driver.free_stage(stage)
+    if not np.array_equal(sent, back):
+        raise RuntimeError(f"of {len(sent)} numbers {np.count_nonzero(sent != back)} came back changed")
+
+
 class TrialDriver(ProvingDriver, Protocol):
     """What a trial asks of a device."""
 
@@ -55,9 +95,6 @@ class TrialDriver(ProvingDriver, Protocol):
 
     def wait_for(self, event: Event) -> None:
         """Return when all before ``event`` has been done."""
-
-    def free_stage(self, address: int) -> None:
-        """Give back memory on the device that nothing uses any more."""
 
 
 class Trial:

@@ -8,7 +8,7 @@ stays where it is, what wasn't is evicted; past the head it begins again at the 
 between two queues: one from the tail up to the hand, and one from the hand to the head, of number ``_ahead``.
 When the hand is past the head, the two change parts. ``_states`` has the number of a chunk's queue, and its mark.
 Chunks are sifted by batches, at once if all of a batch are marked, or none is. What makes room for one chunk may
-have to pass all others; so where a batch gives nothing, stretches of marked chunks are passed whole.
+have to pass all others; so where a batch gives nothing, the next ones grow as long as all of them are marked.
 
 A batch enters tail first, so that of chunks nobody used again a tail leaves before its head. A pinned chunk that
 the hand meets is parked; it enters at the head when it is unpinned, its mark spent.
