@@ -47,7 +47,8 @@ def test_agrees_with_the_model(history):
         for call, name, ahead in calls:
             if call == "put":
                 agenda.put(name, agenda.step + ahead - 1)
-                model.steps[name] = max(model.step + ahead - 1, model.step)
+                step = max(model.step + ahead - 1, model.step)
+                model.steps[name] = min(step, model.steps.get(name, step))
             elif call == "remove":
                 agenda.remove(name)
                 model.steps.pop(name, None)

@@ -51,6 +51,10 @@ class Entry:
         """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
         wanted, used = [*keys], list[int]()
+        if tracker is None and wanted and pool.count_to_evict(len(wanted), used) == 0:
+            slots = pool.enter_if_new(wanted)
+            if slots is not None:
+                return self._fill(wanted, slots, self._run(req_context), begin)
         offer = absent = wanted
         if not pool.are_new(wanted):
             offer = [*dict.fromkeys(keys)]
@@ -92,15 +96,10 @@ class Entry:
         placed, first = list[Placed](), 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
-            is_all = size == len(together)
-            new, its = (together, slots) if is_all else (together[first:end], slots[first:end])
+            new, its = together[first:end], slots[first:end]
             first = end
             if its:
-                self._counters.allocation_sizes.append(size)
-                self._policy.make_room(new, 0, pool.pins)
-                pool.begin_store(new, its)
-                self._insert(new, its, run)
-                placed.append((new, its, []))
+                placed.append(self._fill(new, its, run, pool.begin_store))
             else:
                 count = pool.count_to_evict(size, [])
                 assert count is not None, f"there was room for {len(together)} chunks, there is none for {size}"
@@ -113,6 +112,14 @@ class Entry:
             self._policy.access(in_token_order(slots, run, self._pool.key_of), run)
 
     # Steps of the above
+
+    def _fill(self, new: list[OffloadKey], slots: list[int], run: Run, begin: Begin) -> Placed:
+        """Make new chunks known that were entered into slots that were free."""
+        self._counters.allocation_sizes.append(len(new))
+        self._policy.make_room(new, 0, self._pool.pins)
+        begin(new, slots)
+        self._insert(new, slots, run)
+        return new, slots, []
 
     def _enter(self, new: list[OffloadKey], evict_count: int, used: list[int], run: Run, begin: Begin) -> Placed:
         """Give places to new chunks, for which as many must leave."""

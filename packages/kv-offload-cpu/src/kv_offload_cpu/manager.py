@@ -137,7 +137,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
-        placed = self._entry.place_all(stores)
+        placed = self._entry.place_all(stores) if len(stores) > 1 else None
         return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:

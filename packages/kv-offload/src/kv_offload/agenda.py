@@ -3,7 +3,8 @@
 **Theory of operation.** Steps have numbers; ``step`` is that of the next one. A request is put on the agenda of
 the first step in which it could have something to store, as if it computed one token in each step until then. One
 that computes more than a token in a step is looked at in that step, wherever it is on the agenda. So nobody is
-looked at too late, and who is looked at too early is put off again.
+looked at too late, and who is looked at too early is put off again. Who is on the agenda already is never put off:
+a prompt that is computed in many steps would move on it in each.
 
 On the agenda are exactly the requests that have blocks: they are put on it when a step tells of all their blocks,
 and leave it when they lose them or end. A look takes a request off; whoever looks puts it on again.
@@ -24,11 +25,14 @@ class Agenda:
         """Only ever asked whether an id is in it: the order of looks is that of the step."""
 
     def put(self, request_id: str, step: int) -> None:
-        """Look at a request in ``step``, or in the next one if that is over."""
-        if request_id in self._step_of:
-            self.remove(request_id)
+        """Look at a request in ``step`` at the latest, or in the next one if that is over."""
         if step < self.step:
             step = self.step
+        known = self._step_of.get(request_id)
+        if known is not None:
+            if known <= step:
+                return
+            self.remove(request_id)
         self._step_of[request_id] = step
         self._ids_in.setdefault(step, set()).add(request_id)
 
@@ -68,7 +72,8 @@ class Agenda:
         """Pass steps in which nobody has anything to store. Whom they would have looked at, the next one does."""
         self.step += steps
         for step in [step for step in self._ids_in if step < self.step]:
-            for request_id in list(self._ids_in[step]):
+            for request_id in self._ids_in.pop(step):
+                del self._step_of[request_id]
                 self.put(request_id, self.step)
 
     def step_of(self, request_id: str) -> int | None:
