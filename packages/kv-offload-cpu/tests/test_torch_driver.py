@@ -20,10 +20,11 @@ from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda import CudaCopyEngine
+from kv_offload_cpu.copy.cuda_batch import OneBatch
 from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.copy.tensors import device_tensors
-from kv_offload_cpu.copy.trial import prove_batches
+from kv_offload_cpu.copy.trial import TINY, Trial
 
 pytestmark = pytest.mark.torch
 
@@ -172,7 +173,10 @@ def make(registry):
 def test_batches_of_torch_prove_themselves(make):
     driver = make()
     driver.enable_batches()
-    prove_batches(driver)
+    stream = driver.new_stream()
+    trial = Trial(driver, stream, TINY)
+    assert trial.run(OneBatch(driver, stream)), "nothing was tried"
+    trial.close()
 
 
 def test_memory_is_pinned_and_unpinned_once_and_only_if_wanted(make, registry):

@@ -24,11 +24,11 @@ ENDLESS = sys.maxsize
 class Device(FakeDevice):
     """A batch costs 10 for each small range to load and else 1 for a range, a kernel 200 and 1 for a range.
 
-    The first batch costs 5,000 more. ``lacks`` and ``spoils`` name what it hasn't, and does wrongly; ``idles`` is
-    the direction in which its kernels do nothing.
+    The first batch costs 5,000 more. ``lacks`` and ``spoils`` name what it hasn't, and does wrongly; ``idles``
+    says for which direction, count and size of ranges its kernels do nothing.
     """
 
-    def __init__(self, lacks=(), spoils=(), idles=None):
+    def __init__(self, lacks=(), spoils=(), idles=lambda direction, count, size: False):
         super().__init__([], np.zeros(1, np.uint8))
         self.lacks, self.spoils, self.idles = {*lacks}, {*spoils}, idles
         self.spent = -5000
@@ -47,7 +47,7 @@ class Device(FakeDevice):
     def run_kernel(self, stream, table, num_rows, rows, word):
         target = int(table.numbers[0])
         is_load = any(stage.ctypes.data <= target < stage.ctypes.data + len(stage) for stage in self.stages)
-        if self.idles is not (LOAD if is_load else STORE):
+        if not self.idles(LOAD if is_load else STORE, num_rows, int(table.numbers[2 * num_rows])):
             super().run_kernel(stream, table, num_rows, rows, word)
         self._spend(stream, "kernels", 200 + len(rows), target)
 
@@ -126,8 +126,21 @@ def test_each_direction_size_and_count_goes_by_what_was_fastest(clock, caplog):
     [
         (Device(lacks=["kernels"]), BATCH, "does without 'cuda-gather': no kernels here"),
         (Device(lacks=["batches"]), GATHER, "does without 'cuda-batch': no batches here"),
-        (Device(idles=LOAD), BATCH, "does without 'cuda-gather': of 16 ranges of 16 bytes 25"),
-        (Device(idles=STORE), BATCH, "does without 'cuda-gather': of 16 ranges of 16 bytes 25"),
+        (
+            Device(idles=lambda direction, *_: direction is LOAD),
+            BATCH,
+            "does without 'cuda-gather': of 16 ranges of 16 bytes 2",
+        ),
+        (
+            Device(idles=lambda direction, *_: direction is STORE),
+            BATCH,
+            "does without 'cuda-gather': of 16 ranges of 16 bytes 2",
+        ),
+        (
+            Device(idles=lambda *job: job == (STORE, 16, 64)),
+            BATCH,
+            "does without 'cuda-gather': of 16 ranges of 64 bytes 1024 bytes",
+        ),
         (Device(spoils=["kernels"]), BATCH, "does without 'cuda-gather': of 16 ranges of 16 bytes 1 bytes came"),
         (Device(spoils=["batches"]), GATHER, "does without 'cuda-batch': of 16 ranges of 16 bytes 1 bytes came"),
     ],
@@ -160,11 +173,49 @@ def test_a_kernel_is_tried_only_where_it_finds_host_memory(name, value, reason, 
     assert caplog.records[-1].getMessage() == f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}"
 
 
+class Hoards(Device):
+    """Gives a trial the memory of the one before, as it was left. Kernels leave out what is beyond 4 KiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept_stages, self.kept_tables = [], []
+
+    def new_stage(self, num_bytes):
+        super().new_stage(num_bytes)
+        self.kept_stages = self.kept_stages or self.stages[-1:]
+        self.stages[-1:] = self.kept_stages
+        return self.stages[-1].ctypes.data
+
+    def new_table(self, num_rows):
+        if num_rows < 64 * 128 // 24:
+            return super().new_table(num_rows)
+        if len(self.kept_tables) < 2:
+            self.kept_tables.append(super().new_table(num_rows))
+            return self.kept_tables[-1]
+        self.kept_tables.reverse()
+        return self.kept_tables[1]
+
+    def run_kernel(self, stream, table, num_rows, rows, word):
+        sides = [self.stages[0], *(kept.numbers for kept in self.kept_tables)]
+        for row in rows:
+            addresses = table.numbers[[row, num_rows + row]]
+            offsets = [address - side.ctypes.data for address in addresses for side in sides]
+            if sum(4096 <= offset < 64 * 128 for offset in offsets) < 2:
+                super().run_kernel(stream, table, num_rows, [row], word)
+
+
+def test_bytes_that_another_trial_left_are_not_taken_for_copied(clock, caplog):
+    method = best(clock(Hoards()))
+    assert {row.method for row in rows_of(method)} == {BATCH}
+    start = "copy_engine: 'cuda-best' does without 'cuda-gather': of 128 ranges of 64 bytes "
+    assert caplog.records[-1].getMessage().startswith(start)
+
+
 def test_a_method_that_fails_leaves_nothing_that_uses_its_memory(clock):
     device = clock(Device())
     device.failing = {"run_kernel"}  # when its upload was given to the stream
     assert GATHER not in best(device).methods
-    assert device.streams == [[], [], []]
+    assert not any(device.streams[1:])
     assert device.stages == []
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cache
 from logging import getLogger
 from typing import Any, Final
@@ -20,7 +21,7 @@ from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
 from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
-from kv_offload_cpu.copy.trial import Seconds, Trial, prove_batches
+from kv_offload_cpu.copy.trial import TINY, Seconds, Trial, rows_of
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
@@ -105,71 +106,46 @@ def method_maker(
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
-    AUTO follows the rows of ``table`` that are no guesses, as far as the machine has their methods, CUDA_BEST what
-    a trial with ranges of ``range_bytes`` shows; where no row fits a job they go range by range.
+    AUTO follows the rows of ``table`` that are no guesses, as far as their methods pass a trial, CUDA_BEST what
+    trials with ranges of ``range_bytes`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
         _enable(driver, choice)
         return lambda stream: METHODS[choice](driver, stream)
     if choice is CopyEngineChoice.CUDA_BEST:
-        rows = _tried(driver, range_bytes)
+        rows = _best_rows(driver, range_bytes)
     else:
         wanted = {row.method for row in known(table)}
-        usable = [name for name in METHODS if name in wanted and _proves_itself(driver, name)]
+        usable = [name for name in METHODS if name in wanted and _tried(driver, choice, name, TINY) is not None]
         rows = [row for row in known(table) if row.method in usable]
     used = [CopyEngineChoice.CUDA, *dict.fromkeys(row.method for row in rows)]
     return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream) for name in used})
 
 
-def _proves_itself(driver: Any, choice: CopyEngineChoice) -> bool:
-    """Whether a method that nobody asked for by name can be relied on here."""
-    with _Without(CopyEngineChoice.AUTO, choice) as attempt:
-        _check_pinned(driver)
-        _enable(driver, choice)
-        if choice in _NEED_BATCHES:
-            prove_batches(driver)
-    return attempt.has_succeeded
-
-
-def _tried(driver: Any, range_bytes: int) -> list[Row]:
-    """The table that a trial gives, of the methods that pass it."""
-    stream, found = driver.new_stream(), dict[CopyEngineChoice, Seconds]()
-    trial = Trial(driver, stream, range_bytes)
-    for choice in _TRIED:
-        with _Without(CopyEngineChoice.CUDA_BEST, choice):
-            _check_pinned(driver)
-            _enable(driver, choice)
-            if driver.mapped_shift and choice in _NEED_KERNELS:
-                raise ConfigError("the device has host memory at other addresses")
-            found[choice] = trial.run(METHODS[choice](driver, stream))
-    trial.close()
-    rows = [*trial.rows(found)]
+def _best_rows(driver: Any, range_bytes: int) -> list[Row]:
+    """The table that trials give, of the methods that pass them."""
+    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, range_bytes) for choice in _TRIED}
+    rows = rows_of({choice: seconds for choice, seconds in tried.items() if seconds is not None})
     for direction, least, below, method, _ in rows:
         size = "any size" if below == sys.maxsize else f"less than {below} bytes"
         _log.info("cuda-best: a %s of %d ranges or more of %s is %r", direction.value, least, size, method.value)
     return rows
 
 
-class _Without:
-    """An attempt to use a method that nobody asked for by name. If it fails, the log says why, and that is all."""
-
-    def __init__(self, asked: CopyEngineChoice, method: CopyEngineChoice) -> None:
-        self._names = asked.value, method.value
-        self.has_succeeded = False
-
-    def __enter__(self) -> "_Without":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        self.has_succeeded = error is None
-        if isinstance(error, Exception):
-            _log.warning("copy_engine: %r does without %r: %s", *self._names, error)
-        return isinstance(error, Exception)
-
-
-def _check_pinned(driver: Any) -> None:
-    if not driver.is_pinned:
-        raise ConfigError("host memory is not pinned")
+def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, range_bytes: int) -> Seconds | None:
+    """What a method takes that nobody asked for by name. None: it fails here, and the log says why."""
+    try:
+        if not driver.is_pinned:
+            raise ConfigError("host memory is not pinned")
+        _enable(driver, choice)
+        if driver.mapped_shift and choice in _NEED_KERNELS:
+            raise ConfigError("the device has host memory at other addresses")
+        stream = driver.new_stream()
+        with closing(Trial(driver, stream, range_bytes)) as trial:
+            return trial.run(METHODS[choice](driver, stream))
+    except Exception as error:  # noqa: BLE001 - there are other methods
+        _log.warning("copy_engine: %r does without %r: %s", asked.value, choice.value, error)
+        return None
 
 
 def _enable(driver: Any, choice: CopyEngineChoice) -> None:

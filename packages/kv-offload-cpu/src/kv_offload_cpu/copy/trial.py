@@ -6,19 +6,17 @@ times as large, few and many, to the device and back. What is timed is all that 
 number until the bytes are there. Whoever was fastest gets a row of the table that jobs are looked up in.
 
 A method that fails gets no row, and neither does one that brings back other bytes than it took. ``auto`` follows a
-table of others, and has no more of this than a proof that the bytes are right.
+table of others, so what it learns of a trial is only whether a method passed; tiny ranges do for that.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.addresses import oriented
 from kv_offload_cpu.copy.cuda import Event, Method, Stream, Streams
-from kv_offload_cpu.copy.cuda_batch import SOURCE_ORDER, BatchDriver
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction, Numbers
 from kv_offload_cpu.copy.gather import Table
@@ -34,7 +32,9 @@ MOST_BYTES = 16 << 20
 TIMES = 4
 """How often each is tried. The best counts, so the first, which warms up, does no harm."""
 
-_PROOF_ROWS = 64
+TINY = 16
+"""Bytes of a range, where it is only to be seen whether a method works."""
+
 _FACTOR = 4
 _ONE_EACH = 0x0101_0101_0101_0101
 
@@ -51,8 +51,8 @@ Seconds = dict[Case, float]
 """What a method takes for each."""
 
 
-class ProvingDriver(Streams, BatchDriver, Protocol):
-    """What a proof asks of a device."""
+class TrialDriver(Streams, Protocol):
+    """What a trial asks of a device."""
 
     def mark_compute(self) -> Event:
         """An event after all that the compute stream was given so far."""
@@ -69,36 +69,12 @@ class ProvingDriver(Streams, BatchDriver, Protocol):
     def drain(self, stream: Stream) -> None:
         """Return when ``stream`` is idle."""
 
-
-def prove_batches(driver: ProvingDriver) -> None:
-    """Send numbers to the device and back, as a load and a store would; an error if others come back."""
-    sent, back = driver.new_table(_PROOF_ROWS).numbers, driver.new_table(_PROOF_ROWS).numbers
-    sent[:], back[:] = np.arange(1, len(sent) + 1), 0
-    begins = np.arange(0, sent.nbytes, 2 * sent.itemsize)
-    sizes = np.full(len(begins), 2 * sent.itemsize)
-    stage, stream = driver.new_stage(sent.nbytes), driver.new_stream()
-    driver.hold(stream, driver.mark_compute())
-    for direction, host in ((Direction.LOAD, sent), (Direction.STORE, back)):
-        found = oriented(begins + stage, begins + host.ctypes.data, sizes, direction)
-        driver.copy_batch(stream, found, SOURCE_ORDER[direction])
-    driver.drain(stream)
-    driver.free_stage(stage)
-    if not np.array_equal(sent, back):
-        raise RuntimeError(f"of {len(sent)} numbers {np.count_nonzero(sent != back)} came back changed")
-
-
-class TrialDriver(ProvingDriver, Protocol):
-    """What a trial asks of a device."""
-
-    def mark(self, stream: Stream) -> Event:
-        """An event after all that ``stream`` was given so far."""
-
     def wait_for(self, event: Event) -> None:
         """Return when all before ``event`` has been done."""
 
 
 class Trial:
-    """Tries methods on ``stream``, with ranges of ``range_bytes`` and more. To be closed."""
+    """Tries a method on ``stream``, with ranges of ``range_bytes`` and more. To be closed."""
 
     def __init__(
         self,
@@ -111,17 +87,18 @@ class Trial:
         self._jobs = [(size, count) for size in sizes for count in COUNTS if size * count <= MOST_BYTES]
         num_bytes = max((size * count for size, count in self._jobs), default=0)
         self._driver, self._stream, self._clock = driver, stream, clock
+        driver.hold(stream, driver.mark_compute())  # which may still use the memory that comes next
         num_rows = -(-num_bytes // 24)  # a row is three numbers of 8 bytes
         self._sent, self._back = driver.new_table(num_rows).numbers, driver.new_table(num_rows).numbers
-        self._sent[:] = np.random.default_rng(0).integers(1 << 62, size=len(self._sent))
+        # Never the bytes of the trial before, whose memory this may be.
+        self._sent[:] = np.random.default_rng().integers(1 << 62, size=len(self._sent))
         self._stage = driver.new_stage(num_bytes)
-        driver.hold(stream, driver.mark_compute())
 
     def run(self, method: Method) -> Seconds:
         """What a method takes; an error if it fails, or other bytes come back."""
         found: Seconds = {}
         for size, count in self._jobs:
-            self._sent += _ONE_EACH  # other bytes than those of the tries before, which may still be there
+            self._sent += _ONE_EACH  # other bytes than those of the try before, which are still there
             for direction, host in ((Direction.LOAD, self._sent), (Direction.STORE, self._back)):
                 ranges = self._ranges(host, size, count)
                 seconds = [self._time(method, direction, ranges) for _ in range(TIMES)]
@@ -131,18 +108,6 @@ class Trial:
             if wrong:
                 raise RuntimeError(f"of {count} ranges of {size} bytes {wrong} bytes came back changed")
         return found
-
-    def rows(self, found: Mapping[CopyEngineChoice, Seconds]) -> Iterator[Row]:
-        """The table by what was seen: smaller ranges first, and of them many first."""
-        sizes = sorted({size for size, _ in self._jobs})
-        for direction in Direction if found else ():
-            for size in sizes:
-                below = size * _FACTOR // 2 if size < sizes[-1] else sys.maxsize
-                for count in sorted((count for each, count in self._jobs if each == size), reverse=True):
-                    case = Case(direction, size, count)
-                    best = min(found, key=lambda choice, case=case: found[choice][case])  # type: ignore[misc]
-                    least = count if count > COUNTS[0] else FEWEST_RANGES
-                    yield Row(direction, least, below, best, Basis.MEASURED)
 
     def close(self) -> None:
         """Give back the memory."""
@@ -165,3 +130,16 @@ class Trial:
         seconds = self._clock() - begin
         method.take_back(prepared)
         return seconds
+
+
+def rows_of(found: Mapping[CopyEngineChoice, Seconds]) -> list[Row]:
+    """The table by what trials of the same jobs found: smaller ranges first, and of them many first."""
+    cases = {case for seconds in found.values() for case in seconds}
+    largest = max((case.size for case in cases), default=0)
+    rows = []
+    for case in sorted(cases, key=lambda case: ([*Direction].index(case.direction), case.size, -case.num_ranges)):
+        best = min(found, key=lambda choice, case=case: found[choice][case])  # type: ignore[misc]
+        least = case.num_ranges if case.num_ranges > COUNTS[0] else FEWEST_RANGES
+        below = case.size * _FACTOR // 2 if case.size < largest else sys.maxsize
+        rows.append(Row(case.direction, least, below, best, Basis.MEASURED))
+    return rows
