@@ -46,7 +46,48 @@ FILES = {
         "{file}:1: timestamp: no such field, and no session_id with a delay instead {more}",
     ),
     "not a time": (line(timestamp="noon"), "{file}:1: timestamp: expected a number, got 'noon' {more}"),
-    "infinite": (line(timestamp=float("inf")), "{file}:1: timestamp: expected a number, got inf {more}"),
+    "infinite": (
+        line(timestamp=float("inf")),
+        "{file}:1: timestamp: expected a time within 2**63, got inf {more}",
+    ),
+    "no number": (
+        line(timestamp=float("nan")),
+        "{file}:1: timestamp: expected a time within 2**63, got nan {more}",
+    ),
+    "before all times": (
+        line(timestamp=-(2**63)),
+        "{file}:1: timestamp: expected a time within 2**63, got -9223372036854775808 {more}",
+    ),
+    "a time beyond floats": (
+        line(timestamp=10**400),
+        "{file}:1: timestamp: expected a time within 2**63, got 1" + 56 * "0" + "... {more}",
+    ),
+    "a number of too many digits": (
+        '{"timestamp": 1' + 5000 * "0" + "}\n",
+        "{file}:1: a number of more than 4300 digits",
+    ),
+    "a pit": (
+        GOOD + '\n{"timestamp": ' + 100_000 * "[" + 100_000 * "]" + "}\n",
+        "{file}:2: nested too deeply {more}",
+    ),
+    "a pit at once": ('{"a": ' + 100_000 * "[" + 100_000 * "]" + "}\n", "{file}:1: nested too deeply"),
+    "a pit of a document": (100_000 * "[\n" + 100_000 * "]\n", "{file}:1: nested too deeply"),
+    "a cell too long": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n" + 200_000 * "4" + ",5,6\n",
+        "{file}:3: no row of a table: field larger than field limit (131072) {more}",
+    ),
+    "a title too long": (
+        200_000 * "a" + ",num_prefill_tokens\n",
+        "{file}:1: no header of a table: field larger than field limit (131072)",
+    ),
+    "too many tokens": (
+        line(input_length=100_000_001),
+        "{file}:1: input_length: expected at most 100000000, got 100000001 {more}",
+    ),
+    "more tokens than a number has room for": (
+        line(output_length=2**70),
+        "{file}:1: output_length: expected at most 100000000, got 1180591620717411303424 {more}",
+    ),
     "unsorted": (
         GOOD + "\n" + line(timestamp=250),
         "{file}:2: it arrives 0.75 s before the request above it; --unsorted sort sorts them",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import chain
@@ -58,44 +59,58 @@ def _shape(line: str) -> _Shape:
     text = line.strip()
     if text[0] not in "{[":
         return _Shape.TABLE
-    try:
-        json.loads(text)
-    except ValueError:
+    if isinstance(_parsed(text)[1], Broken):
         return _Shape.LINES if text[0] == "{" and text[-1] == "}" else _Shape.DOCUMENT
     return _Shape.LINES if text[0] == "{" else _Shape.DOCUMENT
 
 
 def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
     for number, line in lines:
-        try:
-            value = json.loads(line.strip())
-        except json.JSONDecodeError as error:
-            yield Place(path, number), Broken(f"not JSON from column {error.colno} on")
-            continue
-        if isinstance(value, dict):
+        value = _parsed(line.strip())[1]
+        if isinstance(value, (dict, Broken)):
             yield Place(path, number), value
         else:
             yield Place(path, number), Broken(f"expected an object, got {_short(line.strip())}")
 
 
 def _document(path: Path) -> Iterator[Found]:
-    try:
-        value = json.loads(whole_text(path))
-    except json.JSONDecodeError as error:
-        yield Place(path, error.lineno), Broken(f"not JSON from column {error.colno} on")
+    number, value = _parsed(whole_text(path))
+    if isinstance(value, Broken):
+        yield Place(path, number), value
         return
     for item in value if isinstance(value, list) else [value]:
         yield Place(path, 1), item if isinstance(item, dict) else Broken("expected an object")
 
 
+def _parsed(text: str) -> tuple[int, Any]:
+    """What JSON says, or the line in which it is broken, and why."""
+    try:
+        return 1, json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.lineno, Broken(f"not JSON from column {error.colno} on")
+    except ValueError:  # Python's own limit
+        return 1, Broken(f"a number of more than {sys.get_int_max_str_digits()} digits")
+    except RecursionError:
+        return 1, Broken("nested too deeply")
+
+
 def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
-    names = [name.strip() for name in next(csv.reader([header[1]]))]
+    try:
+        names = [name.strip() for name in next(csv.reader([header[1]]))]
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{header[0]}: no header of a table: {error}") from None
     for number, line in lines:
+        yield Place(path, number), _row(names, line)
+
+
+def _row(names: list[str], line: str) -> Mapping[str, Any] | Broken:
+    try:
         cells = next(csv.reader([line]))
-        if len(cells) != len(names):
-            yield Place(path, number), Broken(f"{len(cells)} columns, expected {len(names)}: {', '.join(names)}")
-        else:
-            yield Place(path, number), dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        return Broken(f"no row of a table: {error}")
+    if len(cells) != len(names):
+        return Broken(f"{len(cells)} columns, expected {len(names)}: {', '.join(names)}")
+    return dict(zip(names, cells, strict=True))
 
 
 def _short(text: str) -> str:

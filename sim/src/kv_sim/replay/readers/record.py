@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Id: TypeAlias = int | str
+
+MOST_TOKENS: Final = 100_000_000
+"""A request with more is a mistake: each of its blocks would be named."""
+
+_LATEST: Final = 2**63
+"""Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
 
 class MalformedError(ValueError):
@@ -42,11 +47,13 @@ def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> in
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MalformedError(f"{field}: expected a whole number of at least 0, got {_shown(record, field)}")
+    if value > MOST_TOKENS:
+        raise MalformedError(f"{field}: expected at most {MOST_TOKENS}, got {_shown(record, field)}")
     return value
 
 
 def number(record: Mapping[str, Any], field: str) -> int | float:
-    """A time: any finite number. Integers stay integers, since nanoseconds don't fit a float."""
+    """A time: a number. Integers stay integers, since nanoseconds don't fit a float."""
     value = record.get(field)
     if isinstance(value, str):
         text = value.strip()
@@ -54,8 +61,10 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
             value = int(text) if text.lstrip("+-").isdigit() else float(text)
         except ValueError:
             value = None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise MalformedError(f"{field}: expected a number, got {_shown(record, field)}")
+    if not -_LATEST < value < _LATEST:  # so is what is no number
+        raise MalformedError(f"{field}: expected a time within 2**63, got {_shown(record, field)}")
     return value
 
 
