@@ -229,6 +229,7 @@ def test_calls_in_the_wrong_state(in_every_state, keys, call, numbers, message):
         ({"num_chunks": 0}, "num_chunks: expected a whole number of at least 1, got 0"),
         ({"num_chunks": 2.5}, "num_chunks: expected a whole number of at least 1, got 2.5"),
         ({"num_chunks": True}, "num_chunks: expected a whole number of at least 1, got True"),
+        ({"num_chunks": 2**31}, "num_chunks: expected at most 2147483647, got 2147483648"),
         ({"store_threshold": -1}, "store_threshold: expected a whole number of at least 0, got -1"),
         ({"max_tracker_size": 0}, "max_tracker_size: expected a whole number of at least 1, got 0"),
         (

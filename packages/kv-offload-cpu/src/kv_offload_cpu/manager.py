@@ -11,6 +11,7 @@ nothing but the count of refusals.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from kv_api import (
     CacheHitSource,
@@ -38,6 +39,9 @@ from kv_offload_cpu.runs import Runs
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
+MOST_CHUNKS: Final = 2**31 - 1
+"""Their numbers travel in 32 bits."""
+
 
 class CPUOffloadingManager(OffloadingManager):
     """Manages ``num_chunks`` slots of host memory.
@@ -58,6 +62,8 @@ class CPUOffloadingManager(OffloadingManager):
         info: ConfigInfo | None = None,
     ) -> None:
         _check_at_least("num_chunks", num_chunks, 1)
+        if num_chunks > MOST_CHUNKS:
+            raise ConfigError(f"num_chunks: expected at most {MOST_CHUNKS}, got {num_chunks}")
         _check_at_least("store_threshold", store_threshold, 0)
         _check_at_least("max_tracker_size", max_tracker_size, 1)
         self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)

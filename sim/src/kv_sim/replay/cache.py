@@ -10,6 +10,7 @@ The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves b
 """
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -68,7 +69,7 @@ class Outcome:
 
 def replay_cache(columns: Columns, setup: Setup, progress: Progress = lambda count: None) -> Outcome:
     """Replay a trace through a manager."""
-    run = CacheRun(setup)
+    run = CacheRun(setup, len(columns.blocks))
     gpu_hits, cpu_hits = run.feed(columns, progress)
     return run.outcome(gpu_hits, cpu_hits)
 
@@ -96,9 +97,12 @@ class _Context(ReqContext):
 
 
 class CacheRun:
-    """One replay under way: the caches, and sums over what they were fed. No request is kept."""
+    """One replay under way: the caches, and sums over what they were fed. No request is kept.
 
-    def __init__(self, setup: Setup) -> None:
+    Room for more than ``most_blocks`` is never needed, whatever the capacity.
+    """
+
+    def __init__(self, setup: Setup, most_blocks: int = sys.maxsize) -> None:
         for name, value in (("capacity", setup.capacity), ("gpu_blocks", setup.gpu_blocks)):
             if value < 0:
                 raise ConfigError(f"{name}: expected at least 0 blocks, got {value}")
@@ -108,7 +112,10 @@ class CacheRun:
         self._gpu = GpuTier(setup.gpu_blocks) if setup.gpu_blocks else None
         self._manager = (
             CPUOffloadingManager(
-                setup.capacity, setup.policy, setup.policy_module, store_threshold=setup.store_threshold
+                min(setup.capacity, max(1, most_blocks)),
+                setup.policy,
+                setup.policy_module,
+                store_threshold=setup.store_threshold,
             )
             if setup.capacity
             else None

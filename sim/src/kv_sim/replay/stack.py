@@ -36,7 +36,7 @@ def longest_prompt(columns: Columns) -> int:
 
 def lru_curve(columns: Columns, shape: Shape, greatest: int, order: Order = Order.HEAD_LAST) -> Curve:
     """The hits of LRU at all capacities up to ``greatest``."""
-    builder = CurveBuilder(columns, greatest)
+    builder = CurveBuilder(columns, min(greatest, len(columns.blocks)))  # where it ends, whatever greatest is
     piles = _Piles(shape.requests)
     counts = columns.counts.tolist()
     head_last = order is Order.HEAD_LAST

@@ -28,6 +28,10 @@ PART_IDS: Final = 1 << 16
 """A part of the trace ends with the request that reaches either."""
 
 
+MOST_BLOCKS: Final = 1 << 28
+"""Each has its line in some book, which is there from the start."""
+
+
 @dataclass(frozen=True)
 class StreamReplays:
     """All of one command, and what is known of the trace when it is through."""
@@ -51,6 +55,12 @@ def replay_stream(
         raise ConfigError(
             f"{opening.name}: --stream takes requests in the order of the file, and these have to be sorted first"
         )
+    for setup in setups:
+        if setup.capacity > MOST_BLOCKS:
+            raise ConfigError(
+                f"--capacity: that is {setup.capacity} blocks, and --stream keeps books of {MOST_BLOCKS} at most; "
+                "without it they are no more than the trace has"
+            )
     watch = _Watch()
     sums = [_Sums(CacheRun(setup)) for setup in setups]
     totals = Totals(0, 0, 0, opening.block_tokens)

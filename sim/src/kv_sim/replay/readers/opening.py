@@ -4,6 +4,7 @@ The first records are looked at before anything is decided (format, unit of time
 checked, its blocks are named, and it goes into columns. Whatever is left out is counted, and said.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -75,7 +76,7 @@ class Opening:
         self._form, found = self._format_of(files)
         records = self._records(chain([found], (objects_of(file)[1] for file in files[1:])))
         if options.requests is not None:
-            records = islice(records, options.requests)
+            records = islice(records, min(options.requests, sys.maxsize))
         first = list(islice(records, _LOOK_AT))
         if not first:
             raise ConfigError(f"{path}: there is no request in it{self._skipped()}")

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
@@ -104,7 +105,7 @@ def _gpu(options: argparse.Namespace) -> Gpu:
     for option, (name, _) in _GPU_NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))
         if value is not None:
-            if not 0 < value < float("inf"):
+            if not 0 < value < inf:
                 raise ConfigError(f"--{option}: expected more than 0, got {value:g}")
             changed[name] = value
     if options.gpu_memory is not None:
@@ -115,7 +116,7 @@ def _gpu(options: argparse.Namespace) -> Gpu:
 def _parse_config(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--connector-config: no JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"--connector-config: expected an object, got {text!r}")

@@ -22,6 +22,7 @@ from kv_sim.checkers import conservation
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.engine import TimedEngine
+from kv_sim.replay.timed.refuse import refuse_too_late
 from kv_sim.replay.timed.request import TracedRequest
 from kv_sim.replay.timed.scheduler import TimedScheduler
 from kv_sim.replay.timed.settings import Stepping
@@ -95,6 +96,7 @@ class Drive:
         for traced in self._requests:
             self._index += 1
             if self.books.admits(traced):
+                refuse_too_late(self._index - 1, traced.arrival_seconds)
                 self._next, self._next_arrival = traced, arrival_ns(traced)
                 return
 

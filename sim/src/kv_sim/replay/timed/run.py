@@ -8,6 +8,7 @@ from typing import Any
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.drive import Drive
 from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine, TimedEngine
+from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
 from kv_sim.replay.timed.stack import decides_in_known_steps, timed_config
 from kv_sim.replay.trace import Trace, TraceRequest
@@ -21,6 +22,7 @@ def replay_once(
 ) -> tuple[TimedEngine, Books]:
     """Replay a trace with the connector that ``transfer`` configures."""
     sizes: Sizes = plan(settings, trace.block_tokens)
+    refuse_too_much(settings, sizes)
     books = Books(sizes)
     is_checked = settings.contents is Contents.CHECKED
     timed = timed_config(transfer)

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from math import isfinite
+from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
 from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
+
+_MOST: Final = 2**31 - 1
+_MOST_TIME: Final = 1e15
 
 _MICRO: Final = 1e3
 """Nanoseconds of a microsecond."""
@@ -71,6 +74,8 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+            if value is not None and value > _MOST and name != "cpu_bytes_to_use":
+                raise ConfigError(f"{name}: expected at most {_MOST}, got {value}")
         _check_time("arrival_scale", self.arrival_scale)
         if self.idle_step_microseconds == 0:
             raise ConfigError("idle_step_microseconds: expected more than 0, or waiting for a copy takes no time")
@@ -202,5 +207,7 @@ def _check_share(name: str, value: object) -> None:
 
 
 def _check_time(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (isfinite(value) and value >= 0):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
         raise ConfigError(f"{name}: expected a number of at least 0, got {value!r}")
+    if value > _MOST_TIME:
+        raise ConfigError(f"{name}: expected at most {_MOST_TIME:g}, got {value:g}")

@@ -1,0 +1,65 @@
+"""What a replay refuses: what would overflow its clock, and books that no memory holds.
+
+A clock counts nanoseconds in 63 bits, which is 292 years. So that no sum gets there, nothing that is added to it
+at once may take more than a day: a step of all tokens that fit the GPU, the copy of the longest request.
+"""
+
+from math import inf
+from typing import Final
+
+from kv_api import ConfigError
+from kv_sim.replay.timed.settings import EngineSettings, Sizes
+from kv_sim.replay.timed.timing import SECOND
+
+MOST_BLOCKS: Final = 1 << 26
+"""Of a GPU, and chunks of host memory: each has its line in some book."""
+
+MOST_SECONDS: Final = 86_400
+LATEST_ARRIVAL: Final = 1e9
+"""Seconds; that is 31 years."""
+
+
+def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
+    """Refuse what would end in an overflow or without memory."""
+    _check_count("gpu_blocks", sizes.gpu_blocks)
+    if settings.connector is None:
+        _check_count("cpu_bytes_to_use", settings.cpu_bytes_to_use // sizes.block_bytes)
+    longest, step = sizes.most_tokens, sizes.step
+    tokens = min(sizes.max_step_tokens, sizes.gpu_blocks * sizes.block_tokens)
+    arithmetic = tokens * step.ns_per_token + tokens * longest * step.ns_per_pair
+    memory = step.ns_of_weights + sizes.max_running * longest * step.ns_per_context_token
+    blocks = -(-longest // sizes.block_tokens)
+    link = sizes.link
+    copy = link.block_bytes * link.ns_per_byte + link.pieces_per_block * link.ns_per_piece
+    for what, ns, causes in (
+        ("the forward pass of a step", max(arithmetic, memory), "the GPU's FLOP/s and bandwidth"),
+        ("a step beside its forward pass", float(step.overhead_ns), "step_microseconds"),
+        ("an idle step", float(step.idle_ns), "idle_step_microseconds"),
+        (f"a copy of {blocks} blocks", blocks * copy, "the link's bandwidth, copy_microseconds"),
+    ):
+        if not ns <= MOST_SECONDS * SECOND:
+            raise ConfigError(
+                f"{what} could take {_seconds(ns)}, and a replay's clock takes no more than a day at once; "
+                f"check {causes} and their efficiencies"
+            )
+
+
+def refuse_too_late(index: int, seconds: float) -> None:
+    """Refuse a request that comes too late for the clock."""
+    if not seconds <= LATEST_ARRIVAL:
+        raise ConfigError(
+            f"request {index} arrives after {_seconds(seconds * SECOND)}, and a replay's clock ends at "
+            f"{LATEST_ARRIVAL:g} s; check --time-unit and --arrival-scale"
+        )
+
+
+def _check_count(name: str, blocks: int) -> None:
+    if blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"{name}: that is {blocks} blocks, and a replay keeps books of {MOST_BLOCKS} at most; "
+            "choose larger blocks or less memory"
+        )
+
+
+def _seconds(ns: float) -> str:
+    return "for ever" if ns == inf else f"{ns / SECOND:.3g} s"

@@ -1,0 +1,129 @@
+"""Numbers that are too large, or too small, for a clock or for memory: refused, or of no consequence."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kv_sim.cli import main
+from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_much
+from kv_sim.replay.timed.settings import EngineSettings, plan
+
+REQUESTS = [
+    {"timestamp": at, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2 + at % 2]} for at in range(4)
+]
+HUGE = str(10**20)
+CONFIG = json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"})
+SLOW = "and a replay's clock takes no more than a day at once; check {causes} and their efficiencies"
+GPU = SLOW.format(causes="the GPU's FLOP/s and bandwidth")
+LINK = SLOW.format(causes="the link's bandwidth, copy_microseconds")
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Runs a command on a trace; its exit code, and what it printed."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(request) + "\n" for request in REQUESTS))
+
+    def run(command, *options):
+        code = main([command, str(file), *options])
+        out, err = capsys.readouterr()
+        return code, out if code == 0 else err
+
+    return run
+
+
+ENGINE = {
+    ("--gpu-blocks", str(2**26 + 1)): (
+        "gpu_blocks: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger blocks "
+        "or less memory"
+    ),
+    ("--gpu-blocks", HUGE): f"gpu_blocks: expected at most 2147483647, got {HUGE}",
+    ("--limit", HUGE): f"limit: expected at most 2147483647, got {HUGE}",
+    ("--max-step-tokens", str(2**31)): "max_step_tokens: expected at most 2147483647, got 2147483648",
+    ("--cpu-bytes-to-use", "5000TiB"): (
+        "cpu_bytes_to_use: that is 81920000 blocks, and a replay keeps books of 67108864 at most; choose larger "
+        "blocks or less memory"
+    ),
+    ("--step-microseconds", "1e300"): "step_microseconds: expected at most 1e+15, got 1e+300",
+    ("--step-microseconds", "86401e6"): (
+        "a step beside its forward pass could take 8.64e+04 s, " + SLOW.format(causes="step_microseconds")
+    ),
+    ("--idle-step-microseconds", "1e12"): (
+        "an idle step could take 1e+06 s, " + SLOW.format(causes="idle_step_microseconds")
+    ),
+    ("--copy-microseconds", "1e9"): f"a copy of 256 blocks could take 2.62e+08 s, {LINK}",
+    ("--link-bandwidth", "1"): f"a copy of 256 blocks could take 2.02e+10 s, {LINK}",
+    ("--link-efficiency", "1e-300"): f"a copy of 256 blocks could take for ever, {LINK}",
+    ("--hbm-bandwidth", "1e-300"): f"the forward pass of a step could take for ever, {GPU}",
+    ("--hbm-bandwidth", "1e5", "--max-running", "1", "--max-model-len", "512"): (
+        f"the forward pass of a step could take 2.02e+05 s, {GPU}"
+    ),
+    ("--gpu-flops", "1e6"): f"the forward pass of a step could take 1.39e+09 s, {GPU}",
+    ("--arrival-scale", "1e14"): (
+        "request 1 arrives after 1e+11 s, and a replay's clock ends at 1e+09 s; check --time-unit and "
+        "--arrival-scale"
+    ),
+    ("--connector-config", 100_000 * "["): (
+        "--connector-config: no JSON: maximum recursion depth exceeded while decoding a JSON array from a unicode "
+        "string"
+    ),
+}
+
+
+@pytest.mark.parametrize("options", list(ENGINE), ids=lambda options: " ".join(options)[:40])
+def test_what_an_engine_replay_refuses(run, options):
+    assert run("replay", "--fidelity", "engine", *options) == (2, f"kv-sim replay: {ENGINE[options]}\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-step-tokens", "2147483647"),
+        ("--max-model-len", "2147483647"),
+        ("--arrival-scale", "0"),
+        ("--link-bandwidth", "1e6"),
+        ("--gpu-flops", "1e12"),
+        ("--requests", HUGE),
+        ("--connector-config", CONFIG.replace("}", ', "kv_connector_extra_config": {"cpu_bytes_to_use": 1e13}}')),
+    ],
+    ids=lambda options: " ".join(options)[:40],
+)
+def test_what_an_engine_replay_takes(run, options):
+    code, printed = run("replay", "--fidelity", "engine", *options)
+    assert code == 0, printed
+    assert "requests" in printed
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "sieve"])
+def test_a_cache_beyond_all_blocks_answers_as_one_that_holds_them_and_takes_no_more_memory(run, policy, tmp_path):
+    answers = []
+    for capacity in ("3blocks", "9000000000000blocks"):
+        code, printed = run("replay", "--policy", policy, "--capacity", capacity, "--json", str(tmp_path / "x"))
+        assert code == 0, printed
+        [result] = json.loads((tmp_path / "x").read_text())["runs"]
+        answers.append({name: value for name, value in result.items() if name != "setup"})
+    assert answers[0] == answers[1]
+    assert answers[0]["cpu"]["block"] == 0.625
+
+
+def test_as_many_blocks_as_a_replay_keeps_books_of():
+    settings = EngineSettings()
+    refuse_too_much(settings, replace(plan(settings, 512), gpu_blocks=MOST_BLOCKS))
+
+
+def test_a_sweep_reaches_beyond_all_blocks(run, tmp_path):
+    sizes = ("1blocks", "2blocks", "3blocks", "9000000000000blocks")
+    code, printed = run("size", "--policy", "lru", "--capacity", ",".join(sizes), "--json", str(tmp_path / "x"))
+    assert code == 0, printed
+    curve = json.loads((tmp_path / "x").read_text())["curves"]["lru"]
+    assert [ratios["block"] for ratios in curve] == [0.25, 0.375, 0.625, 0.625]
+    assert run("size", "--points", "3", "--gpu-capacity", "9000000000000blocks")[0] == 0
+
+
+def test_a_stream_keeps_books_of_its_capacity(run):
+    assert run("replay", "--stream", "--capacity", "268435457blocks") == (
+        2,
+        "kv-sim replay: --capacity: that is 268435457 blocks, and --stream keeps books of 268435456 at most; "
+        "without it they are no more than the trace has\n",
+    )
