@@ -158,6 +158,21 @@ MISUSES = [
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
     ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
+    (f"fuzz --connector later --extra {100_000 * '['}", "--extra: maximum recursion depth exceeded"),
+    (f"fuzz --connector later --extra 1{5000 * '0'}", "--extra: Exceeds the limit (4300 digits)"),
+    (
+        """fuzz --connector MultiConnector --extra '{"connectors": 7}'""",
+        "connectors: expected a non-empty list of KVTransferConfig mappings, got 7 (int)",
+    ),
+    (
+        """fuzz --connector MultiConnector --extra '{"connectors": [7]}'""",
+        "connectors[0]: expected a mapping, got 7 (int)",
+    ),
+    (
+        """fuzz --connector MultiConnector
+        --extra '{"connectors": [{"kv_connector": "x", "kv_connector_extra_config": 3}]}'""",
+        "connectors[0].kv_connector_extra_config: expected dict, got 3 (int)",
+    ),
     ("fuzz --connector later --traits rank", "--traits: unknown trait 'rank'; known: counts, events, failures"),
     ("fuzz --connector later --traits rank", "did you mean 'ranks'?"),
     ("fuzz --connector later --traits ,", "--traits: expected names"),

@@ -170,6 +170,8 @@ def test_a_mistake_in_the_header_is_named(changes: dict[str, Any], message: str)
 
 ACTIONS = [
     ("{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
+    (100_000 * "[", "no JSON that can be read: maximum recursion depth exceeded"),
+    ("1" + 5000 * "0", "no JSON that can be read: Exceeds the limit (4300 digits)"),
     ("[1]", "expected an object, got [1] (a list)"),
     ("{}", "unknown action None; known: add, abort"),
     ('{"action": "stepp"}', "unknown action 'stepp'"),

@@ -119,6 +119,8 @@ def parse_extra(text: str) -> dict[str, Any]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"--extra: no JSON: {error.msg} at column {error.colno} of {text!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--extra: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"--extra: expected a JSON object, got {text!r}")
     return value

@@ -31,6 +31,8 @@ def read_object(line: str) -> dict[str, Any]:
         value = json.loads(line, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise Bad(f"no JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise Bad(f"no JSON that can be read: {error}") from None
     if not isinstance(value, dict):
         raise Bad(f"expected an object, got {word(value)}")
     return value

@@ -87,17 +87,19 @@ class Subject:
 
 
 def _with_room(extra_config: dict[str, Any], role: str, room: dict[str, int]) -> dict[str, Any]:
-    """The extra config of a world: children of a MultiConnector get the same room and role as it has."""
+    """The extra config of a world: children of a MultiConnector get the same room and role as it has.
+
+    What is no list of children, or no child, stays as it is: its connector says what is wrong with it.
+    """
     own: dict[str, Any] = {**room, **extra_config}
-    if "connectors" in own:
-        own["connectors"] = [
-            {
-                "kv_role": role,
-                **child,
-                "kv_connector_extra_config": _with_room(
-                    child.get("kv_connector_extra_config", {}), child.get("kv_role", role), room
-                ),
-            }
-            for child in own["connectors"]
-        ]
+    if isinstance(own.get("connectors"), list):
+        own["connectors"] = [_child_with_room(child, role, room) for child in own["connectors"]]
     return own
+
+
+def _child_with_room(child: Any, role: str, room: dict[str, int]) -> Any:
+    extra_config = child.get("kv_connector_extra_config", {}) if isinstance(child, dict) else None
+    if not isinstance(extra_config, dict):
+        return child
+    room_of_child = _with_room(extra_config, child.get("kv_role", role), room)
+    return {"kv_role": role, **child, "kv_connector_extra_config": room_of_child}
