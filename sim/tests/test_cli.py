@@ -158,6 +158,13 @@ MISUSES = [
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
     ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
+    ("fuzz --connector OffloadingConnector", "CPUOffloadingSpec copies memory by itself, and a world's memory is"),
+    (
+        """fuzz --connector MultiConnector --extra '{"connectors": [{"kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": [{"kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1e6}}]}}]}'""",
+        "the subject 'offload' is the same with copies of the testbed's (kv_sim.offload:WorldCPUOffloadingSpec)",
+    ),
     (f"fuzz --connector later --extra {100_000 * '['}", "--extra: maximum recursion depth exceeded"),
     (f"fuzz --connector later --extra 1{5000 * '0'}", "--extra: Exceeds the limit (4300 digits)"),
     (

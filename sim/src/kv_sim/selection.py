@@ -10,12 +10,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
-from kv_api import ConfigError, UnknownNameError
+from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_api.errors import nearest_name, unknown_name
 from kv_factory import KVConnectorFactory
 from kv_sim.actions import Kind
@@ -23,6 +23,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
+from kv_sim.offload import copies_by_itself
 from kv_sim.schedule_file import Schedule
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -86,18 +87,36 @@ def _named(connector: str) -> Subject:
 def _check_class(connector: str, subject: Subject) -> None:
     """The connector can be imported, can be made, and can do what it claims."""
     transfer = subject.transfer_config(WorldConfig())
-    KVConnectorFactory.get_connector_class(transfer)
+    _refuse_own_copies(connector, transfer)
     if Trait.GROUPS in subject.traits:
         check_groups(subject)
     try:
         World(config_for(subject, Random(0)), subject)
     except Violation as violation:
         if not isinstance(violation, NotCreated):
+            for child in _children(transfer):
+                _refuse_own_copies(connector, child)
             return  # it is for a history to report
         raise ConfigError(
             f"--connector {connector!r}: it can't be created: {violation.message} "
             f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
         ) from None
+
+
+def _refuse_own_copies(connector: str, transfer: KVTransferConfig) -> None:
+    if copies_by_itself(transfer):
+        raise ConfigError(
+            f"--connector {connector!r}: CPUOffloadingSpec copies memory by itself, and a world's memory is "
+            "written by its devices alone; the subject 'offload' is the same with copies of the testbed's "
+            "(kv_sim.offload:WorldCPUOffloadingSpec)"
+        )
+
+
+def _children(transfer: KVTransferConfig) -> Iterator[KVTransferConfig]:
+    """What a MultiConnector was made of, at any depth."""
+    for child in map(KVTransferConfig.from_mapping, transfer.kv_connector_extra_config.get("connectors", ())):
+        yield child
+        yield from _children(child)
 
 
 def check_groups(subject: Subject) -> None:
