@@ -342,6 +342,19 @@ def run_process(line: str, folder: Path, **environment: str) -> subprocess.Compl
     )
 
 
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    """Also where it starts processes, which import the module that was started."""
+    line = "replay mooncake-synthetic --requests 50 --capacity 100blocks,200blocks --jobs 2"
+    command = run_process(line, tmp_path)
+    module = subprocess.run(
+        [sys.executable, "-m", "kv_sim", *line.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (command.returncode, command.stderr) == (0, "")
+    assert (module.returncode, module.stdout, module.stderr) == (0, command.stdout, "")
+    wrong = [sys.executable, "-m", "kv_sim", "replay", "no.jsonl"]
+    assert subprocess.run(wrong, cwd=tmp_path, capture_output=True, check=False).returncode == 2
+
+
 def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
     runs = [run_process("fuzz --seed 3 --digest", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
     assert runs[0].stdout == runs[1].stdout
