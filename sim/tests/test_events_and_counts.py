@@ -1,5 +1,6 @@
 """ACCOUNTING, rule by rule: sources, stats, sums of bytes, shares of the memory, and a mirror of the KV events."""
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,12 @@ STORED = ("vllm:kv_offload_store_bytes", "vllm:kv_offload_store_size_sum")
 WHOLE, WRITTEN, READ = (f"vllm:kv_offload_cpu_cache_{part}usage_perc" for part in ("", "write_", "read_"))
 
 
+class Tier(Enum):
+    """Sources of somebody else's."""
+
+    TAPE = "tape"
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -31,6 +38,7 @@ WHOLE, WRITTEN, READ = (f"vllm:kv_offload_cpu_cache_{part}usage_perc" for part i
         ({HOST: 8, DISK: 1}, "{'host': 8, 'disk': 1}"),
         ({HOST: 9, DISK: -1}, "{'host': 9, 'disk': -1}"),
         ({HOST: 8, "elsewhere": 0}, "{'host': 8, 'elsewhere': 0}"),
+        ({Tier.TAPE: 4}, "{'tape': 4}"),
     ],
 )
 def test_sources_are_positive_and_add_up(answer: Any, told: str | None) -> None:
@@ -267,13 +275,13 @@ def test_what_is_told_of_blocks_is_true() -> None:
 
 
 def test_what_nobody_told_is_not_compared() -> None:
-    """An event without tokens, one of a block that no request has, and all where nothing exact is claimed."""
+    """An event without tokens, of a block that no request has, of none, and all where nothing exact is claimed."""
     wrong: dict[str, Any] = {"token_ids": [1, 2, 3, 4]}
     known = request()
     (first, *_) = known.prompt_hashes
     for is_exact, events in (
         (True, [stored(first, token_ids=[])]),
-        (True, [stored(b"x", **wrong), stored(first, b"y", **wrong)]),
+        (True, [stored(b"x", **wrong), stored(first, b"y", **wrong), stored(**wrong)]),
         (False, [stored(first, **wrong), stored(first, **wrong)]),
     ):
         notes = Notes()
