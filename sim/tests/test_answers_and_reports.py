@@ -101,7 +101,8 @@ def test_retries_are_counted_by_request_and_an_answer_ends_the_row() -> None:
         retries.matched("r2", (None, False))
     retries.matched("r2", (0, False))
     retries.matched("r3", (4, True))
-    retries.matched("r2", (None, False))
+    for _ in range(work.MOST_RETRIES):
+        retries.matched("r2", (None, False))
     assert notes.told == []
     for count in (61, 62):
         retries.matched("r1", (None, False))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kv_api import (
-    AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     CacheHitSource,
@@ -519,58 +518,6 @@ def test_every_checker_has_a_situation() -> None:
     assert {invariant for invariant, _, _ in SITUATIONS} == set(Invariant)
 
 
-def test_what_is_legal_is_passed_on() -> None:
-    referee = Referee()
-    for answer in ((None, False), (0, False), (8, False), (4, True)):
-        assert protocol.check_match(request(), 0, answer, referee) == answer
-    assert protocol.check_match(request(), 0, (9, True), referee) == (9, True), "asynchronous: to the last token"
-
-
-def test_an_aborted_load_may_be_ended_by_the_report_of_a_store() -> None:
-    """It frees the blocks, once; a second report of either kind is one too many."""
-    made = world(Referee(), output=3)
-    aborted = made.engine.scheduler.requests["r1"]
-    aborted.status, aborted.awaits_load = Status.FINISHED_ABORTED, True
-    results = KVConnectorTransferResults(finished_sending={"r1"})
-    protocol.check_reports(made.engine.scheduler, results, made.referee)
-    assert results.finished_sending == {"r1"}
-    with pytest.raises(Violation, match="none is under way"):
-        protocol.check_reports(
-            made.engine.scheduler, KVConnectorTransferResults(finished_recving={"r1"}), made.referee
-        )
-
-
-def test_a_mirror_counts_copies_of_a_block() -> None:
-    mirror = accounting.Mirror(Referee())
-    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
-    mirror.take([stored, stored, BlockRemoved([b"x"], "CPU")])
-    assert sum(mirror.blocks.values()) == 1
-    mirror.take([BlockRemoved([b"x"], "CPU")])
-    assert not mirror.blocks
-
-
-def test_a_mirror_forgets_what_was_cleared() -> None:
-    mirror = accounting.Mirror(Referee(), is_exact=True)
-    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
-    mirror.take([stored, AllBlocksCleared(), stored])
-    assert list(mirror.blocks.values()) == [1]
-
-
-def test_names_are_looked_for_in_slots_as_well() -> None:
-    class Old:
-        __slots__ = "name"
-
-    class New(Old):
-        __slots__ = ("more", "unset")
-
-    kept = New()
-    kept.name, kept.more = "r1", [{"r2": 3}]
-    assert [*conservation._strings(kept, "it", set(), 0)] == [
-        ("it.more[…] (a key)", "r2"),
-        ("it.name", "r1"),
-    ]
-
-
 def test_who_comes_again_at_rest() -> None:
     """The longest first, and none whose prompt is the beginning of another's; a token more for every other one."""
     ended = [
@@ -615,11 +562,3 @@ def test_a_request_of_another_engine_tells_a_hash_for_each_block() -> None:
 
 def test_hits_are_nobodys_business_without_the_trait() -> None:
     Served(Referee(), 4, is_on=False).check_match(request(), 0, 4)
-
-
-def test_an_answer_ends_the_row_of_retries() -> None:
-    retries = work.Retries(Referee())
-    for _ in range(3):
-        for _ in range(work.MOST_RETRIES):
-            retries.matched("r1", (None, False))
-        retries.matched("r1", (0, False))

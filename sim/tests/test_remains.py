@@ -1,7 +1,8 @@
 """CONSERVATION and GEOMETRY, rule by rule: what may be left at rest, and what each rank was told to copy."""
 
 from collections import deque
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,24 +38,30 @@ def test_the_engines_own_books_are_empty() -> None:
     one.shadow = Shadow(1, one.referee)
     counts = [0] * 9
     one.scheduler = SimpleNamespace(blocks=SimpleNamespace(block_pool=SimpleNamespace(ref_counts=counts)))
-    one.shadow.own("r2", [2, 3])
+    for block in range(9):
+        one.shadow.own(f"r{8 - block // 2}", [block])
+    del one.shadow.owners[4]
     conservation.check_engine(one)
     assert one.referee.take() == []
-    for block in (1, 2, 3):
-        counts[block] = block
+    counts[1:] = range(1, 9)
     one.shadow.load_rights.update({4: "r8", 5: "r7", 6: "r8"})
     conservation.check_engine(one)
     assert one.referee.take() == [
-        "CONSERVATION  GPU blocks [1, 2, 3] (of nobody, request r2) are never freed",
+        "CONSERVATION  GPU blocks [1, 2, 3, 4, 5, 6, 7, 8] (of nobody, request r4, request r5, request r6, "
+        "request r7, request r8) are never freed",
         "CONSERVATION  loads of requests ['r7', 'r8'] never ended",
     ]
 
 
-class Slotted:
-    __slots__ = ("name", "unset")
+class Old:
+    __slots__ = "name"
+
+
+class Slotted(Old):
+    __slots__ = ("more", "unset")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.more = name, [{"more": 3}]
 
 
 class Plain:
@@ -62,9 +69,22 @@ class Plain:
         self.__dict__.update(kept)
 
 
-def deep(levels: int) -> Any:
-    """A name within so many lists."""
-    return "r1" if not levels else [deep(levels - 1)]
+DEEP = conservation.MOST_DEPTH
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "[…]": lambda item: [item],
+    "[0]": lambda item: {0: item},
+    ".in": lambda i: Plain(**{"in": i}),
+}
+
+
+def deep(levels: int, where: str = "[…]") -> Any:
+    """A name within so many lists, dictionaries or objects."""
+    return "r1" if not levels else LISTS[where](deep(levels - 1, where))
+
+
+KEY: Any = "r1"
+for _ in range(DEEP - 1):
+    KEY = (KEY,)
 
 
 def names_of(**kept: Any) -> list[tuple[str, str]]:
@@ -81,14 +101,18 @@ def names_of(**kept: Any) -> list[tuple[str, str]]:
         ({"r1"}, [("[…]", "r1")]),
         (frozenset({"r1"}), [("[…]", "r1")]),
         (deque(["r1", "r2"]), [("[…]", "r1"), ("[…]", "r2")]),
-        (Slotted("r1"), [(".name", "r1")]),
+        (Slotted("r1"), [(".more[…] (a key)", "more"), (".name", "r1")]),
         (Plain(one=Plain(two="r1")), [(".one.two", "r1")]),
-        (deep(conservation.MOST_DEPTH), [("[…]" * conservation.MOST_DEPTH, "r1")]),
-        (deep(conservation.MOST_DEPTH + 1), []),
+        ([[[[[["r1"]]]]]], [("[…]" * 6, "r1")]),
+        *((deep(DEEP, where), [(where * DEEP, "r1")]) for where in LISTS),
+        *((deep(DEEP + 1, where), []) for where in LISTS),
+        ({KEY: 0}, [(" (a key)" + "[…]" * (DEEP - 1), "r1")]),
+        ({(KEY,): 0}, []),
         (Slotted, []),
         (SimRequest(RequestSpec("r1", 0, 4, 0, 1, 1), 4, 0), []),  # the engine's
         (copy(0, STORE, owners=("r1",)), []),
         (SimpleNamespace(name="r1"), []),
+        (ModuleType("r1"), []),
     ],
 )
 def test_where_a_connector_remembers_a_name(kept: Any, found: list[tuple[str, str]]) -> None:
@@ -107,14 +131,19 @@ def test_nobody_remembers_who_has_ended_but_for_a_copy_that_has_not() -> None:
     one = engine(
         Plain(last="r5"),
         keeper,
-        Plain(again=["r4", "r1"]),
+        Plain(again=["r4", deep(DEEP - 1)]),
         ended=("r1", "r2", "r4"),
         devices=(device(0), device(1, (copy(0, STORE, (1, 1), owners=("request r1",)),), (lost,))),
     )
     conservation.check_connectors(one)
     assert one.referee.told == [
         f"CONSERVATION  request {name} has ended, everything is at rest, and Plain.{where} still remembers it"
-        for name, where in (("r1", "known (a key)"), ("r4", "last"), ("r4", "again[…]"), ("r1", "again[…]"))
+        for name, where in (
+            ("r1", "known (a key)"),
+            ("r4", "last"),
+            ("r4", "again[…]"),
+            ("r1", "again" + "[…]" * DEEP),
+        )
     ]
 
 
@@ -164,10 +193,12 @@ def test_books_are_recounted_of_a_connector_of_its_half_and_of_its_children() ->
         ((Half, Half, Half), None),
         ((Ended, Ended, Ended), None),
         ((Ended, Half, Half), "Half with its workers 1 of 3"),
-        ((Half, Ended, Ended), "Ended with its workers 2 of 3"),
+        ((Ended, Half, Ended), "Ended with its workers 2 of 3"),
+        ((Plain, Half), None),  # a side that can't be switched off
+        ((Plain, Ended), "Ended with its workers 1 of 2"),
     ],
 )
-def test_a_half_is_switched_off_on_all_sides(halves: tuple[type[Half], ...], told: str | None) -> None:
+def test_a_half_is_switched_off_on_all_sides(halves: tuple[type, ...], told: str | None) -> None:
     """The scheduler's is the last."""
     one = engine(*(Wrong(Two(Half()), Two(half())) for half in halves))
     conservation.check_halves(one)
