@@ -547,18 +547,3 @@ def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:
     preempted.num_preemptions = 1
     served.reset([reset])
     assert [served.is_fair(r) for r in (calm, reset, preempted, aborted)] == [True, False, False, False]
-
-
-def test_a_request_of_another_engine_tells_a_hash_for_each_block() -> None:
-    known = request()
-    served = Served(Referee(), 4, is_on=True)
-    known.num_computed_tokens = 4
-    served.compute(known)
-    foreign: Any = SimpleNamespace(request_id="r1", block_hashes=list(known.prompt_hashes))
-    served.check_match(foreign, 0, 4)
-    with pytest.raises(Violation, match="nobody computed block 1 of them"):
-        served.check_match(foreign, 0, 8)
-
-
-def test_hits_are_nobodys_business_without_the_trait() -> None:
-    Served(Referee(), 4, is_on=False).check_match(request(), 0, 4)

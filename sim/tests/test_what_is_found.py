@@ -88,6 +88,79 @@ def asked(engine: Engine) -> list[Any]:
     return [did for did in engine.did if isinstance(did, tuple)]
 
 
+# -- no more ------------------------------------------------------------------------------------
+
+
+def sampled(name: str, computed: int, hashes_per_block: int = 1) -> SimRequest:
+    """A prompt of ten tokens and what follows, some of which was computed."""
+    made = SimRequest(RequestSpec(name, 0, 10, 0, 8, 8), 4, 24, hashes_per_block)
+    made.num_computed_tokens, made.num_output_tokens = computed, 6
+    return made
+
+
+@pytest.mark.parametrize("hashes_per_block", [1, 2, 4])
+@pytest.mark.parametrize("computed", [0, 7, 8, 9, 10])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int, is_ours: bool) -> None:
+    """Each block that a hit covers, and its end within a block, where only some places have a hash."""
+    notes, hashed = Notes(), 4 // hashes_per_block
+    served = Served(notes, 4, is_on=True, hashes_per_block=hashes_per_block)
+    served.compute(sampled("r1", computed, hashes_per_block))
+    asks = sampled("r2", 0, hashes_per_block)
+    asking: Any = asks if is_ours else SimpleNamespace(request_id="r2", block_hashes=asks.block_hashes)
+    for local in (0, 1, 4, 8):
+        for count in range(16 - local):
+            end = local + count
+            served.check_match(asking, local, count)
+            assert served.found == {"r2": end}
+            where = f"HITS  request r2: {count} tokens are found after the first {local}, but "
+            not_computed = [index for index in range(local // 4, end // 4) if (index + 1) * 4 > computed]
+            if not_computed:
+                told = [f"{where}nobody computed block {not_computed[0]} of them in this world"]
+            elif hashes_per_block == 1 or not count or end % 4 == 0:
+                told = []
+            elif end % hashed:
+                told = [f"{where}no hash ends there, so nobody kept a state"]
+            else:
+                told = [f"{where}nobody computed the last of them"] if end > computed else []
+            assert notes.take() == told, (local, count)
+
+
+def test_a_reset_forgets_all_but_what_the_living_have() -> None:
+    """And of those that lived through it nobody knows what is stored."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    ended, lives, later = sampled("r1", 12), sampled("r2", 8), sampled("r3", 8)
+    lives.status = Status.PREEMPTED
+    for one in (ended, lives):
+        served.compute(one)
+    for one in (ended, later):
+        one.status = Status.FINISHED_STOPPED
+    assert served.is_fair(ended)
+    for number in (1, 2):
+        served.reset([ended, lives])
+        served.check_match(ended, 0, 8)
+        assert notes.take() == []
+        served.check_match(ended, 8, 4)
+        since = f"nobody computed block 2 of them since reset {number}"
+        assert notes.take() == [f"HITS  request r1: 4 tokens are found after the first 8, but {since}"]
+    lives.status = Status.FINISHED_STOPPED
+    assert [served.is_fair(one) for one in (ended, lives, later)] == [False, False, True]
+    served.reset([ended, lives])
+    served.check_match(ended, 0, 4)
+    assert len(notes.told) == 1, "now nobody lives"
+
+
+def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
+    notes = Notes()
+    served = Served(notes, 4, is_on=False)
+    served.check_match(sampled("r1", 0), 0, 8)
+    assert (notes.told, served.found) == ([], {})
+
+
+# -- no less ------------------------------------------------------------------------------------
+
+
 def nothing(spec: RequestSpec) -> None:
     """Nobody even asked for it."""
 
