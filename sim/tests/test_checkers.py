@@ -18,7 +18,7 @@ from kv_api import (
 from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
-from kv_sim.checkers.hits import Served, _probes
+from kv_sim.checkers.hits import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, SUBJECTS
@@ -516,34 +516,3 @@ def test_it_is_silent_when_switched_off(
 
 def test_every_checker_has_a_situation() -> None:
     assert {invariant for invariant, _, _ in SITUATIONS} == set(Invariant)
-
-
-def test_who_comes_again_at_rest() -> None:
-    """The longest first, and none whose prompt is the beginning of another's; a token more for every other one."""
-    ended = [
-        request(name="prefix", shared_tokens=5),
-        request(name="long", shared_tokens=17, output_tokens=3, max_tokens=4, skip_reading_prefix_cache=True),
-        request(name="short", conversation=1, shared_tokens=3),  # fills no block
-        request(name="other", conversation=2, shared_tokens=8),
-        request(name="third", conversation=3, shared_tokens=6),
-        request(name="own", conversation=4, shared_tokens=4, own_tokens=1),
-        request(name="fifth", conversation=5, shared_tokens=4),
-    ]
-    for most_tokens, of_other in ((20, 1), (10, 1), (9, 0)):
-        assert _probes(ended, most_tokens) == [
-            spec("long", shared_tokens=17, output_tokens=1, max_tokens=1),
-            spec("other", conversation=2, shared_tokens=8, own_tokens=of_other, output_tokens=1, max_tokens=1),
-            spec("third", conversation=3, shared_tokens=6, output_tokens=1, max_tokens=1),
-            spec("own", conversation=4, shared_tokens=4, own_tokens=2, output_tokens=1, max_tokens=1),
-        ]
-
-
-def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:
-    served = Served(Referee(), 4, is_on=True)
-    calm, reset, preempted, aborted = (request(name=f"r{number}") for number in range(4))
-    for ended in (calm, reset, preempted):
-        ended.status = Status.FINISHED_STOPPED
-    aborted.status = Status.FINISHED_ABORTED
-    preempted.num_preemptions = 1
-    served.reset([reset])
-    assert [served.is_fair(r) for r in (calm, reset, preempted, aborted)] == [True, False, False, False]

@@ -211,6 +211,28 @@ def four(tokens: int = 9) -> list[SimRequest]:
     return [request(f"r{number}", 5, number) for number in range(4)]
 
 
+@pytest.mark.parametrize(("tokens", "again"), [(6, 7), (7, 7)])
+def test_who_comes_again(tokens: int, again: int) -> None:
+    """The longest first, and none whose prompt is the beginning of another's.
+
+    Every other one with a token more, and there is room for one to be sampled: the engine takes eight.
+    """
+    ended = [
+        request("prefix", 5),
+        sampled("long", 0),  # of ten tokens
+        request("short", 3, 1),  # fills no block
+        request("other", tokens, 2),
+        request("third", 6, 3),
+        request("own", 4, 4),
+        request("fifth", 4, 5),
+    ]
+    ended[1].spec = replace(ended[1].spec, skip_reading_prefix_cache=True)
+    ended[5] = SimRequest(replace(ended[5].spec, own_tokens=1), 4, 0)
+    engine = Engine(ended, nothing)
+    judge(engine, config=replace(CONFIG, num_blocks=3))
+    assert asked(engine) == [("long", 10), ("other", again), ("third", 6), ("own", 6)]
+
+
 @pytest.mark.parametrize(
     ("config", "devices", "is_known"),
     [
