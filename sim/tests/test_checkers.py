@@ -106,6 +106,37 @@ def books_that_are_wrong(referee: Referee) -> None:
     rest(made)
 
 
+def books_that_a_reset_at_rest_leaves_wrong(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    forget = half.reset_cache
+    half.reset_cache = lambda: bool(half._free_slots.pop()) and forget()
+    rest(made)
+
+
+def bytes_that_are_not_counted_at_rest(referee: Referee) -> None:
+    made = stored_once(referee)
+    forget = made.engine.reset
+
+    def reset(**how: bool) -> bool | None:
+        made.counted._sums["vllm:kv_offload_load_bytes"] -= 1
+        return forget(**how)
+
+    made.engine.reset = reset  # type: ignore[method-assign]
+    rest(made)
+
+
+def a_load_that_is_never_reported(referee: Referee) -> None:
+    """What is still going on isn't judged: of that nothing is known."""
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.get_num_new_matched_tokens = lambda request, local: (4, True)
+    half.update_state_after_alloc = lambda *args: None
+    made.referee.silent.add(I.HITS)
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    rest(made)
+
+
 def work_that_never_ends(referee: Referee) -> None:
     made = world(referee)
     half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
@@ -361,6 +392,16 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
     ),
     (
+        I.CONSERVATION,
+        books_that_a_reset_at_rest_leaves_wrong,
+        "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
+    ),
+    (
+        I.LIVENESS,
+        a_load_that_is_never_reported,
+        "after 400 quiet steps there are still requests: <request r1 waiting for a load 4/9>",
+    ),
+    (
         I.LIVENESS,
         work_that_never_ends,
         "after 400 quiet steps there are still requests: none, but it wants to go on",
@@ -455,6 +496,11 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         I.ACCOUNTING,
         bytes_that_are_not_counted,
         "vllm:kv_offload_store_size_sum adds up to 32, but 1 store copies that ended well moved 64 bytes",
+    ),
+    (
+        I.ACCOUNTING,
+        bytes_that_are_not_counted_at_rest,
+        "vllm:kv_offload_load_bytes adds up to ***, but *** load copies that ended well moved *** bytes",
     ),
     (
         I.ACCOUNTING,

@@ -29,7 +29,7 @@ configs = pytest.mark.parametrize("config", [CONFIG, TAILS], ids=["groups", "tai
 
 def device(config: WorldConfig = CONFIG) -> Device:
     made = Device(RANK, config, Shadow(2, Referee()))
-    made.allocate_host(8)
+    assert made.allocate_host(8) == 0
     return made
 
 
@@ -192,7 +192,9 @@ def test_states_are_read_before_any_is_written() -> None:
         ((5, 8), 2, (2, 0, 1), None, True),
         ((4, 12), 3, (3, 1, 0), None, True),
         ((4, 12), 7, (7, 0, 0), None, True),
+        ((4, 12), 3, None, None, False),
         ((4, 8), 12, None, None, True),  # of states
+        ((7, 8), 12, None, None, True),
         ((4, 8), 13, None, None, False),
         ((4, 8), 3, (3, 0, 0), None, False),
         ((4, 8), 1, (1, 0, 3), None, False),
@@ -348,9 +350,11 @@ def test_a_store_asks_the_steps_that_were_launched_what_they_change() -> None:
     made.launch(step(CONFIG, (4, 8)))
     assert refused(made.copies.advance, made.copies.running[queue.submit(Direction.STORE, [(2, 0)])], 1) is None
     made.launch(step(CONFIG, (8, 9), number=8))
-    assert refused(made.copies.advance, made.copies.running[queue.submit(Direction.STORE, [(3, 0)])], 1) == (
-        "rank 1 block 3 (of nobody): store copy 1 reads it before step 8, which writes it, has retired"
-    )
+    made.launch(step(CONFIG, (4, 8), number=9, poison=(2,)))  # to somebody else who computes the same
+    for block, number in ((3, 8), (2, 9)):
+        one = made.copies.running[queue.submit(Direction.STORE, [(block, 0)])]
+        what = f"{one} reads it before step {number}, which writes it, has retired"
+        assert refused(made.copies.advance, one, 1) == f"rank 1 block {block} (of nobody): {what}"
 
 
 @pytest.mark.parametrize("forget_host", [False, True])

@@ -104,7 +104,8 @@ def sampled(name: str, computed: int, hashes_per_block: int = 1) -> SimRequest:
 def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int, is_ours: bool) -> None:
     """Each block that a hit covers, and its end within a block, where only some places have a hash."""
     notes, hashed = Notes(), 4 // hashes_per_block
-    served = Served(notes, 4, is_on=True, hashes_per_block=hashes_per_block)
+    ends = {} if hashes_per_block == 1 else {"hashes_per_block": hashes_per_block}
+    served = Served(notes, 4, is_on=True, **ends)
     served.compute(sampled("r1", computed, hashes_per_block))
     asks = sampled("r2", 0, hashes_per_block)
     asking: Any = asks if is_ours else SimpleNamespace(request_id="r2", block_hashes=asks.block_hashes)
@@ -124,6 +125,19 @@ def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int
             else:
                 told = [f"{where}nobody computed the last of them"] if end > computed else []
             assert notes.take() == told, (local, count)
+
+
+def test_whole_blocks_are_found_where_hashes_are_finer() -> None:
+    """Of a connector that keeps no ends of blocks."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    served.compute(sampled("r1", 6, 2))
+    for count in (4, 6):
+        served.check_match(sampled("r2", 0, 2), 0, count)
+    assert notes.told == []
+    served.check_match(sampled("r2", 0, 2), 4, 4)
+    where = "4 tokens are found after the first 4"
+    assert notes.told == [f"HITS  request r2: {where}, but nobody computed block 1 of them in this world"]
 
 
 def test_a_reset_forgets_all_but_what_the_living_have() -> None:
@@ -149,6 +163,15 @@ def test_a_reset_forgets_all_but_what_the_living_have() -> None:
     served.reset([ended, lives])
     served.check_match(ended, 0, 4)
     assert len(notes.told) == 1, "now nobody lives"
+
+
+def test_a_reset_without_anybody_is_one_as_well() -> None:
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    served.reset([])
+    served.check_match(sampled("r1", 0), 0, 4)
+    where = "4 tokens are found after the first 0"
+    assert notes.told == [f"HITS  request r1: {where}, but nobody computed block 0 of them since reset 1"]
 
 
 def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
@@ -211,8 +234,8 @@ def four(tokens: int = 9) -> list[SimRequest]:
     return [request(f"r{number}", 5, number) for number in range(4)]
 
 
-@pytest.mark.parametrize(("tokens", "again"), [(6, 7), (7, 7)])
-def test_who_comes_again(tokens: int, again: int) -> None:
+@pytest.mark.parametrize(("own", "again"), [(2, 7), (3, 7)])
+def test_who_comes_again(own: int, again: int) -> None:
     """The longest first, and none whose prompt is the beginning of another's.
 
     Every other one with a token more, and there is room for one to be sampled: the engine takes eight.
@@ -221,16 +244,17 @@ def test_who_comes_again(tokens: int, again: int) -> None:
         request("prefix", 5),
         sampled("long", 0),  # of ten tokens
         request("short", 3, 1),  # fills no block
-        request("other", tokens, 2),
-        request("third", 6, 3),
+        request("other", 8, 2),
+        request("branch", 4),  # of the conversation of the first, and then its own
         request("own", 4, 4),
         request("fifth", 4, 5),
     ]
     ended[1].spec = replace(ended[1].spec, skip_reading_prefix_cache=True)
-    ended[5] = SimRequest(replace(ended[5].spec, own_tokens=1), 4, 0)
+    ended[4] = SimRequest(replace(ended[4].spec, own_tokens=5), 4, 0)
+    ended[5] = SimRequest(replace(ended[5].spec, own_tokens=own), 4, 0)
     engine = Engine(ended, nothing)
     judge(engine, config=replace(CONFIG, num_blocks=3))
-    assert asked(engine) == [("long", 10), ("other", again), ("third", 6), ("own", 6)]
+    assert asked(engine) == [("long", 10), ("branch", 9), ("other", 8), ("own", again)]
 
 
 @pytest.mark.parametrize(
@@ -307,17 +331,18 @@ ODD = "ACCOUNTING  request r1 comes again at rest: block {} of its prompt {}, bu
         ((1,), 2, 8, []),  # a chunk is told by its last block
         ((0,), 2, 8, [(1, "is found", "is not stored")]),
         ((0, 1), 2, 0, [(1, "is not found", "is stored")]),
-        ((1, 3), 2, 12, []),  # the last chunk is not full
+        ((1,), 2, 12, []),  # the last chunk is not full
+        ((0, 1, 2, 3), 1, 12, []),  # a hit ends before the last token
     ],
 )
 def test_events_tell_what_is_found(
     told: tuple[int, ...], chunk: int, found: int, odd: list[tuple[int, str, str]]
 ) -> None:
-    """Of a prompt of three blocks and one token, when not all was kept."""
-    ended = request(tokens=13)
+    """Of a prompt of three blocks and some tokens, when not all was kept."""
+    ended = request(tokens=16 if 3 in told else 13)
     subject, config = replace(TELLS, blocks_per_chunk=chunk), replace(CONFIG, host_slots=2)
     engine = Engine([ended], lambda spec: found)
-    engine.mirror.blocks.update(("CPU", None, ended.prompt_hashes[index]) for index in told if index < 3)
+    engine.mirror.blocks.update(("CPU", None, ended.prompt_hashes[index]) for index in told)
     assert judge(engine, subject, config) == [ODD.format(*each) for each in odd]
     assert judge(engine, KEEPS, config) == []
     assert judge(engine, subject, replace(config, role="kv_producer")) == []
@@ -349,15 +374,17 @@ def test_what_a_failed_copy_dropped_meanwhile_is_not_missed() -> None:
         ((Trait.RESET,), 1, False, None, [("reset", False, True)]),
         ((Trait.RESET,), 1, True, True, []),
         ((Trait.RESET,), 0, False, True, []),
+        ((Trait.RESET,), -1, False, True, []),
     ],
 )
 def test_after_a_reset_the_first_comes_once_more(
     traits: tuple[Trait, ...], ended: int, works: bool, forgets: bool | None, then: list[Any]
 ) -> None:
-    engine = Engine(four()[:ended], lambda spec: 4)
+    who = four()[:ended] if ended >= 0 else [request("short", 3)]  # fills no block
+    engine = Engine(who, lambda spec: 4)
     engine.works, engine.forgets = lambda: works, forgets
     assert judge(engine, replace(KEEPS, traits=KEEPS.traits.union(traits))) == []
-    assert asked(engine) == [("r0", 5), ("r1", 6)][:ended] + then
+    assert asked(engine) == [("r0", 5), ("r1", 6)][: max(0, ended)] + then
 
 
 RECENT = replace(KEEPS, evicts_oldest=True)
@@ -413,10 +440,11 @@ def test_it_is_not_asked_where_it_can_not_be_known() -> None:
         (RECENT, {"role": "kv_producer"}, (), [request()]),
         (RECENT, {}, (copies(), copies(running=1)), [request()]),
         (RECENT, {}, (), []),
+        (RECENT, {}, (), [request("short", 3)]),
     ):
         engine = Engine(ended, lambda spec: 8, *devices)
         assert judge(engine, subject, replace(CONFIG, **config)) == []
-        assert asked(engine) == plain[: len(ended)]
+        assert asked(engine) == [each for each in plain if any(one.request_id == "r1" for one in ended)]
     engine = Engine([request()], lambda spec: 8)
     engine.works = lambda: True
     judge(engine, RECENT)
