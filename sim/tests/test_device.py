@@ -10,7 +10,16 @@ import pytest
 
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
-from kv_sim.memory.content import POISON, ZERO, layer_keys, mix
+from kv_sim.memory.content import (
+    POISON,
+    ZERO,
+    layer_keys,
+    mix,
+    prefix_hashes,
+    root_hash,
+    sampled_token,
+    whole_story,
+)
 from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Attention, ContentProblem, Device, LaunchedStep, Slot
 from kv_sim.memory.shadow import Shadow
@@ -22,7 +31,7 @@ CONFIG = WorldConfig(num_blocks=24, block_size=SIZE, groups=GROUPS, layers=2, tp
 TAILS = replace(CONFIG, groups=(GroupConfig(), STATE), hashes_per_block=2, hands_over_states=True)
 TABLES = ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10), (11, 12, 13, 14, 15))
 HASHES = SimRequest(RequestSpec("r1", 0, 20, 0, 1, 1), SIZE, 0).hashes
-SPANS = [(0, 3), (0, 4), (0, 9), (3, 4), (4, 5), (5, 12), (7, 16), (11, 13), (12, 20), (17, 19)]
+SPANS = [(0, 3), (1, 2), (0, 4), (0, 9), (3, 4), (4, 5), (5, 12), (7, 16), (11, 13), (12, 20), (17, 19)]
 spans = pytest.mark.parametrize(("start", "end"), SPANS)
 configs = pytest.mark.parametrize("config", [CONFIG, TAILS], ids=["groups", "tails"])
 
@@ -98,6 +107,7 @@ def is_read(config: WorldConfig, group: int, token: int, start: int, end: int) -
 @configs
 @spans
 def test_a_step_sees_each_wrong_slot_that_it_reads_and_no_other(config: WorldConfig, start: int, end: int) -> None:
+    assert problems(config, start, end) == []
     states = {}
     for group, token, slot, held in slots(config, 0, start):
         if config.groups[group].kind == "state":
@@ -320,15 +330,18 @@ def test_pages_move_both_ways() -> None:
     fill(made, 8)
     page = made.memory[2].copy()
     queue, before = made.copies.open(), made.memory.copy()
-    queue.wait([queue.submit(Direction.STORE, [(2, 9)])])
-    assert (made.host[9] == page).all()
-    assert (made.memory == before).all()
     made.shadow.load_rights[20] = "r2"
-    queue.wait([queue.submit(Direction.LOAD, [(20, 9)])])
-    assert (made.memory[20] == page).all()
-    assert made.shadow.last_writer == [{}, {20: "load copy 1"}]
+    for slot in (0, 9):
+        queue.wait([queue.submit(Direction.STORE, [(2, slot)])])
+        assert (made.host[slot] == page).all()
+        assert (made.memory == before).all()
+        load = queue.submit(Direction.LOAD, [(20, slot)])
+        queue.wait([load])
+        assert (made.memory[20] == page).all()
+        assert made.shadow.last_writer == [{}, {20: f"load copy {load}"}]
+        made.memory[20] = before[20]
     assert refused(queue.wait, [queue.submit(Direction.STORE, [(2, 10)])]) == (
-        "rank 1: store copy 2 uses host slot 10 of 10"
+        "rank 1: store copy 4 uses host slot 10 of 10"
     )
     assert refused(queue.wait, [queue.submit(Direction.LOAD, [(21, 9)])]) is not None
 
@@ -393,8 +406,34 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
         assert refused(act, 20) == f"rank 1 block 20 (of nobody): {while_}"
 
 
-def test_what_a_slot_holds_tells_layer_group_and_rank() -> None:
+# -- what a slot must hold ----------------------------------------------------------------------
+
+
+def test_it_tells_layer_group_and_rank() -> None:
     keys = [layer_keys(rank, 3, 2) for rank in range(3)]
     assert all(each.shape == (3, 2) and each.dtype == np.uint64 for each in keys)
     assert len({int(key) for each in keys for key in each.flatten()}) == 18
-    assert len({mix(number) for number in range(1000)}) == 1000
+
+
+def test_it_is_the_same_everywhere_and_for_ever() -> None:
+    """Or a seed, or a history that was kept, would no longer show what it did. The first is splitmix64's own."""
+    assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
+    assert (root_hash(None, None), root_hash("s", "a")) == (0xBC716AC86A3B732F, 0x614E89E85F587375)
+    assert prefix_hashes(1, [0, 7]) == [0x910A2DEC89025CC1, 0x3381D1ECDC901D]
+    assert sampled_token(0x3381D1ECDC901D) == 13725
+    assert [int(key) for key in layer_keys(2, 2, 1).flatten()] == [0x776B54026F85F921, 0xBE5E2A8CAE02194A]
+
+
+def test_it_is_a_function_of_all_that_came_before() -> None:
+    roots = [root_hash(salt, adapter) for salt in (None, "a", "b") for adapter in (None, "a", "b")]
+    stories = [(root, tokens) for root in roots for tokens in ((1, 2, 3), (1, 3, 3), (2, 2, 3))]
+    last = [prefix_hashes(root, tokens)[-1] for root, tokens in stories]
+    assert len(set(roots)) == 9
+    assert len(set(last)) == len(last)
+    for prompt, length in (((1, 2, 3), 0), ((1, 2, 3), 3), ((5,), 6)):
+        tokens, hashes = whole_story(roots[1], prompt, length)
+        assert len(tokens) == len(hashes) == max(len(prompt), length)
+        assert tokens[: len(prompt)] == prompt
+        assert list(hashes) == prefix_hashes(roots[1], tokens)
+        sampled = [sampled_token(before) for before in hashes[len(prompt) - 1 : -1]]
+        assert list(tokens[len(prompt) :]) == sampled
