@@ -11,7 +11,7 @@ from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
 from kv_sim.choices import TROUBLE, WEIGHTS, legal_choices, pick
-from kv_sim.config import WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
@@ -54,6 +54,8 @@ def test_in_an_empty_world_hardly_anything_is_legal() -> None:
         legal(made, act("spoil", rank=2), act("restart", rank=2, memory=False), act("abort", request="r1"))
     )
     assert all(legal(made, act("spoil", rank=1), act("restart", rank=1, memory=False), add("r1")))
+    assert [device.copies.spoiled for device in made.engine.devices] == [False, True]
+    assert [device.copies.restarts for device in made.engine.devices] == [0, 1]
     assert all(legal(made, act("reset", running=False, connector=False)))
     assert not any(legal(made, add("r1", 5)))
 
@@ -67,6 +69,7 @@ def test_steps_are_scheduled_executed_retired_and_processed() -> None:
         (act("retire", rank=0), False, 1),
         (act("execute", rank=1), True, 1),
         (act("execute", rank=1), False, 1),
+        (act("execute", rank=2), False, 1),
         (act("retire", rank=0), False, 1),
         (act("process"), False, 1),
         (act("execute", rank=0), True, 1),
@@ -181,6 +184,31 @@ def test_what_was_drawn_for_an_action_that_fails_is_kept() -> None:
     with pytest.raises(IndexError):
         made.apply(act("reset", running=True, connector=True))
     assert made.history == [act("reset", running=True, connector=True)]
+
+
+@pytest.mark.parametrize("has_tails", [False, True])
+@pytest.mark.parametrize(
+    ("local", "answer", "ends_within"),
+    [
+        (4, (2, True), True),
+        (2, (4, True), True),
+        (2, (2, True), False),
+        (4, (4, True), False),
+        (2, (0, False), False),
+    ],
+)
+def test_loads_that_end_within_a_block_are_counted(
+    has_tails: bool, local: int, answer: tuple[int, bool], ends_within: bool
+) -> None:
+    tails = {"hashes_per_block": 2, "groups": (GroupConfig(), STATE), "hands_over_states": True}
+    made = World(replace(CONFIG, **tails) if has_tails else CONFIG, OFFLOAD)
+    asked = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), answer)
+    assert made.coverage.situations["match: a load ends within a block"] == (ends_within and has_tails)
+    before = made.digest
+    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), (None, False))
+    assert made.coverage.situations["match: ask again"] == 1
+    assert made.digest != before
 
 
 # -- what is chosen -----------------------------------------------------------------------------
