@@ -1,7 +1,7 @@
 """Each checker fires in a minimal situation made by hand, says where, and is silent when switched off."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from kv_api import (
     BlockRemoved,
     BlockStored,
     CacheHitSource,
+    KVCacheEvent,
     KVConnectorStats,
     KVConnectorTransferResults,
 )
@@ -19,7 +20,7 @@ from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, protocol, quiescence, work
 from kv_sim.checkers.hits import Served
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, SUBJECTS
 from kv_sim.examples.memory import MemoryConnector
@@ -200,6 +201,38 @@ def a_store_that_nobody_waits_for(referee: Referee) -> None:
     results = KVConnectorTransferResults(finished_sending={"r1"})
     protocol.check_reports(made.engine.scheduler, results, referee)
     assert not results.finished_sending
+
+
+def a_hold_while_it_loads(referee: Referee) -> None:
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.get_num_new_matched_tokens = lambda request, local: (4, True)
+    half.update_state_after_alloc = lambda *args: None
+    half.request_finished_all_groups = lambda *args: (True, None)
+    referee.silent.add(I.HITS)
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
+    made.apply(Action(Kind.ABORT, {"request": "r1"}))
+
+
+def failed_blocks_of_several_groups(referee: Referee) -> None:
+    made = World(WorldConfig(groups=(GroupConfig(), GroupConfig("sliding", 4))), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
+    half.get_block_ids_with_load_errors = lambda: {1}
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
+
+
+def events_that_cannot_be_read(referee: Referee) -> None:
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+
+    def events() -> Iterator[KVCacheEvent]:
+        yield {}["nowhere"]
+
+    half.take_events = events
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
 
 
 def a_hit_that_nobody_computed(referee: Referee) -> None:
@@ -436,6 +469,12 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         "reports_that_cannot_be_joined.<locals>.join)",
     ),
     (
+        I.NO_CRASH,
+        events_that_cannot_be_read,
+        "scheduler side, the events of take_events: KeyError: 'nowhere' (test_checkers.py:*** in "
+        "events_that_cannot_be_read.<locals>.events)",
+    ),
+    (
         I.PROTOCOL,
         more_than_there_is,
         ASKED + "4) answered (8, False), but at most 4 of its 9 tokens can be loaded so",
@@ -448,6 +487,17 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         I.PROTOCOL,
         a_store_that_nobody_waits_for,
         "request r1: the end of a store is reported, but its blocks are not held for one",
+    ),
+    (
+        I.PROTOCOL,
+        a_hold_while_it_loads,
+        "request r1: request_finished holds its blocks for a store while its load is under way; "
+        "whichever is reported first frees them",
+    ),
+    (
+        I.PROTOCOL,
+        failed_blocks_of_several_groups,
+        "failed block ids are reported, but there are several groups",
     ),
     (
         I.HITS,
