@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
+from kv_api.contract import CONTRACT
 from kv_sim import brief as brief_module
 from kv_sim.actions import Action, Kind
 from kv_sim.brief import brief, brief_step, brief_tables
@@ -16,7 +17,7 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import Failure
-from kv_sim.log import MOST_WIDTH, Log, describe, describe_pairs, describe_world
+from kv_sim.log import MOST_WIDTH, SILENT, Log, describe, describe_pairs, describe_world
 from kv_sim.memory.copies import Direction
 from kv_sim.report import action_lines, fail_lines, file_stem, replay_line, subject_lines
 from kv_sim.subject import Subject, Trait
@@ -288,6 +289,12 @@ def test_a_call(call: tuple[str, str, tuple[Any, ...], Any], line: str) -> None:
 )
 def test_a_call_that_says_nothing(call: tuple[str, str, tuple[Any, ...], Any]) -> None:
     assert called(call) == []
+
+
+def test_what_is_silent_is_a_method_of_a_connector() -> None:
+    assert set(SILENT) <= {member.name for member in CONTRACT}
+    for name in SILENT:
+        assert called((WORKER, name, (), None)) == []
 
 
 def test_steps_that_come_back_are_counted() -> None:
