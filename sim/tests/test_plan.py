@@ -1,4 +1,4 @@
-"""A step's plan by itself: what becomes of it for the connector, and what for the devices."""
+"""A step by itself: what becomes of its plan for the connector and the devices, what its output changes."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import Tables
 from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.pool import NULL, BlockPool
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.examples.catalogue import MEMORY
+from kv_sim.subject import Subject
+from kv_sim.world import World
 
 
 def request(name: str, computed: int = 0, **of: Any) -> SimRequest:
@@ -184,3 +188,59 @@ def test_a_name_moves_and_a_block_has_one() -> None:
     pool.uncache(two)
     assert pool.find(0, b"b") == one
     pool.check()
+
+
+# -- what a step's output changes ---------------------------------------------------------------
+
+
+def running(subject: Subject = MEMORY, *, tokens: int = 9, output: int = 4, **config: Any) -> World:
+    """A world in which the first step of a request has come back."""
+    made = World(WorldConfig(**config), subject)
+    made.engine.add(RequestSpec("r1", 0, tokens, 0, output, output))
+    assert made.apply(Action(Kind.STEP))
+    return made
+
+
+def test_a_connector_is_told_which_rank_it_is_for() -> None:
+    made = World(WorldConfig(tp_size=2), MEMORY)
+    ranks = [connector._vllm_config.parallel_config.rank for connector in made.engine.connectors]
+    assert ranks == [0, 1, 0], "the scheduler's is the last"
+
+
+def test_a_request_that_ends_has_the_blocks_that_were_computed() -> None:
+    """Not those that only rejected drafts reached."""
+    told = []
+    made = running(tokens=7, output=2, spec_tokens=2)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.request_finished_all_groups = lambda request, blocks: (told.append(blocks), (False, None))[1]
+    table = made.engine.scheduler.blocks.tables["r1"].groups[0]
+    assert made.apply(Action(Kind.STEP, {"rejects": {"r1": 2}}))
+    assert len(table) == 3
+    assert told == [(table[:2],)]
+
+
+@pytest.mark.parametrize(("place", "left"), [(None, 10), (0, 0), (1, 4), (2, 8)])
+def test_failed_blocks_set_a_request_back_to_before_the_first(place: int | None, left: int) -> None:
+    """And nobody finds it and those behind it any more; blocks of others are no reason."""
+    made = running()
+    (table,) = made.engine.scheduler.blocks.tables["r1"].groups
+    worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
+    worker.get_block_ids_with_load_errors = lambda: {table[place] if place is not None else 20}
+    pool, request_ = made.engine.scheduler.blocks.block_pool, made.engine.scheduler.requests["r1"]
+    assert set(pool.key_of) == set(table[:2])
+    made.apply(Action(Kind.STEP))
+    assert request_.num_computed_tokens == left
+    assert set(pool.key_of) == set(table[: min(2, 2 if place is None else place)])
+    worker.get_block_ids_with_load_errors = set
+    made.rest()
+    assert made.engine.outcome.ended[0].num_output_tokens == 4
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_what_becomes_of_a_request_whose_load_failed(policy: Any) -> None:
+    made = running(failure_policy=policy)
+    worker: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
+    worker.get_block_ids_with_load_errors = lambda: {made.engine.scheduler.blocks.tables["r1"].groups[0][1]}
+    made.apply(Action(Kind.STEP))
+    statuses = [one.status for one in (*made.engine.outcome.ended, *made.engine.scheduler.requests.values())]
+    assert statuses == [Status.FINISHED_ERROR if policy == "fail" else Status.RUNNING]
