@@ -14,7 +14,7 @@ from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.pool import NULL, BlockPool
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
-from kv_sim.examples.catalogue import MEMORY
+from kv_sim.examples.catalogue import LATER, MEMORY
 from kv_sim.subject import Subject
 from kv_sim.world import World
 
@@ -244,3 +244,14 @@ def test_what_becomes_of_a_request_whose_load_failed(policy: Any) -> None:
     made.apply(Action(Kind.STEP))
     statuses = [one.status for one in (*made.engine.outcome.ended, *made.engine.scheduler.requests.values())]
     assert statuses == [Status.FINISHED_ERROR if policy == "fail" else Status.RUNNING]
+
+
+def test_an_engine_goes_on_for_blocks_that_are_held() -> None:
+    made = running(LATER, output=1)
+    scheduler = made.engine.scheduler
+    assert made.apply(Action(Kind.STEP)), "it tells that the request has ended"
+    (held,) = scheduler.requests.values()
+    assert (held.is_held, scheduler.finished_req_ids, scheduler.num_running) == (True, set(), 0)
+    assert scheduler.has_work
+    made.rest()
+    assert not scheduler.has_work
