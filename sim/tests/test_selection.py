@@ -158,6 +158,13 @@ def test_subjects_that_are_none(args: tuple[Any, ...], message: str) -> None:
     assert refused(selection.choose_subjects, *args) == message
 
 
+def test_an_unknown_connector() -> None:
+    message = refused(selection.choose_subject, "latr")
+    known = ", ".join(sorted(SUBJECTS))
+    assert message.startswith(f"--connector: unknown connector 'latr'; known: {known}; did you mean 'later'?")
+    assert "; or give one of your own as module:Class (installed connectors: " in message
+
+
 def test_a_connector_that_cannot_be_made() -> None:
     message = refused(selection.choose_subject, "broken_connectors:Homeless", '{"a": 1}')
     assert message.startswith(

@@ -1,17 +1,20 @@
 """Strict reading, and what is said about conformance: whole messages, rows and notes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from kv_sim.config import WorldConfig
-from kv_sim.conformance.report import notes, row_of, scenario_table, situation_table, summary_lines
+from kv_sim.conformance.report import failure_lines, notes, row_of, scenario_table, situation_table, summary_lines
 from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, seeds_of, with_needs
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.fuzz import Failure
 from kv_sim.legal import SITUATIONS
+from kv_sim.schedule_file import read_schedule
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -128,6 +131,25 @@ def test_notes() -> None:
     assert notes(everything, {"match: load in the step": 0, "an empty step": 3}) == [nothing]
     for name in ("match: asynchronous load", "match: load in the step"):
         assert notes(everything, {name: 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("traits", "named"), [(frozenset(), "none"), (frozenset({Trait.RANKS, Trait.FINE}), "fine,ranks")]
+)
+def test_a_failure_of_a_scenario(
+    traits: frozenset[Trait], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shrunk, saved, and with lines to paste."""
+    monkeypatch.setattr("kv_sim.conformance.report.shrink", lambda failure: replace(failure, seed=None))
+    found = replace(FAILURE, subject=replace(MEMORY, traits=traits), seed=7)
+    file = tmp_path / "fail-a_B-7.jsonl"
+    assert failure_lines("a:B", "{}", found, tmp_path) == [
+        "FAIL seed=7 actions=0  WORK  m",
+        "shrunk to 0 actions",
+        f"replay: kv-sim fuzz --connector a:B --extra '{{}}' --traits {named} --seed 7 --log",
+        f"shrunk: kv-sim replay-schedule {file}",
+    ]
+    assert read_schedule(file).subject == found.subject
 
 
 def test_what_a_trait_means_nothing_without() -> None:
