@@ -216,6 +216,7 @@ ACTIONS = [
     ('{"action": "finish", "rank": 0, "copy": "1"}', 'finish.copy: expected a whole number, got "1"'),
     ('{"action": "finish", "rank": -1, "copy": 1}', "finish.rank: not less than 0, got -1"),
     ('{"action": "step", "rejects": {"r1": "x"}}', 'step.rejects.r1: expected a whole number, got "x"'),
+    ('{"action": "step", "rejects": {"r1": -1}}', "step.rejects.r1: not less than 0, got -1"),
     ('{"action": "abort", "request": 1}', "abort.request: expected a string, got 1"),
     ('{"action": "reset", "running": 1, "connector": false}', "reset.running: expected true or false, got 1"),
     ('{"action": "add", "spec": {"request_id": "r"}}', "add.spec: 'conversation', 'shared_tokens'"),

@@ -233,6 +233,8 @@ def _action(values: dict[str, Any]) -> Action:
         _check_spec(f"{name}.spec", values["spec"])
     for request, count in values.get("rejects", {}).items():
         check_type(f"{name}.rejects.{request}", count, int)
+        if count < 0:
+            raise Bad(f"{name}.rejects.{request}: not less than 0, got {count}")
     for key, value in values.items():
         if type(value) is int and value < 0:
             raise Bad(f"{name}.{key}: not less than 0, got {value}")
