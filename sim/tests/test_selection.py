@@ -1,5 +1,6 @@
 """From what somebody typed to what it means: values, and whole messages about mistakes."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from kv_sim import selection
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.options import parser_of
 from kv_sim.schedule_file import Schedule
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -216,3 +218,63 @@ def test_what_a_schedule_needs_to_be_claimed(
     plain = Subject("X", traits=frozenset())
     assert selection.unclaimed(Schedule(plain, WorldConfig(**config), history)) == needs
     assert selection.unclaimed(Schedule(Subject("X"), WorldConfig(**config), history)) == []
+
+
+# -- options ------------------------------------------------------------------------------------
+
+RUN = {"actions": 80, "save": ".", "engine": "builtin"}
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("fuzz", {**RUN, "without": []}),
+        (
+            "fuzz --connector c --extra {} --traits t --seed 3 --seeds 1-2 --histories 4 --actions 5 --log "
+            "--perfetto f --save d --digest --without A B --without C --engine e",
+            {
+                **{"connector": "c", "extra": "{}", "traits": "t", "seed": "3", "seeds": "1-2", "histories": 4},
+                **{"actions": 5, "log": True, "perfetto": "f", "save": "d", "digest": True, "engine": "e"},
+                "without": ["A", "B", "C"],
+            },
+        ),
+        ("replay-schedule f", {"file": "f"}),
+        ("replay-schedule f --engine e --log", {"file": "f", "engine": "e", "log": True}),
+        ("conform", {**RUN, "seed": "0"}),
+        (
+            "conform n --spec s --probe --histories 4 --seed 2 --actions 3",
+            {**RUN, "name": "n", "spec": "s", "probe": True, "histories": 4, "seed": "2", "actions": 3},
+        ),
+        ("growth n --extra {}", {"name": "n", "extra": "{}"}),
+        ("campaign --jobs 1", {**RUN, "seed": "0", "jobs": 1}),
+        (
+            "campaign --minutes 1.5 --histories 2 --jobs 3 --seed 7",
+            {**RUN, "minutes": 1.5, "histories": 2, "jobs": 3, "seed": "7"},
+        ),
+        ("zoo --jobs 2", {"names": [], "jobs": 2, "seed": "0"}),
+        ("zoo a b --list --jobs 2 --seed 4", {"names": ["a", "b"], "list": True, "jobs": 2, "seed": "4"}),
+        ("subjects", {}),
+    ],
+)
+def test_options_and_what_they_are_by_default(line: str, options: dict[str, Any]) -> None:
+    """All that are not named are not given. Each command has its own function."""
+    command = line.split()[0]
+    typed = vars(parser_of(Names()).parse_args(line.split()))
+    assert typed.pop("run") == command
+    assert {name: value for name, value in typed.items() if value is not None and value is not False} == {
+        "command": command,
+        **options,
+    }
+
+
+class Names(dict[str, Any]):
+    """Of each command its name, in the place of a function."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+def test_there_is_a_process_for_each_core() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    for command in ("campaign", "zoo"):
+        assert parser_of(Names()).parse_args([command]).jobs == cores
