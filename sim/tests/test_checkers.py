@@ -1,6 +1,7 @@
 """Each checker fires in a minimal situation made by hand, says where, and is silent when switched off."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,18 +9,18 @@ from typing import Any
 import pytest
 
 from kv_api import (
-    AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     CacheHitSource,
+    KVCacheEvent,
     KVConnectorStats,
     KVConnectorTransferResults,
 )
 from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import accounting, conservation, geometry, protocol, quiescence, work
-from kv_sim.checkers.hits import Served, _probes
-from kv_sim.config import WorldConfig
+from kv_sim.checkers import accounting, protocol, quiescence, work
+from kv_sim.checkers.hits import Served
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, SUBJECTS
 from kv_sim.examples.memory import MemoryConnector
@@ -77,25 +78,39 @@ def a_load_without_right(referee: Referee) -> None:
 
 def a_block_that_stays(referee: Referee) -> None:
     made = world(referee)
-    made.engine.scheduler.blocks.block_pool.hold([5])
-    conservation.check_engine(made.engine)
+    made.engine.scheduler.blocks.block_pool.touch([5, 7])
+    made.engine.shadow.owners[7] = "r1"
+    rest(made)
 
 
 def a_load_right_that_stays(referee: Referee) -> None:
     made = world(referee)
-    made.engine.shadow.load_rights[5] = "r9"
-    conservation.check_engine(made.engine)
-
-
-class Holder:
-    def __init__(self) -> None:
-        self._later = [{"jobs": ("r1",)}]
+    made.engine.shadow.load_rights.update({5: "r9", 7: "r8", 8: "r9"})
+    rest(made)
 
 
 def a_name_that_stays(referee: Referee) -> None:
-    ended = SimpleNamespace(ended=[SimpleNamespace(request_id="r1")])
-    engine: Any = SimpleNamespace(connectors=[Holder()], referee=referee, outcome=ended, devices=[])
-    conservation.check_connectors(engine)
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half._later = [{"jobs": ("r1",)}]
+    rest(made)
+
+
+def books_that_are_wrong_for_a_while(referee: Referee) -> None:
+    """The reset at rest puts them right."""
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    wrong, forget = ["until it forgets"], half.reset_cache
+
+    def check() -> None:
+        assert not wrong, wrong[0]
+
+    def reset_cache() -> bool:
+        wrong.clear()
+        return bool(forget())
+
+    half.check, half.reset_cache = check, reset_cache
+    rest(made)
 
 
 def books_that_are_wrong(referee: Referee) -> None:
@@ -103,6 +118,39 @@ def books_that_are_wrong(referee: Referee) -> None:
     half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
     half._free_slots.pop()
     rest(made)
+
+
+def books_that_a_reset_at_rest_leaves_wrong(referee: Referee) -> None:
+    made = world(referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    forget = half.reset_cache
+    half.reset_cache = lambda: bool(half._free_slots.pop()) and forget()
+    rest(made)
+
+
+def bytes_that_are_not_counted_at_rest(referee: Referee) -> None:
+    made = stored_once(referee)
+    forget = made.engine.reset
+
+    def reset(**how: bool) -> bool | None:
+        made.counted._sums["vllm:kv_offload_load_bytes"] -= 1
+        return forget(**how)
+
+    made.engine.reset = reset  # type: ignore[method-assign]
+    rest(made)
+
+
+def a_load_that_is_never_reported(referee: Referee) -> None:
+    """What is still going on isn't judged: of that nothing is known."""
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.get_num_new_matched_tokens = lambda request, local: (4, True)
+    half.update_state_after_alloc = lambda *args: None
+    made.referee.silent.add(I.HITS)
+    for name in ("r1", "r2"):
+        made.engine.add(spec(name, output_tokens=1, max_tokens=1))
+    rest(made)
+    assert made.engine.num_steps == quiescence.MOST_STEPS
 
 
 def work_that_never_ends(referee: Referee) -> None:
@@ -157,6 +205,38 @@ def a_store_that_nobody_waits_for(referee: Referee) -> None:
     results = KVConnectorTransferResults(finished_sending={"r1"})
     protocol.check_reports(made.engine.scheduler, results, referee)
     assert not results.finished_sending
+
+
+def a_hold_while_it_loads(referee: Referee) -> None:
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.get_num_new_matched_tokens = lambda request, local: (4, True)
+    half.update_state_after_alloc = lambda *args: None
+    half.request_finished_all_groups = lambda *args: (True, None)
+    referee.silent.add(I.HITS)
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
+    made.apply(Action(Kind.ABORT, {"request": "r1"}))
+
+
+def failed_blocks_of_several_groups(referee: Referee) -> None:
+    made = World(WorldConfig(groups=(GroupConfig(), GroupConfig("sliding", 4))), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[0].side  # type: ignore[attr-defined]
+    half.get_block_ids_with_load_errors = lambda: {1}
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
+
+
+def events_that_cannot_be_read(referee: Referee) -> None:
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+
+    def events() -> Iterator[KVCacheEvent]:
+        yield {}["nowhere"]
+
+    half.take_events = events
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    made.apply(Action(Kind.STEP))
 
 
 def a_hit_that_nobody_computed(referee: Referee) -> None:
@@ -311,8 +391,7 @@ def ranks_that_differ(referee: Referee) -> None:
     made.apply(Action(Kind.STEP))
     device = made.engine.devices[1]
     device.copies.open().submit(Direction.STORE, [(9, 0)])
-    made._settle({}, None)
-    geometry.check_ranks(made.engine)
+    rest(made)
 
 
 def a_slot_that_is_not_there(referee: Referee) -> None:
@@ -326,58 +405,202 @@ def ask_again_for_ever(referee: Referee) -> None:
         retries.matched("r1", (None, False))
 
 
+ANY = "***"
+"""What a message says there depends on hashes, on where a line stands, or on pytest."""
+ASKED = "request r1: get_num_new_matched_tokens(…, "
+
 SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
-    (I.CONTENT, wrong_bytes, "request r1 token 2: rank 0 block 1 holds"),
-    (I.OWNERSHIP, a_step_writes_under_a_store, "rank 0 block 3 (of nobody): step 2 computes into it while store"),
-    (I.OWNERSHIP, a_load_without_right, "load copy 0 writes it, but no load into it is announced"),
-    (I.CONSERVATION, a_block_that_stays, "GPU blocks [5]"),
-    (I.CONSERVATION, a_load_right_that_stays, "loads of requests ['r9'] never ended"),
-    (I.CONSERVATION, a_name_that_stays, "Holder._later[…]['jobs'][…] still remembers it"),
-    (I.CONSERVATION, books_that_are_wrong, "the books of MemoryScheduler are wrong: free 61 + in use 2 != 64"),
-    (I.LIVENESS, work_that_never_ends, "none, but it wants to go on"),
-    (I.NO_CRASH, a_connector_that_raises, "scheduler side, reset_cache: KeyError: 'nowhere'"),
-    (I.NO_CRASH, reports_that_cannot_be_joined, "what the workers report, joined: KeyError: 'nowhere'"),
-    (I.PROTOCOL, more_than_there_is, "answered (8, False), but at most 4 of its 9 tokens can be loaded so"),
-    (I.PROTOCOL, an_asynchronous_nothing, "an asynchronous load of nothing"),
-    (I.PROTOCOL, no_count, "whose count is no count"),
-    (I.PROTOCOL, no_pair, "answered 4, which is no pair"),
+    (
+        I.CONTENT,
+        wrong_bytes,
+        "request r1 token 2: rank 0 block 1 holds 0x***, last written by step 1 for request r1 "
+        "(group 0, layer 0, step 2)",
+    ),
+    (
+        I.OWNERSHIP,
+        a_step_writes_under_a_store,
+        "rank 0 block 3 (of nobody): step 2 computes into it while store copy 0 (begun for nobody) is under way",
+    ),
+    (
+        I.OWNERSHIP,
+        a_load_without_right,
+        "rank 0 block 3 (of nobody): load copy 0 writes it, but no load into it is announced or going on",
+    ),
+    (I.CONSERVATION, a_block_that_stays, "GPU blocks [5, 7] (of nobody, request r1) are never freed"),
+    (I.CONSERVATION, a_load_right_that_stays, "loads of requests ['r8', 'r9'] never ended"),
+    (
+        I.CONSERVATION,
+        a_name_that_stays,
+        "request r1 has ended, everything is at rest, and "
+        "MemoryConnector._scheduler._later[…]['jobs'][…] still remembers it",
+    ),
+    (
+        I.CONSERVATION,
+        books_that_are_wrong,
+        "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
+    ),
+    (
+        I.CONSERVATION,
+        books_that_are_wrong_for_a_while,
+        "at rest the books of MemoryScheduler are wrong: until it forgets***",
+    ),
+    (
+        I.CONSERVATION,
+        books_that_a_reset_at_rest_leaves_wrong,
+        "at rest the books of MemoryScheduler are wrong: free 61 + in use 2 != 64, or one counts twice***",
+    ),
+    (
+        I.LIVENESS,
+        a_load_that_is_never_reported,
+        "after 400 quiet steps there are still requests: <request r1 waiting for a load 4/9>, "
+        "<request r2 waiting for a load 4/9>",
+    ),
+    (
+        I.LIVENESS,
+        work_that_never_ends,
+        "after 400 quiet steps there are still requests: none, but it wants to go on",
+    ),
+    (
+        I.NO_CRASH,
+        a_connector_that_raises,
+        "scheduler side, reset_cache: KeyError: 'nowhere' (test_checkers.py:*** in "
+        "a_connector_that_raises.<locals>.Clumsy.reset_cache)",
+    ),
+    (
+        I.NO_CRASH,
+        reports_that_cannot_be_joined,
+        "what the workers report, joined: KeyError: 'nowhere' (test_checkers.py:*** in "
+        "reports_that_cannot_be_joined.<locals>.join)",
+    ),
+    (
+        I.NO_CRASH,
+        events_that_cannot_be_read,
+        "scheduler side, the events of take_events: KeyError: 'nowhere' (test_checkers.py:*** in "
+        "events_that_cannot_be_read.<locals>.events)",
+    ),
+    (
+        I.PROTOCOL,
+        more_than_there_is,
+        ASKED + "4) answered (8, False), but at most 4 of its 9 tokens can be loaded so",
+    ),
+    (I.PROTOCOL, an_asynchronous_nothing, ASKED + "0) answered (0, True), an asynchronous load of nothing"),
+    (I.PROTOCOL, no_count, ASKED + "0) answered ('4', False), whose count is no count"),
+    (I.PROTOCOL, no_pair, ASKED + "0) answered 4, which is no pair"),
     (I.PROTOCOL, a_load_of_nobody, "request r9: the end of a load is reported, but there is no such request"),
-    (I.PROTOCOL, a_store_that_nobody_waits_for, "request r1: the end of a store is reported, but its blocks"),
-    (I.HITS, a_hit_that_nobody_computed, "nobody computed block 0 of them in this world"),
-    (I.HITS, a_hit_from_before_a_reset, "nobody computed block 0 of them since reset 1"),
-    (I.HITS, a_block_that_was_lost, "4 of its 9 tokens are found, but the first 8"),
-    (I.HITS, a_reset_that_lies, "nobody computed block 0 of them since reset 1"),
+    (
+        I.PROTOCOL,
+        a_store_that_nobody_waits_for,
+        "request r1: the end of a store is reported, but its blocks are not held for one",
+    ),
+    (
+        I.PROTOCOL,
+        a_hold_while_it_loads,
+        "request r1: request_finished holds its blocks for a store while its load is under way; "
+        "whichever is reported first frees them",
+    ),
+    (
+        I.PROTOCOL,
+        failed_blocks_of_several_groups,
+        "failed block ids are reported, but there are several groups",
+    ),
+    (
+        I.HITS,
+        a_hit_that_nobody_computed,
+        "request r1: 4 tokens are found after the first 0, but nobody computed block 0 of them in this world",
+    ),
+    (
+        I.HITS,
+        a_hit_from_before_a_reset,
+        "request r1: 8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1",
+    ),
+    (
+        I.HITS,
+        a_block_that_was_lost,
+        "request r1 comes again at rest: 4 of its 9 tokens are found, but the first 8 belong to "
+        "requests that ended well, no copy failed, and there was room for all",
+    ),
+    (
+        I.HITS,
+        a_reset_that_lies,
+        "request r1: 8 tokens are found after the first 0, but nobody computed block 0 of them since reset 1",
+    ),
     (
         I.ACCOUNTING,
         sources_that_do_not_add_up,
-        "8 tokens are loaded, but their sources are counted as {'host': 4}",
+        "request r1: 8 tokens are loaded, but their sources are counted as {'host': 4}",
     ),
-    (I.ACCOUNTING, a_source_of_nothing, "'disk': 0"),
+    (
+        I.ACCOUNTING,
+        a_source_of_nothing,
+        "request r1: 8 tokens are loaded, but their sources are counted as {'host': 8, 'disk': 0}",
+    ),
     (I.ACCOUNTING, stats_that_arrive_as_others, "stats {'loads': 3} arrive as {'loads': 0} where they are shown"),
     (
         I.ACCOUNTING,
         removed_and_never_stored,
-        "removes block b'x' of group None from CPU, which no event had stored",
+        "an event removes block b'x' of group None from CPU, which no event had stored",
     ),
-    (I.ACCOUNTING, found_and_not_announced, "block 0 of its prompt is found, but by the events so far it is not"),
-    (I.ACCOUNTING, announced_and_not_found, "block 0 of its prompt is not found, but by the events so far it is"),
-    (I.ACCOUNTING, announced_twice, "in CPU, which was stored before and not removed since"),
-    (I.ACCOUNTING, tokens_of_another_block, "an event tells (parent, tokens, block size, adapter) (b"),
+    (
+        I.ACCOUNTING,
+        found_and_not_announced,
+        "request r1 comes again at rest: block 0 of its prompt is found, but by the events so "
+        "far it is not stored",
+    ),
+    (
+        I.ACCOUNTING,
+        announced_and_not_found,
+        "request r1 comes again at rest: block 0 of its prompt is not found, but by the events "
+        "so far it is stored",
+    ),
+    (
+        I.ACCOUNTING,
+        announced_twice,
+        "an event stores block b***of group None in CPU, which was stored before and not removed since",
+    ),
+    (
+        I.ACCOUNTING,
+        tokens_of_another_block,
+        "of blocks [b***] an event tells (parent, tokens, block size, adapter) (b***, [***, ***, "
+        "***, ***], 4, None), but it is (b***, [***, ***, ***, ***], 4, None)",
+    ),
     (
         I.ACCOUNTING,
         bytes_that_are_not_counted,
         "vllm:kv_offload_store_size_sum adds up to 32, but 1 store copies that ended well moved 64 bytes",
     ),
-    (I.ACCOUNTING, a_share_that_stays_in_use, "nothing is under way, but these shares are in use: {"),
-    (I.ACCOUNTING, a_whole_that_is_not_its_parts, "the first of these is the sum of the others: {"),
+    (
+        I.ACCOUNTING,
+        bytes_that_are_not_counted_at_rest,
+        "vllm:kv_offload_load_bytes adds up to ***, but *** load copies that ended well moved *** bytes",
+    ),
+    (
+        I.ACCOUNTING,
+        a_share_that_stays_in_use,
+        "nothing is under way, but these shares are in use: "
+        "{'vllm:kv_offload_cpu_cache_usage_perc': 0.0, "
+        "'vllm:kv_offload_cpu_cache_write_usage_perc': 0.0, "
+        "'vllm:kv_offload_cpu_cache_read_usage_perc': 0.25}",
+    ),
+    (
+        I.ACCOUNTING,
+        a_whole_that_is_not_its_parts,
+        "the first of these is the sum of the others: {'vllm:kv_offload_cpu_cache_usage_perc': "
+        "0.5, 'vllm:kv_offload_cpu_cache_write_usage_perc': 0, "
+        "'vllm:kv_offload_cpu_cache_read_usage_perc': 0}",
+    ),
     (
         I.HITS,
         what_was_just_used_is_gone,
-        "comes again at rest: 0 of its first 8 tokens are found, but r0 and new ones of 2 chunks came last",
+        "request r0 comes again at rest: 0 of its first 8 tokens are found, but r0 and new ones "
+        "of 2 chunks came last, and all have room",
     ),
-    (I.CONSERVATION, half_a_connector, "of FlakyScheduler with its workers 1 of 2 are switched off"),
+    (
+        I.CONSERVATION,
+        half_a_connector,
+        "everything is at rest, and of FlakyScheduler with its workers 1 of 2 are switched off",
+    ),
     (I.GEOMETRY, ranks_that_differ, "ranks 0 and 1 disagree: a store of ((9, 0),) ran on one of them only"),
-    (I.GEOMETRY, a_slot_that_is_not_there, "uses host slot 4 of 4"),
+    (I.GEOMETRY, a_slot_that_is_not_there, "rank 0: store copy 0 uses host slot 4 of 4"),
     (I.WORK, ask_again_for_ever, "request r1: the connector answered 'ask again' 61 times in a row"),
 )
 each = pytest.mark.parametrize(
@@ -390,7 +613,8 @@ def test_it_fires_and_says_where(invariant: Invariant, situation: Callable[[Refe
     with pytest.raises(Violation) as caught:
         situation(Referee())
     assert caught.value.invariant is invariant
-    assert words in caught.value.message
+    anything = ".*".join(map(re.escape, words.split(ANY)))
+    assert re.fullmatch(anything, caught.value.message, re.DOTALL), caught.value.message
     assert str(caught.value) == f"{invariant}  {caught.value.message}"
 
 
@@ -411,107 +635,8 @@ def test_every_checker_has_a_situation() -> None:
     assert {invariant for invariant, _, _ in SITUATIONS} == set(Invariant)
 
 
-def test_what_is_legal_is_passed_on() -> None:
-    referee = Referee()
-    for answer in ((None, False), (0, False), (8, False), (4, True)):
-        assert protocol.check_match(request(), 0, answer, referee) == answer
-    assert protocol.check_match(request(), 0, (9, True), referee) == (9, True), "asynchronous: to the last token"
-
-
-def test_an_aborted_load_may_be_ended_by_the_report_of_a_store() -> None:
-    """It frees the blocks, once; a second report of either kind is one too many."""
-    made = world(Referee(), output=3)
-    aborted = made.engine.scheduler.requests["r1"]
-    aborted.status, aborted.awaits_load = Status.FINISHED_ABORTED, True
-    results = KVConnectorTransferResults(finished_sending={"r1"})
-    protocol.check_reports(made.engine.scheduler, results, made.referee)
-    assert results.finished_sending == {"r1"}
-    with pytest.raises(Violation, match="none is under way"):
-        protocol.check_reports(
-            made.engine.scheduler, KVConnectorTransferResults(finished_recving={"r1"}), made.referee
-        )
-
-
-def test_a_mirror_counts_copies_of_a_block() -> None:
-    mirror = accounting.Mirror(Referee())
-    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
-    mirror.take([stored, stored, BlockRemoved([b"x"], "CPU")])
-    assert sum(mirror.blocks.values()) == 1
-    mirror.take([BlockRemoved([b"x"], "CPU")])
-    assert not mirror.blocks
-
-
-def test_a_mirror_forgets_what_was_cleared() -> None:
-    mirror = accounting.Mirror(Referee(), is_exact=True)
-    stored = BlockStored([b"x"], None, [1], 1, None, "CPU", None)
-    mirror.take([stored, AllBlocksCleared(), stored])
-    assert list(mirror.blocks.values()) == [1]
-
-
-def test_names_are_looked_for_in_slots_as_well() -> None:
-    class Old:
-        __slots__ = "name"
-
-    class New(Old):
-        __slots__ = ("more", "unset")
-
-    kept = New()
-    kept.name, kept.more = "r1", [{"r2": 3}]
-    assert [*conservation._strings(kept, "it", set(), 0)] == [
-        ("it.more[…] (a key)", "r2"),
-        ("it.name", "r1"),
-    ]
-
-
-def test_who_comes_again_at_rest() -> None:
-    """The longest first, and none whose prompt is the beginning of another's; a token more for every other one."""
-    ended = [
-        request(name="prefix", shared_tokens=5),
-        request(name="long", shared_tokens=17, output_tokens=3, max_tokens=4, skip_reading_prefix_cache=True),
-        request(name="short", conversation=1, shared_tokens=3),  # fills no block
-        request(name="other", conversation=2, shared_tokens=8),
-        request(name="third", conversation=3, shared_tokens=6),
-        request(name="own", conversation=4, shared_tokens=4, own_tokens=1),
-        request(name="fifth", conversation=5, shared_tokens=4),
-    ]
-    for most_tokens, of_other in ((20, 1), (10, 1), (9, 0)):
-        assert _probes(ended, most_tokens) == [
-            spec("long", shared_tokens=17, output_tokens=1, max_tokens=1),
-            spec("other", conversation=2, shared_tokens=8, own_tokens=of_other, output_tokens=1, max_tokens=1),
-            spec("third", conversation=3, shared_tokens=6, output_tokens=1, max_tokens=1),
-            spec("own", conversation=4, shared_tokens=4, own_tokens=2, output_tokens=1, max_tokens=1),
-        ]
-
-
-def test_what_a_reset_or_a_preemption_came_between_need_not_be_kept() -> None:
-    served = Served(Referee(), 4, is_on=True)
-    calm, reset, preempted, aborted = (request(name=f"r{number}") for number in range(4))
-    for ended in (calm, reset, preempted):
-        ended.status = Status.FINISHED_STOPPED
-    aborted.status = Status.FINISHED_ABORTED
-    preempted.num_preemptions = 1
-    served.reset([reset])
-    assert [served.is_fair(r) for r in (calm, reset, preempted, aborted)] == [True, False, False, False]
-
-
-def test_a_request_of_another_engine_tells_a_hash_for_each_block() -> None:
-    known = request()
-    served = Served(Referee(), 4, is_on=True)
-    known.num_computed_tokens = 4
-    served.compute(known)
-    foreign: Any = SimpleNamespace(request_id="r1", block_hashes=list(known.prompt_hashes))
-    served.check_match(foreign, 0, 4)
-    with pytest.raises(Violation, match="nobody computed block 1 of them"):
-        served.check_match(foreign, 0, 8)
-
-
-def test_hits_are_nobodys_business_without_the_trait() -> None:
-    Served(Referee(), 4, is_on=False).check_match(request(), 0, 4)
-
-
-def test_an_answer_ends_the_row_of_retries() -> None:
-    retries = work.Retries(Referee())
-    for _ in range(3):
-        for _ in range(work.MOST_RETRIES):
-            retries.matched("r1", (None, False))
-        retries.matched("r1", (0, False))
+def test_the_engine_recounts_its_own_books_at_rest() -> None:
+    made = world(Referee())
+    made.engine.devices[0].copies.ended.append(Copy(7, Direction.STORE, (), "", 0))
+    with pytest.raises(AssertionError, match="1 copies, 0 submitted"):
+        rest(made)

@@ -90,6 +90,13 @@ def test_the_end_is_copied_into_a_block_of_its_own() -> None:
     assert made.engine.scheduler.blocks.block_pool.key_of[target] == (0, r2.block_hashes[3]), "it is full now"
 
 
+def test_what_is_copied_into_is_new_as_other_blocks_are() -> None:
+    made, step = after_one(request("r1", 7), request("r2", 12), replace(CONFIG, zero_new_blocks=True))
+    [(_, target)] = step.output.kv_cache_block_copies or []
+    [table] = made.engine.scheduler.blocks.tables_of("r2").groups
+    assert step.output.new_block_ids_to_zero == [target, *table[2:]]
+
+
 def test_a_copy_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     made, step = after_one(request("r1", 7), request("r2", 12))
     monkeypatch.setattr(step.output, "kv_cache_block_copies", None)

@@ -2,17 +2,20 @@
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kv_sim.actions import Kind
 from kv_sim.cli import main
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS, UnitWork
+from kv_sim.world import World
 
 
 @pytest.fixture
@@ -119,6 +122,68 @@ def test_situations_are_what_they_say() -> None:
     # It has nothing to do while a prompt is computed.
     assert last.measure(LATER, plain, 64) == last.measure(LATER, plain, 512)
     assert known.measure(LATER, plain, 64).most == "get_num_new_matched_tokens"  # it goes through what it finds
+
+
+class Counted:
+    """In the place of a meter: each step is more work than the one before, most of it in one method."""
+
+    def __init__(self, connector: object) -> None:
+        self.steps = 0
+
+    def take(self) -> Counter[str]:
+        self.steps += 1
+        return Counter({"little": 1, "most": self.steps})
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "work", "room", "running", "prompts"),
+    [
+        # A prompt is computed in four full steps and one of a token; the last of the full ones is the fourth.
+        ("a prompt's last steps", 64, 1 + 4, 144, 4, {(0, 0, 257, 2): 1}),
+        ("a prompt, from arrival to end", 64, sum(range(2, 9)) / 64, 144, 4, {(0, 0, 257, 2): 1}),
+        ("a prompt that was stored", 64, (9 + 10 + 11) / 64, 144, 4, {(1, 256, 1, 2): 2}),
+        (
+            "requests that decode",
+            4,
+            17.5 / 4,
+            64,
+            4,
+            {(0, 0, 5, 32): 4},
+        ),  # all but the first and the last
+        ("a request beside others", 4, 18.5, 32, 1, {(0, 0, 5, 32): 1, (0, 0, 5, 1): 4}),
+        ("a request after others", 4, 14 + 15 + 16, 28, 4, {(0, 0, 9, 2): 5}),
+    ],
+)
+@pytest.mark.parametrize("model", ["full attention", "full attention and a window"])
+def test_what_is_measured_in_a_situation(
+    name: str,
+    size: int,
+    work: float,
+    room: int,
+    running: int,
+    prompts: dict[tuple[int, ...], int],
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is room for all in each group; a step computes sixteen blocks."""
+    worlds = []
+
+    def make(*args: Any) -> World:
+        worlds.append(World(*args))
+        return worlds[-1]
+
+    monkeypatch.setattr("kv_sim.growth.situations.World", make)
+    monkeypatch.setattr("kv_sim.growth.situations.Meter", Counted)
+    assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
+    (made,) = worlds
+    groups = MODELS[model].groups
+    config = made.config
+    assert (config.num_blocks, config.host_slots) == (room * len(groups),) * 2
+    assert (config.groups, config.max_running, config.max_step_tokens) == (groups, running, 64)
+    specs = [action.args["spec"] for action in made.history if action.kind is Kind.ADD]
+    fields = ("conversation", "shared_tokens", "own_tokens", "output_tokens")
+    assert Counter(tuple(spec[field] for field in fields) for spec in specs) == prompts
+    assert not made.engine.has_work
 
 
 def test_models_are_tried_that_a_connector_claims_to_work_with() -> None:

@@ -3,8 +3,9 @@
 import json
 import re
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.perfetto import ACTION_US, BLOCKS, COPIES, REQUESTS, STEPS, WORLD, Perfetto
-from kv_sim.subject import Subject
+from kv_sim.log import describe_world
+from kv_sim.perfetto import ACTION_US, BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS, WORLD, Perfetto
+from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.watch import WatchedWorld
 
@@ -168,3 +170,72 @@ def test_a_violation_is_marked(tmp_path: Path) -> None:
     [mark] = [e for e in events if e.get("s") == "g" and "violation" in e.get("args", {})]
     assert mark["name"] == violation.invariant
     assert mark["args"]["violation"] == str(violation)
+
+
+def test_a_trace_of_a_short_history_is_this(tmp_path: Path) -> None:
+    """But for the times: every track with its place, and all that is on it."""
+    subject, file = replace(LATER, traits=LATER.traits - {Trait.KEEPS}), tmp_path / "trace.json"
+    history = [request("r1", shared_tokens=5), Action(Kind.ABORT, {"request": "r9"})]
+    config = WorldConfig(num_blocks=4, run_ahead=1)
+    replay(subject, config, history, make_world=partial(WatchedWorld, watchers=[Perfetto(file)]))
+    text = file.read_text()
+    assert text.endswith("}\n")
+    whole = json.loads(text)
+    assert whole["displayTimeUnit"] == "ms"
+    names = [event for event in whole["traceEvents"] if event["ph"] == "M"]
+    assert whole["traceEvents"][: len(names)] == names
+    assert {event["ts"] for event in names} == {0}
+    tracks = {
+        (WORLD, "world"): {1: "actions"},
+        (REQUESTS, "requests"): {1: "r1"},
+        (STEPS, "steps"): {1: "step 0", 2: "step 0, rank 0", 3: "step 1", 4: "step 1, rank 0"},
+        (BLOCKS, "blocks"): {1: "block 0 (null)", 2: "block 1", 3: "block 2", 4: "block 3"},
+        (COPIES, "copies of rank 0"): {1: "streams of their own"},
+    }
+    meta = [(e["pid"], e["tid"], e["name"], *e["args"].values()) for e in names]
+    assert sorted(meta) == sorted(
+        [(pid, 0, "process_name", name) for pid, name in tracks]
+        + [(pid, 0, "process_sort_index", pid) for pid, _ in tracks]
+        + [(pid, tid, "thread_name", name) for (pid, _), own in tracks.items() for tid, name in own.items()]
+        + [(pid, tid, "thread_sort_index", tid) for (pid, _), own in tracks.items() for tid in own]
+    )
+    on: dict[tuple[int, int], list[tuple[Any, ...]]] = defaultdict(list)
+    for e in whole["traceEvents"][len(names) :]:
+        on[e["pid"], e["tid"]].append((e["ph"], e["name"], *([e["args"]] if "args" in e else []), *e.get("s", "")))
+    add = "add      r1: 5 tokens of conversation 0, samples 1 of at most 1"
+    assert on[WORLD, 1][:6] == [
+        ("i", "world", {"world": describe_world(config)}, "t"),
+        ("B", add, {"number": 1}),
+        ("E", add, history[0].args),
+        ("B", "abort    r9", {"number": 2}),
+        ("i", "abort    r9", "g"),
+        ("E", "abort    r9", {"skipped": "not legal here"}),
+    ]
+    assert on[WORLD, 1][6][-1] == {"number": "at rest"}
+    states = [("waiting", 0, 5), ("running", 0, 5), ("stopped", 5, 6), ("stopped and held", 5, 6)]
+    spans = [
+        [("B", name, {"request": "r1", "tokens": f"{done} of {known} computed"}), ("E", name)]
+        for name, done, known in states
+    ]
+    assert on[REQUESTS, 1] == [*chain(*spans), ("i", "stopped", "t")]
+    assert on[STEPS, 1][:2] == [("B", "step 1", {"r1": "5 tokens"}), ("E", "step 1")]
+    assert on[STEPS, 2] == [("B", "kernels of step 1"), ("E", "kernels of step 1")]
+    assert on[STEPS, 3][:2] == [("B", "step 2"), ("E", "step 2")] or not on[STEPS, 3]
+    written = [("B", "r1"), ("i", "rank 0: step 1 for request r1", "t"), ("E", "r1")]
+    assert (on[BLOCKS, 1], on[BLOCKS, 2], on[BLOCKS, 3], on[BLOCKS, 4]) == ([], written, written, [])
+    assert on[COPIES, 1] == [
+        ("B", "store copy 0", {"pages": "block 1 → host 63", "after launch": 1, "stream": "own 0"}),
+        ("i", "1 of 1 pages", "t"),
+        ("E", "store copy 0", {"state": "done"}),
+    ]
+
+
+def test_a_block_that_several_hold_or_nobody_does_yet(tmp_path: Path) -> None:
+    shares = [request("r1"), Action(Kind.STEP), request("r2"), request("r10"), Action(Kind.STEP)]
+    spans = check(replayed(shares, tmp_path / "trace.json", WorldConfig(num_blocks=70)))
+    assert "r1 r10 r2" in [name for name, _, _ in spans[BLOCKS, 2]]
+    ended = [request("r1", shared_tokens=3), Action(Kind.SCHEDULE), Action(Kind.ABORT, {"request": "r1"})]
+    config = WorldConfig(num_blocks=70, run_ahead=1, role="kv_consumer")
+    events = replayed(ended, tmp_path / "trace.json", config)
+    assert [name for name, _, _ in check(events)[BLOCKS, 2]][:2] == ["r1", "waits to be freed"]
+    assert max(event["tid"] for event in events if event["pid"] == BLOCKS) == MOST_BLOCKS

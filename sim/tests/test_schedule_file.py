@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 import pytest
 from kv_sim_seeds import seeds
 
-from kv_sim.actions import Kind
+from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
-from kv_sim.fuzz import config_for, replay
+from kv_sim.fuzz import Failure, config_for, replay
 from kv_sim.schedule_file import (
     ARGUMENTS,
     Schedule,
@@ -139,6 +139,7 @@ HEADERS = [
     ({"without": [3]}, "line 1: without: unknown name 3"),
     ({"subject": 3}, "line 1: header.subject: expected an object, got 3"),
     ({"subject": {"traits": []}}, "line 1: subject: 'kv_connector' missing"),
+    ({"subject": {"kv_connector": "X"}}, "line 1: subject: 'traits' missing"),
     (
         {"subject": {"kv_connector": "X", "traits": ["group"]}},
         "subject.traits: unknown name 'group'; known: groups",
@@ -154,6 +155,7 @@ HEADERS = [
     ({"world": {"groups": [3]}}, "world.groups[0]: expected an object, got 3"),
     ({"world": {"groups": [{"kind": "half"}]}}, 'world.groups[0].kind: got "half"; choices: "full", "sliding"'),
     ({"world": {"groups": [{"kind": "full", "size": 1}]}}, "world.groups[0]: unknown key 'size'"),
+    ({"world": {"groups": [{"kind": "sliding", "window": -1}]}}, "world.groups[0].window: at least 0, got -1"),
     ({"world": {"groups": [{"kind": "full"}], "runner": 3}}, "world.runner: got 3; choices: 1, 2"),
     ({"world": {"groups": [{"kind": "full"}], "blocks": 3}}, "world: unknown key 'blocks'"),
     ({"world": {"groups": [{"kind": "full"}], "block_size": 0}}, "world.block_size: at least 1, got 0"),
@@ -166,6 +168,39 @@ def test_a_mistake_in_the_header_is_named(changes: dict[str, Any], message: str)
     error = error_of(lines_of(**changes))
     assert error.startswith("some.jsonl: line 1: ")
     assert message in error
+
+
+SIZES = {name for name, kind in get_type_hints(WorldConfig).items() if kind is int}
+NOTHING = {"run_ahead", "spec_tokens", "host_slots", "trouble"}
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_a_size_is_not_too_small(name: str) -> None:
+    least = 0 if name in NOTHING else 1
+    world: dict[str, Any] = {"groups": [{"kind": "full"}]}
+    error = error_of(lines_of(world={**world, name: least - 1}))
+    assert error == f"some.jsonl: line 1: world.{name}: at least {least}, got {least - 1}"
+    read = parse_schedule("\n".join(lines_of(world={**world, name: least})), "some.jsonl")
+    assert getattr(read.config, name) == least
+
+
+def test_what_a_world_refuses_is_named_with_the_line() -> None:
+    world = {"groups": [{"kind": "full"}], "hashes_per_block": 3}
+    assert error_of(lines_of(world=world)) == (
+        "some.jsonl: line 1: world.hashes_per_block: got 3, which doesn't divide a block of 4 tokens"
+    )
+
+
+def test_a_failure_becomes_a_schedule_in_any_script(tmp_path: Path) -> None:
+    violation = Violation(Invariant.WORK, "r1 → é…")
+    failure = Failure(LATER, WorldConfig(), [Action(Kind.STEP)], violation, 7)
+    without = frozenset({Invariant.HITS})
+    schedule = Schedule.of(failure, without)
+    assert schedule == Schedule(LATER, WorldConfig(), [Action(Kind.STEP)], "WORK  r1 → é…", 7, without)
+    assert (schedule.invariant, Schedule(LATER, WorldConfig(), []).invariant) == ("WORK", None)
+    file = write_schedule(schedule, tmp_path, "f")
+    assert "r1 → é…" in file.read_bytes().decode("utf-8")
+    assert read_schedule(file) == schedule
 
 
 ACTIONS = [
@@ -183,6 +218,7 @@ ACTIONS = [
     ('{"action": "finish", "rank": 0, "copy": "1"}', 'finish.copy: expected a whole number, got "1"'),
     ('{"action": "finish", "rank": -1, "copy": 1}', "finish.rank: not less than 0, got -1"),
     ('{"action": "step", "rejects": {"r1": "x"}}', 'step.rejects.r1: expected a whole number, got "x"'),
+    ('{"action": "step", "rejects": {"r1": -1}}', "step.rejects.r1: not less than 0, got -1"),
     ('{"action": "abort", "request": 1}', "abort.request: expected a string, got 1"),
     ('{"action": "reset", "running": 1, "connector": false}', "reset.running: expected true or false, got 1"),
     ('{"action": "add", "spec": {"request_id": "r"}}', "add.spec: 'conversation', 'shared_tokens'"),

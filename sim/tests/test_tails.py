@@ -138,6 +138,17 @@ def test_who_is_aborted_there_registers_its_block(subject: Subject, monkeypatch:
     made.rest()
 
 
+def test_but_not_where_nothing_is_stored() -> None:
+    made = world(request("r1", 13), config=replace(CONFIG, role="kv_consumer"))
+    made.apply(STEP)
+    tails = made.engine.outcome._tails_of
+    r1 = made.engine.scheduler.requests["r1"]
+    assert tails(r1) == []
+    stores = world(request("r1", 13))
+    stores.apply(STEP)
+    assert len(stores.engine.outcome._tails_of(stores.engine.scheduler.requests["r1"])) == 1
+
+
 @pytest.mark.parametrize("count", [2, 16])
 def test_but_not_when_a_step_has_gone_on_or_has_not_come_back(count: int) -> None:
     made = world(request("r1", 13, output=2), config=replace(CONFIG, run_ahead=1, max_step_tokens=count))

@@ -48,6 +48,10 @@ OPTIONAL: Final = frozenset({"rejects"})
 """Arguments that are left out when they are empty."""
 
 
+MAY_BE_NOTHING: Final = frozenset({"run_ahead", "spec_tokens", "host_slots", "trouble"})
+"""Numbers of a world that may be 0."""
+
+
 class ScheduleError(ConfigError):
     """A schedule file can't be read; the message names the file, the line and the reason."""
 
@@ -194,14 +198,20 @@ def _world(values: dict[str, Any]) -> WorldConfig:
         if not isinstance(group, dict):
             raise Bad(f"{where}: expected an object, got {word(group)}")
         check_keys(where, group, get_type_hints(GroupConfig), optional={"window"})
+        if group.get("window", 0) < 0:
+            raise Bad(f"{where}.window: at least 0, got {group['window']}")
     if not values["groups"]:
         raise Bad("world.groups: expected at least one group, got none")
     for index, kind in enumerate(values.get("silent", [])):
         check_type(f"world.silent[{index}]", kind, str)
-    for name in ("num_blocks", "block_size", "layers", "tp_size", "pp_size", "max_running", "max_step_tokens"):
-        if values.get(name, 1) < 1:
-            raise Bad(f"world.{name}: at least 1, got {values[name]}")
-    return WorldConfig.from_json({"silent": [], **values})
+    for name, value in values.items():
+        least = 0 if name in MAY_BE_NOTHING else 1
+        if type(value) is int and value < least:
+            raise Bad(f"world.{name}: at least {least}, got {value}")
+    try:
+        return WorldConfig.from_json({"silent": [], **values})
+    except ConfigError as error:
+        raise Bad(f"world.{error}") from None
 
 
 def _action(values: dict[str, Any]) -> Action:
@@ -223,6 +233,8 @@ def _action(values: dict[str, Any]) -> Action:
         _check_spec(f"{name}.spec", values["spec"])
     for request, count in values.get("rejects", {}).items():
         check_type(f"{name}.rejects.{request}", count, int)
+        if count < 0:
+            raise Bad(f"{name}.rejects.{request}: not less than 0, got {count}")
     for key, value in values.items():
         if type(value) is int and value < 0:
             raise Bad(f"{name}.{key}: not less than 0, got {value}")

@@ -159,7 +159,7 @@ class Mirror:
                     "was stored before and not removed since",
                 )
             self.blocks[key] += 1
-        if self._is_exact and event.token_ids and all(name in self._known for name in event.block_hashes):
+        if event.token_ids and event.block_hashes and all(name in self._known for name in event.block_hashes):
             self._check_told(event)
 
     def _check_told(self, event: BlockStored) -> None:

@@ -93,9 +93,7 @@ def _strings(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tupl
     elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
         for item in value:
             yield from _strings(item, f"{path}[…]", seen, depth + 1)
-    elif _is_foreign(value):
-        return
-    else:
+    elif not _is_foreign(value):
         for name in (*getattr(value, "__dict__", ()), *_slots(type(value))):
             yield from _strings(getattr(value, name, None), f"{path}.{name}", seen, depth + 1)
 
@@ -110,4 +108,4 @@ def _slots(cls: type) -> Iterator[str]:
 def _is_foreign(value: Any) -> bool:
     """Engine objects that a connector was handed are not its memory."""
     module = type(value).__module__
-    return module.startswith(("kv_sim.engine", "kv_sim.memory", "types", "numpy", "builtins", "enum"))
+    return module.startswith(("kv_sim.engine", "kv_sim.memory", "types", "builtins"))

@@ -152,7 +152,7 @@ def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
     probes: list[RequestSpec] = []
     for request in sorted(ended, key=lambda r: -r.num_prompt_tokens):
         hashes = request.prompt_hashes
-        if len(probes) < MOST_PROBES and hashes and hashes[-1] not in covered:
+        if hashes and hashes[-1] not in covered:
             covered.update(hashes)
             again = replace(request.spec, output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False)
             if len(probes) % 2 and request.num_prompt_tokens + 2 <= most_tokens:

@@ -200,8 +200,6 @@ class Device:
                     if self.config.groups[group].kind == "state":
                         return True
                     first, end = max(attention.start, index * size), min(attention.end, index * size + last)
-                    if first >= end:
-                        continue
                     held = self.memory[block, :, first - index * size : end - index * size]
                     if not np.array_equal(held, attention.hashes[first:end] ^ self.keys[group][:, None]):
                         return True

@@ -1,0 +1,316 @@
+"""What is drawn for a world and for its requests: every choice, every boundary, and nothing that can't be."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+
+from kv_api import AttentionKind
+from kv_sim.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
+from kv_sim.config import (
+    STATE,
+    SWARM,
+    GroupConfig,
+    WorldConfig,
+    draw_config,
+    with_fine_hashes,
+    with_states,
+    with_tails,
+)
+from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.settings import kv_cache_config, vllm_config
+from kv_sim.examples.catalogue import LATER
+from kv_sim.fuzz import config_for
+from kv_sim.subject import Subject, Trait
+
+FULL = GroupConfig()
+SLIDING = [GroupConfig("sliding", window) for window in (4, 5, 8, 11)]
+MANY = 3000
+
+
+@cache
+def worlds() -> list[WorldConfig]:
+    return [draw_config(Random(seed)) for seed in range(MANY)]
+
+
+def values(name: str) -> set[Any]:
+    return {getattr(config, name) for config in worlds()}
+
+
+def test_every_size_of_a_world_is_drawn_and_no_other() -> None:
+    assert {name: values(name) for name in VALUES} == VALUES
+    assert values("groups") == {(FULL,), *((FULL, window) for window in SLIDING)}
+    assert {(config.num_blocks, len(config.groups)) for config in worlds()} == {
+        (blocks * groups, groups) for blocks in (9, 12, 16, 24, 40) for groups in (1, 2)
+    }
+    assert set[str]().union(*values("silent")) == set(SWARM) == SILENT
+    silent = Counter(kind for config in worlds() for kind in config.silent)
+    assert all(count / MANY == pytest.approx(0.5, abs=0.05) for count in silent.values())
+
+
+VALUES: dict[str, set[Any]] = {
+    "engine": {"builtin"},
+    "block_size": {2, 4, 8},
+    "hashes_per_block": {1},
+    "hands_over_states": {False},
+    "layers": {1, 2},
+    "tp_size": {1, 2},
+    "pp_size": {1, 2},
+    "max_running": {1, 2, 4, 6},
+    "max_step_tokens": {4, 8, 16, 32},
+    "run_ahead": {0, 1, 2, 3},
+    "async_scheduling": {False, True},
+    "runner": {1, 2},
+    "zero_new_blocks": {False, True},
+    "spec_tokens": {0, 1, 2},
+    "role": {"kv_both", "kv_consumer", "kv_producer"},
+    "failure_policy": {"recompute", "fail"},
+    "host_slots": {4, 8, 16, 64},
+    "trouble": {1, 5},
+}
+SILENT = {"abort", "advance", "fail", "lose", "repeat", "reset", "reset_all", "restart", "same_id", "spec", "tear"}
+OFTEN = {
+    ("block_size", 4): 1 / 2,
+    ("groups", (FULL,)): 3 / 4,
+    ("layers", 1): 2 / 3,
+    ("tp_size", 1): 3 / 4,
+    ("pp_size", 1): 5 / 6,
+    ("run_ahead", 0): 4 / 9,
+    ("run_ahead", 1): 3 / 9,
+    ("zero_new_blocks", True): 1 / 4,
+    ("spec_tokens", 0): 2 / 3,
+    ("trouble", 1): 3 / 4,
+    ("async_scheduling", True): 0.7 * 5 / 9,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), OFTEN)
+def test_how_often_a_feature_is_absent(name: str, value: Any) -> None:
+    share = sum(getattr(config, name) == value for config in worlds()) / MANY
+    assert share == pytest.approx(OFTEN[name, value], abs=0.05)
+
+
+def test_what_excludes_each_other_in_a_world() -> None:
+    roles: dict[bool, Counter[str]] = defaultdict(Counter)
+    for config in worlds():
+        assert config.run_ahead or not config.async_scheduling
+        assert not config.spec_tokens or "spec" not in config.silent
+        roles[config.run_ahead > 0][config.role] += 1
+    assert set(roles[True]) == {"kv_both", "kv_consumer"}, "a producer's blocks are freed at once"
+    assert roles[False]["kv_both"] / sum(roles[False].values()) == pytest.approx(5 / 7, abs=0.05)
+    assert {len(draw_config(Random(seed), groups=3).groups) for seed in range(50)} == {3}
+
+
+def test_finer_hashes_states_and_their_ends_are_added_to_some_worlds() -> None:
+    plain = WorldConfig(block_size=8, num_blocks=24)
+    fine = Counter(with_fine_hashes(plain, Random(seed)).hashes_per_block for seed in range(400))
+    assert set(fine) == {1, 2, 8}
+    assert 160 < fine[1] < 240
+    two = replace(plain, groups=(FULL, SLIDING[0]), spec_tokens=2)
+    assert with_fine_hashes(two, Random(1)) == two
+    assert with_states(plain, Random(1)) == plain
+    drawn = [with_states(replace(two, max_running=1 + seed % 6), Random(seed)) for seed in range(400)]
+    for config in drawn:
+        with_state = STATE in config.groups
+        assert config.spec_tokens == (0 if with_state else 2)
+        assert with_state or not config.hands_over_states
+        assert config.num_blocks == 12 * len(config.groups)
+    groups = Counter(config.groups for config in drawn)
+    assert set(groups) == {two.groups, (FULL, STATE), (*two.groups, STATE)}
+    assert 130 < groups[two.groups] < 190
+    assert {config.hands_over_states for config in drawn if STATE in config.groups} == {False, True}
+    handed = [config for config in drawn if config.hands_over_states]
+    assert [with_tails(config) for config in drawn if not config.hands_over_states] == [
+        config for config in drawn if not config.hands_over_states
+    ]
+    sizes = product((4, 8, 16, 32), (4, 8, 16, 64), (1, 2))
+    ends = [
+        with_tails(replace(config, max_step_tokens=tokens, host_slots=slots, runner=runner))
+        for tokens, slots, runner in sizes
+        for config in handed[:20]
+    ]
+    has = [config for config in ends if config.hashes_per_block > 1]
+    assert all(config.groups == (FULL, STATE) and config.num_blocks == 24 and config.has_tails for config in has)
+    assert {config.hashes_per_block for config in has} == {2, 8}
+    assert 0.45 < len(has) / len(ends) < 0.75
+
+
+SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {
+    Trait.GROUPS: lambda config: len(config.groups) > 1,
+    Trait.STATES: lambda config: STATE in config.groups,
+    Trait.FINE: lambda config: config.hashes_per_block > 1,
+    Trait.RANKS: lambda config: config.world_size > 1,
+    Trait.ZEROING: lambda config: config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
+}
+
+
+@pytest.mark.parametrize("missing", SHOWS)
+def test_a_world_is_within_what_its_subject_claims(missing: Trait) -> None:
+    shows = SHOWS[missing]
+    everything, without = Subject("X"), Subject("X", traits=frozenset(Trait) - {missing})
+    assert any(shows(config_for(everything, Random(seed))) for seed in range(60))
+    assert not any(shows(config_for(without, Random(seed))) for seed in range(200))
+    other = next(trait for trait in (Trait.RANKS, Trait.ZEROING) if trait is not missing)
+    assert any(SHOWS[other](config_for(without, Random(seed))) for seed in range(60)), "the rest is there"
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "host_bytes"),
+    [
+        (WorldConfig(num_blocks=9, block_size=4, host_slots=8), 32, 8 * 32),
+        (WorldConfig(num_blocks=9, block_size=4, hashes_per_block=2, layers=2), 28, 64 * 2 * 32),
+        (WorldConfig(num_blocks=18, groups=(FULL, STATE), hands_over_states=True, tp_size=2), 32, 64 * 32 * 2),
+        (
+            WorldConfig(
+                num_blocks=18, groups=(FULL, STATE), hands_over_states=True, hashes_per_block=2, pp_size=2
+            ),
+            28,
+            64 * 32 * 2,
+        ),
+    ],
+)
+def test_sizes_that_follow_from_others(config: WorldConfig, longest: int, host_bytes: int) -> None:
+    """The longest request fits alone, with blocks to copy from."""
+    assert config.max_model_len == longest
+    assert config.host_bytes == host_bytes
+    assert config.page_bytes == 32
+    assert config.world_size == config.tp_size * config.pp_size
+    assert config.max_concurrent_steps == config.run_ahead + 1 == 1
+    assert config.hit_ends_per_block == (2 if config.has_tails else 1)
+    assert WorldConfig.from_json(config.to_json()) == config
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+def arrivals(config: WorldConfig, count: int = 1500) -> list[RequestSpec]:
+    random, source = Random(1), Arrivals(config)
+    return [source.draw(random, ()) for _ in range(count)]
+
+
+ROOMY = WorldConfig(block_size=4, num_blocks=40, silent=frozenset({"same_id"}))
+
+
+def test_requests_end_next_to_every_boundary() -> None:
+    """Of a block, or of what is hashed within one; and some go on where the last of their conversation ended."""
+    drawn = arrivals(ROOMY)
+    assert [spec.request_id for spec in drawn] == [f"r{number}" for number in range(1, len(drawn) + 1)]
+    assert {spec.own_tokens for spec in drawn} == {0, 1, 3, 4}
+    assert {spec.output_tokens for spec in drawn} >= {1, 2, 3, 4, 5, 8}
+    assert {spec.max_tokens - spec.output_tokens for spec in drawn} == {0, 1, 3}
+    assert {spec.salt for spec in drawn} == {None, "s", "t"}
+    assert {spec.adapter for spec in drawn} == {None, "s"}
+    often = Counter(spec.conversation for spec in drawn)
+    assert sorted(often, key=lambda one: -often[one]) == list(range(CONVERSATIONS))
+    assert 0.38 < often[0] / len(drawn) < 0.5
+    assert 0.02 < sum(spec.skip_reading_prefix_cache for spec in drawn) / len(drawn) < 0.06
+    for hashes, ends in ((1, {0, 1, 3}), (2, {0, 1, 2, 3}), (4, {0, 1, 2, 3})):
+        config = replace(ROOMY, hashes_per_block=hashes)
+        fresh = [Arrivals(config).draw(Random(seed), ()) for seed in range(400)]
+        fit = [one for one in fresh if one.shared_tokens + one.own_tokens + one.max_tokens + 1 < MOST_BLOCKS * 4]
+        assert {spec.shared_tokens % 4 for spec in fit} == ends
+    last: dict[int, int] = {}
+    steps: Counter[int] = Counter()
+    for spec in drawn:
+        if spec.conversation in last:
+            steps[spec.shared_tokens - last[spec.conversation]] += 1
+        last[spec.conversation] = spec.shared_tokens
+    assert min(steps[1], steps[4], steps[5]) > 2 * max(steps[2], steps[3], steps[6])
+
+
+@pytest.mark.parametrize("spec_tokens", [0, 2])
+@pytest.mark.parametrize(("num_blocks", "hashes_per_block"), [(3, 1), (9, 1), (9, 4), (40, 1)])
+def test_every_request_fits(num_blocks: int, hashes_per_block: int, spec_tokens: int) -> None:
+    """With drafts of two steps, and a token more; and some leave no room."""
+    config = replace(ROOMY, num_blocks=num_blocks, hashes_per_block=hashes_per_block, spec_tokens=spec_tokens)
+    room = min(config.max_model_len, MOST_BLOCKS * 4)
+    sizes = set()
+    for spec in arrivals(config):
+        assert min(spec.shared_tokens, spec.output_tokens) >= 1
+        size = spec.shared_tokens + spec.own_tokens + spec.max_tokens + 2 * spec_tokens + 1
+        assert size <= room or spec.shared_tokens == spec.output_tokens == 1, "it can't be shorter"
+        sizes.add(size)
+    assert room in sizes
+
+
+def test_some_ids_come_back() -> None:
+    again = arrivals(replace(ROOMY, silent=frozenset()), 300)
+    names = [spec.request_id for spec in again]
+    repeated = len(names) - len(set(names))
+    assert 30 < repeated < 90
+    assert names[0] == "r1"
+    random, source, taken = Random(1), Arrivals(replace(ROOMY, silent=frozenset())), set[str]()
+    for _ in range(300):
+        spec = source.draw(random, taken)
+        assert spec.request_id not in taken
+        taken.add(spec.request_id)
+
+
+# -- what a connector is told -------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Namespaces as dictionaries."""
+    if hasattr(value, "__dict__") and type(value).__name__ == "SimpleNamespace":
+        return {name: plain(item) for name, item in vars(value).items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def test_what_a_connector_is_told_of_the_engine() -> None:
+    config = WorldConfig(tp_size=2, pp_size=3, run_ahead=1, async_scheduling=True, runner=2, block_size=8)
+    told = plain(vllm_config(config, LATER, 4))
+    assert told.pop("kv_transfer_config") == LATER.transfer_config(config)
+    expected = {
+        "cache_config": {"block_size": 8, "enable_prefix_caching": True},
+        "parallel_config": {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "world_size": 6, "rank": 4},
+        "scheduler_config": {
+            "disable_hybrid_kv_cache_manager": True,
+            "max_num_batched_tokens": 16,
+            "max_num_seqs": 4,
+            "async_scheduling": True,
+        },
+        "kv_events_config": {"enable_kv_cache_events": True},
+        "use_v2_model_runner": True,
+        "max_concurrent_batches": 2,
+    }
+    assert told == expected
+    other = plain(vllm_config(WorldConfig(groups=(FULL, SLIDING[0])), LATER))
+    assert other["parallel_config"]["rank"] == 0
+    assert (other["scheduler_config"]["disable_hybrid_kv_cache_manager"], other["use_v2_model_runner"]) == (
+        False,
+    ) * 2
+
+
+def test_what_a_connector_is_told_of_the_caches() -> None:
+    groups = (FULL, GroupConfig("sliding", 5), STATE)
+    config = WorldConfig(groups=groups, hands_over_states=True, layers=2, num_blocks=10, zero_new_blocks=True)
+    same = {"block_size": 4, "page_size_bytes": 32}
+    assert plain(kv_cache_config(config)) == {
+        "num_blocks": 10,
+        "kv_cache_groups": [
+            {
+                "layer_names": [f"group{group}.layer0", f"group{group}.layer1"],
+                "kv_cache_spec": {**same, "kind": kind, "sliding_window": window, "hands_over_states": hands},
+            }
+            for group, kind, window, hands in (
+                (0, AttentionKind.FULL, None, False),
+                (1, AttentionKind.SLIDING_WINDOW, 5, False),
+                (2, AttentionKind.STATE_SPACE, None, True),
+            )
+        ],
+        "kv_cache_tensors": [
+            {"size": 320, "shared_by": [f"group{group}.layer{layer}" for group in range(3)]} for layer in range(2)
+        ],
+        "prefix_cacheable_group_ids": (0, 1, 2),
+        "hash_block_size": 4,
+        "needs_kv_cache_zeroing": True,
+    }
+    kept = plain(kv_cache_config(WorldConfig(groups=(FULL, STATE), block_size=8)))
+    assert kept["kv_cache_groups"][1]["kv_cache_spec"]["hands_over_states"] is False
+    assert (kept["hash_block_size"], kept["needs_kv_cache_zeroing"]) == (8, False)
+    assert plain(kv_cache_config(WorldConfig(hashes_per_block=2)))["hash_block_size"] == 2

@@ -1,0 +1,209 @@
+"""The guard: what it forwards and writes down, what it makes of what a connector raises, who judges."""
+
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_api import (
+    CacheHitSource,
+    ConfigError,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorStats,
+)
+from kv_sim import violation as testbed
+from kv_sim.checkers.hits import Served
+from kv_sim.checkers.work import MOST_RETRIES
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.settings import kv_cache_config, vllm_config
+from kv_sim.examples.memory import MemoryConnector
+from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create
+from kv_sim.subject import Subject
+from kv_sim.violation import CalledAgain, Invariant, Referee, Violation
+
+REQUEST = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0)
+
+
+class Stats(KVConnectorStats):
+    def reduce(self) -> dict[str, Any]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return False
+
+
+class Scripted:
+    """Answers, or raises, what it is told to."""
+
+    requires_kv_delivery = True
+    answer: Any = None
+    raises: BaseException | None = None
+
+    def reply(self, *args: Any, **kwargs: Any) -> Any:
+        if self.raises is not None:
+            raise self.raises
+        return self.answer
+
+    get_num_new_matched_tokens = get_external_cache_hit_sources = get_kv_connector_stats = reply
+    reset_cache = request_finished_all_groups = start_load_kv = hidden = _hidden = reply
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any]) -> Stats:
+        return Stats({"seen": data["seen"]})
+
+
+def guarded(referee: Referee | None = None) -> tuple[Scripted, Guard, list[Any]]:
+    connector, calls = Scripted(), []
+    served = Served(Notes(), 4, is_on=True)
+    guard: Any = Guard(
+        connector,  # type: ignore[arg-type]
+        "scheduler",
+        referee or Notes(),
+        lambda *call: calls.append(call),
+        served,
+    )
+    return connector, guard, calls
+
+
+def test_calls_are_forwarded_and_written_down() -> None:
+    connector, guard, calls = guarded()
+    connector.answer = 7
+    for name in ("reset_cache", "request_finished_all_groups", "reset_cache"):
+        assert getattr(guard, name)(1, 2) == 7
+    assert guard.start_load_kv(3, more=4) == 7
+    assert calls == [
+        ("scheduler", "reset_cache", (1, 2), 7),
+        ("scheduler", "request_finished_all_groups", (1, 2), 7),
+        ("scheduler", "reset_cache", (1, 2), 7),
+        ("scheduler", "start_load_kv", (3,), 7),
+    ]
+    assert guard.requires_kv_delivery is True
+
+
+@pytest.mark.parametrize("name", ["hidden", "_hidden", "_get_connector_metadata", "reset_caches"])
+def test_what_is_no_method_of_a_connector_is_none_of_the_guards(name: str) -> None:
+    assert name != "_get_connector_metadata" or hasattr(KVConnectorBase_V1, name)
+    _, guard, _ = guarded()
+    with pytest.raises(AttributeError, match=f"^{name}$"):
+        getattr(guard, name)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), CalledAgain("no")])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException, is_silent: bool) -> None:
+    referee = Referee()
+    if is_silent:
+        referee.silent.add(Invariant.NO_CRASH)
+    connector, guard, calls = guarded(referee)
+    connector.raises = error
+    kind = HistoryEnds if is_silent else Violation
+    where = rf"scheduler side, reset_cache: {type(error).__name__}: no \(test_guard.py:\d+ in Scripted.reply\)$"
+    with pytest.raises(kind, match=where) as caught:
+        guard.reset_cache()
+    assert caught.value.__cause__ is error
+    assert calls == []
+    with (
+        pytest.raises(kind, match=rf"joined: {type(error).__name__}: no \(test_guard.py:\d+ in ") as caught,
+        crashes(referee, "joined"),
+    ):
+        raise error
+    assert caught.value.__cause__ is error
+    if not is_silent:
+        assert caught.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "error", [Violation(Invariant.WORK, "w"), HistoryEnds("h"), testbed.TestbedError("t"), KeyboardInterrupt("k")]
+)
+def test_what_the_testbed_raises_is_passed_on(error: BaseException) -> None:
+    connector, guard, _ = guarded()
+    connector.raises = error
+    for name in ("reset_cache", "get_kv_connector_stats"):
+        with pytest.raises(type(error)) as caught:
+            getattr(guard, name)()
+        assert caught.value is error
+    with pytest.raises(type(error)) as caught, crashes(Referee(), "joined"):
+        raise error
+    assert caught.value is error
+
+
+def test_a_match_is_judged_and_a_legal_answer_passed_on() -> None:
+    notes = Notes()
+    connector, guard, calls = guarded(notes)
+    served: Any = guard._served
+    for answer, legal in (((4, True), (4, True)), ((9, False), (0, False)), ((None, False), (None, False))):
+        connector.answer = answer
+        assert guard.get_num_new_matched_tokens(REQUEST, 4) == legal
+        assert calls.pop() == ("scheduler", "get_num_new_matched_tokens", (REQUEST, 4), answer)
+        assert served.found == {"r1": 4 + (legal[0] or 0)}
+    assert [told.split("  ")[0] for told in notes.take()] == ["PROTOCOL"]
+    assert [told.split("  ")[0] for told in served._referee.take()] == ["HITS"]
+    for _ in range(MOST_RETRIES):
+        guard.get_num_new_matched_tokens(REQUEST, 4)
+    assert [told.split("  ")[0] for told in notes.take()] == ["WORK"]
+    worker = Guard(connector, "worker 0", notes, lambda *call: None)  # type: ignore[arg-type]
+    assert worker.get_num_new_matched_tokens(REQUEST, 0) == (None, False)
+
+
+def test_sources_and_stats_are_judged() -> None:
+    notes = Notes()
+    connector, guard, calls = guarded(notes)
+    connector.answer = {CacheHitSource.HOST: 4}
+    assert guard.get_external_cache_hit_sources(REQUEST, 8) is connector.answer
+    assert notes.take() == [
+        "ACCOUNTING  request r1: 8 tokens are loaded, but their sources are counted as {'host': 4}"
+    ]
+    for stats, told in (
+        (None, []),
+        (Stats({"seen": 1}), []),
+        (
+            Stats({"seen": 1, "lost": 2}),
+            ["ACCOUNTING  stats {'seen': 1, 'lost': 2} arrive as {'seen': 1} where they are shown"],
+        ),
+    ):
+        connector.answer = stats
+        assert guard.get_kv_connector_stats() is stats
+        assert notes.take() == told
+    connector.answer = Stats({})
+    with pytest.raises(Violation, match=r"scheduler side, what its stats say: KeyError: 'seen' \(test_guard.py"):
+        guard.get_kv_connector_stats()
+    assert [call[1] for call in calls] == ["get_external_cache_hit_sources"] + ["get_kv_connector_stats"] * 4
+
+
+# -- who can't be created -----------------------------------------------------------------------
+
+
+class Unborn(MemoryConnector):
+    raises: BaseException
+
+    def __init__(self, *args: Any) -> None:
+        raise self.raises
+
+
+@pytest.mark.parametrize("role", [KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_constructor_that_raises(
+    role: KVConnectorRole, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is a violation, or the end; but a configuration that it refuses is none."""
+    world, referee = WorldConfig(), Referee()
+    if is_silent:
+        referee.silent.add(Invariant.NO_CRASH)
+    config = vllm_config(world, Subject("Unborn", __name__), 0)
+
+    def born() -> Any:
+        return create(config, role, kv_cache_config(world), referee)
+
+    for error in (ConfigError("c"), Violation(Invariant.WORK, "w"), testbed.TestbedError("t")):
+        monkeypatch.setattr(Unborn, "raises", error, raising=False)
+        with pytest.raises(type(error)) as caught:
+            born()
+        assert caught.value is error
+    monkeypatch.setattr(Unborn, "raises", RuntimeError("no"))
+    where = rf"{role.name.lower()} side: RuntimeError: no \(test_guard.py:\d+ in Unborn.__init__\)$"
+    with pytest.raises(HistoryEnds if is_silent else NotCreated, match=where) as unborn:
+        born()
+    assert isinstance(unborn.value.__cause__, RuntimeError)
+    assert is_silent or unborn.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]

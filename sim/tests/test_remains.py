@@ -1,0 +1,236 @@
+"""CONSERVATION and GEOMETRY, rule by rule: what may be left at rest, and what each rank was told to copy."""
+
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_api import TwoSidedConnector
+from kv_sim.checkers import conservation, geometry
+from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.memory.shadow import Shadow
+
+LOAD, STORE = Direction.LOAD, Direction.STORE
+
+
+def copy(number: int, direction: Direction, *pairs: tuple[int, int], **of: Any) -> Copy:
+    return Copy(number, direction, pairs, "", 0, **of)
+
+
+def device(rank: int, ended: tuple[Copy, ...] = (), running: tuple[Copy, ...] = ()) -> Any:
+    copies = SimpleNamespace(ended=[*ended], running={one.copy_id: one for one in running})
+    return SimpleNamespace(rank=rank, copies=copies)
+
+
+def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ...] = ()) -> Any:
+    gone = [SimRequest(RequestSpec(name, 0, 4, 0, 1, 1), 4, 0) for name in ended]
+    return SimpleNamespace(
+        connectors=[*connectors], referee=Notes(), outcome=SimpleNamespace(ended=gone), devices=[*devices]
+    )
+
+
+def test_the_engines_own_books_are_empty() -> None:
+    one = engine()
+    one.shadow = Shadow(1, one.referee)
+    counts = [0] * 9
+    one.scheduler = SimpleNamespace(blocks=SimpleNamespace(block_pool=SimpleNamespace(ref_counts=counts)))
+    for block in range(9):
+        one.shadow.own(f"r{8 - block // 2}", [block])
+    del one.shadow.owners[4]
+    conservation.check_engine(one)
+    assert one.referee.take() == []
+    counts[1:] = range(1, 9)
+    one.shadow.load_rights.update({4: "r8", 5: "r7", 6: "r8"})
+    conservation.check_engine(one)
+    assert one.referee.take() == [
+        "CONSERVATION  GPU blocks [1, 2, 3, 4, 5, 6, 7, 8] (of nobody, request r4, request r5, request r6, "
+        "request r7, request r8) are never freed",
+        "CONSERVATION  loads of requests ['r7', 'r8'] never ended",
+    ]
+
+
+class Old:
+    __slots__ = "name"
+
+
+class Slotted(Old):
+    __slots__ = ("more", "unset")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.more = name, [{"more": 3}]
+
+
+class Plain:
+    def __init__(self, **kept: Any) -> None:
+        self.__dict__.update(kept)
+
+
+DEEP = conservation.MOST_DEPTH
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "[…]": lambda item: [item],
+    "[0]": lambda item: {0: item},
+    ".in": lambda i: Plain(**{"in": i}),
+}
+
+
+def deep(levels: int, where: str = "[…]") -> Any:
+    """A name within so many lists, dictionaries or objects."""
+    return "r1" if not levels else LISTS[where](deep(levels - 1, where))
+
+
+KEY: Any = "r1"
+for _ in range(DEEP - 1):
+    KEY = (KEY,)
+
+
+def names_of(**kept: Any) -> list[tuple[str, str]]:
+    return [*conservation._strings(Plain(**kept), "it", set(), 0)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"),
+    [
+        ("r1", [("", "r1")]),
+        ({"r1": ["r2"]}, [(" (a key)", "r1"), ("['r1'][…]", "r2")]),
+        ({("r1", 2): 3}, [(" (a key)[…]", "r1")]),
+        (("r1", 2, None, 0.5, b"r1", "r2"), [("[…]", "r1"), ("[…]", "r2")]),
+        ({"r1"}, [("[…]", "r1")]),
+        (frozenset({"r1"}), [("[…]", "r1")]),
+        (deque(["r1", "r2"]), [("[…]", "r1"), ("[…]", "r2")]),
+        (Slotted("r1"), [(".more[…] (a key)", "more"), (".name", "r1")]),
+        (Plain(one=Plain(two="r1")), [(".one.two", "r1")]),
+        ([[[[[["r1"]]]]]], [("[…]" * 6, "r1")]),
+        *((deep(DEEP, where), [(where * DEEP, "r1")]) for where in LISTS),
+        *((deep(DEEP + 1, where), []) for where in LISTS),
+        ({KEY: 0}, [(" (a key)" + "[…]" * (DEEP - 1), "r1")]),
+        ({(KEY,): 0}, []),
+        (Slotted, []),
+        (SimRequest(RequestSpec("r1", 0, 4, 0, 1, 1), 4, 0), []),  # the engine's
+        (copy(0, STORE, owners=("r1",)), []),
+        (SimpleNamespace(name="r1"), []),
+        (ModuleType("r1"), []),
+    ],
+)
+def test_where_a_connector_remembers_a_name(kept: Any, found: list[tuple[str, str]]) -> None:
+    assert names_of(kept=kept) == [(f"it.kept{where}", name) for where, name in found]
+
+
+def test_each_object_is_looked_into_once() -> None:
+    loop: list[Any] = ["r1"]
+    loop.append(loop)
+    assert names_of(a=loop, b=loop) == [("it.a[…]", "r1")]
+
+
+def test_nobody_remembers_who_has_ended_but_for_a_copy_that_has_not() -> None:
+    lost = copy(3, STORE, (1, 1), owners=("request r2", "request r9"), state=State.LOST)
+    keeper = Plain(known={"r1": 1, "r2": 1, "r3": 1}, last="r4")
+    one = engine(
+        Plain(last="r5"),
+        keeper,
+        Plain(again=["r4", deep(DEEP - 1)]),
+        ended=("r1", "r2", "r4"),
+        devices=(device(0), device(1, (copy(0, STORE, (1, 1), owners=("request r1",)),), (lost,))),
+    )
+    conservation.check_connectors(one)
+    assert one.referee.told == [
+        f"CONSERVATION  request {name} has ended, everything is at rest, and Plain.{where} still remembers it"
+        for name, where in (
+            ("r1", "known (a key)"),
+            ("r4", "last"),
+            ("r4", "again[…]"),
+            ("r1", "again" + "[…]" * DEEP),
+        )
+    ]
+
+
+class Half:
+    has_ended = False
+
+    def __init__(self, says: str = "") -> None:
+        self.says = says
+
+    def check(self) -> None:
+        assert not self.says, self.says
+
+
+class Ended(Half):
+    has_ended = True
+
+
+class Two(TwoSidedConnector):
+    def __init__(self, side: Any) -> None:
+        self._side = side
+
+    @property
+    def side(self) -> Any:
+        return self._side
+
+
+class Wrong:
+    def __init__(self, *children: Any) -> None:
+        self.sub_connectors = children
+
+    def check(self) -> None:
+        raise AssertionError("itself")
+
+
+def test_books_are_recounted_of_a_connector_of_its_half_and_of_its_children() -> None:
+    one = engine(Two(Half("a")), Plain(), Wrong(Two(Half()), Wrong(Two(Half("b"))), Half("c")))
+    conservation.check_books(one)
+    whole = "CONSERVATION  at rest the books of {} are wrong: {}"
+    told = [message.split("\n")[0] for message in one.referee.told]
+    books = (("Half", "a"), ("Wrong", "itself"), ("Wrong", "itself"), ("Half", "b"), ("Half", "c"))
+    assert told == [whole.format(*book) for book in books]
+
+
+@pytest.mark.parametrize(
+    ("halves", "told"),
+    [
+        ((Half, Half, Half), None),
+        ((Ended, Ended, Ended), None),
+        ((Ended, Half, Half), "Half with its workers 1 of 3"),
+        ((Ended, Half, Ended), "Ended with its workers 2 of 3"),
+        ((Plain, Half), None),  # a side that can't be switched off
+        ((Plain, Ended), "Ended with its workers 1 of 2"),
+    ],
+)
+def test_a_half_is_switched_off_on_all_sides(halves: tuple[type, ...], told: str | None) -> None:
+    """The scheduler's is the last."""
+    one = engine(*(Wrong(Two(Half()), Two(half())) for half in halves))
+    conservation.check_halves(one)
+    whole = f"CONSERVATION  everything is at rest, and of {told} are switched off"
+    assert one.referee.told == ([whole] if told else [])
+
+
+PAGES = ((1, 5), (2, 6))
+
+
+@pytest.mark.parametrize(
+    ("ended", "running", "told"),
+    [
+        ((copy(7, LOAD, *PAGES), copy(8, STORE, *PAGES)), (), None),
+        ((copy(0, STORE, *PAGES),), (copy(1, LOAD, *PAGES),), None),
+        ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES), copy(2, LOAD)), (), None),  # the last moved nothing
+        ((copy(0, STORE, *PAGES),), (), "a load of ((1, 5), (2, 6))"),
+        (
+            (copy(0, STORE, *PAGES), copy(1, STORE, *PAGES), copy(2, LOAD, *PAGES)),
+            (),
+            "a store of ((1, 5), (2, 6))",
+        ),
+        ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES)), (copy(2, LOAD, (3, 3)),), "a load of ((3, 3),)"),
+        ((copy(0, STORE, *PAGES, state=State.FAILED),), (), None),  # what else would have been tried is not known
+        ((copy(0, STORE, *PAGES),), (copy(1, STORE, (3, 3), state=State.LOST),), None),
+    ],
+)
+def test_every_rank_copies_the_same(ended: tuple[Copy, ...], running: tuple[Copy, ...], told: str | None) -> None:
+    """Compared with the first of which no copy failed, in whatever order the copies ended."""
+    failed = device(0, (copy(0, STORE, (9, 9), state=State.FAILED),))
+    first = device(1, (copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES)))
+    one = engine(devices=(failed, first, device(2, ended, running), first))
+    geometry.check_ranks(one)
+    whole = f"GEOMETRY  ranks 1 and 2 disagree: {told} ran on one of them only"
+    assert one.referee.told == ([whole] if told else [])

@@ -1,0 +1,199 @@
+"""The ledger of rights against a table: who may touch a block or a host slot beside whom; else, what is said."""
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.memory.content import POISON, ZERO
+from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
+from kv_sim.memory.shadow import Shadow
+from kv_sim.violation import Invariant, Referee, Violation
+
+RANK = 1
+WHO = {3: "request r3", 4: "request r4", 5: "nobody"}
+both = pytest.mark.parametrize("direction", Direction)
+states = pytest.mark.parametrize("state", [State.RUNNING, State.LOST])
+
+
+def ledger() -> Shadow:
+    """Of two ranks. Requests r3 and r4 have a block each, and loads into blocks 3 to 5 are announced."""
+    made = Shadow(2, Referee())
+    made.own("r3", [3])
+    made.own("r4", [4])
+    made.load_rights.update({3: "r3", 5: "r9"})
+    made.step_rights[4] = 7
+    return made
+
+
+def copy(
+    number: int, direction: Direction, *pairs: tuple[int, int], owners: tuple[str, ...] = (), **of: Any
+) -> Copy:
+    return Copy(number, direction, pairs, "", 0, owners=owners, **of)
+
+
+def said(act: Any, *args: Any) -> tuple[Invariant, str] | None:
+    """What a ledger has against it."""
+    try:
+        act(*args)
+    except Violation as violation:
+        return violation.invariant, violation.message
+    return None
+
+
+@pytest.mark.parametrize("act", ["about_to_write", "about_to_read", "about_to_load"])
+@both
+@states
+@pytest.mark.parametrize("copied", [0, 1])
+def test_what_a_copy_has_yet_to_move_is_left_alone(
+    act: str, direction: Direction, state: State, copied: int
+) -> None:
+    """Of a load by everybody, of a store by who writes. One that is lost moves nothing more."""
+    first = copy(0, Direction.LOAD, (9, 9))
+    one = copy(2, direction, (3, 0), (4, 1), owners=("request r1", "request r2"), copied=copied, state=state)
+    for block in WHO:
+        matters = block in (3, 4)[copied:] and state is State.RUNNING
+        refused = (
+            Invariant.OWNERSHIP,
+            f"rank 1 block {block} (of {WHO[block]}): step 2 does so while {direction.value} copy 2 (begun for "
+            "request r1, request r2) is under way",
+        )
+        told = said(
+            getattr(ledger(), act),
+            RANK,
+            block if act == "about_to_load" else [8, block],
+            "step 2 does so",
+            [first, one],
+        )
+        assert told == (refused if matters and (direction is Direction.LOAD or act != "about_to_read") else None)
+
+
+def test_a_step_may_write_what_a_store_reads_if_it_leaves_it_as_it_is() -> None:
+    """Not under a load. And it is asked only of blocks that a copy reads and the step writes."""
+    asked = []
+
+    def changes(block: int) -> bool:
+        asked.append(block)
+        return block == 4
+
+    store, load = copy(0, Direction.STORE, (3, 0), (4, 1), (6, 2)), copy(1, Direction.LOAD, (5, 3))
+    write = ledger().about_to_write
+    assert said(write, RANK, [3, 5], "step 2 does so", [store], changes) is None
+    assert asked == [3]
+    for blocks, which in (([3, 4], store), ([3, 5], load)):
+        told = said(write, RANK, blocks, "step 2 does so", [store, load], changes)
+        assert told is not None
+        assert f"block {blocks[1]} " in told[1]
+        assert f"while {which} (begun for nobody)" in told[1]
+
+
+def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
+    shadow = ledger()
+    without = (
+        Invariant.OWNERSHIP,
+        "rank 1 block 4 (of request r4): it is loaded, but no load into it is announced or going on",
+    )
+    assert [said(shadow.about_to_load, RANK, block, "it is loaded", []) for block in (3, 4, 5)] == [None] * 3
+    shadow.end_step(6)
+    assert said(shadow.about_to_load, RANK, 4, "it is loaded", []) is None
+    shadow.end_step(7)
+    assert said(shadow.about_to_load, RANK, 4, "it is loaded", []) == without
+    assert shadow.step_rights == {}
+
+
+def move(one: Copy, block: int, slot: int, *others: Copy, queue: tuple[Any, ...] = (), **kwargs: Any) -> Any:
+    """What is said when a copy moves a page between a block and one of four host slots."""
+    copies = CopyEngine(SimpleNamespace())  # type: ignore[arg-type]
+    copies.running = {each.copy_id: each for each in (one, *others)}
+    shadow = ledger()
+    return said(lambda: shadow.about_to_move(RANK, one, block, slot, 4, queue, copies, **kwargs))
+
+
+@both
+def test_a_page_lies_in_a_block_and_in_a_slot(direction: Direction) -> None:
+    name = f"{direction.value} copy 2"
+    for slot in (-1, 4):
+        told = move(copy(2, direction, (3, slot)), 3, slot)
+        assert told == (Invariant.GEOMETRY, f"rank 1: {name} uses host slot {slot} of 4")
+    assert [move(copy(2, direction, (3, slot)), 3, slot) for slot in range(4)] == [None] * 4
+    assert move(copy(2, direction, (0, 1)), 0, 1) == (
+        Invariant.OWNERSHIP,
+        f"rank 1: {name} touches the null block 0",
+    )
+
+
+@both
+@pytest.mark.parametrize(("reads", "writes"), [*product([False, True], repeat=2)])
+def test_a_copy_keeps_out_of_a_step_that_has_not_retired(direction: Direction, reads: bool, writes: bool) -> None:
+    """A load out of what it reads or writes, a store out of what it writes, if that changes anything."""
+    one = copy(2, direction, (3, 0))
+    before = SimpleNamespace(number=5, reads={8}, writes={9})
+    step = SimpleNamespace(number=6, reads={3} if reads else {8}, writes={3} if writes else {9})
+    where = "rank 1 block 3 (of request r3): "
+    told = {
+        Direction.LOAD: f"{where}load copy 2 writes it while step 6 is still using it",
+        Direction.STORE: f"{where}store copy 2 reads it before step 6, which writes it, has retired",
+    }[direction]
+    matters = writes or (reads and direction is Direction.LOAD)
+    assert move(one, 3, 0, queue=(before, step)) == ((Invariant.OWNERSHIP, told) if matters else None)
+    harmless = move(one, 3, 0, queue=(before, step), changes=lambda which, block: (which, block) != (step, 3))
+    assert harmless == ((Invariant.OWNERSHIP, told) if matters and direction is Direction.LOAD else None)
+
+
+def test_a_load_moves_nothing_into_a_block_without_a_right() -> None:
+    told = "rank 1 block 8 (of nobody): load copy 2 writes it, but no load into it is announced or going on"
+    assert move(copy(2, Direction.LOAD, (8, 0)), 8, 0) == (Invariant.OWNERSHIP, told)
+    assert move(copy(2, Direction.STORE, (8, 0)), 8, 0) is None
+
+
+@both
+@pytest.mark.parametrize("other_way", Direction)
+@states
+@pytest.mark.parametrize("copied", [0, 1])
+def test_two_copies_share_what_neither_writes(
+    direction: Direction, other_way: Direction, state: State, copied: int
+) -> None:
+    """A block that no load writes, a slot that no store writes; and what one of them is done with."""
+    one = copy(2, direction, (3, 0), (4, 1))
+    others = [copy(1, direction, (9, 9)), copy(5, other_way, (4, 2), (3, 3), (5, 1), copied=copied, state=state)]
+    two = f"{direction.value} copy 2 and {other_way.value} copy 5 use it at the same time"
+    moves = state is State.RUNNING
+    block = (Invariant.OWNERSHIP, f"rank 1 block %d (of request r%d): {two}")
+    for number in (3, 4):
+        one_loads = Direction.LOAD in (direction, other_way)
+        refused = one_loads and moves and not (number == 4 and copied)
+        assert move(one, number, 0, *others) == ((block[0], block[1] % (number, number)) if refused else None)
+    one = copy(2, direction, (3, 0), (9, 1))
+    stored = Direction.STORE in (direction, other_way)
+    others[1] = copy(5, other_way, (8, 0), (8, 1), copied=copied, state=state)
+    for slot in (0, 1):
+        refused = stored and moves and not (slot == 0 and copied)
+        told = (Invariant.OWNERSHIP, f"rank 1 host slot {slot}: {two}")
+        assert move(one, 3, slot, *others) == (told if refused else None)
+
+
+def test_who_appends_behind_a_state_that_was_handed_over() -> None:
+    shadow = ledger()
+    shadow.settle("r3", [(0, 6, 10), (1, 4, 8)], [7, 8, 9], 4)
+    assert shadow.settled == {9: ("r3", 2)}, "to a block that ends with the state nothing is appended"
+    shadow.own("r3", [9])
+    shadow.own("r4", [7])
+    shadow.settle("r4", [(0, 6, 1)], [7], 4)
+    assert shadow.settled == {9: ("r3", 2), 7: ("r4", 1)}
+    shadow.own("r4", [3])
+    assert shadow.settled == {9: ("r3", 2), 7: ("r4", 1)}, "block 3 is no such block"
+    shadow.settle("r4", [(0, 7, 4)], [7], 4)
+    assert shadow.settled == {9: ("r3", 2)}, "a block of states now"
+    shadow.own("r5", [9])
+    assert shadow.settled == {}
+    assert [shadow.owner(block) for block in (3, 4, 5, 9)] == ["request r4", "request r4", "nobody", "request r5"]
+
+
+@pytest.mark.parametrize(("value", "held"), [(int(POISON), "poison"), (int(ZERO), "zeroes"), (0xABC, "0xabc")])
+def test_what_a_kernel_read_and_who_wrote_it(value: int, held: str) -> None:
+    shadow = ledger()
+    shadow.last_writer[RANK][3] = "step 4"
+    where = f"request r1 token 6: rank 1 block %d holds {held}, last written by %s"
+    assert shadow.explain_content(RANK, "r1", 6, 3, value) == where % (3, "step 4")
+    assert shadow.explain_content(RANK, "r1", 6, 4, value) == where % (4, "nobody")

@@ -1,0 +1,280 @@
+"""From what somebody typed to what it means: values, and whole messages about mistakes."""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim import selection
+from kv_sim.actions import Action, Kind
+from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.options import parser_of
+from kv_sim.schedule_file import Schedule
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
+
+HASTY = "broken_connectors:Hasty"
+TRAITS = "counts, events, failures, fine, groups, keeps, losses, ranks, repeats, reset, states, zeroing"
+CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
+
+
+def refused(function: Callable[..., Any], *args: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        function(*args)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds", "histories", "found"),
+    [
+        (None, None, None, range(300)),
+        (None, None, 5, range(5)),
+        ("7", None, None, range(7, 8)),
+        ("0x10", None, None, range(16, 17)),
+        ("7", None, 5, range(7, 12)),
+        (None, "3-5", None, range(3, 6)),
+        (None, "3-3", None, range(3, 4)),
+        (None, "0xa-0xb", None, range(10, 12)),
+    ],
+)
+def test_seeds(seed: str | None, seeds: str | None, histories: int | None, found: range) -> None:
+    assert selection.choose_seeds(seed, seeds, histories, 300) == found
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("1", "1-2", None), "--seeds names every seed already: leave out --seed and --histories"),
+        ((None, "1-2", 3), "--seeds names every seed already: leave out --seed and --histories"),
+        ((None, "1..2", None), "--seeds: expected A-B, got '1..2'"),
+        ((None, "1-2-3", None), "--seeds: expected A-B, got '1-2-3'"),
+        ((None, "5-3", None), "--seeds: 3 comes before 5"),
+        ((None, "1-x", None), "a seed is a whole number or 0x…, got 'x'"),
+        (("1.5", None, None), "a seed is a whole number or 0x…, got '1.5'"),
+    ],
+)
+def test_seeds_that_are_none(args: tuple[Any, ...], message: str) -> None:
+    assert refused(selection.choose_seeds, *args, 300) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "traits"),
+    [
+        ("none", set()),
+        ("groups", {Trait.GROUPS}),
+        (" groups , ranks,, ", {Trait.GROUPS, Trait.RANKS}),
+    ],
+)
+def test_traits(text: str, traits: set[Trait]) -> None:
+    assert selection.parse_traits(text) == traits
+
+
+def test_other_parts() -> None:
+    assert selection.parse_checkers(["hits", "NO-CRASH"]) == {Invariant.HITS, Invariant.NO_CRASH}
+    assert selection.parse_extra('{"a": 1}') == {"a": 1}
+    assert selection.with_spec("m:S", None) == '{"spec_name": "S", "spec_module_path": "m"}'
+    assert selection.with_spec("m:S", '{"a": 1, "spec_name": "T"}') == (
+        '{"spec_name": "T", "spec_module_path": "m", "a": 1}'
+    )
+    assert selection.choose_name(Namespace(spec=None, name="later", extra="{}")) == ("later", "{}")
+    spec = '{"spec_name": "S", "spec_module_path": "m"}'
+    assert selection.choose_name(Namespace(spec="m:S", name=None, extra=None)) == ("OffloadingConnector", spec)
+    assert selection.choose_name(Namespace(spec="m:S", name="mine", extra=None)) == ("mine", spec)
+    selection.check_numbers(Namespace(minutes=0.5, histories=None, jobs=1))
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "message"),
+    [
+        (selection.parse_traits, " , ", "--traits: expected names with commas between them, or 'none', got ' , '"),
+        (
+            selection.parse_traits,
+            "groups,rank",
+            f"--traits: unknown trait 'rank'; known: {TRAITS}; did you mean 'ranks'?",
+        ),
+        (
+            selection.parse_checkers,
+            ["hits", "contents"],
+            f"--without: unknown checker 'contents'; known: {CHECKERS}; did you mean 'CONTENT'?",
+        ),
+        (selection.parse_checkers, ["xyz"], f"--without: unknown checker 'xyz'; known: {CHECKERS}"),
+        (selection.parse_extra, "[1]", "--extra: expected a JSON object, got '[1]'"),
+        (
+            selection.parse_extra,
+            "{",
+            "--extra: no JSON: Expecting property name enclosed in double quotes at column 2 of '{'",
+        ),
+        (selection.check_numbers, Namespace(minutes=0.0), "--minutes: more than 0, got 0.0"),
+        (selection.check_numbers, Namespace(histories=-1), "--histories: more than 0, got -1"),
+        (selection.check_numbers, Namespace(jobs=0), "--jobs: more than 0, got 0"),
+        (selection.check_numbers, Namespace(actions=0), "--actions: more than 0, got 0"),
+        (
+            selection.choose_name,
+            Namespace(spec=None, name=None),
+            "name a connector, or an offloading medium with --spec",
+        ),
+    ],
+)
+def test_mistakes(function: Callable[..., Any], argument: Any, message: str) -> None:
+    assert refused(function, argument) == message
+
+
+@pytest.mark.parametrize("spec", ["m", "m:", ":S"])
+def test_a_medium_has_a_module_and_a_class(spec: str) -> None:
+    message = f"an offloading medium is named module:Class, got {spec!r}"
+    assert refused(selection.with_spec, spec, None) == message
+
+
+def test_subjects_by_name() -> None:
+    assert selection.choose_subjects(None, None, None) == SUBJECTS
+    assert selection.choose_subjects("later", None, None) == {"later": LATER}
+    mine = selection.choose_subject("memory", '{"host_slots": 9}', "groups")
+    assert mine == Subject(
+        MEMORY.kv_connector, MEMORY.module_path, {"host_slots": 9}, frozenset({Trait.GROUPS}), 1, 1, False
+    )
+    assert selection.choose_subject(HASTY) == Subject("Hasty", "broken_connectors", traits=frozenset())
+    assert selection.choose_subject("offload", '{"more": 1}').extra_config == {
+        **SUBJECTS["offload"].extra_config,
+        "more": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((None, "{}", None), "--extra is about one connector: name it with --connector"),
+        ((None, None, "none"), "--traits is about one connector: name it with --connector"),
+        ((":X", None, None), "--connector ':X': expected module:Class"),
+        (("x:", None, None), "--connector 'x:': expected module:Class"),
+        (
+            (HASTY, None, "groups"),
+            "Hasty can't be used with several KV cache groups (the trait 'groups'): its class is no SupportsHMA",
+        ),
+    ],
+)
+def test_subjects_that_are_none(args: tuple[Any, ...], message: str) -> None:
+    assert refused(selection.choose_subjects, *args) == message
+
+
+def test_an_unknown_connector() -> None:
+    message = refused(selection.choose_subject, "latr")
+    known = ", ".join(sorted(SUBJECTS))
+    assert message.startswith(f"--connector: unknown connector 'latr'; known: {known}; did you mean 'later'?")
+    assert "; or give one of your own as module:Class (installed connectors: " in message
+
+
+def test_a_connector_that_cannot_be_made() -> None:
+    message = refused(selection.choose_subject, "broken_connectors:Homeless", '{"a": 1}')
+    assert message.startswith(
+        "--connector 'broken_connectors:Homeless': it can't be created: worker side: KeyError: 'home' ("
+    )
+    assert message.endswith(' (its kv_connector_extra_config is {"a": 1}; --extra adds to it)')
+
+
+def act(kind: str, **args: Any) -> Action:
+    return Action(Kind(kind), args)
+
+
+@pytest.mark.parametrize(
+    ("config", "history", "needs"),
+    [
+        ({}, [act("step"), act("reset", running=True, connector=False)], []),
+        ({"groups": (GroupConfig(), GroupConfig("sliding", 4))}, [], ["groups (its world has 2 groups)"]),
+        (
+            {"groups": (GroupConfig(), STATE)},
+            [],
+            ["groups (its world has 2 groups)", "states (its world has a group of states)"],
+        ),
+        ({"hashes_per_block": 2}, [], ["fine (its blocks have 2 hashes each)"]),
+        ({"tp_size": 2, "pp_size": 2}, [], ["ranks (its world has 4 ranks)"]),
+        (
+            {"runner": 2, "zero_new_blocks": True},
+            [],
+            ["zeroing (runner V2 writes new blocks before handle_preemptions)"],
+        ),
+        (
+            {"runner": 2, "hashes_per_block": 4},
+            [],
+            [
+                "fine (its blocks have 4 hashes each)",
+                "zeroing (runner V2 writes new blocks before handle_preemptions)",
+            ],
+        ),
+        ({"runner": 2}, [], []),
+        ({"zero_new_blocks": True}, [], []),
+        *(({}, [act(kind, rank=0, copy=0)], ["failures (copies fail)"]) for kind in ("fail", "spoil", "restart")),
+        ({}, [act("lose", rank=0, copy=0)], ["losses (a copy is lost)"]),
+        ({}, [act("repeat", rank=0, copy=0)], ["repeats (the end of a copy is reported twice)"]),
+        ({}, [act("reset", running=False, connector=True)], ["reset (the connector's cache is reset)"]),
+    ],
+)
+def test_what_a_schedule_needs_to_be_claimed(
+    config: dict[str, Any], history: list[Action], needs: list[str]
+) -> None:
+    plain = Subject("X", traits=frozenset())
+    assert selection.unclaimed(Schedule(plain, WorldConfig(**config), history)) == needs
+    assert selection.unclaimed(Schedule(Subject("X"), WorldConfig(**config), history)) == []
+
+
+# -- options ------------------------------------------------------------------------------------
+
+RUN = {"actions": 80, "save": ".", "engine": "builtin"}
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("fuzz", {**RUN, "without": []}),
+        (
+            "fuzz --connector c --extra {} --traits t --seed 3 --seeds 1-2 --histories 4 --actions 5 --log "
+            "--perfetto f --save d --digest --without A B --without C --engine e",
+            {
+                **{"connector": "c", "extra": "{}", "traits": "t", "seed": "3", "seeds": "1-2", "histories": 4},
+                **{"actions": 5, "log": True, "perfetto": "f", "save": "d", "digest": True, "engine": "e"},
+                "without": ["A", "B", "C"],
+            },
+        ),
+        ("replay-schedule f", {"file": "f"}),
+        ("replay-schedule f --engine e --log", {"file": "f", "engine": "e", "log": True}),
+        ("conform", {**RUN, "seed": "0"}),
+        (
+            "conform n --spec s --probe --histories 4 --seed 2 --actions 3",
+            {**RUN, "name": "n", "spec": "s", "probe": True, "histories": 4, "seed": "2", "actions": 3},
+        ),
+        ("growth n --extra {}", {"name": "n", "extra": "{}"}),
+        ("campaign --jobs 1", {**RUN, "seed": "0", "jobs": 1}),
+        (
+            "campaign --minutes 1.5 --histories 2 --jobs 3 --seed 7",
+            {**RUN, "minutes": 1.5, "histories": 2, "jobs": 3, "seed": "7"},
+        ),
+        ("zoo --jobs 2", {"names": [], "jobs": 2, "seed": "0"}),
+        ("zoo a b --list --jobs 2 --seed 4", {"names": ["a", "b"], "list": True, "jobs": 2, "seed": "4"}),
+        ("subjects", {}),
+    ],
+)
+def test_options_and_what_they_are_by_default(line: str, options: dict[str, Any]) -> None:
+    """All that are not named are not given. Each command has its own function."""
+    command = line.split()[0]
+    typed = vars(parser_of(Names()).parse_args(line.split()))
+    assert typed.pop("run") == command
+    assert {name: value for name, value in typed.items() if value is not None and value is not False} == {
+        "command": command,
+        **options,
+    }
+
+
+class Names(dict[str, Any]):
+    """Of each command its name, in the place of a function."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+def test_there_is_a_process_for_each_core() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    for command in ("campaign", "zoo"):
+        assert parser_of(Names()).parse_args([command]).jobs == cores

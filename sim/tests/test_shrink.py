@@ -1,0 +1,274 @@
+"""Shrinking by itself: histories that fail by a rule as plain as a line, and what must be left of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.examples.catalogue import MEMORY
+from kv_sim.fuzz import Failure
+from kv_sim.shrink import MACROS, MOST_COPIES, PLAIN, shrink
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Violation
+
+History = Sequence[Action]
+Rule = Callable[[History, WorldConfig], bool]
+PLAINEST = WorldConfig(max_step_tokens=64, num_blocks=40)
+
+
+def act(kind: str, **args: Any) -> Action:
+    return Action(Kind(kind), args)
+
+
+def add(name: str = "r1", tokens: int = 1, **changes: Any) -> Action:
+    spec = {
+        "request_id": name,
+        "conversation": 0,
+        "shared_tokens": tokens,
+        "own_tokens": 0,
+        "output_tokens": 1,
+        "max_tokens": 1,
+        "salt": None,
+        "adapter": None,
+        "skip_reading_prefix_cache": False,
+    }
+    return act("add", spec={**spec, **changes})
+
+
+STEP = act("step")
+
+
+class Replays:
+    """In the place of real worlds: a history fails if the rule says so. ``abort`` is legal nowhere."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.tried: list[tuple[str, WorldConfig]] = []
+        self.silent: set[frozenset[Invariant]] = set()
+        self.breaks = Invariant.HITS
+
+    def __call__(
+        self, subject: Subject, config: WorldConfig, history: History, silent: frozenset[Invariant]
+    ) -> tuple[Any, Violation | None]:
+        assert subject is MEMORY
+        self.tried.append((str([*map(str, history)]), config))
+        self.silent.add(silent)
+        taken = [action for action in history if action.kind is not Kind.ABORT]
+        fails = self.rule(taken, config)
+        return SimpleNamespace(history=taken), Violation(self.breaks, f"{len(taken)}") if fails else None
+
+
+@pytest.fixture
+def shrunk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Failure, Replays]]:
+    def run(
+        rule: Rule, history: list[Action], config: WorldConfig = PLAINEST, **options: Any
+    ) -> tuple[Failure, Replays]:
+        replays = Replays(rule)
+        monkeypatch.setattr("kv_sim.shrink.replay", replays)
+        found = Failure(MEMORY, config, history, Violation(Invariant.HITS, "first"), 7)
+        best = shrink(found, **options)
+        assert len(set(replays.tried)) == len(replays.tried), "nothing is tried twice"
+        assert best.seed == 7
+        return best, replays
+
+    return run
+
+
+def holds(*wanted: Action) -> Rule:
+    """These are there, in this order."""
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        rest = iter(history)
+        return all(any(action == one for action in rest) for one in wanted)
+
+    return rule
+
+
+def numbered(kind: str, count: int) -> list[Action]:
+    return [act(kind, rejects={"r": number}) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 33])
+def test_only_what_it_needs_is_left(shrunk: Any, count: int) -> None:
+    steps = numbered("step", count)
+    for wanted in (0, count // 3, count - 1):
+        left = [steps[number] for number in dict.fromkeys((wanted, count - 1))]
+        best, _ = shrunk(holds(*left), steps)
+        assert best.history == left
+        assert str(best.violation) == f"HITS  {len(left)}"
+
+
+def test_what_is_not_legal_is_left_out_at_once(shrunk: Any) -> None:
+    best, replays = shrunk(lambda history, config: True, [act("abort", request="r1"), *numbered("step", 3)])
+    assert best.history == []
+    assert len(replays.tried) < 10
+
+
+@pytest.mark.parametrize(
+    ("tokens", "needs", "left"),
+    [(40, 8, 8), (40, 9, 9), (40, 5, 5), (40, 10, 10), (40, 1, 1), (3, 1, 1), (9, 6, 8), (12, 12, 12)],
+)
+def test_prompts_get_shorter(shrunk: Any, tokens: int, needs: int, left: int) -> None:
+    """To a block or two and a token more, or to a half; from the bottom."""
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        return any(a.kind is Kind.ADD and a.args["spec"]["shared_tokens"] >= needs for a in history)
+
+    assert shrunk(rule, [add("r1", tokens)])[0].history == [add("r1", left)]
+
+
+ODD = {
+    "own_tokens": 3,
+    "salt": "s",
+    "adapter": "a",
+    "skip_reading_prefix_cache": True,
+    "output_tokens": 2,
+    "max_tokens": 5,
+}
+
+
+@pytest.mark.parametrize("kept", ["own_tokens", "salt", "adapter", "skip_reading_prefix_cache", "max_tokens", ""])
+def test_requests_get_plainer(shrunk: Any, kept: str) -> None:
+    def rule(history: History, config: WorldConfig) -> bool:
+        specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
+        return len(specs) == 2 and all(not kept or spec[kept] == ODD[kept] for spec in specs)
+
+    left = {name: ODD[name] for name in (["output_tokens", kept] if kept == "max_tokens" else [kept]) if name}
+    best, _ = shrunk(rule, [STEP, add("r1", **ODD), STEP, add("r2", **ODD)])
+    assert best.history == [add("r1", **left), add("r2", **left)]
+
+
+ELABORATE = WorldConfig(
+    num_blocks=9,
+    groups=(GroupConfig(), GroupConfig("sliding", 4)),
+    layers=2,
+    tp_size=2,
+    pp_size=2,
+    max_running=1,
+    max_step_tokens=8,
+    run_ahead=3,
+    async_scheduling=True,
+    runner=2,
+    zero_new_blocks=True,
+    spec_tokens=2,
+    role="kv_consumer",
+)
+
+
+@pytest.mark.parametrize("kept", ["", *PLAIN])
+def test_worlds_get_plainer(shrunk: Any, kept: str) -> None:
+    """But for what it needs; asynchronous scheduling needs run-ahead."""
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        return not kept or getattr(config, kept) == getattr(ELABORATE, kept)
+
+    left = {kept: getattr(ELABORATE, kept)} if kept else {}
+    if kept == "async_scheduling":
+        left["run_ahead"] = 1
+    assert shrunk(rule, [], ELABORATE)[0].config == replace(PLAINEST, **left)
+    assert set(PLAIN) >= {name for name in vars(ELABORATE) if getattr(ELABORATE, name) != getattr(PLAINEST, name)}
+
+
+def test_the_plainest() -> None:
+    assert replace(ELABORATE, **{name: values[0] for name, values in PLAIN.items()}) == PLAINEST
+    assert (STEP, act("settle"), act("reset", running=True, connector=False)) == MACROS
+
+
+def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:
+    best, _ = shrunk(lambda history, config: config.run_ahead > 0, [], ELABORATE)
+    assert (best.config.run_ahead, best.config.async_scheduling) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("history", "needs", "left"),
+    [
+        ([act("execute", rank=0), act("retire", rank=0), act("process"), act("execute", rank=1)], 1, [STEP]),
+        ([act("schedule"), act("execute", rank=0), act("settle")], 2, [STEP, STEP]),
+        ([act("finish", rank=0, copy=0)], 1, [STEP]),
+        ([act("settle")], 1, [STEP]),
+        ([act("reset", running=True, connector=True)], 1, [STEP]),
+    ],
+)
+def test_runs_of_small_actions_become_one(
+    shrunk: Any, history: list[Action], needs: int, left: list[Action]
+) -> None:
+    assert shrunk(lambda history, config: len(history) >= needs, history)[0].history == left
+
+
+@pytest.mark.parametrize("macro", MACROS)
+def test_the_plainest_that_does_it_is_taken(shrunk: Any, macro: Action) -> None:
+    """A request stays one."""
+    later = MACROS[MACROS.index(macro) :]
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        kinds = [action.kind for action in history]
+        return kinds[:1] == [Kind.ADD] and any(
+            action.kind in [one.kind for one in later] or action.kind is Kind.FINISH for action in history[1:]
+        )
+
+    best, _ = shrunk(rule, [add(), act("finish", rank=1, copy=9), act("lose", rank=0, copy=1)])
+    assert best.history == [add(), macro]
+
+
+@pytest.mark.parametrize(
+    ("rank", "copy", "needs", "left"),
+    [
+        (1, 9, 0, (0, 0)),
+        (1, 9, 4, (0, 4)),
+        (1, 9, 5, (0, 5)),
+        (0, 3, 2, (0, 2)),
+        (1, 2, 9, (1, 2)),
+        (1, 9, MOST_COPIES, (1, 9)),
+    ],
+)
+def test_copies_are_renumbered(shrunk: Any, rank: int, copy: int, needs: int, left: tuple[int, int]) -> None:
+    def rule(history: History, config: WorldConfig) -> bool:
+        (one,) = history or [STEP]
+        return one.kind is Kind.FINISH and (
+            one.args["copy"] >= needs or one == act("finish", rank=rank, copy=copy)
+        )
+
+    best, _ = shrunk(rule, [act("finish", rank=rank, copy=copy)])
+    assert best.history == [act("finish", rank=left[0], copy=left[1])]
+
+
+def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
+    def rule(history: History, config: WorldConfig) -> bool:
+        counts = [sum(a.kind is Kind.ADD for a in history[:i]) for i, a in enumerate(history) if "copy" in a.args]
+        names = [action.args["copy"] for action in history if "copy" in action.args]
+        return len(names) == 2 and names == counts
+
+    history = [add("r1"), add("r2"), STEP, act("fail", rank=0, copy=2), add("r3"), act("lose", rank=0, copy=3)]
+    assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0), act("lose", rank=0, copy=0)]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 5, 20])
+def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
+    steps = numbered("step", 30)
+    best, replays = shrunk(holds(steps[3], steps[17]), steps, ELABORATE, most_replays=most)
+    assert len(replays.tried) == most
+    assert holds(steps[3], steps[17])(best.history, best.config)
+    assert (len(best.history) < 30) is (most >= 5)
+
+
+def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = numbered("step", 4)
+    silent = frozenset({Invariant.WORK})
+    best, replays = shrunk(lambda history, config: False, steps, silent=silent)
+    assert (best.history, str(best.violation), len(replays.tried)) == (steps, "HITS  first", 1)
+    assert replays.silent == {silent}
+    other = Replays(lambda history, config: True)
+    other.breaks = Invariant.WORK
+    monkeypatch.setattr("kv_sim.shrink.replay", other)
+    assert shrink(best) is best
+    assert len(other.tried) == 1
+
+
+def test_a_world_that_breaks_while_it_is_set_up_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.shrink.replay", lambda *args: (None, Violation(Invariant.NO_CRASH, "set up")))
+    found = Failure(MEMORY, PLAINEST, numbered("step", 3), Violation(Invariant.NO_CRASH, "first"))
+    assert shrink(found).history == []

@@ -1,0 +1,250 @@
+"""What is learnt of a world: calls, changes of copies and kernels, situations that were reached."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.coverage import Coverage
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.examples.catalogue import MEMORY
+from kv_sim.memory.copies import Direction
+from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.shadow import Shadow
+from kv_sim.violation import Referee, Violation
+from kv_sim.watch import AT_REST, Tracker, WatchedWorld, Watcher
+from kv_sim.world import World
+
+CONFIG = WorldConfig(tp_size=2)
+
+
+def changes(tracker: Tracker, engine: Any) -> list[tuple[int, str, int]]:
+    return [(change.rank, change.what, change.copy.copy_id) for change in tracker.copies(engine)]
+
+
+def test_each_change_of_a_copy_is_told_once_and_in_order() -> None:
+    devices = [Device(rank, CONFIG, Shadow(2, Referee())) for rank in range(2)]
+    engine, tracker = SimpleNamespace(devices=devices), Tracker()
+    for device in devices:
+        device.allocate_host(8)
+    (one, copies), (other, others) = ((device.copies.open(), device.copies) for device in devices)
+    for slot in range(3):
+        one.submit(Direction.STORE, [(1, slot), (2, slot + 3)])
+    other.submit(Direction.STORE, [(3, 0)])
+    assert changes(tracker, engine) == [(0, "begins", 0), (0, "begins", 1), (0, "begins", 2), (1, "begins", 0)]
+    assert changes(tracker, engine) == []
+    copies.advance(copies.running[0], 1)
+    copies.fail(copies.running[1])
+    copies.lose(copies.running[2])
+    others.advance(others.running[0], 1)
+    assert changes(tracker, engine) == [
+        (0, "moves", 0),
+        (0, "ends", 1),
+        (0, "lost", 2),
+        (1, "moves", 0),
+        (1, "ends", 0),
+    ]
+    copies.advance(copies.running[0], 1)
+    one.submit(Direction.STORE, [])
+    one.wait([one.submit(Direction.STORE, [(4, 7)])])
+    assert changes(tracker, engine) == [
+        (0, "moves", 0),
+        (0, "ends", 0),
+        (0, "begins", 3),
+        (0, "ends", 3),
+        (0, "begins", 4),
+        (0, "moves", 4),
+        (0, "ends", 4),
+    ]
+    copies.restart(0)
+    assert changes(tracker, engine) == [(0, "ends", 2)]
+    assert changes(tracker, engine) == []
+
+
+def test_kernels_are_launched_and_retire() -> None:
+    devices = [Device(rank, CONFIG, Shadow(2, Referee())) for rank in range(2)]
+    steps = [LaunchedStep(number, [], [], [], 4, (0,)) for number in (4, 7, 9)]
+    engine, tracker = SimpleNamespace(devices=devices, steps=steps, executable=lambda rank: None), Tracker()
+
+    def told() -> list[tuple[int, str, int]]:
+        return [(change.rank, change.what, change.step) for change in tracker.kernels(engine)]  # type: ignore[arg-type]
+
+    assert told() == []
+    engine.executable = lambda rank: steps[rank]
+    for device in devices:
+        device.launch(steps[device.rank])
+    assert told() == [(0, "launches", 4), (1, "launches", 7)]
+    assert told() == []
+    engine.executable = lambda rank: None  # it is the last that was scheduled
+    devices[1].launch(steps[2])
+    assert told() == [(1, "launches", 9)]
+    devices[0].retire()
+    devices[1].synchronize()
+    assert told() == [(0, "retires", 4), (1, "retires", 7), (1, "retires", 9)]
+    assert told() == []
+
+
+class Heard(Watcher):
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def begins(self, world: World) -> None:
+        self.said.append("begins")
+
+    def acts(self, number: int, action: Action) -> None:
+        self.said.append((number, action.kind.value))
+
+    def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        self.said.append(method)
+
+    def acted(self, number: int, action: Action, *, legal: bool) -> None:
+        self.said.append((number, action.kind.value, legal, action.args))
+
+    def ends(self, violation: Violation | None) -> None:
+        self.said.append(("ends", violation))
+
+
+def test_watchers_hear_of_everything_in_order() -> None:
+    """What a connector is called while it is set up after the beginning, what happens at rest without a number."""
+    heard = [Heard(), Heard()]
+    made = WatchedWorld(WorldConfig(spec_tokens=1), MEMORY, watchers=heard)
+    spec = {**vars(RequestSpec("r1", 0, 5, 0, 2, 2))}
+    made.replay(
+        [
+            Action(Kind.ABORT, {"request": "r9"}),
+            Action(Kind.ADD, {"spec": spec}),
+            Action(Kind.STEP, {"rejects": {"x": 1}}),
+        ]
+    )
+    assert heard[0].said == heard[1].said
+    said = heard[0].said
+    assert said[:2] == ["begins", "get_mem_pool_context"]
+    marks = [each for each in said if isinstance(each, tuple)]
+    assert marks[:7] == [
+        (1, "abort"),
+        (1, "abort", False, {"request": "r9"}),
+        (2, "add"),
+        (2, "add", True, {"spec": spec}),
+        (3, "step"),
+        (3, "step", True, {}),
+        (AT_REST, "settle"),
+    ]
+    assert marks[-1] == ("ends", None)
+    assert {each[0] for each in marks[6:-1]} == {AT_REST}
+    assert {each[1] for each in marks[6:-1]} == {"step", "settle"}
+    assert said[said.index((2, "add")) + 1] == "on_new_request"
+    assert "build_connector_meta" in said[said.index((3, "step")) : said.index((3, "step", True, {}))]
+
+
+def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
+    heard = Heard()
+    made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
+    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half.on_new_request = lambda request: {}["nowhere"]
+    with pytest.raises(Violation) as raised:
+        made.replay([Action(Kind.ADD, {"spec": vars(RequestSpec("r1", 0, 5, 0, 2, 2))})])
+    assert heard.said[-2][:3] == (1, "add", True), "it was legal"
+    assert heard.said[-1] == ("ends", raised.value)
+
+
+# -- what was reached ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "of", "reached"),
+    [
+        ((None, False), {"num_preemptions": 1}, {"match: ask again"}),
+        ((0, False), {"num_preemptions": 1}, set()),
+        ((4, True), {}, {"match: asynchronous load"}),
+        ((4, False), {}, {"match: load in the step"}),
+        ((4, False), {"num_preemptions": 2}, {"match: load in the step", "match: a preempted request loads"}),
+        ((4, True), {"skips": True}, {"match: asynchronous load", "match: the answer is dropped"}),
+    ],
+)
+def test_what_an_answer_reaches(answer: Any, of: dict[str, Any], reached: set[str]) -> None:
+    coverage = Coverage()
+    skips = SimpleNamespace(skip_reading_prefix_cache=of.pop("skips", False))
+    coverage.matched(SimpleNamespace(**{"num_preemptions": 0, "spec": skips, **of}), answer)
+    assert coverage.situations == Counter(reached)
+
+
+def scheduled(**of: Any) -> set[str]:
+    """What a step reaches, in which nothing happens but this."""
+    states = of.pop("offers", None)
+    output = {
+        "kv_cache_block_copies": None,
+        "kv_connector_block_state": None if states is None else SimpleNamespace(boundary_state_offloads=states),
+        "preempted_req_ids": set(),
+        "scheduled_cached_reqs": SimpleNamespace(resumed_req_ids=of.pop("resumed", set())),
+        "scheduled_new_reqs": [SimpleNamespace(req_id=name) for name in of.pop("new", ())],
+        "finished_req_ids": set(),
+        "total_num_scheduled_tokens": 1,
+    }
+    step: dict[str, Any] = {"ends": [], "rejected": {}}
+    holding = of.pop("holding", [])
+    engine = SimpleNamespace(
+        config=WorldConfig(),
+        scheduler=SimpleNamespace(
+            requests={f"r{n}": SimpleNamespace(num_preemptions=n) for n in range(2)},
+            deferred_frees=of.pop("frees", []),
+            holding=[SimpleNamespace(status=status) for status in holding],
+        ),
+    )
+    for name, value in of.items():
+        (step if name in step else output)[name] = value
+    coverage = Coverage()
+    coverage.scheduled(engine, SimpleNamespace(output=SimpleNamespace(**output), **step))  # type: ignore[arg-type]
+    assert set(coverage.situations.values()) <= {1}
+    return set(coverage.situations)
+
+
+@pytest.mark.parametrize(
+    ("of", "reached"),
+    [
+        ({}, set()),
+        ({"ends": [(2, 3)]}, {"match: more than the end of a block"}),
+        ({"ends": [(3, 3)]}, {"match: less than the end of a block"}),
+        (
+            {"ends": [(3, 2), (2, 3)]},
+            {"match: less than the end of a block", "match: more than the end of a block"},
+        ),
+        ({"kv_cache_block_copies": [1]}, {"a block is copied on write"}),
+        ({"offers": {}}, set()),
+        ({"offers": {"r1": [(1, 2, 8)], "r2": [(1, 3, 4)]}}, set()),
+        ({"offers": {"r1": [(1, 2, 8), (1, 2, 6)], "r2": []}}, {"a state within a block is handed over"}),
+        ({"preempted_req_ids": {"r1"}}, {"a request is preempted"}),
+        ({"resumed": {"r1"}}, {"a request resumes, runner V1"}),
+        ({"new": ["r0"], "finished_req_ids": {"r1"}}, set()),
+        ({"new": ["r0"], "finished_req_ids": {"r0"}}, {"an id is finished and new in one step"}),
+        ({"new": ["r0", "r1"]}, {"a request resumes, runner V2"}),
+        ({"frees": [1]}, {"frees are deferred"}),
+        ({"rejected": {"r1": 1}}, {"drafts are rejected"}),
+        ({"total_num_scheduled_tokens": 0}, {"an empty step"}),
+        ({"holding": [Status.PREEMPTED]}, set()),
+        ({"holding": [Status.PREEMPTED, Status.WAITING_FOR_REMOTE_KVS]}, {"a step while a load is under way"}),
+    ],
+)
+def test_what_a_step_reaches(of: dict[str, Any], reached: set[str]) -> None:
+    assert scheduled(**of) == reached
+
+
+def test_which_states_an_action_meets() -> None:
+    requests = {name: SimRequest(RequestSpec(name, 0, 4, 0, 1, 1), 4, 0) for name in ("r1", "r2", "r3")}
+    requests["r2"].status, requests["r2"].is_held = Status.FINISHED_STOPPED, True
+    requests["r3"].status = Status.RUNNING
+    engine: Any = SimpleNamespace(scheduler=SimpleNamespace(requests=requests))
+    coverage, other = Coverage(), Coverage()
+    assert coverage.states(engine, Action(Kind.STEP)) == {"waiting", "stopped and held", "running"}
+    assert coverage.states(engine, Action(Kind.ABORT, {"request": "r3"})) == {"running"}
+    assert coverage.states(engine, Action(Kind.ABORT, {"request": "r4"})) == set()
+    coverage.count(Kind.STEP, {"running", "waiting"})
+    coverage.situation("x")
+    other.count(Kind.STEP, {"running"})
+    other.situation("x")
+    other.situation("y")
+    coverage.add(other)
+    assert coverage.pairs == {("step", "running"): 2, ("step", "waiting"): 1}
+    assert coverage.situations == {"x": 2, "y": 1}

@@ -1,0 +1,472 @@
+"""HITS, rule by rule: who comes again at rest and what must be found then, asked of an engine that is made up."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_sim.checkers.hits import Served, check_kept
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.subject import Subject, Trait
+
+CONFIG = WorldConfig(block_size=4, host_slots=64)
+KEEPS = Subject("Made up", traits=frozenset({Trait.KEEPS}))
+TELLS = replace(KEEPS, traits=KEEPS.traits | {Trait.EVENTS})
+
+
+def request(name: str = "r1", tokens: int = 9, conversation: int = 0, **of: Any) -> SimRequest:
+    """One that ended well, if nothing else is said."""
+    made = SimRequest(RequestSpec(name, conversation, tokens, 0, 1, 1), 4, 0)
+    made.status = Status.FINISHED_STOPPED
+    made.__dict__.update(of)
+    return made
+
+
+def copies(*ended: State, running: int = 0, restarts: int = 0) -> Any:
+    made = [Copy(number, Direction.STORE, ((1, 1),), "", 0, state=state) for number, state in enumerate(ended)]
+    return SimpleNamespace(copies=SimpleNamespace(ended=made, running=[None] * running, restarts=restarts))
+
+
+class Engine:
+    """Finds what it is told to, and writes down what it is asked."""
+
+    def __init__(self, ended: list[SimRequest], finds: Callable[[RequestSpec], int | None], *devices: Any) -> None:
+        self.did: list[Any] = []
+        self.finds = finds
+        self.devices = devices or (copies(), copies(State.DONE))
+        self.served = Served(Notes(), 4, is_on=True)
+        self.outcome = SimpleNamespace(ended=ended)
+        pool = SimpleNamespace(reset=lambda: self.did.append("pool"))
+        self.scheduler = SimpleNamespace(blocks=SimpleNamespace(block_pool=pool))
+        self.mirror = SimpleNamespace(blocks=Counter[Any]())
+        self.works: Callable[[], bool] = lambda: False
+        self.forgets: bool | None = True
+
+    @property
+    def has_work(self) -> bool:
+        return self.works()
+
+    def take_events(self) -> None:
+        self.did.append("events")
+
+    def add(self, spec: RequestSpec) -> SimRequest:
+        assert not spec.skip_reading_prefix_cache
+        assert (spec.output_tokens, spec.max_tokens) == (1, 1)
+        self.did.append((spec.request_id, spec.shared_tokens + spec.own_tokens))
+        found = self.finds(spec)
+        if found is not None:
+            self.served.found[spec.request_id] = found
+        return SimRequest(spec, 4, 0)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        self.did.append(("reset", running, connector))
+        return self.forgets
+
+
+def judge(engine: Engine, subject: Subject = KEEPS, config: WorldConfig = CONFIG) -> list[str]:
+    """What is said of it."""
+    notes = Notes()
+    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes)
+
+    def settle() -> bool:
+        engine.did.append("settle")
+        return True
+
+    check_kept(world, settle)
+    assert all(message.startswith(("HITS  ", "ACCOUNTING  ")) for message in notes.told)
+    return notes.told
+
+
+def asked(engine: Engine) -> list[Any]:
+    """What it was asked, in order, without what is done each time."""
+    return [did for did in engine.did if isinstance(did, tuple)]
+
+
+# -- no more ------------------------------------------------------------------------------------
+
+
+def sampled(name: str, computed: int, hashes_per_block: int = 1) -> SimRequest:
+    """A prompt of ten tokens and what follows, some of which was computed."""
+    made = SimRequest(RequestSpec(name, 0, 10, 0, 8, 8), 4, 24, hashes_per_block)
+    made.num_computed_tokens, made.num_output_tokens = computed, 6
+    return made
+
+
+@pytest.mark.parametrize("hashes_per_block", [1, 2, 4])
+@pytest.mark.parametrize("computed", [0, 7, 8, 9, 10])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int, is_ours: bool) -> None:
+    """Each block that a hit covers, and its end within a block, where only some places have a hash."""
+    notes, hashed = Notes(), 4 // hashes_per_block
+    ends = {} if hashes_per_block == 1 else {"hashes_per_block": hashes_per_block}
+    served = Served(notes, 4, is_on=True, **ends)
+    served.compute(sampled("r1", computed, hashes_per_block))
+    asks = sampled("r2", 0, hashes_per_block)
+    asking: Any = asks if is_ours else SimpleNamespace(request_id="r2", block_hashes=asks.block_hashes)
+    for local in (0, 1, 4, 8):
+        for count in range(16 - local):
+            end = local + count
+            served.check_match(asking, local, count)
+            assert served.found == {"r2": end}
+            where = f"HITS  request r2: {count} tokens are found after the first {local}, but "
+            not_computed = [index for index in range(local // 4, end // 4) if (index + 1) * 4 > computed]
+            if not_computed:
+                told = [f"{where}nobody computed block {not_computed[0]} of them in this world"]
+            elif hashes_per_block == 1 or not count or end % 4 == 0:
+                told = []
+            elif end % hashed:
+                told = [f"{where}no hash ends there, so nobody kept a state"]
+            else:
+                told = [f"{where}nobody computed the last of them"] if end > computed else []
+            assert notes.take() == told, (local, count)
+
+
+def test_whole_blocks_are_found_where_hashes_are_finer() -> None:
+    """Of a connector that keeps no ends of blocks."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    served.compute(sampled("r1", 6, 2))
+    for count in (4, 6):
+        served.check_match(sampled("r2", 0, 2), 0, count)
+    assert notes.told == []
+    served.check_match(sampled("r2", 0, 2), 4, 4)
+    where = "4 tokens are found after the first 4"
+    assert notes.told == [f"HITS  request r2: {where}, but nobody computed block 1 of them in this world"]
+
+
+def test_a_reset_forgets_all_but_what_the_living_have() -> None:
+    """And of those that lived through it nobody knows what is stored."""
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    ended, lives, later = sampled("r1", 12), sampled("r2", 8), sampled("r3", 8)
+    lives.status = Status.PREEMPTED
+    for one in (ended, lives):
+        served.compute(one)
+    for one in (ended, later):
+        one.status = Status.FINISHED_STOPPED
+    assert served.is_fair(ended)
+    for number in (1, 2):
+        served.reset([ended, lives])
+        served.check_match(ended, 0, 8)
+        assert notes.take() == []
+        served.check_match(ended, 8, 4)
+        since = f"nobody computed block 2 of them since reset {number}"
+        assert notes.take() == [f"HITS  request r1: 4 tokens are found after the first 8, but {since}"]
+    lives.status = Status.FINISHED_STOPPED
+    assert [served.is_fair(one) for one in (ended, lives, later)] == [False, False, True]
+    served.reset([ended, lives])
+    served.check_match(ended, 0, 4)
+    assert len(notes.told) == 1, "now nobody lives"
+
+
+def test_a_reset_without_anybody_is_one_as_well() -> None:
+    notes = Notes()
+    served = Served(notes, 4, is_on=True)
+    served.reset([])
+    served.check_match(sampled("r1", 0), 0, 4)
+    where = "4 tokens are found after the first 0"
+    assert notes.told == [f"HITS  request r1: {where}, but nobody computed block 0 of them since reset 1"]
+
+
+def test_of_whom_nothing_is_claimed_nothing_is_known() -> None:
+    notes = Notes()
+    served = Served(notes, 4, is_on=False)
+    served.check_match(sampled("r1", 0), 0, 8)
+    assert (notes.told, served.found) == ([], {})
+
+
+# -- no less ------------------------------------------------------------------------------------
+
+
+def nothing(spec: RequestSpec) -> None:
+    """Nobody even asked for it."""
+
+
+def missing(name: str, found: int, tokens: int, first: int) -> str:
+    return (
+        f"HITS  request {name} comes again at rest: {found} of its {tokens} tokens are found, but "
+        f"the first {first} belong to requests that ended well, no copy failed, and there was room for all"
+    )
+
+
+def test_who_comes_again_comes_to_an_engine_whose_own_cache_is_empty() -> None:
+    engine = Engine([request()], nothing)
+    engine.served.found["r1"] = 8  # when it came first
+    assert judge(engine) == [missing("r1", 0, 9, 8)]
+    assert engine.did == ["events", "pool", ("r1", 9), "settle"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "subject", "found", "must"),
+    [
+        ([request()], KEEPS, 8, 0),
+        ([request()], KEEPS, 4, 8),
+        ([request(tokens=8)], KEEPS, 0, 4),  # a hit ends before the last token
+        ([request(tokens=13)], replace(KEEPS, blocks_per_chunk=2), 4, 8),
+        ([request(tokens=13)], replace(KEEPS, blocks_per_chunk=2), 8, 0),
+        ([request(tokens=13)], replace(KEEPS, blocks_per_chunk=4), 0, 0),
+        ([request()], replace(KEEPS, keeps_from=2), 0, 0),
+        ([request(), request("r2")], replace(KEEPS, keeps_from=2), 0, 8),
+        ([request(), request("r2", 6)], replace(KEEPS, keeps_from=2), 0, 4),
+        ([request(num_preemptions=1)], KEEPS, 0, 0),
+        ([request(status=Status.FINISHED_ABORTED)], KEEPS, 0, 0),
+        ([request("r2", 5), request(status=Status.FINISHED_ERROR)], KEEPS, 0, 4),
+    ],
+)
+def test_what_was_stored_and_not_evicted_is_found(
+    ended: list[SimRequest], subject: Subject, found: int, must: int
+) -> None:
+    """Whole chunks, of who ran to the end with nothing in between, as often as it takes to be kept."""
+    engine = Engine(ended, lambda spec: found)
+    (tokens,) = (one.num_tokens for one in ended if one.request_id == "r1")
+    assert judge(engine, subject) == ([missing("r1", found, tokens, must)] if must else [])
+    assert len(asked(engine)) == 1
+
+
+def four(tokens: int = 9) -> list[SimRequest]:
+    """Of four blocks in all that nobody shares. Each other one comes again with a token more."""
+    return [request(f"r{number}", 5, number) for number in range(4)]
+
+
+@pytest.mark.parametrize(("own", "again"), [(2, 7), (3, 7)])
+def test_who_comes_again(own: int, again: int) -> None:
+    """The longest first, and none whose prompt is the beginning of another's.
+
+    Every other one with a token more, and there is room for one to be sampled: the engine takes eight.
+    """
+    ended = [
+        request("prefix", 5),
+        sampled("long", 0),  # of ten tokens
+        request("short", 3, 1),  # fills no block
+        request("other", 8, 2),
+        request("branch", 4),  # of the conversation of the first, and then its own
+        request("own", 4, 4),
+        request("fifth", 4, 5),
+    ]
+    ended[1].spec = replace(ended[1].spec, skip_reading_prefix_cache=True)
+    ended[4] = SimRequest(replace(ended[4].spec, own_tokens=5), 4, 0)
+    ended[5] = SimRequest(replace(ended[5].spec, own_tokens=own), 4, 0)
+    engine = Engine(ended, nothing)
+    judge(engine, config=replace(CONFIG, num_blocks=3))
+    assert asked(engine) == [("long", 10), ("branch", 9), ("other", 8), ("own", again)]
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "is_known"),
+    [
+        ({}, (), True),
+        ({"host_slots": 4}, (), True),
+        ({"host_slots": 3}, (), False),
+        ({"role": "kv_consumer"}, (), False),
+        ({"role": "kv_producer"}, (), False),
+        ({}, (copies(), copies(State.DONE, State.FAILED)), False),
+        ({}, (copies(State.LOST), copies()), False),
+        ({}, (copies(running=1), copies()), False),
+        ({}, (copies(), copies(restarts=1)), False),
+    ],
+)
+def test_what_must_be_found_is_known_if_nothing_was_left_out(
+    config: dict[str, Any], devices: tuple[Any, ...], is_known: bool
+) -> None:
+    """If something was, two come again nevertheless, for the other checkers to look at."""
+    engine = Engine(four(), nothing, *devices)
+    told = judge(engine, config=replace(CONFIG, **config))
+    names = [("r0", 5), ("r1", 6), ("r2", 5), ("r3", 6)]
+    assert asked(engine) == (names if is_known else names[:2])
+    assert told == ([missing(name, 0, tokens, 4) for name, tokens in names] if is_known else [])
+
+
+@pytest.mark.parametrize(("host_slots", "resets", "is_known"), [(8, 1, True), (7, 1, False), (8, 2, False)])
+def test_after_a_reset_there_must_have_been_room_for_what_it_forgot(
+    host_slots: int, resets: int, is_known: bool
+) -> None:
+    engine = Engine(four(), nothing)
+    for _ in range(resets):
+        engine.served.reset([])
+    assert bool(judge(engine, config=replace(CONFIG, host_slots=host_slots))) is is_known
+
+
+def test_what_was_computed_in_the_end_takes_room_as_well() -> None:
+    """Seven tokens of a prompt and two that were sampled: two blocks, though only one is asked for."""
+    ended = request(tokens=7)
+    ended = SimRequest(replace(ended.spec, output_tokens=2, max_tokens=2), 4, 16)
+    ended.status, ended.num_output_tokens = Status.FINISHED_STOPPED, 2
+    for host_slots, told in ((2, [missing("r1", 0, 7, 4)]), (1, [])):
+        assert judge(Engine([ended], nothing), config=replace(CONFIG, host_slots=host_slots)) == told
+
+
+@pytest.mark.parametrize(
+    ("subject", "config"),
+    [
+        (replace(KEEPS, traits=frozenset(Trait) - {Trait.KEEPS}), CONFIG),
+        (KEEPS, replace(CONFIG, groups=(GroupConfig(), GroupConfig("sliding", 4)))),
+    ],
+)
+def test_of_whom_nothing_is_known_nobody_comes_again(subject: Subject, config: WorldConfig) -> None:
+    engine = Engine([request()], nothing)
+    assert judge(engine, subject, config) == []
+    assert engine.did == []
+
+
+# -- events -------------------------------------------------------------------------------------
+
+ODD = "ACCOUNTING  request r1 comes again at rest: block {} of its prompt {}, but by the events so far it {}"
+
+
+@pytest.mark.parametrize(
+    ("told", "chunk", "found", "odd"),
+    [
+        ((0, 1, 2), 1, 12, []),
+        ((0, 1, 2), 1, 8, [(2, "is not found", "is stored")]),
+        ((0, 1, 2), 1, 0, [(0, "is not found", "is stored")]),  # what lies behind it can't be found
+        ((0, 2), 1, 12, [(1, "is found", "is not stored")]),
+        ((), 1, 8, [(0, "is found", "is not stored"), (1, "is found", "is not stored")]),
+        ((0, 1), 1, 8, []),
+        ((1,), 2, 8, []),  # a chunk is told by its last block
+        ((0,), 2, 8, [(1, "is found", "is not stored")]),
+        ((0, 1), 2, 0, [(1, "is not found", "is stored")]),
+        ((1,), 2, 12, []),  # the last chunk is not full
+        ((0, 1, 2, 3), 1, 12, []),  # a hit ends before the last token
+    ],
+)
+def test_events_tell_what_is_found(
+    told: tuple[int, ...], chunk: int, found: int, odd: list[tuple[int, str, str]]
+) -> None:
+    """Of a prompt of three blocks and some tokens, when not all was kept."""
+    ended = request(tokens=16 if 3 in told else 13)
+    subject, config = replace(TELLS, blocks_per_chunk=chunk), replace(CONFIG, host_slots=2)
+    engine = Engine([ended], lambda spec: found)
+    engine.mirror.blocks.update(("CPU", None, ended.prompt_hashes[index]) for index in told)
+    assert judge(engine, subject, config) == [ODD.format(*each) for each in odd]
+    assert judge(engine, KEEPS, config) == []
+    assert judge(engine, subject, replace(config, role="kv_producer")) == []
+    consumer = judge(engine, subject, replace(config, role="kv_consumer"))
+    assert consumer == [ODD.format(*each) for each in odd]
+
+
+def test_what_a_failed_copy_dropped_meanwhile_is_not_missed() -> None:
+    def fails(spec: RequestSpec) -> int:
+        engine.devices[1].copies.ended.append(copies(State.FAILED).copies.ended[0])
+        return 8
+
+    engine = Engine([request()], fails, copies(State.FAILED), copies())
+    assert judge(engine, TELLS) == []
+    engine.finds = lambda spec: 8
+    assert len(judge(engine, TELLS)) == 2, "those that failed before are no reason"
+
+
+# -- the end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("traits", "ended", "works", "forgets", "then"),
+    [
+        ((), 1, False, True, []),
+        ((Trait.RESET,), 1, False, True, [("reset", False, True), ("r0", 5)]),
+        ((Trait.RESET,), 2, False, True, [("reset", False, True), ("r0", 5)]),
+        ((Trait.RESET,), 1, False, False, [("reset", False, True)]),
+        ((Trait.RESET,), 1, False, None, [("reset", False, True)]),
+        ((Trait.RESET,), 1, True, True, []),
+        ((Trait.RESET,), 0, False, True, []),
+        ((Trait.RESET,), -1, False, True, []),
+    ],
+)
+def test_after_a_reset_the_first_comes_once_more(
+    traits: tuple[Trait, ...], ended: int, works: bool, forgets: bool | None, then: list[Any]
+) -> None:
+    who = four()[:ended] if ended >= 0 else [request("short", 3)]  # fills no block
+    engine = Engine(who, lambda spec: 4)
+    engine.works, engine.forgets = lambda: works, forgets
+    assert judge(engine, replace(KEEPS, traits=KEEPS.traits.union(traits))) == []
+    assert asked(engine) == [("r0", 5), ("r1", 6)][: max(0, ended)] + then
+
+
+RECENT = replace(KEEPS, evicts_oldest=True)
+
+
+@pytest.mark.parametrize(
+    ("of", "slots", "tokens", "blocks", "sizes"),
+    [
+        # The prompt has two chunks: there is room for three of others, one of them in a request of its own.
+        ({}, 5, 9, 24, {"r1": 9, "unseen": 8, "short": 4}),
+        ({}, 4, 9, 24, {"r1": 9, "unseen": 4, "short": 4}),
+        ({}, 3, 9, 24, {"r1": 9, "short": 4}),
+        ({}, 2, 9, 24, {}),
+        ({}, 5, 8, 24, {"r1": 8, "unseen": 8, "short": 4}),
+        ({}, 64, 9, 8, {"r1": 9, "unseen": 20, "short": 4}),  # the engine takes none longer than 28 tokens
+        ({"blocks_per_chunk": 2}, 7, 13, 24, {"r1": 13, "unseen": 8, "short": 8}),
+        ({"blocks_per_chunk": 2}, 5, 13, 24, {"r1": 13, "short": 8}),
+        ({"keeps_from": 2}, 4, 9, 24, {"r1": 9, "unseen": 4, "short": 4}),
+    ],
+)
+def test_what_was_used_last_is_kept(
+    of: dict[str, Any], slots: int, tokens: int, blocks: int, sizes: dict[str, int]
+) -> None:
+    """A request, new ones for which there is room beside it, and all again, the new ones with a token more."""
+    subject, config = replace(RECENT, **of), replace(CONFIG, host_slots=slots, num_blocks=blocks)
+    chunk = 4 * subject.blocks_per_chunk
+    first = [("r1", tokens)]
+    comes = [each for each in sizes.items() for _ in range(subject.keeps_from)]
+    again = [(name, size + (name != "r1")) for name, size in sizes.items()]
+    least = [(size - 1) // chunk * chunk for _, size in again]
+
+    def all_of(spec: RequestSpec) -> int:
+        return (spec.shared_tokens + spec.own_tokens - 1) // chunk * chunk
+
+    engine = Engine([request(tokens=tokens)], all_of)
+    assert judge(engine, subject, config) == []
+    assert asked(engine) == first + comes + again
+    engine.finds = lambda spec: all_of(spec) - 1
+    room = sum(size for name, size in sizes.items() if name != "r1") // chunk
+    assert judge(engine, replace(subject, keeps_from=9), config)[-len(sizes) :] == [
+        f"HITS  request {name} comes again at rest: {end - 1} of its first {end} tokens are found, but r1 and new "
+        f"ones of {room} chunks came last, and all have room"
+        for (name, _), end in zip(again, least, strict=True)
+    ]
+
+
+def test_it_is_not_asked_where_it_can_not_be_known() -> None:
+    """A copy is lost, which keeps its room; who may not do both; who drops something else; who never rests."""
+    plain = [("r1", 9)]
+    for subject, config, devices, ended in (
+        (KEEPS, {}, (), [request()]),
+        (RECENT, {"role": "kv_consumer"}, (), [request()]),
+        (RECENT, {"role": "kv_producer"}, (), [request()]),
+        (RECENT, {}, (copies(), copies(running=1)), [request()]),
+        (RECENT, {}, (), []),
+        (RECENT, {}, (), [request("short", 3)]),
+    ):
+        engine = Engine(ended, lambda spec: 8, *devices)
+        assert judge(engine, subject, replace(CONFIG, **config)) == []
+        assert asked(engine) == [each for each in plain if any(one.request_id == "r1" for one in ended)]
+    engine = Engine([request()], lambda spec: 8)
+    engine.works = lambda: True
+    judge(engine, RECENT)
+    assert asked(engine) == plain
+
+
+@pytest.mark.parametrize("never", [*range(2, 8)])
+def test_one_that_never_ends_is_the_last(never: int) -> None:
+    """Which is LIVENESS, and told already."""
+    engine = Engine([request()], lambda spec: 8 if len(asked(engine)) == 1 else 0)
+    engine.works = lambda: len(asked(engine)) >= never
+    told = judge(engine, RECENT, replace(CONFIG, host_slots=4))
+    assert len(asked(engine)) == min(never, 7)
+    assert len(told) == max(0, never - 5)
+
+
+def test_what_a_failed_copy_dropped_of_them_is_not_missed() -> None:
+    def fails(spec: RequestSpec) -> int:
+        if len(asked(engine)) == 5:
+            engine.devices[0].copies.ended.append(copies(State.FAILED).copies.ended[0])
+        return 8 if len(asked(engine)) == 1 else 0
+
+    engine = Engine([request()], fails, copies(), copies(State.FAILED))
+    assert judge(engine, RECENT, replace(CONFIG, host_slots=4)) == []
+    assert len(asked(engine)) == 7

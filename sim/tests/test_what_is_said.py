@@ -1,0 +1,402 @@
+"""Lines that people read: actions, worlds, copies, steps, values and failures, compared whole."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kv_sim_notes import Notes
+
+from kv_api.contract import CONTRACT
+from kv_sim import brief as brief_module
+from kv_sim.actions import Action, Kind
+from kv_sim.brief import brief, brief_step, brief_tables
+from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.fuzz import Failure
+from kv_sim.log import MOST_WIDTH, SILENT, Log, describe, describe_pairs, describe_world
+from kv_sim.memory.copies import Direction
+from kv_sim.report import action_lines, fail_lines, file_stem, replay_line, subject_lines
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+SPEC = {
+    "request_id": "r1",
+    "conversation": 3,
+    "shared_tokens": 9,
+    "own_tokens": 0,
+    "output_tokens": 2,
+    "max_tokens": 5,
+    "salt": None,
+    "adapter": None,
+    "skip_reading_prefix_cache": False,
+}
+
+
+def act(kind: str, **args: Any) -> Action:
+    return Action(Kind(kind), args)
+
+
+@pytest.mark.parametrize(
+    ("action", "line"),
+    [
+        (act("add", spec=SPEC), "add      r1: 9 tokens of conversation 3, samples 2 of at most 5"),
+        (
+            act(
+                "add",
+                spec={**SPEC, "own_tokens": 4, "salt": "s", "adapter": "a", "skip_reading_prefix_cache": True},
+            ),
+            "add      r1: 9 tokens of conversation 3 + 4 own, samples 2 of at most 5, salt s, adapter a, "
+            "skips reading caches",
+        ),
+        (act("abort", request="r1"), "abort    r1"),
+        (act("step"), "step     "),
+        (act("step", rejects={"r1": 1, "r2": 2}), "step     rejects {r1: 1, r2: 2}"),
+        (act("execute", rank=1), "execute  rank 1"),
+        (act("finish", rank=1, copy=7), "finish   rank 1, copy 7"),
+        (act("advance", rank=0, copy=0, pages=2), "advance  rank 0, copy 0, pages 2"),
+        (act("restart", rank=1, memory=False), "restart  rank 1"),
+        (act("restart", rank=1, memory=True), "restart  rank 1, its host memory is lost"),
+        (act("reset", running=False, connector=False), "reset    the prefix cache"),
+        (act("reset", running=False, connector=True), "reset    the prefix cache and connector"),
+        (act("reset", running=True, connector=False), "reset    the prefix cache and running"),
+        (act("step", more=3), "step     more 3"),
+    ],
+)
+def test_an_action(action: Action, line: str) -> None:
+    assert describe(action) == line
+
+
+def test_a_world() -> None:
+    config = WorldConfig(
+        num_blocks=30,
+        block_size=8,
+        hashes_per_block=4,
+        groups=(GroupConfig(), STATE),
+        hands_over_states=True,
+        tp_size=2,
+        pp_size=3,
+        max_running=5,
+        max_step_tokens=32,
+        role="kv_consumer",
+        failure_policy="fail",
+        host_slots=7,
+    )
+    assert describe_world(config) == (
+        "30 blocks of 8; groups: full, state 2; tp 2 pp 3; run-ahead 0; runner V1; at most 5 running, 32 tokens a "
+        "step; 7 host slots; kv_consumer, failed loads: fail; 4 hashes a block"
+    )
+
+
+@pytest.mark.parametrize(
+    ("direction", "count", "text"),
+    [
+        (Direction.STORE, 2, "block 0 → host 10, block 1 → host 11"),
+        (Direction.LOAD, 1, "host 10 → block 0"),
+        (
+            Direction.LOAD,
+            5,
+            "host 10 → block 0, host 11 → block 1, host 12 → block 2, host 13 → block 3, host 14 → block 4",
+        ),
+        (
+            Direction.STORE,
+            6,
+            "block 0 → host 10, block 1 → host 11, block 2 → host 12, block 3 → host 13, block 4 → host 14, "
+            "… 6 in all",
+        ),
+    ],
+)
+def test_the_pages_of_a_copy(direction: Direction, count: int, text: str) -> None:
+    assert describe_pairs(direction, tuple((page, page + 10) for page in range(count))) == text
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Data:
+    name: str = "n"
+    nothing: list[int] = field(default_factory=list)
+    zero: int = 0
+    none: None = None
+    expected_finished_count: int = 3
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.seen, self._hidden, self.empty = {1}, 2, ()
+
+
+class Deep:
+    def __init__(self, levels: int) -> None:
+        self.d = Deep(levels - 1) if levels else "end"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (True, "True"),
+        (2.5, "2.5"),
+        ("a b", "a b"),
+        (b"\x01\x02\x03\x04\x05", "01020304"),
+        (Colour.RED, "red"),
+        (SimRequest(RequestSpec("r7", 0, 4, 0, 1, 1), 4, 0), "r7"),
+        (SimpleNamespace(request_id=7), "SimpleNamespace(request_id=7)"),
+        (SimpleNamespace(get_block_ids=lambda: ([1, 0], [2])), "blocks [1 ·] [2]"),
+        ({"k": [1]}, "{k: [1]}"),
+        ({3, 1, 2}, "{1, 2, 3}"),
+        (frozenset({"b", "a"}), "{a, b}"),
+        ((1, "x"), "(1, x)"),
+        (list(range(8)), "[0, 1, 2, 3, 4, 5, 6, 7]"),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, 6, 7, … 9 in all]"),
+        (tuple(range(9)), "(0, 1, 2, 3, 4, 5, 6, 7, … 9 in all)"),
+        (set(range(9)), "{0, 1, 2, 3, 4, 5, 6, 7, … 9 in all}"),
+        (dict.fromkeys(range(9), 0), "{0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, … 9 in all}"),
+        (SimpleNamespace(shape=[2, 3]), "array(2, 3)"),
+        (Data(), "Data(name=n, zero=0)"),
+        (Plain(), "Plain(seen={1})"),
+        (Deep(5), "Deep(d=Deep(d=Deep(d=Deep(d=Deep(d=Deep(d=end))))))"),
+        (Deep(6), "Deep(d=Deep(d=Deep(d=Deep(d=Deep(d=Deep(d=…))))))"),
+        ([[[[[[[1]]]]]]], "[[[[[[…]]]]]]"),
+        ({1: {2: {3: {4: {5: {6: {7: 8}}}}}}}, "{1: {2: {3: {4: {5: {6: …}}}}}}"),
+    ],
+)
+def test_any_value(value: Any, text: str) -> None:
+    assert brief(value) == text
+
+
+def step(**of: Any) -> Any:
+    plain: dict[str, Any] = {
+        "num_scheduled_tokens": {"r1": 4, "r2": 1, "r3": 2},
+        "scheduled_cached_reqs": SimpleNamespace(req_ids=[], resumed_req_ids=set()),
+        "scheduled_new_reqs": [],
+        "kv_cache_block_copies": None,
+        "kv_connector_block_state": None,
+        "finished_req_ids": set(),
+        "preempted_req_ids": None,
+    }
+    return SimpleNamespace(**{**plain, **of})
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (step(), "nothing to compute"),
+        (step(kv_connector_block_state=SimpleNamespace(boundary_state_offloads={})), "nothing to compute"),
+        (
+            step(
+                scheduled_new_reqs=[
+                    SimpleNamespace(req_id="r1", num_computed_tokens=8),
+                    SimpleNamespace(req_id="r2", num_computed_tokens=0),
+                ]
+            ),
+            "new r1+4 after 8, r2+1 after 0",
+        ),
+        (
+            step(scheduled_cached_reqs=SimpleNamespace(req_ids=["r3", "r2"], resumed_req_ids={"r2"})),
+            "on r3+2, r2+1 resumed",
+        ),
+        (
+            step(
+                kv_cache_block_copies=[
+                    SimpleNamespace(src_block_id=s, dst_block_id=d) for s, d in ((1, 2), (3, 4))
+                ]
+            ),
+            "copies block 1 into 2, 3 into 4",
+        ),
+        (
+            step(
+                kv_connector_block_state=SimpleNamespace(
+                    boundary_state_offloads={"r1": [(1, 5, 8), (1, 6, 12)], "r2": [(1, 7, 4)]}
+                )
+            ),
+            "hands over block 5 of r1 after 8, block 6 of r1 after 12, block 7 of r2 after 4",
+        ),
+        (
+            step(finished_req_ids={"r9", "r8"}, preempted_req_ids={"r7", "r6"}),
+            "finished r8, r9; preempted r6, r7",
+        ),
+    ],
+)
+def test_a_step(output: Any, text: str) -> None:
+    assert brief_step(output) == text
+
+
+def test_block_tables() -> None:
+    assert brief_tables([[1, 0, 12], [], [3]]) == "[1 · 12] [] [3]"
+    assert brief_module.MOST_ITEMS < 10
+
+
+def called(*calls: tuple[str, str, tuple[Any, ...], Any]) -> list[str]:
+    """What a log makes of calls in a world where nothing else happens."""
+    lines: list[str] = []
+    made, log = World(WorldConfig(), MEMORY), Log(lines.append)
+    log.begins(made)
+    for call in calls:
+        log.called(*call)
+    log.acted(3, Action(Kind.STEP), legal=True)
+    assert lines[:3] == ["connector MemoryConnector", f"world     {describe_world(made.config)}", "   3 step"]
+    return lines[3:]
+
+
+SCHEDULER, WORKER = "scheduler", "worker 0"
+R1 = SimRequest(RequestSpec("r1", 0, 4, 0, 1, 1), 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ((SCHEDULER, "get_num_new_matched_tokens", (R1, 4), (8, True)), "r1 after 4 -> 8 tokens, asynchronous"),
+        ((SCHEDULER, "get_num_new_matched_tokens", (R1, 0), (0, False)), "r1 after 0 -> 0 tokens"),
+        ((SCHEDULER, "get_num_new_matched_tokens", (R1, 0), (None, False)), "r1 after 0 -> ask again"),
+        ((SCHEDULER, "get_num_new_matched_tokens", (R1, 0), 7), "r1 after 0 -> 7"),
+        ((SCHEDULER, "get_num_new_matched_tokens", (R1, 0), (1, 2, 3)), "r1 after 0 -> (1, 2, 3)"),
+        ((SCHEDULER, "reset_cache", (), None), ""),
+        ((SCHEDULER, "reset_cache", (), False), "-> False"),
+        ((SCHEDULER, "request_finished", (R1, [1, 2]), (True, None)), "r1 [1, 2] -> (True, None)"),
+        ((WORKER, "handle_preemptions", (None,), None), ""),
+        ((WORKER, "get_transfer_results", (set(),), Data(zero=1)), "{} -> Data(name=n, zero=1)"),
+        ((WORKER, "get_block_ids_with_load_errors", (), {3}), "-> {3}"),
+        ((WORKER, "build_connector_worker_meta", (), {"r1": 1}), "-> {r1: 1}"),
+    ],
+)
+def test_a_call(call: tuple[str, str, tuple[Any, ...], Any], line: str) -> None:
+    assert called(call) == [f"     {call[0]:<11} {call[1]} {line}".rstrip()]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (SCHEDULER, "take_events", (), [1]),
+        (SCHEDULER, "on_new_request", (R1,), None),
+        (WORKER, "wait_for_save", (), None),
+        (WORKER, "get_kv_connector_stats", (), None),
+        (WORKER, "get_block_ids_with_load_errors", (), set()),
+        (
+            WORKER,
+            "get_transfer_results",
+            (set(),),
+            SimpleNamespace(done=set(), none=None, expected_finished_count=3),
+        ),
+        (WORKER, "build_connector_worker_meta", (), None),
+    ],
+)
+def test_a_call_that_says_nothing(call: tuple[str, str, tuple[Any, ...], Any]) -> None:
+    assert called(call) == []
+
+
+def test_what_is_silent_is_a_method_of_a_connector() -> None:
+    assert set(SILENT) <= {member.name for member in CONTRACT}
+    for name in SILENT:
+        assert called((WORKER, name, (), None)) == []
+
+
+def test_steps_that_come_back_are_counted() -> None:
+    nothing, something = SimpleNamespace(done=set()), SimpleNamespace(done={"r1"})
+    assert called(
+        (SCHEDULER, "update_connector_output", (nothing,), None),
+        (SCHEDULER, "update_connector_output", (something,), None),
+        (SCHEDULER, "build_connector_meta", ({"r1": 4},), Data()),
+    ) == [
+        "     scheduler   step 1 came back",
+        "     scheduler   step 2 came back with SimpleNamespace(done={r1})",
+        "     scheduler   step 0: {r1: 4} -> Data(name=n, zero=0)",
+    ]
+
+
+@pytest.mark.parametrize("length", [MOST_WIDTH, MOST_WIDTH + 1])
+def test_a_long_line_is_cut(length: int) -> None:
+    word = "x" * (length - len("reset_cache "))
+    shown = f"reset_cache {word}" if length == MOST_WIDTH else f"reset_cache {word[:-2]}…"
+    assert called((SCHEDULER, "reset_cache", (word,), None)) == [f"     scheduler   {shown}"]
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+def failure(actions: int, message: str = "m") -> Failure:
+    return Failure(MEMORY, WorldConfig(), [act("step")] * actions, Violation(Invariant.HITS, message), 7)
+
+
+def test_a_failure() -> None:
+    file = Path("a folder") / "f.jsonl"
+    assert fail_lines(failure(20), failure(1), "kv-sim fuzz", file) == [
+        "FAIL seed=7 actions=20  HITS  m",
+        "shrunk to 1 action",
+        "    1 step",
+        "replay: kv-sim fuzz",
+        f"shrunk: kv-sim replay-schedule '{file}'",
+    ]
+    assert fail_lines(failure(20), failure(2, "other"), "kv-sim fuzz", Path("f.jsonl")) == [
+        "FAIL seed=7 actions=20  HITS  m",
+        "shrunk to 2 actions  HITS  other",
+        "    1 step",
+        "    2 step",
+        "replay: kv-sim fuzz",
+        "shrunk: kv-sim replay-schedule f.jsonl",
+    ]
+
+
+def test_the_last_actions() -> None:
+    rows = [f"  {number:3} step" for number in range(1, 15)]
+    assert action_lines(failure(12).history) == rows[:12]
+    assert action_lines(failure(13).history) == ["    … 1 before", *rows[1:13]]
+    assert action_lines([]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "kv-sim fuzz --connector a:B --seed 7 --log"),
+        ({"extra": "{}", "traits": "x,y"}, "kv-sim fuzz --connector a:B --extra '{}' --traits x,y --seed 7 --log"),
+        ({"engine": "vllm"}, "kv-sim fuzz --connector a:B --engine vllm --seed 7 --log"),
+        ({"actions": 81}, "kv-sim fuzz --connector a:B --seed 7 --actions 81 --log"),
+        (
+            {"without": frozenset({Invariant.WORK, Invariant.HITS})},
+            "kv-sim fuzz --connector a:B --seed 7 --without HITS WORK --log",
+        ),
+    ],
+)
+def test_the_line_to_paste(options: dict[str, Any], line: str) -> None:
+    assert replay_line("a:B", 7, **options) == line
+
+
+def test_a_file_is_named_by_the_connector_and_the_seed() -> None:
+    assert file_stem("a.b:C d/é+x-_1", 7) == "fail-a.b_C_d__+x-_1-7"
+
+
+def test_subjects_and_what_they_claim() -> None:
+    some = {
+        "x": Subject("X", traits=frozenset()),
+        "later": LATER,
+        "both": SUBJECTS["later+flaky"],
+        "set": Subject("Y", "y", {"b": 1}, frozenset({Trait.EVENTS, Trait.KEEPS})),
+    }
+    claims = "ranks, failures, repeats, zeroing, reset"
+    assert subject_lines(some) == [
+        "x      X (installed)",
+        "       claims: none",
+        "later  LaterConnector (kv_sim.examples.later)",
+        f"       claims: {claims}, keeps",
+        "both   MultiConnector over LaterConnector, FlakyConnector (kv_multi)",
+        f"       claims: {claims}",
+        '       extra config: {"on_child_error": "quarantine"}',
+        "set    Y (y)",
+        "       claims: keeps, events",
+        '       extra config: {"b": 1}',
+    ]
+
+
+def test_a_violation() -> None:
+    notes = Notes()
+    notes.fail(Invariant.NO_CRASH, "m")
+    assert notes.told == [str(Violation(Invariant.NO_CRASH, "m"))] == ["NO-CRASH  m"]
+    assert [str(invariant) for invariant in Invariant] == [
+        name.replace("_", "-") for name in Invariant.__members__
+    ]

@@ -1,0 +1,332 @@
+"""What is legal in a world, what is done with what isn't, and that only what is legal and claimed is chosen."""
+
+from collections import Counter
+from dataclasses import asdict, replace
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+from kv_sim_seeds import seeds
+
+from kv_sim.actions import Action, Kind
+from kv_sim.choices import TROUBLE, WEIGHTS, legal_choices, pick
+from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
+from kv_sim.fuzz import config_for
+from kv_sim.memory.copies import State
+from kv_sim.subject import Subject, Trait
+from kv_sim.world import World
+
+CONFIG = WorldConfig(tp_size=2, run_ahead=1)
+
+
+def add(name: str, tokens: int = 9, output: int = 1) -> Action:
+    return Action(Kind.ADD, {"spec": asdict(RequestSpec(name, 0, tokens, 0, output, output))})
+
+
+def act(kind: str, **args: Any) -> Action:
+    return Action(Kind(kind), args)
+
+
+def legal(made: World, *actions: Action) -> list[bool]:
+    """Which of these are. What isn't is not in the history, and leaves no trace."""
+    found = []
+    for action in actions:
+        before = made.digest, list(made.history), Counter(made.coverage.pairs), Counter(made.coverage.situations)
+        found.append(made.apply(action))
+        if not found[-1]:
+            after = made.digest, made.history, made.coverage.pairs, made.coverage.situations
+            assert after == before, action
+    return found
+
+
+OF_A_COPY = ("finish", "advance", "fail", "lose", "repeat")
+
+
+def test_in_an_empty_world_hardly_anything_is_legal() -> None:
+    made = World(CONFIG, LATER)
+    assert not any(legal(made, *(act(kind) for kind in ("step", "schedule", "process", "settle"))))
+    assert not any(legal(made, *(act(kind, rank=rank) for kind in ("execute", "retire") for rank in range(3))))
+    assert not any(legal(made, *(act(kind, rank=rank, copy=0) for kind in OF_A_COPY for rank in range(3))))
+    assert not any(
+        legal(made, act("spoil", rank=2), act("restart", rank=2, memory=False), act("abort", request="r1"))
+    )
+    assert all(legal(made, act("spoil", rank=1), act("restart", rank=1, memory=False), add("r1")))
+    assert [device.copies.spoiled for device in made.engine.devices] == [False, True]
+    assert [device.copies.restarts for device in made.engine.devices] == [0, 1]
+    assert all(legal(made, act("reset", running=False, connector=False)))
+    assert not any(legal(made, add("r1", 5)))
+
+
+def test_steps_are_scheduled_executed_retired_and_processed() -> None:
+    made = World(CONFIG, LATER)
+    script = [
+        (add("r1", output=3), True, 0),
+        (act("schedule"), True, 1),
+        (act("process"), False, 1),
+        (act("retire", rank=0), False, 1),
+        (act("execute", rank=1), True, 1),
+        (act("execute", rank=1), False, 1),
+        (act("execute", rank=2), False, 1),
+        (act("retire", rank=0), False, 1),
+        (act("process"), False, 1),
+        (act("execute", rank=0), True, 1),
+        (act("process"), False, 1),
+        (act("schedule"), True, 2),
+        (act("schedule"), False, 2),
+        (act("execute", rank=0), True, 2),
+        (act("retire", rank=1), True, 2),
+        (act("retire", rank=1), False, 2),
+        (act("process"), False, 2),
+        (act("retire", rank=0), True, 2),
+        (act("process"), True, 1),
+        (act("process"), False, 1),
+        (act("step"), True, 1),  # all of two steps, but for the run-ahead
+        (act("schedule"), True, 2),
+        (act("step"), True, 1),
+    ]
+    for number, (action, is_legal, under_way) in enumerate(script):
+        assert (legal(made, action), len(made.engine.steps)) == ([is_legal], under_way), (number, str(action))
+    assert made.history == [action for action, is_legal, _ in script if is_legal]
+    made.rest()
+
+
+def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way() -> None:
+    made = World(CONFIG, LATER)
+    assert all(legal(made, add("r1"), act("schedule"), act("abort", request="r1")))
+    assert "r1" not in {r.request_id for r in made.engine.scheduler.requests.values() if not r.status.is_finished}
+    assert made.taken_ids() == {"r1"}
+    assert legal(made, act("abort", request="r1"), add("r1"), add("r2")) == [False, False, True]
+    made.rest()
+    assert made.taken_ids() == set()
+    assert legal(made, add("r1")) == [True]
+
+
+def stored(config: WorldConfig = CONFIG, subject: Subject = LATER) -> World:
+    """A world in which copy 0 of each rank, of two pages, may begin."""
+    made = World(config, subject)
+    assert all(legal(made, add("r1"), act("step"), act("step"), act("step")))
+    assert all([copy.copy_id for copy in device.copies.startable()] == [0] for device in made.engine.devices)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["finish", "advance", "fail", "lose"])
+def test_a_copy_that_may_begin_may_end(kind: str) -> None:
+    made = stored()
+    assert not any(legal(made, *(act(kind, rank=rank, copy=copy) for rank, copy in ((0, 1), (1, 1), (2, 0)))))
+    assert legal(made, act("repeat", rank=0, copy=0)) == [False], "it has not ended"
+    assert legal(made, act(kind, rank=1, copy=0)) == [True]
+    first, other = (device.copies for device in made.engine.devices)
+    assert [copy.copy_id for copy in first.startable()] == [0], "it is the other rank's"
+    assert not other.startable()
+    assert not any(legal(made, *(act(each, rank=1, copy=0) for each in ("finish", "advance", "fail", "lose"))))
+    state = {"finish": State.DONE, "advance": State.DONE, "fail": State.FAILED, "lose": State.LOST}[kind]
+    (copy,) = [*other.ended, *other.running.values()]
+    assert copy.state is state
+    assert legal(made, act("repeat", rank=1, copy=0)) == [state is not State.LOST]
+    assert legal(made, act("repeat", rank=1, copy=1), act("repeat", rank=2, copy=0)) == [False, False]
+
+
+def test_copies_advance_and_settle() -> None:
+    made = stored()
+    device = made.engine.devices[0]
+    assert legal(made, act("advance", rank=0, copy=0, pages=1)) == [True]
+    assert device.copies.running[0].copied == 1
+    assert legal(made, act("settle"), act("settle")) == [True, False]
+    assert all([copy.state for copy in each.copies.ended] == [State.DONE] for each in made.engine.devices)
+
+
+def test_what_was_reached_is_counted() -> None:
+    made = stored()
+    before = Counter(made.coverage.situations)
+    script = [
+        act("advance", rank=0, copy=0, pages=1),
+        act("fail", rank=0, copy=0),
+        act("lose", rank=1, copy=0),
+        act("restart", rank=0, memory=True),  # not under run-ahead
+        act("reset", running=False, connector=False),
+    ]
+    assert all(legal(made, *script))
+    held = "stopped and held"
+    reached = {name: count for name, count in made.coverage.situations.items() if count != before[name]}
+    assert reached == {
+        "a copy is torn": 1,
+        "a copy is lost": 1,
+        "a restart ends copies": 1,
+        "reset answered False": 1,
+    }
+    assert {pair: count for pair, count in made.coverage.pairs.items() if pair[0] not in ("add", "step")} == {
+        (action.kind.value, held): 1 for action in script
+    }
+    made = stored(replace(CONFIG, run_ahead=0))
+    assert all(legal(made, act("fail", rank=0, copy=0), act("restart", rank=0, memory=True)))
+    for name in ("a copy fails", "a restart loses host memory"):
+        assert made.coverage.situations[name] == 1
+    assert made.engine.devices[0].copies.lost_slots
+    assert not made.engine.devices[1].copies.lost_slots
+
+
+def test_rejected_drafts_are_recorded_as_they_came() -> None:
+    """No more than there were, and of no request that had none."""
+    made = World(replace(CONFIG, spec_tokens=2, run_ahead=0), MEMORY)
+    assert all(legal(made, add("r1", output=8), act("step", rejects={"r1": 1})))
+    assert made.history[-1] == act("step"), "the prompt has none"
+    assert all(legal(made, act("step", rejects={"r1": 9, "r9": 1}), act("step", rejects={"r1": 1}), act("step")))
+    assert made.history[-3:] == [act("step", rejects={"r1": 2}), act("step", rejects={"r1": 1}), act("step")]
+    made.rest()
+
+
+def test_what_was_drawn_for_an_action_that_fails_is_kept() -> None:
+    made = World(CONFIG, LATER)
+    made.engine.reset = lambda **how: [][0]  # type: ignore[method-assign,assignment]
+    with pytest.raises(IndexError):
+        made.apply(act("reset", running=True, connector=True))
+    assert made.history == [act("reset", running=True, connector=True)]
+
+
+@pytest.mark.parametrize("has_tails", [False, True])
+@pytest.mark.parametrize(
+    ("local", "answer", "ends_within"),
+    [
+        (4, (2, True), True),
+        (2, (4, True), True),
+        (2, (2, True), False),
+        (4, (4, True), False),
+        (2, (0, False), False),
+    ],
+)
+def test_loads_that_end_within_a_block_are_counted(
+    has_tails: bool, local: int, answer: tuple[int, bool], ends_within: bool
+) -> None:
+    tails = {"hashes_per_block": 2, "groups": (GroupConfig(), STATE), "hands_over_states": True}
+    made = World(replace(CONFIG, **tails) if has_tails else CONFIG, OFFLOAD)
+    asked = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), answer)
+    assert made.coverage.situations["match: a load ends within a block"] == (ends_within and has_tails)
+    before = made.digest
+    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), (None, False))
+    assert made.coverage.situations["match: ask again"] == 1
+    assert made.digest != before
+
+
+# -- what is chosen -----------------------------------------------------------------------------
+
+
+def every(made: World, kind: Kind) -> list[Action]:
+    """All actions of a kind that could be meant."""
+    ranks = range(made.config.world_size)
+    copies = range(max((len(device.copies._queues) for device in made.engine.devices), default=0))
+    if kind in (Kind.EXECUTE, Kind.RETIRE):
+        return [Action(kind, {"rank": rank}) for rank in ranks]
+    if kind.value in OF_A_COPY:
+        return [Action(kind, {"rank": rank, "copy": copy}) for rank, copy in product(ranks, copies)]
+    if kind is Kind.ABORT:
+        return [Action(kind, {"request": name}) for name in made.engine.scheduler.requests]
+    return [Action(kind)]
+
+
+NEEDS = {
+    Kind.FAIL: ("fail", Trait.FAILURES),
+    Kind.SPOIL: ("fail", Trait.FAILURES),
+    Kind.LOSE: ("lose", Trait.LOSSES),
+    Kind.REPEAT: ("repeat", Trait.REPEATS),
+    Kind.RESTART: ("restart", Trait.FAILURES),
+}
+LEFT_OUT = (Kind.ADVANCE, Kind.ABORT, Kind.RESET)
+
+
+def is_meant(made: World, kind: Kind) -> bool:
+    """Whether a world takes actions of a kind at all."""
+    config = made.config
+    name, trait = NEEDS.get(kind, (kind.value if kind in LEFT_OUT else "", None))
+    if name in config.silent or (trait is not None and trait not in made.subject.traits):
+        return False
+    return not (kind in (Kind.SPOIL, Kind.SCHEDULE) and bool(config.run_ahead) is (kind is Kind.SPOIL))
+
+
+@pytest.mark.parametrize("subject", [MEMORY, LATER, PATIENT, OFFLOAD], ids=lambda subject: subject.kv_connector)
+def test_all_that_is_chosen_is_legal_and_what_is_not_chosen_is_not(subject: Subject) -> None:
+    for seed in seeds(12):
+        random = Random(seed)
+        made = World(config_for(subject, random), subject)
+        for _ in range(50):
+            choices = legal_choices(made)
+            assert all(is_meant(made, kind) for kind in choices)
+            unfinished = [r for r in made.engine.scheduler.requests.values() if not r.status.is_finished]
+            assert (Kind.ADD in choices) is (len(unfinished) < 2 * made.config.max_running + 2)
+            copies_may = any(device.copies.startable() for device in made.engine.devices)
+            for kind in Kind:
+                if kind in (Kind.ADD, Kind.RESET, Kind.SPOIL, Kind.RESTART):
+                    assert kind is Kind.ADD or (kind in choices) is is_meant(made, kind)
+                elif kind not in choices and is_meant(made, kind) and (copies_may or kind is not Kind.REPEAT):
+                    assert not any(made.apply(action) for action in every(made, kind)), kind
+            action = pick(made, random)
+            assert action.kind in choices
+            assert made.apply(action, random), action
+        made.rest()
+
+
+def drawn(made: World, kind: Kind) -> set[tuple[Any, ...]]:
+    """All that is drawn for a kind of action."""
+    args = legal_choices(made)[kind]
+    assert callable(args)
+    return {tuple(args(Random(seed)).values()) for seed in range(60)}
+
+
+def test_what_is_drawn_for_an_action() -> None:
+    made = stored()
+    assert drawn(made, Kind.FINISH) == drawn(made, Kind.FAIL) == {(0, 0), (1, 0)}
+    assert drawn(made, Kind.ADVANCE) == {(rank, 0, pages) for rank in (0, 1) for pages in (1, 2)}
+    assert drawn(made, Kind.RESTART) == {(0, False), (1, False)}
+    assert drawn(made, Kind.RESET) == set(product([False, True], repeat=2))
+    assert Kind.SPOIL not in legal_choices(made)
+    made = stored(replace(CONFIG, run_ahead=0, silent=frozenset({"reset_all"})))
+    assert drawn(made, Kind.SPOIL) == {(0,), (1,)}
+    assert drawn(made, Kind.RESTART) == set(product([0, 1], [False, True]))
+    assert drawn(made, Kind.RESET) == {(False, False), (True, False)}
+    made = stored(subject=replace(LATER, traits=LATER.traits - {Trait.RESET}))
+    assert drawn(made, Kind.RESET) == {(False, False), (True, False)}
+
+
+def test_the_last_ends_of_copies_are_repeated() -> None:
+    made = stored()
+    for device in made.engine.devices:
+        queue = device.copies.open()
+        for _ in range(2 + 2 * device.rank):
+            queue.submit(device.copies.running[0].direction, [])
+    assert drawn(made, Kind.REPEAT) == {(0, 1), (0, 2), (1, 2), (1, 3), (1, 4)}
+
+
+def test_who_loads_is_aborted_more_often() -> None:
+    made = World(replace(CONFIG, run_ahead=0), LATER)
+    for name in ("r1", "r2", "r3"):
+        made.engine.add(RequestSpec(name, 0, 9, 0, 1, 1))
+    args: Any = legal_choices(made)[Kind.ABORT]
+    assert {args(Random(seed))["request"] for seed in range(30)} == {"r1", "r2", "r3"}
+    made.engine.scheduler.requests["r2"].awaits_load = True
+    args = legal_choices(made)[Kind.ABORT]
+    often = Counter(args(Random(seed))["request"] for seed in range(400))
+    assert set(often) == {"r1", "r2", "r3"}
+    assert 290 < often["r2"] < 370, "three quarters, and a third of the rest"
+
+
+class Weighed(Random):
+    """Writes down what is weighed."""
+
+    def choices(self, population: Any, weights: Any = None, **how: Any) -> Any:
+        self.weighed = dict(zip(population, weights, strict=True))
+        return super().choices(population, weights, **how)
+
+
+@pytest.mark.parametrize("trouble", [1, 5])
+def test_trouble_comes_more_often_where_there_is_more_of_it(trouble: int) -> None:
+    made, random = stored(replace(CONFIG, trouble=trouble)), Weighed(0)
+    pick(made, random)
+    assert random.weighed == {
+        kind: WEIGHTS[kind] * (trouble if kind in TROUBLE else 1) for kind in legal_choices(made)
+    }
+    assert set(TROUBLE) == {kind for kind in Kind if kind in NEEDS}
+    assert set(WEIGHTS) == set(Kind)
+    assert min(WEIGHTS.values()) > 0
