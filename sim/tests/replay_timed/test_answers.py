@@ -202,6 +202,55 @@ def test_options_change_settings() -> None:
     )
 
 
+NUMBERS = {
+    "tp-size": ("tp_size", 2, " (default 1)"),
+    "flops-efficiency": ("flops_efficiency", 0.25, " (default 0.5)"),
+    "hbm-efficiency": ("hbm_efficiency", 0.25, " (default 0.8)"),
+    "link-efficiency": ("link_efficiency", 0.25, " (default 0.85)"),
+    "step-microseconds": ("step_microseconds", 0.25, " (default 1000)"),
+    "idle-step-microseconds": ("idle_step_microseconds", 0.25, " (default 1000)"),
+    "copy-microseconds": ("copy_microseconds", 0.25, " (default 0.5)"),
+    "page-tokens": ("page_tokens", 3, ""),
+    "gpu-memory-utilization": ("gpu_memory_utilization", 0.25, " (default 0.92)"),
+    "gpu-blocks": ("gpu_blocks", 3, ""),
+    "block-tokens": ("block_tokens", 3, " (default: the trace's)"),
+    "max-step-tokens": ("max_step_tokens", 3, ""),
+    "max-running": ("max_running", 3, ""),
+    "arrival-scale": ("arrival_scale", 0.25, " (default 1)"),
+    "max-model-len": ("max_model_len", 3, " (default: the model's)"),
+}
+"""option: setting, another value, what is said of the default"""
+
+
+def test_every_number_has_an_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
+    for option, (setting, value, default) in NUMBERS.items():
+        changed: dict[str, Any] = {setting: value}
+        assert settings_of(parsed(f"--{option} {value}")) == replace(EngineSettings(), **changed), option
+        assert said[option].endswith(default) and ("(default" in said[option]) == bool(default), option
+    others = {"help", "model", "limit", "stepping", "check-contents", "cpu-bytes-to-use", "eviction-policy"}
+    others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
+    assert set(said) == others | NUMBERS.keys()
+
+
+def test_a_connector_of_its_own_and_checks() -> None:
+    config = {"kv_connector": "MultiConnector"}
+    options = parsed(f"--check-contents --connector-config {json.dumps(config, separators=(',', ':'))}")
+    assert settings_of(options) == EngineSettings(connector=config, contents=Contents.CHECKED)
+
+
+def test_a_server_of_defaults() -> None:
+    settings = EngineSettings()
+    assert (settings.model, settings.gpu) == (find_model("Llama-3.1-8B"), find_gpu("H100"))
+    assert settings.transfer_config() == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 64 << 30, "eviction_policy": "lru"},
+    }
+
+
 def test_a_command_with_a_model_shares_it() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
@@ -243,6 +292,13 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
             "--idle-step-microseconds 0",
             "idle_step_microseconds: expected more than 0, or waiting for a copy takes no time",
         ),
+        ("--arrival-scale nan", "arrival_scale: expected a number of at least 0, got nan"),
+        ("--gpu-flops inf", "--gpu-flops: expected more than 0, got inf"),
+        ("--gpu-memory 80", "--gpu-memory 80: 80 what? Expected for example 64GiB or 64GB"),
+        (
+            "--cpu-bytes-to-use 1G",
+            "--cpu-bytes-to-use 1G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+        ),
         ("--tp-size 0", "tp_size: expected a whole number of at least 1, got 0"),
         (
             "--tp-size 3",
@@ -258,6 +314,10 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         (
             "--connector-config {} --eviction-policy lru",
             "--connector-config has its own eviction_policy; leave --eviction-policy out",
+        ),
+        (
+            "--connector-config {} --cpu-bytes-to-use 1GiB",
+            "--connector-config has its own cpu_bytes_to_use; leave --cpu-bytes-to-use out",
         ),
     ],
 )
