@@ -3,7 +3,7 @@
 import argparse
 import json
 from array import array
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ def test_the_connector_counts_what_the_engine_counts(trace: ListedTrace, setting
     assert answers.connector.get(STORED, 0) == answers.stores.bytes
     if not answers.preemptions:
         assert answers.loads.blocks * answers.block_tokens >= answers.cpu_hit_tokens
+    assert list(answers.connector) == sorted(answers.connector)
     refused = sum(answers.refused.values())
     assert answers.requests + refused == len(trace.requests)
     assert answers.ttft.count == answers.latency.count == answers.requests
@@ -86,7 +87,7 @@ BUSY = Answers(
     cpu_hit_blocks=25,
     block_tokens=8,
     seconds=2.0,
-    ttft=spread(0.01),
+    ttft=spread(0.025),
     time_per_output_token=spread(0.001),
     latency=spread(1.5),
     queueing=spread(0.0),
@@ -113,10 +114,10 @@ TABLE = {
     "link busy, stored": ["1,000.500 s"] * 2,
     "wait for a load, mean": ["20.000 ms", "-"],
     "host waits for copies": ["50.000 ms"] * 2,
-    "time to first token, mean": ["10.000 ms"] * 2,
-    "time to first token, p50": ["20.000 ms"] * 2,
-    "time to first token, p90": ["30.000 ms"] * 2,
-    "time to first token, p99": ["40.000 ms"] * 2,
+    "time to first token, mean": ["25.000 ms"] * 2,
+    "time to first token, p50": ["50.000 ms"] * 2,
+    "time to first token, p90": ["75.000 ms"] * 2,
+    "time to first token, p99": ["0.100 s"] * 2,
     "time per output token, mean": ["1.000 ms"] * 2,
     "time per output token, p50": ["2.000 ms"] * 2,
     "time per output token, p90": ["3.000 ms"] * 2,
@@ -142,9 +143,9 @@ def test_every_row_of_the_table() -> None:
         ["", "busy", "idle"],
         *([label, *cells] for label, cells in TABLE.items()),
     ]
+    assert rows([("busy", BUSY)]) == [["", "busy"], *([label, cells[0]] for label, cells in TABLE.items())]
     assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    ratios = {name: value for name, value in BUSY.as_json().items() if "ratio" in name or "per_second" in name}
-    assert ratios == {
+    assert BUSY.as_json() == asdict(BUSY) | {
         "gpu_block_ratio": 0.1,
         "cpu_block_ratio": 0.05,
         "gpu_token_ratio": 0.25,

@@ -82,6 +82,10 @@ def test_a_busy_server(changes: dict[str, object]) -> None:
 def test_most_steps_of_long_outputs_are_fused() -> None:
     answers = answer(trace_of((0, 20, 400, [1]), block_tokens=32), toy(page_tokens=16, gpu_blocks=100))
     assert (answers.steps, answers.fused_steps) == (401, 372)
+    # One runs, one waits for it, one comes much later.
+    queue = trace_of((0, 3, 60, [1]), (5, 3, 60, [2]), (5000, 3, 60, [3]), block_tokens=128)
+    answers = answer(queue, toy(max_running=1, page_tokens=128))
+    assert (answers.steps, answers.fused_steps) == (182, 173)
 
 
 def test_with_contents_the_times_are_the_same() -> None:

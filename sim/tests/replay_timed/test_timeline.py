@@ -9,6 +9,7 @@ from array import array
 from dataclasses import replace
 from itertools import islice
 
+import pytest
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
 from kv_sim.replay.timed import Answers
@@ -164,7 +165,17 @@ def test_the_host_waits_for_a_copy_that_still_reads_a_block() -> None:
     assert books.copies[0] == Ended(0, 0, Way.STORE, 2, 18_145, 218_178, True)
     # The second one's hooks run at 30,000, and the copy reads blocks that are now its own.
     assert books.times[1].end == 218_178 + 15_481
-    assert answers.host_wait_seconds == 188_178e-9
+    assert (answers.host_wait_seconds, answers.seconds) == (188_178e-9, 233_659e-9)
+
+
+def test_who_is_preempted_computes_what_is_not_found_again() -> None:
+    trace = trace_of((0, 4, 6, [1]), (1, 4, 6, [2]))
+    books, answers = diary(trace, toy(gpu_blocks=4))
+    assert [times.first_token for times in books.times.values()] == [14_041, 29_102]
+    # At 65,261 the first one needs a third block for its token 9, and there are two for each. The second one has 8
+    # tokens then; the GPU still has its first block. It computes four tokens that attend to 26, and one to 9.
+    assert [times.end for times in books.times.values()] == [76_298, 76_298 + 14_105 + 11_037]
+    assert (answers.preemptions, answers.gpu_hit_tokens) == (1, 0)
 
 
 def test_a_load_of_the_step_itself_is_waited_for() -> None:
@@ -185,3 +196,45 @@ def test_requests_that_are_too_long_are_counted() -> None:
         "has no prompt": 1,
     }
     assert (answers.requests, answers.output_tokens) == (2, 2)  # whoever wants no token gets one
+
+
+@pytest.mark.parametrize(
+    ("longest", "reason"), [(14, "is longer than the model's maximum"), (17, "is longer than all GPU blocks")]
+)
+def test_what_fits_exactly_is_replayed(longest: int, reason: str) -> None:
+    settings = toy(gpu_blocks=4, max_model_len=longest)
+    most = plan(settings, 4).most_tokens
+    answers = answer(trace_of((0, 1, 1, []), (1, most - 2, 2, []), (2, most - 2, 3, [])), settings)
+    assert (most, answers.requests, answers.refused) == (min(longest, 16), 2, {reason: 1})
+
+
+def test_a_request_is_put_off_while_what_it_needs_is_stored() -> None:
+    """The second prompt is whole in a store that goes on: looked at three times, then its end is computed."""
+    settings = toy(copy_microseconds=50.0)
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["max_deferred_lookups"] = 3
+    books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), replace(settings, connector=transfer))
+    assert books.copies == [Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True)]
+    # At 20,000, 25,000 and 30,000; four tokens that attend to 5 + 6 + 7 + 8.
+    assert books.times[1] == Times(20_000, scheduled=35_000, first_token=49_105, end=49_105, local_tokens=4)
+    # Three that compute nothing, one that computes each prompt, and the ends: told at once, and of the copy.
+    assert (answers.steps, answers.fused_steps, answers.seconds) == (8, 0, 49_105e-9)
+
+
+def test_who_waits_long_for_what_is_stored_loads_it() -> None:
+    books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), toy(copy_microseconds=50.0))
+    assert books.copies == [
+        Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True),
+        Ended(0, 1, Way.LOAD, 1, 125_000, 175_017, True),
+    ]
+    # The load is planned in the step after the one that hears of the store's end, and heard of at 180,000.
+    assert books.times[1] == Times(
+        20_000,
+        scheduled=125_000,
+        first_token=196_033,
+        end=196_033,
+        load_wait=60_000,
+        local_tokens=4,
+        external_tokens=3,
+    )
+    assert (answers.steps, answers.fused_steps) == (37, 10)

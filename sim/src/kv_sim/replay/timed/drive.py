@@ -73,14 +73,13 @@ class Drive:
         """Let arrive who is due and take steps. False: there is nothing left."""
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         self._let_arrive()
-        if not scheduler.requests and not scheduler.finished_req_ids and not engine.link.has_news:
+        if not scheduler.requests and not scheduler.finished_req_ids:
             moment = min(self._next_arrival, self._next_copy_end())
-            if moment == NEVER:
-                if not engine.has_work:
-                    return False
-                self._fail_to_end()
-            clock.now = max(clock.now, moment)
-            self._let_arrive()
+            if moment != NEVER:
+                clock.now = max(clock.now, moment)
+                self._let_arrive()
+            elif not engine.has_work:
+                return False
         if self._fuses and self._is_quiet():
             self._pass_quiet_steps()
         else:
@@ -196,7 +195,7 @@ class Drive:
     def _is_quiet(self) -> bool:
         """Whether the engine's next step would change nothing but the clock and the sleepers."""
         engine, scheduler = self.engine, self.engine.scheduler
-        if scheduler.running or scheduler.finished_req_ids or engine.link.has_news:
+        if scheduler.running or scheduler.finished_req_ids:
             return False
         alarm = scheduler.sleepers.next_alarm()
         if alarm is not None and alarm <= scheduler.sleepers.steps:
@@ -214,9 +213,8 @@ class Drive:
             moment = min(copy_end, self._next_arrival)
             if moment == NEVER:
                 self._fail_to_end()
-            steps = max(1, -(-(moment - clock.now) // costs.idle_ns))
+            steps = -(-(moment - clock.now) // costs.idle_ns)
             clock.now += steps * costs.idle_ns
-            self.books.num_steps += steps
             self._skip(steps)
             return
         # One more step is quiet as long as its hooks run before a copy ends.
@@ -229,9 +227,9 @@ class Drive:
         clock.now = now
         sleepers.pass_steps(steps)
         self._skip(steps)
-        self.books.take_quiet_steps(steps, now)
 
     def _skip(self, steps: int) -> None:
+        self.books.num_steps += steps
         for counter in self._counters:
             counter.skip_steps(steps)
 
