@@ -10,6 +10,7 @@ from hypothesis import example, given
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.stack import NOTHING
 
 FULL = trace_of(
     *((0, tokens, 1, ids) for tokens, ids in [(4, [0, 1]), (1, []), (4, [0, 1]), *[(1, [])] * 5]),
@@ -42,7 +43,14 @@ TINY = toy(
 )
 
 
+BESIDE = trace_of((0, 16, 40, [1]), (1, 3, 1, [2]), block_tokens=128)
+"""The first one's prompt takes all tokens of two steps, so nobody looks at the second one before the third."""
+
+NOBODY_ELSE = toy(connector=NOTHING, max_step_tokens=8, page_tokens=2)
+
+
 @example(FULL, TINY)
+@example(BESIDE, NOBODY_ELSE)
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)

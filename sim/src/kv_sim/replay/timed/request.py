@@ -136,7 +136,7 @@ class TracedRequest(SimRequest):
         """Say what each of its slots must hold, for devices with memory."""
         places = np.arange(self._block_size, dtype=np.uint64)
         base = np.array(self.numbers, np.uint64)[:, None] * np.uint64(self._block_size) + places
-        scrambled = (base + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        scrambled = base * np.uint64(0x9E3779B97F4A7C15)
         self.hashes = (scrambled ^ (scrambled >> np.uint64(29))).reshape(-1)
 
 
