@@ -3,12 +3,13 @@
 import io
 import json
 import re
+from dataclasses import fields
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from kv_api import KVTransferConfig
+from kv_api import ConfigError, KVTransferConfig
 from kv_offload_cpu.options import read_options
 from kv_sim.cli import main
 from kv_sim.replay import TraceOptions, open_trace, replay, size
@@ -17,9 +18,12 @@ from kv_sim.replay.models import MODELS
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
+from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import recommend, usual_capacities
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
+from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
+from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.units import Footprint, parse_capacity, show_bytes, show_count
 
 
@@ -72,6 +76,85 @@ def test_the_table_of_a_replay(small, capsys):
     ]
 
 
+def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
+    assert (
+        main(["replay", str(small), "--policy", "arc", "--capacity", "5blocks", "--gpu-capacity", "2blocks"]) == 0
+    )
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "",
+        "policy  blocks  tokens  memory  block  token  full block  GPU token  CPU token    MIN  "
+        "loaded  stored  evicted  refused  age  90 %",
+        "arc          5    2560       -  0.364  0.367       0.571      0.183      0.183  0.456  "
+        "     2       7        2        0  4 s   4 s",
+        "",
+        "Ratios are hits of host memory and the GPU's prefix cache: "
+        "of all blocks, of all prompt tokens, of all full blocks.",
+        "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %.",
+    ]
+
+
+def test_the_table_of_size(small, capsys):
+    sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "2blocks", "--budget", "4blocks"]
+    command = ["size", str(small), "--policy", "lru,arc", "--bytes-per-token", "1000", "--jobs", "1", *sizes]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "small.jsonl: 4 requests in 6 s, 5584 prompt tokens, 11 blocks of 512 tokens, 6 different ones",
+        "  format: mooncake",
+        "  1,000 bytes a token",
+        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "the GPU's prefix cache alone (2 blocks): 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
+        "",
+        "hits by prompt tokens:",
+        "blocks  tokens    memory    lru    arc    MIN      +1 GiB",
+        "2         1024  1000 KiB  0.183  0.183  0.456  +1.9e+04 %",
+        "3         1536  1.46 MiB  0.275  0.275  0.456  +1.9e+04 %",
+        "4         2048  1.95 MiB  0.367  0.367  0.456        +0 %  ◀ here",
+        "5         2560  2.44 MiB  0.367  0.367  0.456        +0 %",
+        "",
+        "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB",
+        "  the knee: up to here a GiB buys more than on average, from here on less",
+        "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
+        '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm", '
+        '"kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
+        '"kv_connector_extra_config": {"cpu_bytes_to_use": 2048000, "eviction_policy": "lru"}}\'',
+    ]
+    assert main([*command, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    nothing, half, most = (
+        {"block": hits / 11, "token": tokens / 5584, "full_block": full / 7}
+        for hits, tokens, full in ((2, 1024, 2), (4, 2048, 4), (5, 2548, 4))
+    )
+    third = {"block": 3 / 11, "token": 1536 / 5584, "full_block": 3 / 7}
+    assert data == {
+        "trace": "small.jsonl",
+        "notes": ["format: mooncake"],
+        "requests": 4,
+        "duration_seconds": 6.0,
+        "totals": {"blocks": 11, "full_blocks": 7, "tokens": 5584, "block_tokens": 512},
+        "unique_blocks": 6,
+        "footprint": {"block_tokens": 512, "bytes_per_token": 1000},
+        "gpu_blocks": 2,
+        "capacities": [2, 3, 4, 5],
+        "curves": {policy: [nothing, third, half, half] for policy in ("lru", "arc")},
+        "best": [most] * 4,
+        "infinite": most,
+        "gpu_alone": nothing,
+        "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
+        "reason": "the knee: up to here a GiB buys more than on average, from here on less",
+        "model": "1,000 bytes a token",
+        "capacities_bytes": [1_024_000, 1_536_000, 2_048_000, 2_560_000],
+        "token_ratio_per_block": pytest.approx([512 / 5584, 512 / 5584, 0.0, 0.0]),
+        "kv_transfer_config": {
+            "kv_connector": "OffloadingConnector",
+            "kv_connector_module_path": "kv_vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 2_048_000, "eviction_policy": "lru"},
+        },
+    }
+
+
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0
@@ -85,6 +168,37 @@ def test_json_has_everything(small, capsys, tmp_path):
     assert sum(window["cpu_hits"] for window in run["series"]) == run["loaded_blocks"] == 2
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text()) == data
+    assert set(data) == {field.name for field in fields(Replays)} | {"fidelity", "model", "age_edges_seconds"}
+    counted = {"capacity_bytes", "loaded_bytes", "stored_bytes"}
+    assert set(run) == {field.name for field in fields(CacheReplay)} | counted
+    assert (data["fidelity"], data["model"], data["age_edges_seconds"]) == ("cache", None, [*AGE_EDGES_SECONDS])
+    capsys.readouterr()
+    assert main([*command, "--bytes-per-token", "10", "--jobs", "1", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    run = data["runs"][0]
+    blocks = [run["setup"]["capacity"], run["loaded_blocks"], run["stored_blocks"]]
+    assert [run["capacity_bytes"], run["loaded_bytes"], run["stored_bytes"]] == [5120 * count for count in blocks]
+    assert blocks == [5, 2, 7] and data["model"] == "10 bytes a token"
+
+
+@pytest.mark.parametrize("fidelity", [["--fidelity", "engine"], ["--fidelity=engine"]])
+def test_engine_fidelity(small, capsys, tmp_path, fidelity):
+    command = ["replay", str(small), *fidelity, "--limit", "3", "--gpu-blocks", "40", "--model", "qwen3-8b"]
+    assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
+    settings = EngineSettings(model=MODELS_WITH_WEIGHTS["Qwen3-8B"], gpu_blocks=40, limit=3)
+    expected = replay_engine(open_trace(small), settings)
+    assert capsys.readouterr().out == expected.table() + "\n"
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(expected.as_json()))
+    for option in ("--capacity", "--gpu-capacity", "--html"):
+        assert main([*command, option, str(tmp_path / "5blocks")]) == 2
+        said = f"kv-sim replay: {option} is of --fidelity cache; --help lists what engine has\n"
+        assert capsys.readouterr().err == said
+
+
+def test_options_of_engine_fidelity_are_of_no_other(small, capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", str(small), "--gpu-blocks", "40"])
+    assert "unrecognized arguments: --gpu-blocks 40" in capsys.readouterr().err
 
 
 def test_processes_change_nothing():
@@ -214,6 +328,28 @@ def test_libcachesim_s_format(small, tmp_path):
     assert ids[5:7] == ids[0:2] and ids[10] == ids[2] and len(set(ids)) == 6
 
 
+def test_the_library_takes_what_the_command_takes(small):
+    columns = open_trace(small)
+    assert replay(small) == replay(columns, "lru", 0, gpu_capacity=0, model=None, store_threshold=0)
+    assert replay(small).setup == Setup("lru", 0, 0, 0)
+    run = replay(small, "arc", "5blocks", gpu_capacity="1024tokens", bytes_per_token=10, store_threshold=2)
+    assert (run.setup, run.footprint) == (Setup("arc", 5, 2, 2), Footprint(512, 10))
+    assert replay(small, capacity=3, model="qwen3-8b", bytes_per_token=7).footprint == Footprint(512, 7)
+    assert replay(small, capacity=3, model="qwen3-8b").footprint == Footprint(512, 147_456)
+    for wrong in ({"capacity": "64"}, {"gpu_capacity": "64"}):
+        with pytest.raises(ConfigError) as caught:
+            replay(small, **wrong)
+        assert str(caught.value).startswith("capacity 64: 64 what?")
+    done = []
+    found = size(columns, gpu_capacity=2, budget="2048tokens", model="qwen3-8b", progress=done.append)
+    assert (found.policies, found.gpu_blocks) == (("lru", "arc", "s3fifo", "sieve"), 2)
+    assert found.capacities == (1, 2, 3, 4, 5, 6) and found.footprint == Footprint(512, 147_456)
+    assert done == sorted(done) and done[-1] == 1.0
+    assert size(small, ["lru"]) == size(small, ["lru"], usual_capacities(6, 20))
+    assert size(small, ["lru"]).capacities == (1, 2, 3, 4, 5, 6)
+    assert size(small, ["lru"], points=2).capacities == (1, 6)
+
+
 def test_the_library(synthetic):
     run = replay(synthetic, policy="arc", capacity="64GiB", model="llama-3.1-8b", gpu_capacity=100)
     assert run.setup == Setup("arc", 1024, 100)
@@ -278,4 +414,26 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 def test_bytes_of_a_token_are_a_sum_that_is_shown():
     assert MODELS["llama-3.1-70b"].bytes_per_token("bf16") == 80 * 2 * 8 * 128 * 2 == 327_680
     assert MODELS["deepseek-v3"].bytes_per_token("bf16") == 61 * 576 * 2 == 70_272
+    assert MODELS["deepseek-v3"].sum_shown("fp8") == (
+        "61 layers × 1 (latent) × 1 KV heads × 576 × 1 bytes (fp8) = 35,136 bytes a token"
+    )
+    assert {name: model.bytes_per_token("int8") for name, model in MODELS.items()} == {
+        "llama-3.1-8b": 65_536,
+        "llama-3.1-70b": 163_840,
+        "llama-3.1-405b": 258_048,
+        "mistral-7b": 65_536,
+        "mixtral-8x7b": 65_536,
+        "qwen2.5-7b": 28_672,
+        "qwen2.5-32b": 131_072,
+        "qwen2.5-72b": 163_840,
+        "qwen3-8b": 73_728,
+        "qwen3-32b": 131_072,
+        "qwen3-30b-a3b": 49_152,
+        "qwen3-235b-a22b": 96_256,
+        "deepseek-v3": 35_136,
+        "kimi-k2": 35_136,
+    }
+    for name, model in MODELS_WITH_WEIGHTS.items():
+        if name.lower() in MODELS:
+            assert model.kv_bytes_per_token(1) == MODELS[name.lower()].bytes_per_token("bf16"), name
     assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")

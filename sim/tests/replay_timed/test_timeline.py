@@ -238,3 +238,10 @@ def test_who_waits_long_for_what_is_stored_loads_it() -> None:
         external_tokens=3,
     )
     assert (answers.steps, answers.fused_steps) == (37, 10)
+    # Looked up at 20,000 for the first time, and every 5000 up to 125,000: a lookup itself takes no time.
+    counted = {name: count for name, count in answers.connector.items() if "lookup" in name}
+    assert counted == {
+        "vllm:kv_offload_lookup_async_delay_seconds_count": 1,
+        "vllm:kv_offload_lookup_async_delay_seconds_sum": 0.000105,
+        "vllm:kv_offload_lookup_sync_delay_seconds_count": 23,
+    }

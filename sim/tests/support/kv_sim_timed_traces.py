@@ -62,7 +62,7 @@ def answer(trace: ListedTrace, settings: EngineSettings, stepping: Stepping = St
 
 def comparable(answers: Answers) -> Answers:
     """Answers without what may differ when steps are fused: how many were, and how often was asked in vain."""
-    counts = {name: value for name, value in answers.connector.items() if "lookup" not in name}
+    counts = {name: value for name, value in answers.connector.items() if "lookup_sync" not in name}
     return replace(answers, fused_steps=0, connector=counts)
 
 

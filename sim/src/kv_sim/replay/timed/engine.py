@@ -53,6 +53,7 @@ class TimedEngine(Engine):
     def describe(self, subject: Subject, rank: int) -> Any:
         described = super().describe(subject, rank)
         described.kv_transfer_config = self._transfer
+        described.replay_clock = self.clock
         described.kv_events_config = SimpleNamespace(enable_kv_cache_events=self.tells_events)
         return described
 
