@@ -12,19 +12,20 @@ import pytest
 from kv_api import ConfigError, KVTransferConfig
 from kv_offload_cpu.options import read_options
 from kv_sim.cli import main
-from kv_sim.replay import TraceOptions, open_trace, replay, size
+from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.models import MODELS
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
+from kv_sim.replay.report_text import show_seconds
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import recommend, usual_capacities
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.timed import EngineSettings, replay_engine
-from kv_sim.replay.units import Footprint, parse_capacity, show_bytes, show_count
+from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_bytes, show_count
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_json_has_everything(small, capsys, tmp_path):
     assert run["setup"]["gpu_blocks"] == 2
     assert (run["gpu"]["block"], run["cpu"]["block"]) == (2 / 11, 2 / 11)
     assert len(run["ages"]["counts"]) == len(AGE_EDGES_SECONDS) + 1 and sum(run["ages"]["counts"]) == 2
-    assert sum(window["blocks"] for window in run["series"]) == 11
+    assert sum(window["blocks"] for window in run["series"]) == 11 and len(run["series"]) == 60
     assert sum(window["cpu_hits"] for window in run["series"]) == run["loaded_blocks"] == 2
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text()) == data
@@ -317,7 +318,9 @@ def test_a_page_is_whole_and_fetches_nothing(small, tmp_path, command):
     assert charts == (6 if len(set(command)) and "3blocks" not in command else 4)
 
 
-def test_libcachesim_s_format(small, tmp_path):
+@pytest.mark.parametrize("piece", [1, 5, 11, 1 << 20])
+def test_libcachesim_s_format(small, tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(oracle, "_PIECE", piece)
     assert main(["replay", str(small), "--capacity", "5blocks", "--write-oracle", str(tmp_path / "oracle")]) == 0
     found = np.fromfile(tmp_path / "oracle", dtype=RECORD)
     assert RECORD.itemsize == 24
@@ -371,19 +374,53 @@ def test_the_library(synthetic):
         ("64gb", 61035),
         ("1_024MiB", 1024),
         ("0.5TiB", 524288),
+        (" 2e3 Ktokens ", 3906),
+        ("1.5blocks", 1),
+        ("1token", None),
+        ("512token", 1),
+        ("3Gblock", 3_000_000_000),
+        ("2 M blocks", 2_000_000),
     ],
 )
 def test_capacities(text, blocks):
-    assert parse_capacity(text, Footprint(512, 2048)) == blocks
+    if blocks is not None:
+        assert parse_capacity(text, Footprint(512, 2048)) == blocks
+        return
+    with pytest.raises(ConfigError):
+        parse_capacity(text, Footprint(512, 2048))
+
+
+def test_every_unit_of_bytes():
+    powers = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+    known = {"B": 1, **{f"{letter}B": 1000**power for letter, power in powers.items()}}
+    for letter in "KMGT":
+        known |= {f"{letter}iB": 1024 ** powers[letter], f"{letter}i": 1024 ** powers[letter]}
+    known |= {unit.lower(): scale for unit, scale in known.items() if unit != "B"}
+    for unit, scale in known.items():
+        assert parse_bytes(f"3{unit}", "--size") == parse_bytes(f" 3 {unit} ", "--size") == 3 * scale, unit
+    for unit in ("b", "kIB", "Kib", "mB", "PB", "KiBs", "blocks"):
+        with pytest.raises(ConfigError, match=r"--size 3" + unit):
+            parse_bytes(f"3{unit}", "--size")
 
 
 def test_numbers_for_people():
-    assert [show_count(n) for n in (0, 9999, 10_000, 999_900, 12_345_678, 999.9e6)] == [
-        "0", "9999", "10k", "1M", "12.3M", "1G",
-    ]  # fmt: skip
-    assert [show_bytes(n) for n in (0, 1023, 1536, 2**30, 1000 * 2**30, 2**41)] == [
-        "0 B", "1023 B", "1.5 KiB", "1 GiB", "1000 GiB", "2 TiB",
-    ]  # fmt: skip
+    counts = {
+        0: "0", 9999: "9999", 10_000: "10k", 12_349: "12.3k", 999_499: "999k", 999_500: "1M", 999_900: "1M",
+        1_234_999: "1.23M", 12_345_678: "12.3M", 999_499_999: "999M", 999_500_000: "1G", 1_234_999_999: "1.23G",
+    }  # fmt: skip
+    assert {count: show_count(count) for count in counts} == counts
+    sizes = {
+        0: "0 B", 99: "99 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 100_000: "97.7 KiB",
+        1023 * 1024: "1023 KiB", 2**20: "1 MiB", 1234 * 2**20: "1.21 GiB", 2**30: "1 GiB",
+        1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
+        12_345 * 2**40: "12,345 TiB",
+    }  # fmt: skip
+    assert {size: show_bytes(size) for size in sizes} == sizes
+    seconds = {
+        0.5: "0.5 s", 119.0: "119 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h", 172_799.0: "48 h",
+        172_800.0: "2 d", 1e6: "11.6 d",
+    }  # fmt: skip
+    assert {time: show_seconds(time) for time in seconds} == seconds
 
 
 def test_usual_capacities_go_from_a_thousandth_to_everything():

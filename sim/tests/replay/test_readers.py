@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -10,10 +11,12 @@ from kv_sim_slow_replay import same
 
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
+from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.sharing import Sharing, parse_sharing
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
 from kv_sim.replay.shape import shape_of
 
 
@@ -108,6 +111,20 @@ def options_for(name, **more):
     return TraceOptions(sharing=sharing, **more)
 
 
+READ = {
+    "mooncake": ([(1500, 7), (1024, 7)], 2),
+    "lmbench": ([(1500, 7), (1024, 7)], 2),
+    "bailian": ([(40, 7), (32, 7)], 2),
+    "weka": ([(192, 2), (128, 2)], 2),
+    "lmcache": ([(800, 0), (512, 0)], 2),
+    "azure": ([(128, 7), (64, 7)], 1),
+    "burstgpt": ([(128, 7), (64, 0)], 1),
+    "vidur": ([(128, 7), (64, 7)], 1),
+    "vllm": ([(66, 7), (32, 7)], 2),
+}
+"""Tokens in and out, and how many blocks the second request has of the first one's."""
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_a_format_is_recognized_and_read(tmp_path, name):
     text, block_tokens, times = CASES[name]
@@ -118,9 +135,8 @@ def test_a_format_is_recognized_and_read(tmp_path, name):
     shape_of(columns).check(columns)
     assert columns.notes[0] == f"format: {name}"
     assert columns.block_tokens == block_tokens
-    arrivals, _, shared = seen(columns)
-    assert arrivals == times
-    assert shared[1] >= 1, "the second request shares the begin of the first one's prompt"
+    lengths, shared = READ[name]
+    assert seen(columns) == (times, lengths, [0, shared])
     assert same(columns, open_trace(file, options_for(name, format=name)))
 
 
@@ -163,6 +179,10 @@ def test_an_id_may_be_anything(tmp_path):
         assert first == second
         assert len(set(first)) == len(huge)
     assert digest("1") != digest(1)
+    alike = [0, 2**61 - 1, 2 * (2**61 - 1)]
+    assert len({hash(one) for one in alike}) == 1
+    file.write_text(lines(*(mooncake(n, 512, [one]) for n, one in enumerate(alike))))
+    assert seen(open_trace(file))[2] == [0, 0, 0]
 
 
 def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp_path):
@@ -233,6 +253,113 @@ def test_a_partial_last_block_is_kept_or_dropped(tmp_path):
     assert columns.notes[-1] == "1 partial last blocks were dropped"
 
 
+def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    for records, lengths in [
+        ([{"timestamp": 0, "input_length": 512, "hash_ids": [1]}], [(512, 0)]),
+        ([{"timestamp": "0", "input_length": 512.0, "hash_ids": [1]}], [(512, 0)]),
+        ([weka("a", {"t": 0, "in": 64, "hash_ids": [1]})], [(64, 0)]),
+        ([{"prompt": [*range(40)]}, {"prompt": [*range(16), 7]}], [(40, 0), (17, 0)]),
+    ]:
+        file.write_text(lines(*records))
+        columns = open_trace(file)
+        assert seen(columns)[1] == lengths
+    assert seen(columns)[2] == [0, 1]
+    assert columns.notes == ("format: vllm", "the trace has no times: one request a second is assumed")
+
+
+def test_what_a_record_says_of_itself_comes_first(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*(mooncake(0, 512, [1], session_id=name, hash_id_scope="local") for name in "aba")))
+    assert seen(open_trace(file))[2] == [0, 0, 1]
+    file.write_text(
+        lines(*(weka(name, call(0, [1]), hash_id_scope="global", block_size=32) for name in ("a", "b", "c")))
+    )
+    columns = open_trace(file)
+    assert (columns.block_tokens, seen(columns)[2]) == (32, [0, 1, 1])
+    file.write_text(lines(*({"timestamp": f"{n}500000000", "input_length": 512, "hash_ids": [1]} for n in (1, 4))))
+    assert seen(open_trace(file))[0] == [0, 3], "LMBench's are nanoseconds, however few"
+
+
+def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
+    file.write_text(lines(mooncake(0, 512, [1]), {**turn, "delay": 500}, {**turn, "delay": 250}))
+    assert seen(open_trace(file))[0] == [0, 0.5, 0.75]
+
+
+def test_times_since_1970_tell_their_unit():
+    def records(*times):
+        return [Record(time, 1, 1, []) for time in times]
+
+    found = {time: guess_unit(records(time, 2 * time, None)) for time in (1e9, 1e11 - 1, 1e11, 1e14, 1e17, 1e18)}
+    assert list(found.values()) == [None, None, "ms", "us", "ns", "ns"]
+    assert guess_unit(records(None)) is None and guess_unit(records(5, 1e18)) is None
+
+
+def test_blocks_have_the_size_that_most_requests_agree_with():
+    def records(size, *tokens, odd=0):
+        fitting = [Record(0, count, 1, [0] * -(-count // size)) for count in tokens]
+        return fitting + [Record(0, 10_000, 1, [1])] * odd
+
+    sizes = (512, 256, 128, 64, 32, 16, 1024, 2048, 4096, 8)
+    for size in sizes:
+        for usual in (None, 512, 24):
+            assert guess_block_tokens(records(size, 9 * size, 41 * size - 1, 100 * size), usual) == size
+    # No usual size: that of the request with the most blocks, as long as the others agree.
+    assert guess_block_tokens(records(24, 24 * 40, 24 * 11 - 5), 512) == 24
+    assert guess_block_tokens([Record(0, 225, 1, [0] * 20), Record(0, 11, 1, [0])], None) == 11
+    for usual in (None, 512):
+        assert guess_block_tokens(records(64, 64 * 40, odd=1), usual) == usual
+    assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 7, 1, [])], 96) == 96
+    # One of twenty may be wrong, not two.
+    assert [guess_block_tokens(records(64, *[64 * 9] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [64, 512]
+
+
+def test_ids_are_looked_at_until_there_are_enough():
+    for limit, conflict in [(3, None), (4, "id 2 comes after 1 and after 9 (there)")]:
+        evidence = Evidence(limit)
+        evidence.add([1, 2, 3], None, "here")
+        evidence.add([9, 2], None, "there")
+        assert evidence.conflict == conflict
+    evidence.add([2], None, "later")
+    assert evidence.conflict == conflict, "the first one stands"
+    for one, shown in [("a" * 22, repr("a" * 22)), ("a" * 23, "'" + "a" * 20 + "...")]:
+        evidence = Evidence()
+        evidence.add([1, one], None, "here")
+        evidence.add([one], None, "there")
+        assert evidence.conflict == f"id {shown} comes after 1 and after the begin of a prompt (there)"
+
+
+def test_a_popular_prefix_is_drawn_as_often_as_assumed():
+    sharer = Sharer(Sharing(prefixes=4, tokens=130, skew=2.0, share=0.75), seed=3, block_tokens=64)
+    drawn = [sharer.ids_for(200) for _ in range(4000)]
+    assert {len(ids) for ids in drawn} == {4}
+    firsts = Counter(ids[0].rsplit(" ", 1)[0] for ids in drawn if ids[0].startswith("prefix"))
+    weights = [1, 1 / 4, 1 / 9, 1 / 16]
+    expected = {f"prefix {rank}": 3000 * weight / sum(weights) for rank, weight in enumerate(weights)}
+    assert firsts == pytest.approx(expected, rel=0.2)
+    for number, ids in enumerate(drawn, 1):
+        common = 2 if ids[0].startswith("prefix") else 0
+        assert ids[common:] == [f"own {number} {place}" for place in range(common, 4)]
+        assert ids[:common] == [f"{ids[0][:-2]} {place}" for place in range(common)]
+    assert sharer.ids_for(63)[0].endswith(" 0") and len(sharer.ids_for(64)) == 1 and sharer.ids_for(0) == []
+    assert Sharer(Sharing(1, 64, 0.0, 1.0), 0, 64).ids_for(63) == ["own 1 0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sharing"),
+    [
+        ("none", Sharing(1, 0, 0.0, 0.0)),
+        ("zipf", Sharing(100, 1024, 1.0, 0.8)),
+        ("zipf:prefixes=1,tokens=0,skew=0,share=1", Sharing(1, 0, 0.0, 1.0)),
+        ("zipf:share=0.5,skew=1.5", Sharing(100, 1024, 1.5, 0.5)),
+    ],
+)
+def test_an_assumption_is_understood(text, sharing):
+    assert parse_sharing(text) == sharing
+
+
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text("{nope}\n" + lines(mooncake(0, 512, [1]), mooncake(1, -5, [1])))
@@ -277,6 +404,7 @@ def test_many_ids_lie_in_a_file_and_make_the_same_trace():
     one, other = (builder.finish("made", 1) for builder in (small, large))
     one.check()
     assert same(one, other)
+    assert small.went_back and len(small) == len(large) == 6
     assert [len(request.blocks) for request in other] == [4, 1, 2, 3, 0, 5]
     assert all(a.arrival_seconds <= b.arrival_seconds for a, b in pairwise(other))
     assert same(other.load(other.save(), "made", 1), one)
