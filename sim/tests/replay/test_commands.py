@@ -4,7 +4,6 @@ import io
 import json
 import re
 from dataclasses import fields
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -14,36 +13,21 @@ from kv_offload_cpu.options import read_options
 from kv_sim.cli import main
 from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
-from kv_sim.replay.models import MODELS
+from kv_sim.replay.curve import Ratios
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
-from kv_sim.replay.report_text import show_seconds
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import recommend, usual_capacities
-from kv_sim.replay.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.timed import EngineSettings, replay_engine
-from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_bytes, show_count
+from kv_sim.replay.units import Footprint
 
 
 @pytest.fixture(scope="module")
 def synthetic():
     return open_trace("mooncake-synthetic")
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Four requests; the third and the fourth use blocks of the first."""
-    file = tmp_path / "small.jsonl"
-    ids = ([1, 2, 3], [4, 5], [1, 2, 6], [1, 2, 3])
-    requests = [
-        {"timestamp": 2000 * n, "input_length": 512 * len(one) - 12, "output_length": 1, "hash_ids": one}
-        for n, one in enumerate(ids)
-    ]
-    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
-    return file
 
 
 def test_the_table_of_a_replay(small, capsys):
@@ -96,7 +80,7 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
 
 
 def test_the_table_of_size(small, capsys):
-    sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "2blocks", "--budget", "4blocks"]
+    sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "1024kB", "--budget", "4blocks"]
     command = ["size", str(small), "--policy", "lru,arc", "--bytes-per-token", "1000", "--jobs", "1", *sizes]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -156,6 +140,9 @@ def test_the_table_of_size(small, capsys):
     }
 
 
+EDGES = [1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400]
+
+
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0
@@ -164,15 +151,15 @@ def test_json_has_everything(small, capsys, tmp_path):
     run = data["runs"][0]
     assert run["setup"]["gpu_blocks"] == 2
     assert (run["gpu"]["block"], run["cpu"]["block"]) == (2 / 11, 2 / 11)
-    assert len(run["ages"]["counts"]) == len(AGE_EDGES_SECONDS) + 1 and sum(run["ages"]["counts"]) == 2
+    assert len(run["ages"]["counts"]) == len(EDGES) + 1 and sum(run["ages"]["counts"]) == 2
     assert sum(window["blocks"] for window in run["series"]) == 11 and len(run["series"]) == 60
     assert sum(window["cpu_hits"] for window in run["series"]) == run["loaded_blocks"] == 2
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
-    assert json.loads((tmp_path / "out.json").read_text()) == data
     assert set(data) == {field.name for field in fields(Replays)} | {"fidelity", "model", "age_edges_seconds"}
     counted = {"capacity_bytes", "loaded_bytes", "stored_bytes"}
     assert set(run) == {field.name for field in fields(CacheReplay)} | counted
-    assert (data["fidelity"], data["model"], data["age_edges_seconds"]) == ("cache", None, [*AGE_EDGES_SECONDS])
+    assert (data["fidelity"], data["model"], data["age_edges_seconds"]) == ("cache", None, EDGES)
+    assert (tmp_path / "out.json").read_text() == json.dumps(data, indent=1) + "\n"
     capsys.readouterr()
     assert main([*command, "--bytes-per-token", "10", "--jobs", "1", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -218,6 +205,29 @@ def test_a_store_threshold_skips_stores(synthetic):
     assert choosy.stored < plain.stored
 
 
+POLICY = """
+from kv_offload_cpu.policy import LRUPolicy
+
+class Newest(LRUPolicy):
+    pass
+"""
+
+
+def test_a_policy_of_a_module_of_its_own(small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "newest_policy.py").write_text(POLICY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = ["--cache-policy-module-path", "newest_policy"]
+    for command in (["replay"], ["replay", "--stream"], ["size"]):
+        options = ["--capacity", "5blocks,7blocks", "--policy", "Newest", "--jobs", "1", *module]
+        page = [] if "--stream" in command else ["--html", str(tmp_path / "page.html")]
+        assert main([command[0], str(small), *command[1:], *options, *page, "--json", "-"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        policies = data["curves"] if command == ["size"] else {run["setup"]["policy"] for run in data["runs"]}
+        assert set(policies) == {"Newest"}
+        if command != ["size"]:
+            assert {run["setup"]["policy_module"] for run in data["runs"]} == {"newest_policy"}
+
+
 def test_the_printed_configuration_is_understood(small, capsys):
     assert main(["size", str(small), "--bytes-per-token", "1000", "--policy", "arc,lru"]) == 0
     out = capsys.readouterr().out
@@ -256,6 +266,37 @@ def test_another_policy_has_to_be_worth_it(synthetic):
     assert point.policy == "lru"
 
 
+def ratios(*tokens):
+    return [Ratios(0.0, token, 0.0) for token in tokens]
+
+
+def test_what_is_recommended():
+    """The line from nothing to everything: a third of the rise at a third of the blocks."""
+    knee = "the knee: up to here a GiB buys more than on average, from here on less"
+    sizes, curve = [10, 20, 30], ratios(0.3, 0.5, 0.6)
+    for curves, without, budget, expected in [
+        ({"lru": curve}, 0.0, None, ("lru", 20, knee)),
+        ({"lru": curve}, 0.0, 20, ("lru", 20, knee)),
+        ({"lru": curve}, 0.0, 19, ("lru", 10, "the budget: it ends before the knee")),
+        # What the GPU finds alone makes the rise smaller, and the first GiB count more.
+        ({"lru": curve}, 0.25, None, ("lru", 20, knee)),
+        ({"lru": ratios(0.5, 0.5, 0.6), "arc": curve}, 0.3, None, ("lru", 10, knee)),
+        ({"arc": curve}, 0.0, None, ("arc", 20, knee)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.005, 0.005)}, 0.0, None, ("lru", 20, knee)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.006, 0.006)}, 0.0, None, ("arc", 20, knee)),
+    ]:
+        point, reason = recommend(curves, sizes, without, 30, budget)
+        assert (point.policy, point.capacity, reason) == expected
+        assert point.ratios == curves[point.policy][sizes.index(point.capacity)]
+    # The blocks of the trace, if they are more than the last capacity: then memory for all is far away.
+    point, _ = recommend({"lru": curve}, sizes, 0.0, 1000, None)
+    assert point.capacity == 30
+    nothing = "host memory answers nothing on this trace; this is the smallest capacity that was tried"
+    for without in (0.6, 0.7):
+        point, reason = recommend({"lru": curve}, sizes, without, 30, None)
+        assert (point.capacity, reason) == (10, nothing)
+
+
 def test_nothing_comes_back(tmp_path, capsys):
     file = tmp_path / "csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,1\n0,70,1\n")
@@ -272,56 +313,12 @@ def test_no_blocks_at_all(tmp_path, capsys):
     assert "0 blocks of 512 tokens" in capsys.readouterr().out
 
 
-class Page(HTMLParser):
-    """Checks that tags are closed in order, and collects what a page would fetch."""
-
-    VOID = ("meta", "line", "circle", "rect", "polyline", "polygon")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.fetched, self.seen = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.fetched += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["size", "--points", "5", "--bytes-per-token", "1000", "--policy", "lru,arc"],
-        ["size", "--points", "2", "--policy", "lru"],
-        ["replay", "--capacity", "3blocks,5blocks", "--gpu-capacity", "1block"],
-        ["replay", "--capacity", "3blocks"],
-    ],
-)
-def test_a_page_is_whole_and_fetches_nothing(small, tmp_path, command):
-    trace = small.rename(tmp_path / "<b>&.jsonl")
-    assert main([command[0], str(trace), *command[1:], "--html", str(tmp_path / "page.html")]) == 0
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
-    assert not page.open and not page.fetched
-    assert "script" not in page.seen and "&lt;b&gt;&amp;.jsonl" in text and "<b>&" not in text
-    assert not re.search(r"url\(|@import|//", text)
-    assert "prefers-color-scheme: dark" in text and "max-width: 620px" in text
-    charts = text.count('role="img"')
-    assert charts == (6 if len(set(command)) and "3blocks" not in command else 4)
-
-
 @pytest.mark.parametrize("piece", [1, 5, 11, 1 << 20])
-def test_libcachesim_s_format(small, tmp_path, monkeypatch, piece):
+def test_libcachesim_s_format(small, tmp_path, monkeypatch, capsys, piece):
     monkeypatch.setattr(oracle, "_PIECE", piece)
     assert main(["replay", str(small), "--capacity", "5blocks", "--write-oracle", str(tmp_path / "oracle")]) == 0
+    [said] = [line for line in capsys.readouterr().out.splitlines() if "oracleGeneral" in line]
+    assert said == f"{tmp_path}/oracle: 11 records of libCacheSim's oracleGeneral"
     found = np.fromfile(tmp_path / "oracle", dtype=RECORD)
     assert RECORD.itemsize == 24
     assert found["time"].tolist() == [0, 0, 0, 2, 2, 4, 4, 4, 6, 6, 6]
@@ -360,69 +357,6 @@ def test_the_library(synthetic):
     assert run.loaded_bytes == run.loaded_blocks * 512 * 131_072
 
 
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("7blocks", 7),
-        ("2kblocks", 2000),
-        ("1.5M tokens", 2929),
-        ("1024tok", 2),
-        ("64GiB", 65536),
-        ("64Gi", 65536),
-        ("64gib", 65536),
-        ("64GB", 61035),
-        ("64gb", 61035),
-        ("1_024MiB", 1024),
-        ("0.5TiB", 524288),
-        (" 2e3 Ktokens ", 3906),
-        ("1.5blocks", 1),
-        ("1token", None),
-        ("512token", 1),
-        ("3Gblock", 3_000_000_000),
-        ("2 M blocks", 2_000_000),
-    ],
-)
-def test_capacities(text, blocks):
-    if blocks is not None:
-        assert parse_capacity(text, Footprint(512, 2048)) == blocks
-        return
-    with pytest.raises(ConfigError):
-        parse_capacity(text, Footprint(512, 2048))
-
-
-def test_every_unit_of_bytes():
-    powers = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-    known = {"B": 1, **{f"{letter}B": 1000**power for letter, power in powers.items()}}
-    for letter in "KMGT":
-        known |= {f"{letter}iB": 1024 ** powers[letter], f"{letter}i": 1024 ** powers[letter]}
-    known |= {unit.lower(): scale for unit, scale in known.items() if unit != "B"}
-    for unit, scale in known.items():
-        assert parse_bytes(f"3{unit}", "--size") == parse_bytes(f" 3 {unit} ", "--size") == 3 * scale, unit
-    for unit in ("b", "kIB", "Kib", "mB", "PB", "KiBs", "blocks"):
-        with pytest.raises(ConfigError, match=r"--size 3" + unit):
-            parse_bytes(f"3{unit}", "--size")
-
-
-def test_numbers_for_people():
-    counts = {
-        0: "0", 9999: "9999", 10_000: "10k", 12_349: "12.3k", 999_499: "999k", 999_500: "1M", 999_900: "1M",
-        1_234_999: "1.23M", 12_345_678: "12.3M", 999_499_999: "999M", 999_500_000: "1G", 1_234_999_999: "1.23G",
-    }  # fmt: skip
-    assert {count: show_count(count) for count in counts} == counts
-    sizes = {
-        0: "0 B", 99: "99 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 100_000: "97.7 KiB",
-        1023 * 1024: "1023 KiB", 2**20: "1 MiB", 1234 * 2**20: "1.21 GiB", 2**30: "1 GiB",
-        1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
-        12_345 * 2**40: "12,345 TiB",
-    }  # fmt: skip
-    assert {size: show_bytes(size) for size in sizes} == sizes
-    seconds = {
-        0.5: "0.5 s", 119.0: "119 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h", 172_799.0: "48 h",
-        172_800.0: "2 d", 1e6: "11.6 d",
-    }  # fmt: skip
-    assert {time: show_seconds(time) for time in seconds} == seconds
-
-
 def test_usual_capacities_go_from_a_thousandth_to_everything():
     sizes = usual_capacities(100_000, 20)
     assert (sizes[0], sizes[-1], len(sizes)) == (100, 100_000, 20)
@@ -430,11 +364,35 @@ def test_usual_capacities_go_from_a_thousandth_to_everything():
     assert usual_capacities(0, 5) == [1]
 
 
-def test_a_bar_is_drawn_on_a_terminal_only():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+@pytest.mark.parametrize(
+    ("options", "bars"),
+    [
+        (["replay"], ["reading requests: 0", "replaying 0", "replaying 100"]),
+        (["replay", "--stream"], ["replaying requests: 4"]),
+        (
+            ["replay", "--fidelity", "engine"],
+            ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
+        ),
+        (["size"], ["reading requests: 0", "sweeping 0", "sweeping 100"]),
+    ],
+    ids=" ".join,
+)
+def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    capacity = [] if "engine" in options else ["--capacity", "1block", "--jobs", "1", "--policy", "arc"]
+    assert main([options[0], str(small), *options[1:], *capacity]) == 0
+    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in screen.getvalue().split("\r")]
+    assert [text for text in drawn if text] == bars
+    assert screen.getvalue().endswith("\r"), "the line is empty in the end"
+
+
+def test_a_bar_is_drawn_on_a_terminal_only():
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
         progress = Progress(stream)
@@ -448,29 +406,10 @@ def test_a_bar_is_drawn_on_a_terminal_only():
     assert len(shown) == 7 and not shown[-1]
 
 
-def test_bytes_of_a_token_are_a_sum_that_is_shown():
-    assert MODELS["llama-3.1-70b"].bytes_per_token("bf16") == 80 * 2 * 8 * 128 * 2 == 327_680
-    assert MODELS["deepseek-v3"].bytes_per_token("bf16") == 61 * 576 * 2 == 70_272
-    assert MODELS["deepseek-v3"].sum_shown("fp8") == (
-        "61 layers × 1 (latent) × 1 KV heads × 576 × 1 bytes (fp8) = 35,136 bytes a token"
-    )
-    assert {name: model.bytes_per_token("int8") for name, model in MODELS.items()} == {
-        "llama-3.1-8b": 65_536,
-        "llama-3.1-70b": 163_840,
-        "llama-3.1-405b": 258_048,
-        "mistral-7b": 65_536,
-        "mixtral-8x7b": 65_536,
-        "qwen2.5-7b": 28_672,
-        "qwen2.5-32b": 131_072,
-        "qwen2.5-72b": 163_840,
-        "qwen3-8b": 73_728,
-        "qwen3-32b": 131_072,
-        "qwen3-30b-a3b": 49_152,
-        "qwen3-235b-a22b": 96_256,
-        "deepseek-v3": 35_136,
-        "kimi-k2": 35_136,
-    }
-    for name, model in MODELS_WITH_WEIGHTS.items():
-        if name.lower() in MODELS:
-            assert model.kv_bytes_per_token(1) == MODELS[name.lower()].bytes_per_token("bf16"), name
-    assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")
+def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):
+    assert main(["replay", "mooncake-synthetic", "--requests", "300", "--jobs", "1", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    shares = (0.001, 0.01, 0.05, 0.1, 0.25)
+    assert data["unique_blocks"] > 4000 and [run["setup"]["capacity"] for run in data["runs"]] == [
+        int(data["unique_blocks"] * share) for share in shares
+    ]

@@ -3,7 +3,6 @@
 import gzip
 import json
 import lzma
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -11,12 +10,10 @@ from kv_sim_slow_replay import same
 
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
-from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
-from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, digest
+from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.record import Record
-from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
+from kv_sim.replay.readers.sharing import Sharing, parse_sharing
 from kv_sim.replay.shape import shape_of
 
 
@@ -55,6 +52,8 @@ def seen(columns):
 
 
 SHARED_PROMPT = "You are a helpful assistant. " * 6
+
+
 CASES = {
     "mooncake": (lines(mooncake(5, 1500, [0, 1, 2]), mooncake(3005, 1024, [0, 1])), 512, [0, 3]),
     "lmbench": (
@@ -179,6 +178,8 @@ def test_an_id_may_be_anything(tmp_path):
         assert first == second
         assert len(set(first)) == len(huge)
     assert digest("1") != digest(1)
+    file.write_text(lines(mooncake(0, 1024, [5, 2**61 - 2])))
+    assert next(iter(open_trace(file, TraceOptions(ids=IdMeaning.PREFIX)))).blocks == (5, 2**61 - 2)
     alike = [0, 2**61 - 1, 2 * (2**61 - 1)]
     assert len({hash(one) for one in alike}) == 1
     file.write_text(lines(*(mooncake(n, 512, [one]) for n, one in enumerate(alike))))
@@ -190,6 +191,8 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     deeper = {"type": "subagent", "requests": [nested]}
     (tmp_path / "one.json").write_text(json.dumps(weka("one", call(0, [1, 2]), deeper, call(9, [1, 2, 3]))))
     (tmp_path / "two.json").write_text(json.dumps(weka("two", call(0.5, [1, 2]), call(8, [1, 2, 3]))))
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "readme.md").write_text("no trace")
     columns = open_trace(tmp_path)
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
@@ -281,83 +284,46 @@ def test_what_a_record_says_of_itself_comes_first(tmp_path):
     assert seen(open_trace(file))[0] == [0, 3], "LMBench's are nanoseconds, however few"
 
 
+def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    note = f"ids name a block by itself, so they were chained: id 2 comes after 1 and after 3 ({file}:2)"
+    file.write_text(lines(mooncake(0, 1024, [1, 2], session_id="a"), mooncake(0, 1024, [3, 2], session_id="b")))
+    for scope, notes in [(IdScope.AUTO, [note]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: mooncake", *notes)
+    file.write_text(lines(weka("a", call(0, [1, 2])), weka("b", call(0, [3, 2]))))
+    own = "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+    for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes)
+
+
+def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mooncake-synthetic").write_text(lines(mooncake(0, 1024, [1, 2]), mooncake(1, 1024, [3, 2])))
+    columns = open_trace("mooncake-synthetic")
+    assert (columns.name, len(columns), seen(columns)[2]) == ("mooncake-synthetic", 2, [0, 0])
+
+
+@pytest.mark.parametrize(("name", "block_tokens"), [("mooncake", 512), ("lmbench", 512), ("bailian", 16)])
+def test_one_token_says_nothing_against_the_usual_block(tmp_path, name, block_tokens):
+    record = {
+        "timestamp": 0,
+        "input_length": 1,
+        "output_length": 1,
+        "hash_ids": [1],
+        "chat_id": 1,
+        "parent_chat_id": 1,
+    }
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(record))
+    columns = open_trace(file, TraceOptions(format=name))
+    assert (columns.block_tokens, columns.notes) == (block_tokens, (f"format: {name}",))
+
+
 def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
     file = tmp_path / "trace.jsonl"
     turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
     file.write_text(lines(mooncake(0, 512, [1]), {**turn, "delay": 500}, {**turn, "delay": 250}))
     assert seen(open_trace(file))[0] == [0, 0.5, 0.75]
-
-
-def test_times_since_1970_tell_their_unit():
-    def records(*times):
-        return [Record(time, 1, 1, []) for time in times]
-
-    found = {time: guess_unit(records(time, 2 * time, None)) for time in (1e9, 1e11 - 1, 1e11, 1e14, 1e17, 1e18)}
-    assert list(found.values()) == [None, None, "ms", "us", "ns", "ns"]
-    assert guess_unit(records(None)) is None and guess_unit(records(5, 1e18)) is None
-
-
-def test_blocks_have_the_size_that_most_requests_agree_with():
-    def records(size, *tokens, odd=0):
-        fitting = [Record(0, count, 1, [0] * -(-count // size)) for count in tokens]
-        return fitting + [Record(0, 10_000, 1, [1])] * odd
-
-    sizes = (512, 256, 128, 64, 32, 16, 1024, 2048, 4096, 8)
-    for size in sizes:
-        for usual in (None, 512, 24):
-            assert guess_block_tokens(records(size, 9 * size, 41 * size - 1, 100 * size), usual) == size
-    # No usual size: that of the request with the most blocks, as long as the others agree.
-    assert guess_block_tokens(records(24, 24 * 40, 24 * 11 - 5), 512) == 24
-    assert guess_block_tokens([Record(0, 225, 1, [0] * 20), Record(0, 11, 1, [0])], None) == 11
-    for usual in (None, 512):
-        assert guess_block_tokens(records(64, 64 * 40, odd=1), usual) == usual
-    assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 7, 1, [])], 96) == 96
-    # One of twenty may be wrong, not two.
-    assert [guess_block_tokens(records(64, *[64 * 9] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [64, 512]
-
-
-def test_ids_are_looked_at_until_there_are_enough():
-    for limit, conflict in [(3, None), (4, "id 2 comes after 1 and after 9 (there)")]:
-        evidence = Evidence(limit)
-        evidence.add([1, 2, 3], None, "here")
-        evidence.add([9, 2], None, "there")
-        assert evidence.conflict == conflict
-    evidence.add([2], None, "later")
-    assert evidence.conflict == conflict, "the first one stands"
-    for one, shown in [("a" * 22, repr("a" * 22)), ("a" * 23, "'" + "a" * 20 + "...")]:
-        evidence = Evidence()
-        evidence.add([1, one], None, "here")
-        evidence.add([one], None, "there")
-        assert evidence.conflict == f"id {shown} comes after 1 and after the begin of a prompt (there)"
-
-
-def test_a_popular_prefix_is_drawn_as_often_as_assumed():
-    sharer = Sharer(Sharing(prefixes=4, tokens=130, skew=2.0, share=0.75), seed=3, block_tokens=64)
-    drawn = [sharer.ids_for(200) for _ in range(4000)]
-    assert {len(ids) for ids in drawn} == {4}
-    firsts = Counter(ids[0].rsplit(" ", 1)[0] for ids in drawn if ids[0].startswith("prefix"))
-    weights = [1, 1 / 4, 1 / 9, 1 / 16]
-    expected = {f"prefix {rank}": 3000 * weight / sum(weights) for rank, weight in enumerate(weights)}
-    assert firsts == pytest.approx(expected, rel=0.2)
-    for number, ids in enumerate(drawn, 1):
-        common = 2 if ids[0].startswith("prefix") else 0
-        assert ids[common:] == [f"own {number} {place}" for place in range(common, 4)]
-        assert ids[:common] == [f"{ids[0][:-2]} {place}" for place in range(common)]
-    assert sharer.ids_for(63)[0].endswith(" 0") and len(sharer.ids_for(64)) == 1 and sharer.ids_for(0) == []
-    assert Sharer(Sharing(1, 64, 0.0, 1.0), 0, 64).ids_for(63) == ["own 1 0"]
-
-
-@pytest.mark.parametrize(
-    ("text", "sharing"),
-    [
-        ("none", Sharing(1, 0, 0.0, 0.0)),
-        ("zipf", Sharing(100, 1024, 1.0, 0.8)),
-        ("zipf:prefixes=1,tokens=0,skew=0,share=1", Sharing(1, 0, 0.0, 1.0)),
-        ("zipf:share=0.5,skew=1.5", Sharing(100, 1024, 1.5, 0.5)),
-    ],
-)
-def test_an_assumption_is_understood(text, sharing):
-    assert parse_sharing(text) == sharing
 
 
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):

@@ -270,6 +270,17 @@ OPTIONS = {
     ("--capacity", "64gigs"): (
         "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
     ),
+    ("--capacity", "64xtokens"): (
+        "--capacity 64xtokens: unknown unit 'xtokens'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    (
+        "--capacity",
+        "64bit",
+    ): "--capacity 64bit: unknown unit 'bit'; expected 20000blocks, 10Mtokens, 64GiB or 64GB",
+    (
+        "--capacity",
+        "64Tib",
+    ): "--capacity 64Tib: 'Tib' would be bits: say TB (powers of 1000) or TiB (powers of 1024)",
     ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
     ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
     ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
@@ -302,6 +313,28 @@ OPTIONS = {
     ),
     ("--assume-sharing", "zipf:share=2"): (
         "--assume-sharing zipf:share=2: prefixes is at least 1, share at most 1"
+    ),
+    ("--assume-sharing", "zipf:prefixes=0"): (
+        "--assume-sharing zipf:prefixes=0: prefixes is at least 1, share at most 1"
+    ),
+    ("--assume-sharing", "zipf:tokens=1.5"): (
+        "--assume-sharing zipf:tokens=1.5: tokens: expected a number of at least 0, got '1.5'"
+    ),
+    ("--assume-sharing", "zipf:skew=-1"): (
+        "--assume-sharing zipf:skew=-1: skew: expected a number of at least 0, got '-1'"
+    ),
+    ("--assume-sharing", "zipf:prefixes=1e9"): (
+        "--assume-sharing zipf:prefixes=1e9: prefixes: expected a number of at least 0, got '1e9'"
+    ),
+    ("--assume-sharing", "zipf:share"): (
+        "--assume-sharing zipf:share: share: expected a number of at least 0, got ''"
+    ),
+    ("--assume-sharing", "zipf:shares=1"): (
+        "--assume-sharing zipf:shares=1: unknown setting 'shares'; known: prefixes, share, skew, tokens; "
+        "did you mean 'share'?"
+    ),
+    ("--assume-sharing", "none:share=1"): (
+        "--assume-sharing none:share=1: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"
     ),
     ("--html", "/nowhere/report.html"): "--html /nowhere/report.html: there is no such folder",
     ("--json", "/nowhere/report.json"): "--json /nowhere/report.json: there is no such folder",
