@@ -16,11 +16,13 @@ from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.drive import Drive
-from kv_sim.replay.timed.engine import QuickEngine
+from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine
 from kv_sim.replay.timed.link import Ended, Way
 from kv_sim.replay.timed.request import Times
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
 from kv_sim.replay.timed.stack import NOTHING, timed_config
+from kv_sim.subject import Subject
+from kv_sim.violation import Violation
 
 
 class Diary(Books):
@@ -185,6 +187,31 @@ def test_a_load_of_the_step_itself_is_waited_for() -> None:
     # At 2,010,000 the hooks run, and wait 2033 for the load.
     assert books.times[2].first_token == 2_012_033 + 1037
     assert (answers.host_wait_seconds, answers.load_wait.mean) == (2033e-9, 0.0)
+
+
+def test_who_waits_for_ever_ends_a_replay_in_fused_steps_too() -> None:
+    transfer = toy(gpu_blocks=4).transfer_config()
+    transfer |= {"kv_connector": "SilentConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
+    with pytest.raises(Violation) as caught:
+        diary(trace_of(A, B, C), toy(gpu_blocks=4, connector=transfer))
+    assert str(caught.value) == (
+        "LIVENESS  nothing is under way, and there are still requests: <request 2 waiting for a load 8/9>"
+    )
+
+
+def test_what_a_connector_is_told_of_the_memory() -> None:
+    settings = toy(gpu_blocks=6)
+    for engine_class, tells in ((QuickEngine, False), (CheckedEngine, True)):
+        engine = engine_class(plan(settings, 4), timed_config(NOTHING), lambda *call: None)
+        caches, told = engine.describe_caches(), engine.describe(Subject("NoConnector"), 0)
+        # Four tokens of 4 bytes; and the null block.
+        assert [group.kv_cache_spec.page_size_bytes for group in caches.kv_cache_groups] == [16]
+        assert [tensor.size for tensor in caches.kv_cache_tensors] == [16 * 7]
+        assert [device.rank for device in engine.devices] == [0]
+        assert told.kv_events_config.enable_kv_cache_events is tells
+        assert told.kv_transfer_config.kv_connector == "NoConnector"
+        config = told.scheduler_config
+        assert (config.max_num_seqs, config.max_num_batched_tokens) == (8, 64)
 
 
 def test_requests_that_are_too_long_are_counted() -> None:
