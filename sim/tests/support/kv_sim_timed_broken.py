@@ -77,7 +77,7 @@ class RestlessConnector(OffloadingConnector):
 
 
 class UndecidedSide(OffloadingSchedulerSide):
-    """Puts the first request off so many times, the second one twice as often, and so on."""
+    """Puts the first request off so many times, the second one twice as often, and nobody else."""
 
     steps = 0
 
@@ -88,7 +88,7 @@ class UndecidedSide(OffloadingSchedulerSide):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         name = request.request_id
         self._looks[name] += 1
-        if self._looks[name] <= self.steps * (1 + int(name)):
+        if self._looks[name] <= self.steps * {"0": 1, "1": 2}.get(name, 0):
             return None, False
         del self._looks[name]
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
