@@ -1,4 +1,4 @@
-"""What a replay says: the connector's counts beside the engine's, the table, JSON, and wrong input."""
+"""What a replay says: the connector's counts beside the engine's, the table, and JSON."""
 
 import json
 from array import array
