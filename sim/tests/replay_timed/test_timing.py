@@ -60,6 +60,10 @@ def test_what_a_server_costs_by_its_data_sheet() -> None:
     # All weights at 80 % of 3.35 TB/s; two operations a parameter at half of 989 TFLOP/s.
     assert sizes.step.ns_of_weights == pytest.approx(16.060522496e9 / (0.8 * 3.35e12) * 1e9)
     assert sizes.step.ns_per_token == pytest.approx(2 * 8.030261248e9 / (0.5 * 989e12) * 1e9)
+    # Four operations a head, its size and a pair; the KV of a token; a millisecond, whatever a step does.
+    assert sizes.step.ns_per_pair == pytest.approx(4 * 32 * 32 * 128 / (0.5 * 989e12) * 1e9)
+    assert sizes.step.ns_per_context_token == pytest.approx(131_072 / (0.8 * 3.35e12) * 1e9)
+    assert (sizes.step.overhead_ns, sizes.step.idle_ns) == (1_000_000, 1_000_000)
     # 64 MiB at 85 % of 64 GB/s and 1024 copies of 0.5 µs.
     assert sizes.link.job_ns(1) == int((64 << 20) / (0.85 * 64) + 512_000) + 1
 
@@ -68,8 +72,13 @@ def test_several_gpus_share_everything() -> None:
     one, four = (plan(replace(EngineSettings(), tp_size=n, gpu_blocks=100), 512) for n in (1, 4))
     assert four.step.ns_per_token == pytest.approx(one.step.ns_per_token / 4)
     assert four.step.ns_per_context_token == pytest.approx(one.step.ns_per_context_token / 4)
+    assert four.step.ns_of_weights == pytest.approx(one.step.ns_of_weights / 4)
+    assert four.step.ns_per_pair == pytest.approx(one.step.ns_per_pair / 4)
     assert four.link.ns_per_byte == pytest.approx(one.link.ns_per_byte / 4)
     assert four.kv_bytes_per_token == one.kv_bytes_per_token
+    assert four.step.overhead_ns == one.step.overhead_ns and four.link.ns_per_piece == one.link.ns_per_piece
+    # (80 GiB × 0.92 × 4 less 16.06 GB) / 64 MiB
+    assert plan(EngineSettings(tp_size=4), 512).gpu_blocks == 4471
     assert plan(replace(EngineSettings(), tp_size=16, gpu_blocks=9), 512).kv_bytes_per_token == 2 * 131_072
 
 
