@@ -1,13 +1,14 @@
 """Every format becomes the same kind of trace; what had to be decided is said."""
 
+import gc
 import gzip
 import json
 import lzma
-from itertools import pairwise
 
 import pytest
 from kv_sim_slow_replay import same
 
+from kv_sim.replay import columns as columns_module
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
@@ -15,6 +16,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
 from kv_sim.replay.shape import shape_of
+from kv_sim.replay.trace import TraceRequest
 
 
 def lines(*records):
@@ -361,16 +363,34 @@ def test_an_assumption_is_seeded_and_said(tmp_path):
     assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
 
 
-def test_many_ids_lie_in_a_file_and_make_the_same_trace():
-    small, large = ColumnsBuilder(), ColumnsBuilder(spool_ids=4)
-    arrivals = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]
-    for builder in (small, large):
-        for index, arrival in enumerate(arrivals):
-            builder.add(arrival, 10, 1, range(index, 2 * index))
-    one, other = (builder.finish("made", 1) for builder in (small, large))
+ARRIVALS = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]
+
+
+def built(spool_ids):
+    builder = ColumnsBuilder(spool_ids)
+    for index, arrival in enumerate(ARRIVALS):
+        assert len(builder) == index
+        builder.add(arrival, 10, 1, range(index, 2 * index))
+    assert builder.went_back
+    return builder.finish("made", 1)
+
+
+@pytest.mark.parametrize("part", [1, 2, 5, 6, 1 << 16])
+def test_many_ids_lie_in_a_file_and_make_the_same_trace(monkeypatch, part):
+    monkeypatch.setattr(columns_module, "_PART", part)
+    one, other = built(100), built(4)
     one.check()
     assert same(one, other)
-    assert small.went_back and len(small) == len(large) == 6
-    assert [len(request.blocks) for request in other] == [4, 1, 2, 3, 0, 5]
-    assert all(a.arrival_seconds <= b.arrival_seconds for a, b in pairwise(other))
+    order = [4, 1, 2, 3, 0, 5]
+    assert list(one) == list(other) == [TraceRequest(ARRIVALS[n], 10, 1, tuple(range(n, 2 * n))) for n in order]
     assert same(other.load(other.save(), "made", 1), one)
+
+
+def test_files_go_with_their_trace():
+    trace, again = built(4), built(100)
+    folders = [trace._folder.path, trace.save(), again.save()]
+    assert again._folder is None and again.save() == folders[2]
+    assert all(folder.is_dir() for folder in folders)
+    del trace, again
+    gc.collect()
+    assert not any(folder.exists() for folder in folders)

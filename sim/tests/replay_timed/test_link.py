@@ -71,3 +71,32 @@ def test_a_port_hears_of_its_own_jobs() -> None:
     assert link.has_news and not link.is_idle
     assert [[job.end for job in port.poll(202)] for port in ports] == [[101], [202]]
     assert ports[1].wait([7]) == 0
+
+
+def test_who_waits_for_some_lets_the_others_go_on() -> None:
+    link = Link(COSTS)
+    port, other = link.open(), link.open()
+    for door, job, way in [(port, 1, Way.STORE), (other, 1, Way.LOAD), (port, 2, Way.STORE), (port, 3, Way.STORE)]:
+        door.submit(job, way, job, now=0, ready=0)
+    # Jobs of one, two and three blocks, one after the other; the other port's ends with the first.
+    assert port.wait([2, 9]) == 101 + 201
+    assert [job.job_id for job in port.unpolled] == [1, 2] and [job.job_id for job in other.unpolled] == [1]
+    assert (link.next_end(), link.activity) == (101 + 201 + 301, 4)
+    link.check()
+    assert [job.job_id for job in port.poll(602)] == [1, 2] and link.activity == 6
+    assert [job.job_id for job in port.poll(603)] == [3] and not link.is_idle
+    assert [job.job_id for job in other.poll(603)] == [1] and link.is_idle
+    assert link.next_end() is None and link.activity == 8
+    traffic = link.traffic[Way.STORE]
+    assert (traffic.jobs, traffic.blocks, traffic.busy_ns) == (3, 6, 603)
+
+
+def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:
+    link, moved = Link(COSTS), []
+    port = link.open()
+    link.log = lambda job, now: moved.append((job.job_id, job.success, now))
+    port.submit(0, Way.STORE, 1, now=0, ready=0, at_end=lambda: bool(moved.append("first")))
+    port.submit(1, Way.STORE, 1, now=0, ready=0, at_end=lambda: not moved.append("second"))
+    assert port.poll(100) == [] == moved
+    assert [job.success for job in port.poll(202)] == [False, True]
+    assert moved == ["first", "second", (0, False, 202), (1, True, 202)]

@@ -116,7 +116,7 @@ class TracedRequest(SimRequest):
             *islice(names.shared(traced.blocks), named),
             *(names.own(index, place) for place in range(named, -(-total // block_size))),
         ]
-        self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers[: total // block_size]]
+        self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers]
         self.hashes: Words = np.empty(0, np.uint64)
         self.times = Times(round(traced.arrival_seconds * SECOND))
 
