@@ -100,3 +100,12 @@ def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:
     assert port.poll(100) == [] == moved
     assert [job.success for job in port.poll(202)] == [False, True]
     assert moved == ["first", "second", (0, False, 202), (1, True, 202)]
+
+
+def test_a_job_that_begins_this_moment_has_begun() -> None:
+    for ready, order in [(10, [0, 1]), (11, [1, 0])]:
+        link = Link(COSTS)
+        port = link.open()
+        port.submit(0, Way.LOAD, 1, now=0, ready=ready)
+        port.submit(1, Way.LOAD, 1, now=10, ready=0, expedited=True)
+        assert [job.job_id for job in port.poll(1000)] == order
