@@ -148,7 +148,9 @@ def test_every_row_of_the_table() -> None:
 
 
 def test_json_has_everything() -> None:
-    replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=4, max_model_len=18))
+    seen: list[int] = []
+    replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=4, max_model_len=18), seen.append)
+    assert seen == [*range(1, 5), *range(5, 9)], "those that are refused, too"
     values = json.loads(json.dumps(replay.as_json()))
     assert values["with_connector"]["refused"] == {"is longer than the model's maximum": 4}
     assert values["settings"]["stepping"] == "fused"

@@ -1,10 +1,18 @@
 """The link, against jobs that are walked through one by one."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_offload_cpu.copy.engine import CopyResult, Direction, Numbers, PageCopies, Urgency
+from kv_offload_cpu.sizing import HostLayout
+from kv_sim.replay.timed.device import AtEnd, Mover
 from kv_sim.replay.timed.link import Ended, Link, Way
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
 """A block takes 100, a job one more."""
@@ -109,3 +117,49 @@ def test_a_job_that_begins_this_moment_has_begun() -> None:
         port.submit(0, Way.LOAD, 1, now=0, ready=ready)
         port.submit(1, Way.LOAD, 1, now=10, ready=0, expedited=True)
         assert [job.job_id for job in port.poll(1000)] == order
+
+
+def pages(blocks: int) -> PageCopies:
+    """As many blocks, to the second block of each of the first chunks."""
+    numbers = np.arange(blocks)
+    return PageCopies(numbers * 0, numbers + 100, numbers, numbers * 0 + 1)
+
+
+def test_a_copy_engine_over_the_link() -> None:
+    link, clock, seen = Link(COSTS), Clock(now=50, busy_until=60), []
+
+    def open_mover(slots: int) -> Mover:
+        def mover(way: Way, blocks: Numbers, slots: Numbers) -> AtEnd:
+            seen.append((way, blocks.tolist(), slots.tolist()))
+            return None
+
+        seen.append(slots)
+        return mover
+
+    device: Any = SimpleNamespace(link=link, clock=clock, open_mover=open_mover)
+    engine = LinkCopyEngine(device, HostLayout(8, 3, 80, 1, 80))
+    engine.submit(0, Direction.LOAD, pages(2))
+    engine.submit(1, Direction.STORE, pages(1))
+    clock.now = 60
+    engine.submit(2, Direction.LOAD, pages(3))
+    engine.submit(3, Direction.LOAD, pages(1), urgency=Urgency.EXPEDITED)
+    # Slots of chunks with three blocks each.
+    one, two, three = ([1], [1, 4], [1, 4, 7])
+    assert seen == [
+        8 * 3,
+        (Way.LOAD, [100, 101], two),
+        (Way.STORE, [100], one),
+        (Way.LOAD, [100, 101, 102], three),
+        (Way.LOAD, [100], one),
+    ]
+    # None begins before the device is free, at 60; the expedited one comes before the third.
+    engine.wait([3])
+    assert (clock.now, clock.waited_ns) == (60 + 201 + 101, 201 + 101)
+    assert engine.poll() == [
+        CopyResult(1, True, 80, 101e-9),
+        CopyResult(0, True, 160, 201e-9),
+        CopyResult(3, True, 80, 101e-9),
+    ]
+    engine.wait([0, 1, 3])
+    assert (clock.now, engine.poll()) == (362, [])
+    engine.shutdown()
