@@ -257,6 +257,14 @@ def test_servers_at_the_edge() -> None:
     sizes = plan(settings, 512)
     assert (sizes.step.overhead_ns, sizes.step.idle_ns, sizes.link.ns_per_piece) == (0, 1, 0.0)
     assert (sizes.most_tokens, sizes.max_step_tokens, sizes.max_running) == (512, 1024, 1024)
+    # Weights of 1000 bytes and a block of 16.
+    room = [
+        toy(gpu=replace(toy().gpu, memory_bytes=size), gpu_memory_utilization=1.0, gpu_blocks=None)
+        for size in (1015, 1016, 1048)
+    ]
+    assert [plan(settings, 4).gpu_blocks for settings in room[1:]] == [1, 3]
+    with pytest.raises(ConfigError, match="leaves no room for a block of"):
+        plan(room[0], 4)
     # Pieces have 16 tokens, or are whole blocks where those are no multiple of it.
     layers = settings.model.layers
     pieces = {tokens: plan(settings, tokens).pieces_per_block for tokens in (16, 24, 64)}

@@ -178,6 +178,10 @@ def test_who_is_preempted_computes_what_is_not_found_again() -> None:
     # tokens then; the GPU still has its first block. It computes four tokens that attend to 26, and one to 9.
     assert [times.end for times in books.times.values()] == [76_298, 76_298 + 14_105 + 11_037]
     assert (answers.preemptions, answers.gpu_hit_tokens) == (1, 0)
+    # It was scheduled when it was for the first time, at 0 as well.
+    books, answers = diary(trace_of((0, 4, 6, [1]), (0, 4, 6, [2])), toy(gpu_blocks=4))
+    assert [times.scheduled for times in books.times.values()] == [0, 0]
+    assert (answers.preemptions, answers.queueing.worst) == (1, 0.0)
 
 
 def test_a_load_of_the_step_itself_is_waited_for() -> None:
