@@ -88,6 +88,9 @@ def test_shares_over_time():
     ticks = places(wide, "tick", "x", "y")[6:]
     assert ticks == [(52, 252, "0"), (255, 252, "10"), (458, 252, "20"), (661, 252, "30"), (864, 252, "40")]
     assert [text for _, text in places(wide, "axis", "x")] == ["minutes"]
+    for most, top in [(0.05, "5 %"), (0.0, "1 %")]:
+        wide, _ = drawn(series_chart([], ("all", [0.0, most]), "", 40.0, ""))
+        assert places(wide, "tick", "x")[5] == (44, top)
 
 
 def test_bars():

@@ -137,6 +137,8 @@ def test_what_the_page_of_size_says(small, tmp_path, capsys):
     for label in ("2.44 MiB, lru", "1.54 MiB", "host memory (logarithmic)", "minutes of the trace"):
         assert text.count(f">{label}</text>") == 2, label
     assert "<title>arc, 1.46 MiB: 27.5%</title>" in text
+    assert "<title>&lt; 3 s: 0.0%</title>" in text and "<title>&lt; 10 s: 100.0%</title>" in text
+    assert "&lt; 30 s" not in text, "nothing is older"
     assert main(["size", str(small), "--policy", "lru", "--capacity", "5blocks", "--html", str(page)]) == 0
     found, lines = said(page)
     assert found.texts[len(FACTS) :][3:5] == [
