@@ -146,7 +146,9 @@ EDGES = [1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400]
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    data = json.loads(printed)
+    assert printed == json.dumps(data, indent=1) + "\n"
     assert [run["setup"]["policy"] for run in data["runs"]] == ["lru", "arc", "s3fifo", "sieve"]
     run = data["runs"][0]
     assert run["setup"]["gpu_blocks"] == 2

@@ -128,7 +128,7 @@ def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
 
 
 def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
-    assert Hits(1, 1, 4).ratios(Totals(1, 1, 4, 4)) == Ratios(1.0, 1.0, 1.0)
+    assert Hits(1, 1, 1).ratios(Totals(1, 1, 1, 4)) == Ratios(1.0, 1.0, 1.0)
     assert Hits(1, 2, 3).ratios(Totals(10, 10, 10, 4)) == Ratios(0.1, 0.3, 0.2)
     assert Hits(0, 0, 0).ratios(Totals(0, 0, 0, 4)) == Ratios(0.0, 0.0, 0.0)
     assert Totals(1, 2, 3, 4).plus(Totals(10, 20, 30, 4)) == Totals(11, 22, 33, 4)

@@ -264,12 +264,12 @@ def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
         ([{"timestamp": 0, "input_length": 512, "hash_ids": [1]}], [(512, 0)]),
         ([{"timestamp": "0", "input_length": 512.0, "hash_ids": [1]}], [(512, 0)]),
         ([weka("a", {"t": 0, "in": 64, "hash_ids": [1]})], [(64, 0)]),
-        ([{"prompt": [*range(40)]}, {"prompt": [*range(16), 7]}], [(40, 0), (17, 0)]),
+        ([{"prompt": [*range(40)]}, {"prompt": [*range(16), 7]}, {"prompt": ""}], [(40, 0), (17, 0), (0, 0)]),
     ]:
         file.write_text(lines(*records))
         columns = open_trace(file)
         assert seen(columns)[1] == lengths
-    assert seen(columns)[2] == [0, 1]
+    assert seen(columns)[2] == [0, 1, 0]
     assert columns.notes == ("format: vllm", "the trace has no times: one request a second is assumed")
 
 
@@ -324,8 +324,8 @@ def test_one_token_says_nothing_against_the_usual_block(tmp_path, name, block_to
 def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
     file = tmp_path / "trace.jsonl"
     turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
-    file.write_text(lines(mooncake(0, 512, [1]), {**turn, "delay": 500}, {**turn, "delay": 250}))
-    assert seen(open_trace(file))[0] == [0, 0.5, 0.75]
+    file.write_text(lines(mooncake(0, 512, [1]), *({**turn, "delay": delay} for delay in (500, 0, 250))))
+    assert seen(open_trace(file))[0] == [0, 0.5, 0.5, 0.75]
 
 
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):
