@@ -180,10 +180,9 @@ def test_wrong_options(line: str, message: str) -> None:
         ({"limit": True}, "limit: expected a whole number of at least 1, got True"),
         ({"max_running": 2.0}, "max_running: expected a whole number of at least 1, got 2.0"),
         ({"gpu_blocks": 0}, "gpu_blocks: expected a whole number of at least 1, got 0"),
-        (
-            {"cpu_bytes_to_use": None, "max_model_len": "9"},
-            "max_model_len: expected a whole number of at least 1, got '9'",
-        ),
+        ({"tp_size": None}, "tp_size: expected a whole number of at least 1, got None"),
+        ({"cpu_bytes_to_use": None}, "cpu_bytes_to_use: expected a whole number of at least 1, got None"),
+        ({"max_model_len": "9"}, "max_model_len: expected a whole number of at least 1, got '9'"),
         ({"hbm_efficiency": True}, "hbm_efficiency: expected a number above 0 and up to 1, got True"),
         ({"link_efficiency": "1"}, "link_efficiency: expected a number above 0 and up to 1, got '1'"),
         ({"step_microseconds": False}, "step_microseconds: expected a number of at least 0, got False"),
