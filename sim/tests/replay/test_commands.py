@@ -342,6 +342,13 @@ def test_the_library_takes_what_the_command_takes(small):
         with pytest.raises(ConfigError) as caught:
             replay(small, **wrong)
         assert str(caught.value).startswith("capacity 64: 64 what?")
+    for wrong, said in [({"capacity": -1}, "capacity"), ({"gpu_capacity": -1}, "gpu_blocks")]:
+        with pytest.raises(ConfigError) as caught:
+            replay(small, **wrong)
+        assert str(caught.value) == f"{said}: expected at least 0 blocks, got -1"
+    some = open_trace("mooncake-synthetic", TraceOptions(requests=100))
+    found = size(some, ["lru"])
+    assert (list(found.capacities), found.gpu_blocks) == (usual_capacities(found.unique_blocks, 20), 0)
     done = []
     found = size(columns, gpu_capacity=2, budget="2048tokens", model="qwen3-8b", progress=done.append)
     assert (found.policies, found.gpu_blocks) == (("lru", "arc", "s3fifo", "sieve"), 2)

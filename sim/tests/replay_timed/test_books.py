@@ -59,6 +59,7 @@ def digest_after(index: int, outputs: int, preemptions: int, times: Times) -> st
     request = TracedRequest(index, TraceRequest(0.0, 8, outputs, (1, 2)), Names(), 4)
     request.num_output_tokens, request.num_preemptions, request.times = outputs, preemptions, times
     counted.end(request)
+    assert request.numbers == [], "what has ended takes no memory"
     return counted.digest
 
 
