@@ -3,42 +3,31 @@
 import io
 import json
 import re
-from html.parser import HTMLParser
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
-from kv_api import KVTransferConfig
+from kv_api import ConfigError, KVTransferConfig
 from kv_offload_cpu.options import read_options
 from kv_sim.cli import main
-from kv_sim.replay import TraceOptions, open_trace, replay, size
+from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
-from kv_sim.replay.models import MODELS
+from kv_sim.replay.curve import Ratios
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
+from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import recommend, usual_capacities
-from kv_sim.replay.tally import AGE_EDGES_SECONDS
-from kv_sim.replay.units import Footprint, parse_capacity, show_bytes, show_count
+from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
+from kv_sim.replay.timed import EngineSettings, replay_engine
+from kv_sim.replay.units import Footprint
 
 
 @pytest.fixture(scope="module")
 def synthetic():
     return open_trace("mooncake-synthetic")
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Four requests; the third and the fourth use blocks of the first."""
-    file = tmp_path / "small.jsonl"
-    ids = ([1, 2, 3], [4, 5], [1, 2, 6], [1, 2, 3])
-    requests = [
-        {"timestamp": 2000 * n, "input_length": 512 * len(one) - 12, "output_length": 1, "hash_ids": one}
-        for n, one in enumerate(ids)
-    ]
-    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
-    return file
 
 
 def test_the_table_of_a_replay(small, capsys):
@@ -72,19 +61,134 @@ def test_the_table_of_a_replay(small, capsys):
     ]
 
 
+def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
+    assert (
+        main(["replay", str(small), "--policy", "arc", "--capacity", "5blocks", "--gpu-capacity", "2blocks"]) == 0
+    )
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "",
+        "policy  blocks  tokens  memory  block  token  full block  GPU token  CPU token    MIN  "
+        "loaded  stored  evicted  refused  age  90 %",
+        "arc          5    2560       -  0.364  0.367       0.571      0.183      0.183  0.456  "
+        "     2       7        2        0  4 s   4 s",
+        "",
+        "Ratios are hits of host memory and the GPU's prefix cache: "
+        "of all blocks, of all prompt tokens, of all full blocks.",
+        "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %.",
+    ]
+
+
+def test_the_table_of_size(small, capsys):
+    sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "1024kB", "--budget", "4blocks"]
+    command = ["size", str(small), "--policy", "lru,arc", "--bytes-per-token", "1000", "--jobs", "1", *sizes]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "small.jsonl: 4 requests in 6 s, 5584 prompt tokens, 11 blocks of 512 tokens, 6 different ones",
+        "  format: mooncake",
+        "  1,000 bytes a token",
+        "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks",
+        "the GPU's prefix cache alone (2 blocks): 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
+        "",
+        "hits by prompt tokens:",
+        "blocks  tokens    memory    lru    arc    MIN      +1 GiB",
+        "2         1024  1000 KiB  0.183  0.183  0.456  +1.9e+04 %",
+        "3         1536  1.46 MiB  0.275  0.275  0.456  +1.9e+04 %",
+        "4         2048  1.95 MiB  0.367  0.367  0.456        +0 %  ◀ here",
+        "5         2560  2.44 MiB  0.367  0.367  0.456        +0 %",
+        "",
+        "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB",
+        "  the knee: up to here a GiB buys more than on average, from here on less",
+        "  answers 0.364 of blocks, 0.367 of tokens, 0.571 of full blocks",
+        '--kv-transfer-config \'{"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm", '
+        '"kv_role": "kv_both", "kv_load_failure_policy": "recompute", '
+        '"kv_connector_extra_config": {"cpu_bytes_to_use": 2048000, "eviction_policy": "lru"}}\'',
+    ]
+    assert main([*command, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    nothing, half, most = (
+        {"block": hits / 11, "token": tokens / 5584, "full_block": full / 7}
+        for hits, tokens, full in ((2, 1024, 2), (4, 2048, 4), (5, 2548, 4))
+    )
+    third = {"block": 3 / 11, "token": 1536 / 5584, "full_block": 3 / 7}
+    assert data == {
+        "trace": "small.jsonl",
+        "notes": ["format: mooncake"],
+        "requests": 4,
+        "duration_seconds": 6.0,
+        "totals": {"blocks": 11, "full_blocks": 7, "tokens": 5584, "block_tokens": 512},
+        "unique_blocks": 6,
+        "footprint": {"block_tokens": 512, "bytes_per_token": 1000},
+        "gpu_blocks": 2,
+        "capacities": [2, 3, 4, 5],
+        "curves": {policy: [nothing, third, half, half] for policy in ("lru", "arc")},
+        "best": [most] * 4,
+        "infinite": most,
+        "gpu_alone": nothing,
+        "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
+        "reason": "the knee: up to here a GiB buys more than on average, from here on less",
+        "model": "1,000 bytes a token",
+        "capacities_bytes": [1_024_000, 1_536_000, 2_048_000, 2_560_000],
+        "token_ratio_per_block": pytest.approx([512 / 5584, 512 / 5584, 0.0, 0.0]),
+        "kv_transfer_config": {
+            "kv_connector": "OffloadingConnector",
+            "kv_connector_module_path": "kv_vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 2_048_000, "eviction_policy": "lru"},
+        },
+    }
+
+
+EDGES = [1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400]
+
+
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    data = json.loads(printed)
+    assert printed == json.dumps(data, indent=1) + "\n"
     assert [run["setup"]["policy"] for run in data["runs"]] == ["lru", "arc", "s3fifo", "sieve"]
     run = data["runs"][0]
     assert run["setup"]["gpu_blocks"] == 2
     assert (run["gpu"]["block"], run["cpu"]["block"]) == (2 / 11, 2 / 11)
-    assert len(run["ages"]["counts"]) == len(AGE_EDGES_SECONDS) + 1 and sum(run["ages"]["counts"]) == 2
-    assert sum(window["blocks"] for window in run["series"]) == 11
+    assert len(run["ages"]["counts"]) == len(EDGES) + 1 and sum(run["ages"]["counts"]) == 2
+    assert sum(window["blocks"] for window in run["series"]) == 11 and len(run["series"]) == 60
     assert sum(window["cpu_hits"] for window in run["series"]) == run["loaded_blocks"] == 2
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
-    assert json.loads((tmp_path / "out.json").read_text()) == data
+    assert set(data) == {field.name for field in fields(Replays)} | {"fidelity", "model", "age_edges_seconds"}
+    counted = {"capacity_bytes", "loaded_bytes", "stored_bytes"}
+    assert set(run) == {field.name for field in fields(CacheReplay)} | counted
+    assert (data["fidelity"], data["model"], data["age_edges_seconds"]) == ("cache", None, EDGES)
+    assert (tmp_path / "out.json").read_text() == json.dumps(data, indent=1) + "\n"
+    capsys.readouterr()
+    assert main([*command, "--bytes-per-token", "10", "--jobs", "1", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    run = data["runs"][0]
+    blocks = [run["setup"]["capacity"], run["loaded_blocks"], run["stored_blocks"]]
+    assert [run["capacity_bytes"], run["loaded_bytes"], run["stored_bytes"]] == [5120 * count for count in blocks]
+    assert blocks == [5, 2, 7] and data["model"] == "10 bytes a token"
+
+
+@pytest.mark.parametrize("fidelity", [["--fidelity", "engine"], ["--fidelity=engine"]])
+def test_engine_fidelity(small, capsys, tmp_path, fidelity):
+    command = ["replay", str(small), *fidelity, "--limit", "3", "--gpu-blocks", "40", "--model", "qwen3-8b"]
+    assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
+    settings = EngineSettings(model=MODELS_WITH_WEIGHTS["Qwen3-8B"], gpu_blocks=40, limit=3)
+    expected = replay_engine(open_trace(small), settings)
+    assert capsys.readouterr().out == expected.table() + "\n"
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(expected.as_json()))
+    for option in ("--capacity", "--gpu-capacity", "--html"):
+        assert main([*command, option, str(tmp_path / "5blocks")]) == 2
+        said = f"kv-sim replay: {option} is of --fidelity cache; --help lists what engine has\n"
+        assert capsys.readouterr().err == said
+
+
+def test_options_of_engine_fidelity_are_of_no_other(small, capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", str(small), "--gpu-blocks", "40"])
+    assert "unrecognized arguments: --gpu-blocks 40" in capsys.readouterr().err
 
 
 def test_processes_change_nothing():
@@ -101,6 +205,29 @@ def test_a_store_threshold_skips_stores(synthetic):
     plain, choosy = replay_all(synthetic, [Setup("lru", 5000), Setup("lru", 5000, store_threshold=2)])
     assert not plain.stores_skipped and choosy.stores_skipped > 30_000
     assert choosy.stored < plain.stored
+
+
+POLICY = """
+from kv_offload_cpu.policy import LRUPolicy
+
+class Newest(LRUPolicy):
+    pass
+"""
+
+
+def test_a_policy_of_a_module_of_its_own(small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "newest_policy.py").write_text(POLICY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = ["--cache-policy-module-path", "newest_policy"]
+    for command in (["replay"], ["replay", "--stream"], ["size"]):
+        options = ["--capacity", "5blocks,7blocks", "--policy", "Newest", "--jobs", "1", *module]
+        page = [] if "--stream" in command else ["--html", str(tmp_path / "page.html")]
+        assert main([command[0], str(small), *command[1:], *options, *page, "--json", "-"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        policies = data["curves"] if command == ["size"] else {run["setup"]["policy"] for run in data["runs"]}
+        assert set(policies) == {"Newest"}
+        if command != ["size"]:
+            assert {run["setup"]["policy_module"] for run in data["runs"]} == {"newest_policy"}
 
 
 def test_the_printed_configuration_is_understood(small, capsys):
@@ -141,6 +268,37 @@ def test_another_policy_has_to_be_worth_it(synthetic):
     assert point.policy == "lru"
 
 
+def ratios(*tokens):
+    return [Ratios(0.0, token, 0.0) for token in tokens]
+
+
+def test_what_is_recommended():
+    """The line from nothing to everything: a third of the rise at a third of the blocks."""
+    knee = "the knee: up to here a GiB buys more than on average, from here on less"
+    sizes, curve = [10, 20, 30], ratios(0.3, 0.5, 0.6)
+    for curves, without, budget, expected in [
+        ({"lru": curve}, 0.0, None, ("lru", 20, knee)),
+        ({"lru": curve}, 0.0, 20, ("lru", 20, knee)),
+        ({"lru": curve}, 0.0, 19, ("lru", 10, "the budget: it ends before the knee")),
+        # What the GPU finds alone makes the rise smaller, and the first GiB count more.
+        ({"lru": curve}, 0.25, None, ("lru", 20, knee)),
+        ({"lru": ratios(0.5, 0.5, 0.6), "arc": curve}, 0.3, None, ("lru", 10, knee)),
+        ({"arc": curve}, 0.0, None, ("arc", 20, knee)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.005, 0.005)}, 0.0, None, ("lru", 20, knee)),
+        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.006, 0.006)}, 0.0, None, ("arc", 20, knee)),
+    ]:
+        point, reason = recommend(curves, sizes, without, 30, budget)
+        assert (point.policy, point.capacity, reason) == expected
+        assert point.ratios == curves[point.policy][sizes.index(point.capacity)]
+    # The blocks of the trace, if they are more than the last capacity: then memory for all is far away.
+    point, _ = recommend({"lru": curve}, sizes, 0.0, 1000, None)
+    assert point.capacity == 30
+    nothing = "host memory answers nothing on this trace; this is the smallest capacity that was tried"
+    for without in (0.6, 0.7):
+        point, reason = recommend({"lru": curve}, sizes, without, 30, None)
+        assert (point.capacity, reason) == (10, nothing)
+
+
 def test_nothing_comes_back(tmp_path, capsys):
     file = tmp_path / "csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,1\n0,70,1\n")
@@ -157,54 +315,12 @@ def test_no_blocks_at_all(tmp_path, capsys):
     assert "0 blocks of 512 tokens" in capsys.readouterr().out
 
 
-class Page(HTMLParser):
-    """Checks that tags are closed in order, and collects what a page would fetch."""
-
-    VOID = ("meta", "line", "circle", "rect", "polyline", "polygon")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.fetched, self.seen = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.fetched += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["size", "--points", "5", "--bytes-per-token", "1000", "--policy", "lru,arc"],
-        ["size", "--points", "2", "--policy", "lru"],
-        ["replay", "--capacity", "3blocks,5blocks", "--gpu-capacity", "1block"],
-        ["replay", "--capacity", "3blocks"],
-    ],
-)
-def test_a_page_is_whole_and_fetches_nothing(small, tmp_path, command):
-    trace = small.rename(tmp_path / "<b>&.jsonl")
-    assert main([command[0], str(trace), *command[1:], "--html", str(tmp_path / "page.html")]) == 0
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    page = Page()
-    page.feed(text)
-    assert not page.open and not page.fetched
-    assert "script" not in page.seen and "&lt;b&gt;&amp;.jsonl" in text and "<b>&" not in text
-    assert not re.search(r"url\(|@import|//", text)
-    assert "prefers-color-scheme: dark" in text and "max-width: 620px" in text
-    charts = text.count('role="img"')
-    assert charts == (6 if len(set(command)) and "3blocks" not in command else 4)
-
-
-def test_libcachesim_s_format(small, tmp_path):
+@pytest.mark.parametrize("piece", [1, 5, 11, 1 << 20])
+def test_libcachesim_s_format(small, tmp_path, monkeypatch, capsys, piece):
+    monkeypatch.setattr(oracle, "_PIECE", piece)
     assert main(["replay", str(small), "--capacity", "5blocks", "--write-oracle", str(tmp_path / "oracle")]) == 0
+    [said] = [line for line in capsys.readouterr().out.splitlines() if "oracleGeneral" in line]
+    assert said == f"{tmp_path}/oracle: 11 records of libCacheSim's oracleGeneral"
     found = np.fromfile(tmp_path / "oracle", dtype=RECORD)
     assert RECORD.itemsize == 24
     assert found["time"].tolist() == [0, 0, 0, 2, 2, 4, 4, 4, 6, 6, 6]
@@ -214,40 +330,40 @@ def test_libcachesim_s_format(small, tmp_path):
     assert ids[5:7] == ids[0:2] and ids[10] == ids[2] and len(set(ids)) == 6
 
 
+def test_the_library_takes_what_the_command_takes(small):
+    columns = open_trace(small)
+    assert replay(small) == replay(columns, "lru", 0, gpu_capacity=0, model=None, store_threshold=0)
+    assert replay(small).setup == Setup("lru", 0, 0, 0)
+    run = replay(small, "arc", "5blocks", gpu_capacity="1024tokens", bytes_per_token=10, store_threshold=2)
+    assert (run.setup, run.footprint) == (Setup("arc", 5, 2, 2), Footprint(512, 10))
+    assert replay(small, capacity=3, model="qwen3-8b", bytes_per_token=7).footprint == Footprint(512, 7)
+    assert replay(small, capacity=3, model="qwen3-8b").footprint == Footprint(512, 147_456)
+    for wrong in ({"capacity": "64"}, {"gpu_capacity": "64"}):
+        with pytest.raises(ConfigError) as caught:
+            replay(small, **wrong)
+        assert str(caught.value).startswith("capacity 64: 64 what?")
+    for wrong, said in [({"capacity": -1}, "capacity"), ({"gpu_capacity": -1}, "gpu_blocks")]:
+        with pytest.raises(ConfigError) as caught:
+            replay(small, **wrong)
+        assert str(caught.value) == f"{said}: expected at least 0 blocks, got -1"
+    some = open_trace("mooncake-synthetic", TraceOptions(requests=100))
+    found = size(some, ["lru"])
+    assert (list(found.capacities), found.gpu_blocks) == (usual_capacities(found.unique_blocks, 20), 0)
+    done = []
+    found = size(columns, gpu_capacity=2, budget="2048tokens", model="qwen3-8b", progress=done.append)
+    assert (found.policies, found.gpu_blocks) == (("lru", "arc", "s3fifo", "sieve"), 2)
+    assert found.capacities == (1, 2, 3, 4, 5, 6) and found.footprint == Footprint(512, 147_456)
+    assert done == sorted(done) and done[-1] == 1.0
+    assert size(small, ["lru"]) == size(small, ["lru"], usual_capacities(6, 20))
+    assert size(small, ["lru"]).capacities == (1, 2, 3, 4, 5, 6)
+    assert size(small, ["lru"], points=2).capacities == (1, 6)
+
+
 def test_the_library(synthetic):
     run = replay(synthetic, policy="arc", capacity="64GiB", model="llama-3.1-8b", gpu_capacity=100)
     assert run.setup == Setup("arc", 1024, 100)
     assert 0 < run.block_ratio < run.best.block
     assert run.loaded_bytes == run.loaded_blocks * 512 * 131_072
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("7blocks", 7),
-        ("2kblocks", 2000),
-        ("1.5M tokens", 2929),
-        ("1024tok", 2),
-        ("64GiB", 65536),
-        ("64Gi", 65536),
-        ("64gib", 65536),
-        ("64GB", 61035),
-        ("64gb", 61035),
-        ("1_024MiB", 1024),
-        ("0.5TiB", 524288),
-    ],
-)
-def test_capacities(text, blocks):
-    assert parse_capacity(text, Footprint(512, 2048)) == blocks
-
-
-def test_numbers_for_people():
-    assert [show_count(n) for n in (0, 9999, 10_000, 999_900, 12_345_678, 999.9e6)] == [
-        "0", "9999", "10k", "1M", "12.3M", "1G",
-    ]  # fmt: skip
-    assert [show_bytes(n) for n in (0, 1023, 1536, 2**30, 1000 * 2**30, 2**41)] == [
-        "0 B", "1023 B", "1.5 KiB", "1 GiB", "1000 GiB", "2 TiB",
-    ]  # fmt: skip
 
 
 def test_usual_capacities_go_from_a_thousandth_to_everything():
@@ -257,11 +373,35 @@ def test_usual_capacities_go_from_a_thousandth_to_everything():
     assert usual_capacities(0, 5) == [1]
 
 
-def test_a_bar_is_drawn_on_a_terminal_only():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+@pytest.mark.parametrize(
+    ("options", "bars"),
+    [
+        (["replay"], ["reading requests: 0", "replaying 0", "replaying 100"]),
+        (["replay", "--stream"], ["replaying requests: 4"]),
+        (
+            ["replay", "--fidelity", "engine"],
+            ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
+        ),
+        (["size"], ["reading requests: 0", "sweeping 0", "sweeping 100"]),
+    ],
+    ids=" ".join,
+)
+def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    capacity = [] if "engine" in options else ["--capacity", "1block", "--jobs", "1", "--policy", "arc"]
+    assert main([options[0], str(small), *options[1:], *capacity]) == 0
+    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in screen.getvalue().split("\r")]
+    assert [text for text in drawn if text] == bars
+    assert screen.getvalue().endswith("\r"), "the line is empty in the end"
+
+
+def test_a_bar_is_drawn_on_a_terminal_only():
     screen, pipe = Terminal(), io.StringIO()
     for stream in (screen, pipe):
         progress = Progress(stream)
@@ -275,7 +415,10 @@ def test_a_bar_is_drawn_on_a_terminal_only():
     assert len(shown) == 7 and not shown[-1]
 
 
-def test_bytes_of_a_token_are_a_sum_that_is_shown():
-    assert MODELS["llama-3.1-70b"].bytes_per_token("bf16") == 80 * 2 * 8 * 128 * 2 == 327_680
-    assert MODELS["deepseek-v3"].bytes_per_token("bf16") == 61 * 576 * 2 == 70_272
-    assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")
+def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):
+    assert main(["replay", "mooncake-synthetic", "--requests", "300", "--jobs", "1", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    shares = (0.001, 0.01, 0.05, 0.1, 0.25)
+    assert data["unique_blocks"] > 4000 and [run["setup"]["capacity"] for run in data["runs"]] == [
+        int(data["unique_blocks"] * share) for share in shares
+    ]

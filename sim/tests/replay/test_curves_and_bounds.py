@@ -1,5 +1,6 @@
 """One pass over segments comes to what obvious models and the real manager do block by block."""
 
+import gc
 from itertools import accumulate, pairwise
 from random import Random
 
@@ -11,7 +12,7 @@ from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 from kv_api import ConfigError
 from kv_sim.replay import bounds, stack, tally
 from kv_sim.replay.cache import Setup, replay_cache
-from kv_sim.replay.curve import Totals
+from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
@@ -126,11 +127,33 @@ def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
     assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
 
 
+def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
+    assert Hits(1, 1, 1).ratios(Totals(1, 1, 1, 4)) == Ratios(1.0, 1.0, 1.0)
+    assert Hits(1, 2, 3).ratios(Totals(10, 10, 10, 4)) == Ratios(0.1, 0.3, 0.2)
+    assert Hits(0, 0, 0).ratios(Totals(0, 0, 0, 4)) == Ratios(0.0, 0.0, 0.0)
+    assert Totals(1, 2, 3, 4).plus(Totals(10, 20, 30, 4)) == Totals(11, 22, 33, 4)
+    assert Hits(1, 2, 3).plus(Hits(10, 20, 30)) == Hits(11, 22, 33)
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_a_replay_leaves_the_garbage_collector_as_it_was(was_on):
+    during = []
+    try:
+        (gc.enable if was_on else gc.disable)()
+        replay_cache(trace_of([[1], [1]]), Setup("lru", 4), lambda count: during.append(gc.isenabled()))
+        assert (during, gc.isenabled()) == ([False], was_on)
+    finally:
+        gc.enable()
+
+
 def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     columns = trace_of([[1, 2, 3, 4, 5, 6]] * 2)
     outcome = replay_cache(columns, Setup("lru", 4))
     assert outcome.cpu_hits.tolist() == [0, 3]
     assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+    # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
+    found = sweep(columns, shape_of(columns), ["lru"], [4, 6])
+    assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
 
 
 @given(

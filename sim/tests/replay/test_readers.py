@@ -1,13 +1,14 @@
 """Every format becomes the same kind of trace; what had to be decided is said."""
 
+import gc
 import gzip
 import json
 import lzma
-from itertools import pairwise
 
 import pytest
 from kv_sim_slow_replay import same
 
+from kv_sim.replay import columns as columns_module
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
@@ -15,6 +16,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
 from kv_sim.replay.shape import shape_of
+from kv_sim.replay.trace import TraceRequest
 
 
 def lines(*records):
@@ -52,6 +54,8 @@ def seen(columns):
 
 
 SHARED_PROMPT = "You are a helpful assistant. " * 6
+
+
 CASES = {
     "mooncake": (lines(mooncake(5, 1500, [0, 1, 2]), mooncake(3005, 1024, [0, 1])), 512, [0, 3]),
     "lmbench": (
@@ -108,6 +112,20 @@ def options_for(name, **more):
     return TraceOptions(sharing=sharing, **more)
 
 
+READ = {
+    "mooncake": ([(1500, 7), (1024, 7)], 2),
+    "lmbench": ([(1500, 7), (1024, 7)], 2),
+    "bailian": ([(40, 7), (32, 7)], 2),
+    "weka": ([(192, 2), (128, 2)], 2),
+    "lmcache": ([(800, 0), (512, 0)], 2),
+    "azure": ([(128, 7), (64, 7)], 1),
+    "burstgpt": ([(128, 7), (64, 0)], 1),
+    "vidur": ([(128, 7), (64, 7)], 1),
+    "vllm": ([(66, 7), (32, 7)], 2),
+}
+"""Tokens in and out, and how many blocks the second request has of the first one's."""
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_a_format_is_recognized_and_read(tmp_path, name):
     text, block_tokens, times = CASES[name]
@@ -118,9 +136,8 @@ def test_a_format_is_recognized_and_read(tmp_path, name):
     shape_of(columns).check(columns)
     assert columns.notes[0] == f"format: {name}"
     assert columns.block_tokens == block_tokens
-    arrivals, _, shared = seen(columns)
-    assert arrivals == times
-    assert shared[1] >= 1, "the second request shares the begin of the first one's prompt"
+    lengths, shared = READ[name]
+    assert seen(columns) == (times, lengths, [0, shared])
     assert same(columns, open_trace(file, options_for(name, format=name)))
 
 
@@ -163,6 +180,12 @@ def test_an_id_may_be_anything(tmp_path):
         assert first == second
         assert len(set(first)) == len(huge)
     assert digest("1") != digest(1)
+    file.write_text(lines(mooncake(0, 1024, [5, 2**61 - 2])))
+    assert next(iter(open_trace(file, TraceOptions(ids=IdMeaning.PREFIX)))).blocks == (5, 2**61 - 2)
+    alike = [0, 2**61 - 1, 2 * (2**61 - 1)]
+    assert len({hash(one) for one in alike}) == 1
+    file.write_text(lines(*(mooncake(n, 512, [one]) for n, one in enumerate(alike))))
+    assert seen(open_trace(file))[2] == [0, 0, 0]
 
 
 def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp_path):
@@ -170,6 +193,8 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     deeper = {"type": "subagent", "requests": [nested]}
     (tmp_path / "one.json").write_text(json.dumps(weka("one", call(0, [1, 2]), deeper, call(9, [1, 2, 3]))))
     (tmp_path / "two.json").write_text(json.dumps(weka("two", call(0.5, [1, 2]), call(8, [1, 2, 3]))))
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "readme.md").write_text("no trace")
     columns = open_trace(tmp_path)
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
@@ -233,6 +258,76 @@ def test_a_partial_last_block_is_kept_or_dropped(tmp_path):
     assert columns.notes[-1] == "1 partial last blocks were dropped"
 
 
+def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    for records, lengths in [
+        ([{"timestamp": 0, "input_length": 512, "hash_ids": [1]}], [(512, 0)]),
+        ([{"timestamp": "0", "input_length": 512.0, "hash_ids": [1]}], [(512, 0)]),
+        ([weka("a", {"t": 0, "in": 64, "hash_ids": [1]})], [(64, 0)]),
+        ([{"prompt": [*range(40)]}, {"prompt": [*range(16), 7]}, {"prompt": ""}], [(40, 0), (17, 0), (0, 0)]),
+    ]:
+        file.write_text(lines(*records))
+        columns = open_trace(file)
+        assert seen(columns)[1] == lengths
+    assert seen(columns)[2] == [0, 1, 0]
+    assert columns.notes == ("format: vllm", "the trace has no times: one request a second is assumed")
+
+
+def test_what_a_record_says_of_itself_comes_first(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*(mooncake(0, 512, [1], session_id=name, hash_id_scope="local") for name in "aba")))
+    assert seen(open_trace(file))[2] == [0, 0, 1]
+    file.write_text(
+        lines(*(weka(name, call(0, [1]), hash_id_scope="global", block_size=32) for name in ("a", "b", "c")))
+    )
+    columns = open_trace(file)
+    assert (columns.block_tokens, seen(columns)[2]) == (32, [0, 1, 1])
+    file.write_text(lines(*({"timestamp": f"{n}500000000", "input_length": 512, "hash_ids": [1]} for n in (1, 4))))
+    assert seen(open_trace(file))[0] == [0, 3], "LMBench's are nanoseconds, however few"
+
+
+def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    note = f"ids name a block by itself, so they were chained: id 2 comes after 1 and after 3 ({file}:2)"
+    file.write_text(lines(mooncake(0, 1024, [1, 2], session_id="a"), mooncake(0, 1024, [3, 2], session_id="b")))
+    for scope, notes in [(IdScope.AUTO, [note]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: mooncake", *notes)
+    file.write_text(lines(weka("a", call(0, [1, 2])), weka("b", call(0, [3, 2]))))
+    own = "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+    for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes)
+
+
+def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mooncake-synthetic").write_text(lines(mooncake(0, 1024, [1, 2]), mooncake(1, 1024, [3, 2])))
+    columns = open_trace("mooncake-synthetic")
+    assert (columns.name, len(columns), seen(columns)[2]) == ("mooncake-synthetic", 2, [0, 0])
+
+
+@pytest.mark.parametrize(("name", "block_tokens"), [("mooncake", 512), ("lmbench", 512), ("bailian", 16)])
+def test_one_token_says_nothing_against_the_usual_block(tmp_path, name, block_tokens):
+    record = {
+        "timestamp": 0,
+        "input_length": 1,
+        "output_length": 1,
+        "hash_ids": [1],
+        "chat_id": 1,
+        "parent_chat_id": 1,
+    }
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(record))
+    columns = open_trace(file, TraceOptions(format=name))
+    assert (columns.block_tokens, columns.notes) == (block_tokens, (f"format: {name}",))
+
+
+def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
+    file.write_text(lines(mooncake(0, 512, [1]), *({**turn, "delay": delay} for delay in (500, 0, 250))))
+    assert seen(open_trace(file))[0] == [0, 0.5, 0.5, 0.75]
+
+
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text("{nope}\n" + lines(mooncake(0, 512, [1]), mooncake(1, -5, [1])))
@@ -268,15 +363,34 @@ def test_an_assumption_is_seeded_and_said(tmp_path):
     assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
 
 
-def test_many_ids_lie_in_a_file_and_make_the_same_trace():
-    small, large = ColumnsBuilder(), ColumnsBuilder(spool_ids=4)
-    arrivals = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]
-    for builder in (small, large):
-        for index, arrival in enumerate(arrivals):
-            builder.add(arrival, 10, 1, range(index, 2 * index))
-    one, other = (builder.finish("made", 1) for builder in (small, large))
+ARRIVALS = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]
+
+
+def built(spool_ids):
+    builder = ColumnsBuilder(spool_ids)
+    for index, arrival in enumerate(ARRIVALS):
+        assert len(builder) == index
+        builder.add(arrival, 10, 1, range(index, 2 * index))
+    assert builder.went_back
+    return builder.finish("made", 1)
+
+
+@pytest.mark.parametrize("part", [1, 2, 5, 6, 1 << 16])
+def test_many_ids_lie_in_a_file_and_make_the_same_trace(monkeypatch, part):
+    monkeypatch.setattr(columns_module, "_PART", part)
+    one, other = built(100), built(4)
     one.check()
     assert same(one, other)
-    assert [len(request.blocks) for request in other] == [4, 1, 2, 3, 0, 5]
-    assert all(a.arrival_seconds <= b.arrival_seconds for a, b in pairwise(other))
+    order = [4, 1, 2, 3, 0, 5]
+    assert list(one) == list(other) == [TraceRequest(ARRIVALS[n], 10, 1, tuple(range(n, 2 * n))) for n in order]
     assert same(other.load(other.save(), "made", 1), one)
+
+
+def test_files_go_with_their_trace():
+    trace, again = built(4), built(100)
+    folders = [trace._folder.path, trace.save(), again.save()]
+    assert again._folder is None and again.save() == folders[2]
+    assert all(folder.is_dir() for folder in folders)
+    del trace, again
+    gc.collect()
+    assert not any(folder.exists() for folder in folders)

@@ -122,6 +122,82 @@ FILES = {
         + session(32, {"t": 0, "in": 64, "hash_ids": [1]}),
         "{file}:2: blocks of 32 tokens after such of 64; one trace has blocks of one size",
     ),
+    "no blocks": (session(0), "{file}:1: block_size: expected at least 1, got 0 {more}"),
+    "no requests": (session(64), "{file}: there is no request in it"),
+    "requests that are none": (
+        session(64).replace("[]", "{}"),
+        "{file}:1: requests: expected a list, got dict {more}",
+    ),
+    "a turn that is none": (session(64, 5), "{file}:1: requests[0]: expected an object, got int {more}"),
+    "a subagent without requests": (
+        session(64, {"type": "subagent"}),
+        "{file}:1: requests[0].requests: expected a list, got NoneType {more}",
+    ),
+    "an unknown scope": (
+        session(64).replace('"id"', '"hash_id_scope": "world", "id"'),
+        "{file}:1: hash_id_scope: expected 'local' or 'global', got 'world' {more}",
+    ),
+    "no chunks": (
+        '{"timestamp": 1, "chunk_size": 0, "seq_len": 8, "chunk_hashes": []}\n',
+        "{file}:1: chunk_size: expected at least 1, got 0 {more}",
+    ),
+    "no prompt": (
+        '{"prompt": 7, "output_tokens": 1}\n',
+        "{file}:1: prompt: expected text or a list of token ids, got int {more}",
+    ),
+    "fields of a table": (
+        '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
+        "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; --format "
+        "says which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "columns of an object": (
+        "input_length,hash_ids\n1,2\n",
+        "{file}:2: no known format has the columns input_length, hash_ids; --format says "
+        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "no fields": (
+        "{}\n",
+        "{file}:1: no known format has the fields none; --format says "
+        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "many fields": (
+        json.dumps(dict.fromkeys("abcdefghijklmnop", 1)) + "\n",
+        "{file}:1: no known format has the fields a, b, c, d, e, f, g, h, i, j, k, l; --format says "
+        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "a field less": (
+        GOOD + '\n{"input_length": 1}\n',
+        "{file}:2: hash_ids: no such field, and it isn't of format mooncake without {more}",
+    ),
+    "a long line": (GOOD + "\n" + "7" * 60 + "\n", "{file}:2: expected an object, got " + "7" * 60 + " {more}"),
+    "a longer line": (
+        GOOD + "\n" + "7" * 61 + "\n",
+        "{file}:2: expected an object, got " + "7" * 57 + "... {more}",
+    ),
+    "a long value": (
+        line(input_length="x" * 58),
+        "{file}:1: input_length: expected a whole number of at least 0, got '" + "x" * 58 + "' {more}",
+    ),
+    "a longer value": (
+        line(input_length="x" * 59),
+        "{file}:1: input_length: expected a whole number of at least 0, got '" + "x" * 56 + "... {more}",
+    ),
+    "a time that is true": (line(timestamp=True), "{file}:1: timestamp: expected a number, got True {more}"),
+    "an id that is true": (
+        line(hash_ids=[True]),
+        "{file}:1: hash_ids: expected integers or strings, got True {more}",
+    ),
+    "a delay of nobody": (
+        json.dumps({"delay": 5, "input_length": 1, "hash_ids": []}) + "\n",
+        "{file}:1: timestamp: no such field, and no session_id with a delay instead {more}",
+    ),
+    "a document": (
+        '[\n{"a": 1},\n3]\n',
+        "{file}:1: no known format has the fields a; --format says "
+        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+    ),
+    "a document of numbers": ("[\n3]\n", "{file}:1: expected an object"),
+    "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (
         session(64, {"type": "subagent", "requests": [{"t": 0}]}),
         "{file}:1: requests[0].requests[0].in: expected a whole number of at least 0, got no such field {more}",
@@ -151,6 +227,18 @@ def test_a_truncated_archive(tmp_path, capsys, cut):
     file = tmp_path / "trace.jsonl.xz"
     file.write_bytes(lzma.compress((GOOD + "\n").encode() * 999)[:cut])
     assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line ")
+
+
+def test_nothing_but_malformed_records(tmp_path, capsys):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(line(input_length=-1) + line(input_length=-2))
+    assert refused(capsys, "replay", file, "--on-error", "skip") == (
+        f"{file}: there is no request in it (2 malformed records, first: "
+        f"{file}:1: input_length: expected a whole number of at least 0, got -1)"
+    )
+    assert refused(capsys, "replay", file, "--format", "azure") == (
+        f"{file}: --format azure is CSV, this looks like JSON"
+    )
 
 
 def test_junk(tmp_path, capsys):
@@ -223,6 +311,17 @@ OPTIONS = {
     ("--capacity", "64gigs"): (
         "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
     ),
+    ("--capacity", "64xtokens"): (
+        "--capacity 64xtokens: unknown unit 'xtokens'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
+    (
+        "--capacity",
+        "64bit",
+    ): "--capacity 64bit: unknown unit 'bit'; expected 20000blocks, 10Mtokens, 64GiB or 64GB",
+    (
+        "--capacity",
+        "64Tib",
+    ): "--capacity 64Tib: 'Tib' would be bits: say TB (powers of 1000) or TiB (powers of 1024)",
     ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
     ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
     ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
@@ -255,6 +354,28 @@ OPTIONS = {
     ),
     ("--assume-sharing", "zipf:share=2"): (
         "--assume-sharing zipf:share=2: prefixes is at least 1, share at most 1"
+    ),
+    ("--assume-sharing", "zipf:prefixes=0"): (
+        "--assume-sharing zipf:prefixes=0: prefixes is at least 1, share at most 1"
+    ),
+    ("--assume-sharing", "zipf:tokens=1.5"): (
+        "--assume-sharing zipf:tokens=1.5: tokens: expected a number of at least 0, got '1.5'"
+    ),
+    ("--assume-sharing", "zipf:skew=-1"): (
+        "--assume-sharing zipf:skew=-1: skew: expected a number of at least 0, got '-1'"
+    ),
+    ("--assume-sharing", "zipf:prefixes=1e9"): (
+        "--assume-sharing zipf:prefixes=1e9: prefixes: expected a number of at least 0, got '1e9'"
+    ),
+    ("--assume-sharing", "zipf:share"): (
+        "--assume-sharing zipf:share: share: expected a number of at least 0, got ''"
+    ),
+    ("--assume-sharing", "zipf:shares=1"): (
+        "--assume-sharing zipf:shares=1: unknown setting 'shares'; known: prefixes, share, skew, tokens; "
+        "did you mean 'share'?"
+    ),
+    ("--assume-sharing", "none:share=1"): (
+        "--assume-sharing none:share=1: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"
     ),
     ("--html", "/nowhere/report.html"): "--html /nowhere/report.html: there is no such folder",
     ("--json", "/nowhere/report.json"): "--json /nowhere/report.json: there is no such folder",

@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
-from kv_sim_timed_traces import PAGE, answer, toy, trace_of
+from kv_sim_timed_broken import RestlessSide, UndecidedSide
+from kv_sim_timed_traces import PAGE, ListedTrace, answer, toy, trace_of
 
+from kv_sim.engine.pool import BlockPool
 from kv_sim.replay.timed import Contents
+from kv_sim.replay.timed.link import Link
+from kv_sim.replay.timed.sleepers import Sleepers
 from kv_sim.violation import Violation
 
 BLOCKS = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
@@ -49,12 +53,67 @@ def test_a_corrupting_connector_is_caught(name: str, message: str) -> None:
         answer(TRACE, toy(gpu_blocks=5, contents=Contents.CHECKED, connector=config(name)))
 
 
-def test_who_never_comes_to_rest_is_caught() -> None:
+ONE, TWO = trace_of((0, 4, 1, [1])), trace_of((0, 4, 1, [1]), (0, 4, 1, [2]))
+
+LATE = trace_of((0, 4, 1, [1]), (0, 0, 1, []), (9000, 4, 1, [2]))
+"""The second one has no prompt, and isn't replayed."""
+
+
+@pytest.mark.parametrize(
+    ("side", "trace", "steps", "left"),
+    [
+        # One more tells that the request has ended.
+        (RestlessSide, ONE, 999, ""),
+        (RestlessSide, ONE, 1000, "none, but it wants to go on"),
+        (UndecidedSide, ONE, 1000, ""),
+        (UndecidedSide, ONE, 1001, "<request 0 waiting 0/4>"),
+        # 700 steps before the first one, a step that computes it, 699 before the second.
+        (UndecidedSide, TWO, 700, ""),
+        (UndecidedSide, TWO, 1001, "<request 0 waiting 0/4>, <request 1 waiting 0/4>"),
+        # While somebody is still to come there is something to wait for.
+        (UndecidedSide, LATE, 1500, ""),
+    ],
+)
+def test_a_thousand_steps_in_a_row_may_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, side: type[Any], trace: ListedTrace, steps: int, left: str
+) -> None:
+    monkeypatch.setattr(side, "steps", steps)
+    settings = toy(connector=config(side.__name__.replace("Side", "Connector")))
+    if not left:
+        assert answer(trace, settings).requests == sum(bool(r.input_tokens) for r in trace.requests)
+        return
     with pytest.raises(Violation) as caught:
-        answer(TRACE, toy(gpu_blocks=5, connector=config("RestlessConnector")))
-    assert str(caught.value).startswith(
-        "LIVENESS  nothing is under way, and there are still requests: none, but it wants to go on"
-    )
+        answer(trace, settings)
+    message = str(caught.value).splitlines()[0]
+    assert message == f"LIVENESS  nothing is under way, and there are still requests: {left}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "RememberingConnector",
+            "request 0 has ended, everything is at rest, and RememberingConnector._scheduler._seen[…] "
+            "still remembers it",
+        ),
+        ("KeepingConnector", "GPU blocks [1] (of nobody) are never freed"),
+        ("MiscountingConnector", "at rest the books of MiscountingSide are wrong: one too many"),
+    ],
+)
+def test_who_keeps_something_at_the_end_is_caught(name: str, message: str) -> None:
+    with pytest.raises(Violation) as caught:
+        answer(ONE, toy(connector=config(name)))
+    assert str(caught.value).splitlines()[0] == f"CONSERVATION  {message}"
+
+
+@pytest.mark.parametrize("part", [Link, Sleepers, BlockPool])
+def test_at_the_end_the_engine_is_recounted(monkeypatch: pytest.MonkeyPatch, part: type[Any]) -> None:
+    def check(self: Any) -> None:
+        raise AssertionError("one too many")
+
+    monkeypatch.setattr(part, "check", check)
+    with pytest.raises(AssertionError, match="one too many"):
+        answer(ONE, toy())
 
 
 def test_a_connector_that_is_none_of_ours_takes_every_step() -> None:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.stack import NOTHING
 
 FULL = trace_of(
     *((0, tokens, 1, ids) for tokens, ids in [(4, [0, 1]), (1, []), (4, [0, 1]), *[(1, [])] * 5]),
@@ -42,7 +43,14 @@ TINY = toy(
 )
 
 
+BESIDE = trace_of((0, 16, 40, [1]), (1, 3, 1, [2]), block_tokens=128)
+"""The first one's prompt takes all tokens of two steps, so nobody looks at the second one before the third."""
+
+NOBODY_ELSE = toy(connector=NOTHING, max_step_tokens=8, page_tokens=2)
+
+
 @example(FULL, TINY)
+@example(BESIDE, NOBODY_ELSE)
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)
@@ -82,6 +90,10 @@ def test_a_busy_server(changes: dict[str, object]) -> None:
 def test_most_steps_of_long_outputs_are_fused() -> None:
     answers = answer(trace_of((0, 20, 400, [1]), block_tokens=32), toy(page_tokens=16, gpu_blocks=100))
     assert (answers.steps, answers.fused_steps) == (401, 372)
+    # One runs, one waits for it, one comes much later.
+    queue = trace_of((0, 3, 60, [1]), (5, 3, 60, [2]), (5000, 3, 60, [3]), block_tokens=128)
+    answers = answer(queue, toy(max_running=1, page_tokens=128))
+    assert (answers.steps, answers.fused_steps) == (182, 173)
 
 
 def test_with_contents_the_times_are_the_same() -> None:

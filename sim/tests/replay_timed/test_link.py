@@ -1,10 +1,18 @@
 """The link, against jobs that are walked through one by one."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_offload_cpu.copy.engine import CopyResult, Direction, Numbers, PageCopies, Urgency
+from kv_offload_cpu.sizing import HostLayout
+from kv_sim.replay.timed.device import AtEnd, Mover
 from kv_sim.replay.timed.link import Ended, Link, Way
-from kv_sim.replay.timed.timing import LinkCosts
+from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
 """A block takes 100, a job one more."""
@@ -71,3 +79,87 @@ def test_a_port_hears_of_its_own_jobs() -> None:
     assert link.has_news and not link.is_idle
     assert [[job.end for job in port.poll(202)] for port in ports] == [[101], [202]]
     assert ports[1].wait([7]) == 0
+
+
+def test_who_waits_for_some_lets_the_others_go_on() -> None:
+    link = Link(COSTS)
+    port, other = link.open(), link.open()
+    for door, job, way in [(port, 1, Way.STORE), (other, 1, Way.LOAD), (port, 2, Way.STORE), (port, 3, Way.STORE)]:
+        door.submit(job, way, job, now=0, ready=0)
+    # Jobs of one, two and three blocks, one after the other; the other port's ends with the first.
+    assert port.wait([2, 9]) == 101 + 201
+    assert [job.job_id for job in port.unpolled] == [1, 2] and [job.job_id for job in other.unpolled] == [1]
+    assert (link.next_end(), link.activity) == (101 + 201 + 301, 4)
+    link.check()
+    assert [job.job_id for job in port.poll(602)] == [1, 2] and link.activity == 6
+    assert [job.job_id for job in port.poll(603)] == [3] and not link.is_idle
+    assert [job.job_id for job in other.poll(603)] == [1] and link.is_idle
+    assert link.next_end() is None and link.activity == 8
+    traffic = link.traffic[Way.STORE]
+    assert (traffic.jobs, traffic.blocks, traffic.busy_ns) == (3, 6, 603)
+
+
+def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:
+    link, moved = Link(COSTS), []
+    port = link.open()
+    link.log = lambda job, now: moved.append((job.job_id, job.success, now))
+    port.submit(0, Way.STORE, 1, now=0, ready=0, at_end=lambda: bool(moved.append("first")))
+    port.submit(1, Way.STORE, 1, now=0, ready=0, at_end=lambda: not moved.append("second"))
+    assert port.poll(100) == [] == moved
+    assert [job.success for job in port.poll(202)] == [False, True]
+    assert moved == ["first", "second", (0, False, 202), (1, True, 202)]
+
+
+def test_a_job_that_begins_this_moment_has_begun() -> None:
+    for ready, order in [(10, [0, 1]), (11, [1, 0])]:
+        link = Link(COSTS)
+        port = link.open()
+        port.submit(0, Way.LOAD, 1, now=0, ready=ready)
+        port.submit(1, Way.LOAD, 1, now=10, ready=0, expedited=True)
+        assert [job.job_id for job in port.poll(1000)] == order
+
+
+def pages(blocks: int) -> PageCopies:
+    """As many blocks, to the second block of each of the first chunks."""
+    numbers = np.arange(blocks)
+    return PageCopies(numbers * 0, numbers + 100, numbers, numbers * 0 + 1)
+
+
+def test_a_copy_engine_over_the_link() -> None:
+    link, clock, seen = Link(COSTS), Clock(now=50, busy_until=60), []
+
+    def open_mover(slots: int) -> Mover:
+        def mover(way: Way, blocks: Numbers, slots: Numbers) -> AtEnd:
+            seen.append((way, blocks.tolist(), slots.tolist()))
+            return None
+
+        seen.append(slots)
+        return mover
+
+    device: Any = SimpleNamespace(link=link, clock=clock, open_mover=open_mover)
+    engine = LinkCopyEngine(device, HostLayout(8, 3, 80, 1, 80))
+    engine.submit(0, Direction.LOAD, pages(2))
+    engine.submit(1, Direction.STORE, pages(1))
+    clock.now = 60
+    engine.submit(2, Direction.LOAD, pages(3))
+    engine.submit(3, Direction.LOAD, pages(1), urgency=Urgency.EXPEDITED)
+    # Slots of chunks with three blocks each.
+    one, two, three = ([1], [1, 4], [1, 4, 7])
+    assert seen == [
+        8 * 3,
+        (Way.LOAD, [100, 101], two),
+        (Way.STORE, [100], one),
+        (Way.LOAD, [100, 101, 102], three),
+        (Way.LOAD, [100], one),
+    ]
+    # None begins before the device is free, at 60; the expedited one comes before the third.
+    engine.wait([3])
+    assert (clock.now, clock.waited_ns) == (60 + 201 + 101, 201 + 101)
+    assert engine.poll() == [
+        CopyResult(1, True, 80, 101e-9),
+        CopyResult(0, True, 160, 201e-9),
+        CopyResult(3, True, 80, 101e-9),
+    ]
+    engine.wait([0, 1, 3])
+    assert (clock.now, engine.poll()) == (362, [])
+    engine.shutdown()

@@ -9,17 +9,20 @@ from array import array
 from dataclasses import replace
 from itertools import islice
 
+import pytest
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
 from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.drive import Drive
-from kv_sim.replay.timed.engine import QuickEngine
+from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine
 from kv_sim.replay.timed.link import Ended, Way
 from kv_sim.replay.timed.request import Times
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
 from kv_sim.replay.timed.stack import NOTHING, timed_config
+from kv_sim.subject import Subject
+from kv_sim.violation import Violation
 
 
 class Diary(Books):
@@ -164,7 +167,21 @@ def test_the_host_waits_for_a_copy_that_still_reads_a_block() -> None:
     assert books.copies[0] == Ended(0, 0, Way.STORE, 2, 18_145, 218_178, True)
     # The second one's hooks run at 30,000, and the copy reads blocks that are now its own.
     assert books.times[1].end == 218_178 + 15_481
-    assert answers.host_wait_seconds == 188_178e-9
+    assert (answers.host_wait_seconds, answers.seconds) == (188_178e-9, 233_659e-9)
+
+
+def test_who_is_preempted_computes_what_is_not_found_again() -> None:
+    trace = trace_of((0, 4, 6, [1]), (1, 4, 6, [2]))
+    books, answers = diary(trace, toy(gpu_blocks=4))
+    assert [times.first_token for times in books.times.values()] == [14_041, 29_102]
+    # At 65,261 the first one needs a third block for its token 9, and there are two for each. The second one has 8
+    # tokens then; the GPU still has its first block. It computes four tokens that attend to 26, and one to 9.
+    assert [times.end for times in books.times.values()] == [76_298, 76_298 + 14_105 + 11_037]
+    assert (answers.preemptions, answers.gpu_hit_tokens) == (1, 0)
+    # It was scheduled when it was for the first time, at 0 as well.
+    books, answers = diary(trace_of((0, 4, 6, [1]), (0, 4, 6, [2])), toy(gpu_blocks=4))
+    assert [times.scheduled for times in books.times.values()] == [0, 0]
+    assert (answers.preemptions, answers.queueing.worst) == (1, 0.0)
 
 
 def test_a_load_of_the_step_itself_is_waited_for() -> None:
@@ -176,6 +193,31 @@ def test_a_load_of_the_step_itself_is_waited_for() -> None:
     assert (answers.host_wait_seconds, answers.load_wait.mean) == (2033e-9, 0.0)
 
 
+def test_who_waits_for_ever_ends_a_replay_in_fused_steps_too() -> None:
+    transfer = toy(gpu_blocks=4).transfer_config()
+    transfer |= {"kv_connector": "SilentConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
+    with pytest.raises(Violation) as caught:
+        diary(trace_of(A, B, C), toy(gpu_blocks=4, connector=transfer))
+    assert str(caught.value) == (
+        "LIVENESS  nothing is under way, and there are still requests: <request 2 waiting for a load 8/9>"
+    )
+
+
+def test_what_a_connector_is_told_of_the_memory() -> None:
+    settings = toy(gpu_blocks=6)
+    for engine_class, tells in ((QuickEngine, False), (CheckedEngine, True)):
+        engine = engine_class(plan(settings, 4), timed_config(NOTHING), lambda *call: None)
+        caches, told = engine.describe_caches(), engine.describe(Subject("NoConnector"), 0)
+        # Four tokens of 4 bytes; and the null block.
+        assert [group.kv_cache_spec.page_size_bytes for group in caches.kv_cache_groups] == [16]
+        assert [tensor.size for tensor in caches.kv_cache_tensors] == [16 * 7]
+        assert [device.rank for device in engine.devices] == [0]
+        assert told.kv_events_config.enable_kv_cache_events is tells
+        assert told.kv_transfer_config.kv_connector == "NoConnector"
+        config = told.scheduler_config
+        assert (config.max_num_seqs, config.max_num_batched_tokens) == (8, 64)
+
+
 def test_requests_that_are_too_long_are_counted() -> None:
     trace = trace_of((0, 8, 1, [1, 2]), (0, 12, 6, [1, 2, 3]), (0, 60, 8, []), (0, 0, 1, []), (1, 4, 0, [3]))
     answers = answer(trace, toy(gpu_blocks=4, max_model_len=64))
@@ -185,3 +227,52 @@ def test_requests_that_are_too_long_are_counted() -> None:
         "has no prompt": 1,
     }
     assert (answers.requests, answers.output_tokens) == (2, 2)  # whoever wants no token gets one
+
+
+@pytest.mark.parametrize(
+    ("longest", "reason"), [(14, "is longer than the model's maximum"), (17, "is longer than all GPU blocks")]
+)
+def test_what_fits_exactly_is_replayed(longest: int, reason: str) -> None:
+    settings = toy(gpu_blocks=4, max_model_len=longest)
+    most = plan(settings, 4).most_tokens
+    answers = answer(trace_of((0, 1, 1, []), (1, most - 2, 2, []), (2, most - 2, 3, [])), settings)
+    assert (most, answers.requests, answers.refused) == (min(longest, 16), 2, {reason: 1})
+
+
+def test_a_request_is_put_off_while_what_it_needs_is_stored() -> None:
+    """The second prompt is whole in a store that goes on: looked at three times, then its end is computed."""
+    settings = toy(copy_microseconds=50.0)
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["max_deferred_lookups"] = 3
+    books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), replace(settings, connector=transfer))
+    assert books.copies == [Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True)]
+    # At 20,000, 25,000 and 30,000; four tokens that attend to 5 + 6 + 7 + 8.
+    assert books.times[1] == Times(20_000, scheduled=35_000, first_token=49_105, end=49_105, local_tokens=4)
+    # Three that compute nothing, one that computes each prompt, and the ends: told at once, and of the copy.
+    assert (answers.steps, answers.fused_steps, answers.seconds) == (8, 0, 49_105e-9)
+
+
+def test_who_waits_long_for_what_is_stored_loads_it() -> None:
+    books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), toy(copy_microseconds=50.0))
+    assert books.copies == [
+        Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True),
+        Ended(0, 1, Way.LOAD, 1, 125_000, 175_017, True),
+    ]
+    # The load is planned in the step after the one that hears of the store's end, and heard of at 180,000.
+    assert books.times[1] == Times(
+        20_000,
+        scheduled=125_000,
+        first_token=196_033,
+        end=196_033,
+        load_wait=60_000,
+        local_tokens=4,
+        external_tokens=3,
+    )
+    assert (answers.steps, answers.fused_steps) == (37, 10)
+    # Looked up at 20,000 for the first time, and every 5000 up to 125,000: a lookup itself takes no time.
+    counted = {name: count for name, count in answers.connector.items() if "lookup" in name}
+    assert counted == {
+        "vllm:kv_offload_lookup_async_delay_seconds_count": 1,
+        "vllm:kv_offload_lookup_async_delay_seconds_sum": 0.000105,
+        "vllm:kv_offload_lookup_sync_delay_seconds_count": 23,
+    }

@@ -1,5 +1,6 @@
 """Connectors that corrupt."""
 
+from collections import Counter
 from typing import Any
 
 from kv_offload.connector import OffloadingConnector
@@ -62,11 +63,75 @@ class PlainConnector(OffloadingConnector):
 
 
 class RestlessSide(OffloadingSchedulerSide):
-    """Always has something to do, it says."""
+    """Has something to do in so many steps, it says, when nobody else has."""
+
+    steps = 0
 
     def has_pending_push_work(self) -> bool:
-        return True
+        self.steps -= 1
+        return self.steps >= 0
 
 
 class RestlessConnector(OffloadingConnector):
     scheduler_class = RestlessSide
+
+
+class UndecidedSide(OffloadingSchedulerSide):
+    """Puts the first request off so many times, the second one twice as often, and nobody else."""
+
+    steps = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._looks: Counter[str] = Counter()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        name = request.request_id
+        self._looks[name] += 1
+        if self._looks[name] <= self.steps * {"0": 1, "1": 2}.get(name, 0):
+            return None, False
+        del self._looks[name]
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class UndecidedConnector(OffloadingConnector):
+    scheduler_class = UndecidedSide
+
+
+class RememberingSide(OffloadingSchedulerSide):
+    """Forgets nobody."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seen: list[str] = []
+
+    def on_new_request(self, request: Any) -> None:
+        self._seen.append(request.request_id)
+        super().on_new_request(request)
+
+
+class RememberingConnector(OffloadingConnector):
+    scheduler_class = RememberingSide
+
+
+class KeepingSide(OffloadingSchedulerSide):
+    """Holds a GPU block of its own for ever."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        gpu_block_pool.touch([1])
+
+
+class KeepingConnector(OffloadingConnector):
+    scheduler_class = KeepingSide
+
+
+class MiscountingSide(OffloadingSchedulerSide):
+    """Its own recount fails."""
+
+    def check(self) -> None:
+        raise AssertionError("one too many")
+
+
+class MiscountingConnector(OffloadingConnector):
+    scheduler_class = MiscountingSide

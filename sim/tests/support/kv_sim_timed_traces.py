@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kv_sim.replay.timed import Answers, EngineSettings, Gpu, Model, Stepping
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import TraceRequest
 
 TOY_MODEL = Model("toy", parameters=500, layers=1, heads=1, kv_heads=1, head_dim=1, max_tokens=10_000)
@@ -61,7 +62,7 @@ def answer(trace: ListedTrace, settings: EngineSettings, stepping: Stepping = St
 
 def comparable(answers: Answers) -> Answers:
     """Answers without what may differ when steps are fused: how many were, and how often was asked in vain."""
-    counts = {name: value for name, value in answers.connector.items() if "lookup" not in name}
+    counts = {name: value for name, value in answers.connector.items() if "lookup_sync" not in name}
     return replace(answers, fused_steps=0, connector=counts)
 
 
@@ -106,6 +107,8 @@ def servers(draw: st.DrawFn) -> EngineSettings:
     if draw(st.integers(0, 4)) == 0:
         extra = {"connectors": [connector, offloading(draw)]}
         connector = {"kv_connector": "MultiConnector", "kv_connector_extra_config": extra}
+    if draw(st.integers(0, 9)) == 0:
+        connector = dict(NOTHING)
     running = draw(st.sampled_from([1, 2, 4, 8]))
     return toy(
         gpu_blocks=draw(st.sampled_from([8, 12, 20, 60])),

@@ -191,7 +191,7 @@ def _even_ticks(end: float) -> list[float]:
     """From 0 on, four to eight round steps."""
     power = 10.0 ** floor(log10(end / 4))
     step = max(nice * power for nice in (1, 2, 2.5, 5) if 4 * nice * power <= end)
-    return [step * index for index in range(int(end / step) + 1)]
+    return [step * index for index in range(int(end / step + 1e-9) + 1)]
 
 
 def _log_ticks(low: float, high: float, width: int) -> list[float]:

@@ -95,10 +95,10 @@ class CurveBuilder:
         self._block_tokens = columns.block_tokens
         self._counts = columns.counts.tolist()
         self._last_missing = (self._block_tokens * columns.counts - columns.block_input_tokens).tolist()
-        self._steps: list[int] = [0] * (size + 1)  # changes of the slope of hits
-        self._jumps: list[int] = [0] * (size + 1)
-        self._partial: list[int] = [0] * (size + 1)
-        self._missing: list[int] = [0] * (size + 1)
+        self._steps: list[int] = [0] * size  # changes of the slope of hits
+        self._jumps: list[int] = [0] * size
+        self._partial: list[int] = [0] * size
+        self._missing: list[int] = [0] * size
 
     def add_rising(self, request: int, start: int, length: int, depth: int) -> None:
         """Blocks of a request that become hits one by one: the first at capacity ``depth``."""

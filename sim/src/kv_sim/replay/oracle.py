@@ -24,7 +24,6 @@ def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
     following: dict[int, int] = {}
     times = np.repeat(columns.arrivals.astype(np.uint32), columns.counts)
     with path.open("wb") as file:
-        file.truncate(total * RECORD.itemsize)
         for stop in range(total, 0, -_PIECE):
             first = max(0, stop - _PIECE)
             piece = np.empty(stop - first, dtype=RECORD)

@@ -41,7 +41,7 @@ def replay_all(
 
 def _one_by_one(columns: Columns, setups: Sequence[Setup], progress: Progress) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    whole = max(1, len(columns) * len(setups))
+    whole = len(columns) * len(setups)
     for setup in setups:
 
         def tell(count: int, before: int = len(outcomes) * len(columns)) -> None:

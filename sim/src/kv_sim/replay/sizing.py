@@ -212,7 +212,8 @@ def recommend(
             "host memory answers nothing on this trace; this is the smallest capacity that was tried",
         )
     else:
-        above = [(top - without) / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
+        above = [top / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
+        # That is above the line, up to a constant.
         index = above.index(max(above))
         reason = "the knee: up to here a GiB buys more than on average, from here on less"
         if budget_blocks is not None and capacities[index] > budget_blocks:

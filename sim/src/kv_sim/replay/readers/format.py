@@ -31,7 +31,7 @@ class Format:
     unit_seconds: float = 1.0
     """What one unit of its times is."""
     block_tokens: int | None = None
-    """Tokens of a block, where the format fixes it or usually has it."""
+    """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
     is_session_local: bool = False
     """Whether ids mean something within their session only."""
     merges_sessions: bool = False

@@ -33,5 +33,4 @@ VLLM = Format(
     Container.JSON,
     ("prompt",),
     _parse,
-    block_tokens=BLOCK_TOKENS,
 )

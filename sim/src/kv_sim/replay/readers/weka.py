@@ -54,7 +54,6 @@ WEKA = Format(
     Container.JSON,
     ("id", "block_size", "requests"),
     _parse,
-    block_tokens=64,
     is_session_local=True,
     merges_sessions=True,
 )

@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.engine import TimedEngine
@@ -133,8 +132,7 @@ class Answers:
                 "tokens_per_second",
             )
         }
-        plain: dict[str, Any] = asdict(self)
-        return {**plain, **ratios, "refused": dict(self.refused), "connector": dict(self.connector)}
+        return asdict(self) | ratios
 
 
 def answers_of(engine: TimedEngine, books: Books) -> Answers:

@@ -36,6 +36,7 @@ class Books:
         self.num_engine_steps = 0
         """Those that were not fused."""
         self.last_step_ns = 0
+        """When the last token came. Whoever gets its last token is awake: a fused step has no part in it."""
         self.connector: Counter[str] = Counter()
         """What the connector counted, by metric."""
         self.prompt_tokens = self.prompt_blocks = self.full_blocks = self.output_tokens = 0
@@ -79,11 +80,6 @@ class Books:
         self.num_engine_steps += 1
         if work.tokens:
             self.last_step_ns = now
-
-    def take_quiet_steps(self, steps: int, now: int) -> None:
-        """Steps were fused."""
-        self.num_steps += steps
-        self.last_step_ns = now
 
     def end(self, request: TracedRequest) -> None:
         """A request ended."""

@@ -117,7 +117,8 @@ class TimedDevice(Device):
             def at_end() -> bool:
                 copy = engine.running[copy_id]
                 engine.advance(copy, len(copy.pairs))
-                return all(result.success for result in queue.poll())
+                [result] = queue.poll()
+                return result.success
 
             return at_end
 

@@ -8,10 +8,11 @@ nothing is processed at once, and the engine waits ``idle_ns`` before the next.
 **Fusing.** A step is *quiet* if taking it would change nothing but the clock and the sleepers: all that run sleep
 (``sleepers``), no copy ends before its hooks ask, nobody's end has still to be told, and no waiting request would
 be treated otherwise than in the step before. The last is so if nobody waits who isn't loading, or if the step
-before was *idle*: it admitted nobody, preempted nobody, put nobody off, began no copy and heard of none, and
-nobody ended. Then whoever is first in the queue found no room and finds none again. Quiet steps are added up in
-``_pass_quiet_steps``; every other step goes through the engine. Restless requests, whose stores the medium
-refused, never sleep: their connector counts their steps.
+before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began or
+was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an end
+or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet steps
+are added up in ``_pass_quiet_steps``; every other step goes through the engine. Restless requests, whose stores
+the medium refused, never sleep: their connector counts their steps.
 """
 
 from collections.abc import Iterator
@@ -74,14 +75,13 @@ class Drive:
         """Let arrive who is due and take steps. False: there is nothing left."""
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         self._let_arrive()
-        if not scheduler.requests and not scheduler.finished_req_ids and not engine.link.has_news:
+        if not scheduler.requests and not scheduler.finished_req_ids:
             moment = min(self._next_arrival, self._next_copy_end())
-            if moment == NEVER:
-                if not engine.has_work:
-                    return False
-                self._fail_to_end()
-            clock.now = max(clock.now, moment)
-            self._let_arrive()
+            if moment != NEVER:
+                clock.now = max(clock.now, moment)
+                self._let_arrive()
+            elif not engine.has_work:
+                return False
         if self._fuses and self._is_quiet():
             self._pass_quiet_steps()
         else:
@@ -121,7 +121,7 @@ class Drive:
                 scheduler.wake(scheduler.sleepers.wake_all())
         before, refusals = engine.link.activity, self.books.refusals
         step = engine.schedule(_reject_none)
-        free, work, costs = scheduler.blocks.block_pool.num_free, scheduler.work, engine.sizes.step
+        work, costs = scheduler.work, engine.sizes.step
         computing = [scheduler.requests[request_id] for request_id in step.output.num_scheduled_tokens]
         if work.tokens:
             clock.now += costs.overhead_ns
@@ -133,36 +133,28 @@ class Drive:
         engine.process()
         scheduler.sleepers.pass_steps(1)
         self.books.take_step(work, clock.now)
-        ended = self._note_progress(computing)
+        self._note_progress(computing)
         if self.books.refusals > refusals:
             for request in computing:
                 _traced(request).is_restless = True
         self._is_idle = not (
-            computing
-            or step.output.preempted_req_ids
-            or ended
-            or scheduler.admissions
-            or scheduler.deferred
-            or engine.link.activity != before
-            or scheduler.blocks.block_pool.num_free != free
+            computing or step.output.preempted_req_ids or scheduler.deferred or engine.link.activity != before
         )
         if self._fuses:
             self._put_to_sleep()
         self._count_empty_steps(work.tokens)
 
-    def _note_progress(self, computing: list[SimRequest]) -> int:
-        """Write down first tokens and ends; returns how many ended."""
+    def _note_progress(self, computing: list[SimRequest]) -> None:
+        """Write down first tokens and ends."""
         now, outcome = self.engine.clock.now, self.engine.outcome
         for request in computing:
             times = _traced(request).times
             if times.first_token < 0 and request.num_output_tokens:
                 times.first_token = now
-        first = self._noted
-        for request in outcome.ended[first:]:
+        for request in outcome.ended[self._noted :]:
             _traced(request).times.end = now
             self.books.end(_traced(request))
         self._noted = len(outcome.ended)
-        return self._noted - first
 
     def _put_to_sleep(self) -> None:
         scheduler, size = self.engine.scheduler, self.engine.config.block_size
@@ -198,7 +190,7 @@ class Drive:
     def _is_quiet(self) -> bool:
         """Whether the engine's next step would change nothing but the clock and the sleepers."""
         engine, scheduler = self.engine, self.engine.scheduler
-        if scheduler.running or scheduler.finished_req_ids or engine.link.has_news:
+        if scheduler.running or scheduler.finished_req_ids:
             return False
         alarm = scheduler.sleepers.next_alarm()
         if alarm is not None and alarm <= scheduler.sleepers.steps:
@@ -216,9 +208,8 @@ class Drive:
             moment = min(copy_end, self._next_arrival)
             if moment == NEVER:
                 self._fail_to_end()
-            steps = max(1, -(-(moment - clock.now) // costs.idle_ns))
+            steps = -(-(moment - clock.now) // costs.idle_ns)
             clock.now += steps * costs.idle_ns
-            self.books.num_steps += steps
             self._skip(steps)
             return
         # One more step is quiet as long as its hooks run before a copy ends.
@@ -231,9 +222,9 @@ class Drive:
         clock.now = now
         sleepers.pass_steps(steps)
         self._skip(steps)
-        self.books.take_quiet_steps(steps, now)
 
     def _skip(self, steps: int) -> None:
+        self.books.num_steps += steps
         for counter in self._counters:
             counter.skip_steps(steps)
 

@@ -53,6 +53,7 @@ class TimedEngine(Engine):
     def describe(self, subject: Subject, rank: int) -> Any:
         described = super().describe(subject, rank)
         described.kv_transfer_config = self._transfer
+        described.replay_clock = self.clock
         described.kv_events_config = SimpleNamespace(enable_kv_cache_events=self.tells_events)
         return described
 
@@ -76,11 +77,13 @@ class TimedEngine(Engine):
     def _device(self) -> EmptyDevice | TimedDevice:
         return cast(EmptyDevice | TimedDevice, self.devices[0])
 
-    def arrive(self, index: int, traced: TraceRequest) -> TracedRequest:
+    def arrive(self, index: int, traced: TraceRequest) -> None:
         """A request of the trace arrives."""
-        request = TracedRequest(index, traced, self.names, self.config.block_size)
-        self.scheduler.add_request(request)
-        return request
+        self.scheduler.add_request(self.make_request(index, traced))
+
+    def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
+        """A request of the trace as this engine holds it."""
+        return TracedRequest(index, traced, self.names, self.config.block_size)
 
     def check(self) -> None:
         super().check()
@@ -106,7 +109,7 @@ class CheckedEngine(TimedEngine):
     def make_device(self, rank: int) -> Device:
         return TimedDevice(rank, self.config, self.shadow, self.clock, self.link)
 
-    def arrive(self, index: int, traced: TraceRequest) -> TracedRequest:
-        request = super().arrive(index, traced)
+    def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
+        request = super().make_request(index, traced)
         request.write_contents()
         return request

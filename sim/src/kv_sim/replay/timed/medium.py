@@ -10,6 +10,7 @@ from typing import Any
 
 from kv_api import CanonicalKVCaches, KVCaches
 from kv_offload.connector import OffloadingConnector
+from kv_offload.scheduler import OffloadingSchedulerSide
 from kv_offload.worker import OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
@@ -17,7 +18,7 @@ from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.worker import HostMemory
 from kv_sim.replay.timed.device import HasLink
 from kv_sim.replay.timed.link import Way
-from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.timed.timing import SECOND, Clock
 
 _WAYS = {Direction.STORE: Way.STORE, Direction.LOAD: Way.LOAD}
 
@@ -81,6 +82,18 @@ class _NoMemory:
         pass
 
 
+class ReplaySchedulerSide(OffloadingSchedulerSide):
+    """Its clock is the replay's: a lookup takes no time, but those that are put off wait for steps."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        self._replay_clock: Clock = vllm_config.replay_clock
+        super().__init__(vllm_config, *args, **kwargs)
+
+    def clock(self) -> float:
+        """Seconds since the trace began."""
+        return self._replay_clock.now / SECOND
+
+
 class ReplayWorkerSide(OffloadingWorkerSide):
     """Its clock is the replay's."""
 
@@ -95,6 +108,7 @@ class ReplayWorkerSide(OffloadingWorkerSide):
 
 
 class ReplayOffloadingConnector(OffloadingConnector):
-    """Its timeouts are the replay's seconds."""
+    """What it measures, and its timeouts, are the replay's seconds."""
 
+    scheduler_class = ReplaySchedulerSide
     worker_class = ReplayWorkerSide

@@ -116,7 +116,7 @@ class TracedRequest(SimRequest):
             *islice(names.shared(traced.blocks), named),
             *(names.own(index, place) for place in range(named, -(-total // block_size))),
         ]
-        self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers[: total // block_size]]
+        self._block_hashes = [number.to_bytes(8, "big") for number in self.numbers]
         self.hashes: Words = np.empty(0, np.uint64)
         self.times = Times(round(traced.arrival_seconds * SECOND))
 
@@ -136,7 +136,7 @@ class TracedRequest(SimRequest):
         """Say what each of its slots must hold, for devices with memory."""
         places = np.arange(self._block_size, dtype=np.uint64)
         base = np.array(self.numbers, np.uint64)[:, None] * np.uint64(self._block_size) + places
-        scrambled = (base + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        scrambled = base * np.uint64(0x9E3779B97F4A7C15)
         self.hashes = (scrambled ^ (scrambled >> np.uint64(29))).reshape(-1)
 
 

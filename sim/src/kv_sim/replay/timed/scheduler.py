@@ -25,7 +25,6 @@ class TimedAdmission(Admission):
     def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
         assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
         state, times = self._state, request.times
-        state.decisions += 1
         fit = super()._admit(plan, request)
         if request.status is Status.WAITING_FOR_REMOTE_KVS:
             times.parked = state.clock.now
@@ -44,7 +43,6 @@ class TimedAdmission(Admission):
         assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
         if request.times.local_tokens < 0:
             request.times.local_tokens, request.times.external_tokens = local, external
-        self._state.admissions += 1
         super()._announce(plan, request, local, external, is_async)
 
 
@@ -61,8 +59,8 @@ class TimedScheduler(Scheduler):
         self.sleepers = Sleepers()
         self.work = Work()
         """What the last step computes, the sleepers' part included."""
-        self.decisions = self.deferred = self.admissions = 0
-        """Of the last step: who was looked at, put off by the connector, or given blocks."""
+        self.deferred = 0
+        """How many the connector put off in the last step."""
         self._run_orders = 0
 
     @property
@@ -75,7 +73,7 @@ class TimedScheduler(Scheduler):
         return self._run_orders
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        self.decisions = self.deferred = self.admissions = 0
+        self.deferred = 0
         plan.budget -= len(self.sleepers)
         super()._schedule_running(plan)
 

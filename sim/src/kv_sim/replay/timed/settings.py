@@ -70,11 +70,13 @@ class EngineSettings:
             _check_share(name, getattr(self, name))
         for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds"):
             _check_time(name, getattr(self, name))
-        for name in _WHOLE:
+        for name, kind in _WHOLE.items():
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is None and kind is not int:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
-            if value is not None and value > _MOST and name != "cpu_bytes_to_use":
+            if value > _MOST and name != "cpu_bytes_to_use":
                 raise ConfigError(f"{name}: expected at most {_MOST}, got {value}")
         _check_time("arrival_scale", self.arrival_scale)
         if self.idle_step_microseconds == 0:
@@ -99,7 +101,7 @@ class EngineSettings:
         }
 
 
-_WHOLE: Final = tuple(f.name for f in fields(EngineSettings) if f.type in (int, int | None))
+_WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,14 @@ running requests. The sleepers' share of a step is a function of three sums.
 
 from heapq import heappop, heappush
 
-from kv_sim.engine.request import Status
 from kv_sim.replay.timed.request import TracedRequest
 
 
 def quiet_steps(request: TracedRequest, block_size: int) -> int:
-    """For how many steps a request decodes inside a block, neither filling it nor ending; 0: it doesn't decode."""
+    """For how many steps a running request decodes inside a block, neither filling it nor ending; 0: none."""
     computed = request.num_computed_tokens
     inside = computed % block_size
-    if (
-        request.status is not Status.RUNNING
-        or computed != request.num_tokens - 1
-        or request.num_output_tokens < 1
-        or inside == 0
-    ):
+    if computed != request.num_tokens - 1 or request.num_output_tokens < 1 or inside == 0:
         return 0
     return min(block_size - 1 - inside, request.spec.output_tokens - 1 - request.num_output_tokens)
 

@@ -1,0 +1,18 @@
+"""A trace that is small enough to be counted by hand."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Four requests; the third and the fourth use blocks of the first."""
+    file = tmp_path / "small.jsonl"
+    ids = ([1, 2, 3], [4, 5], [1, 2, 6], [1, 2, 3])
+    requests = [
+        {"timestamp": 2000 * n, "input_length": 512 * len(one) - 12, "output_length": 1, "hash_ids": one}
+        for n, one in enumerate(ids)
+    ]
+    file.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    return file

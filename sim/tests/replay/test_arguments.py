@@ -1,0 +1,135 @@
+"""The options of ``kv-sim replay`` and ``kv-sim size``: what is there, what it is usually, and what it becomes."""
+
+import argparse
+import os
+
+import pytest
+
+from kv_sim.replay.arguments import (
+    add_replay_arguments,
+    add_size_arguments,
+    bytes_per_token,
+    footprint_of,
+    policies_of,
+    trace_options,
+)
+from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.units import Footprint
+
+
+def replay_parser(*typed):
+    parser = argparse.ArgumentParser()
+    add_replay_arguments(parser, typed)
+    return parser
+
+
+def parsed(*line):
+    return replay_parser(*line).parse_args(["trace", *line])
+
+
+USUAL = {
+    "trace": "trace", "format": None, "time_unit": None, "block_size": None, "partial_block": "keep",
+    "ids": "auto", "id_scope": "auto", "on_error": "stop", "unsorted": "stop", "stagger": 0.0, "requests": None,
+    "assume_sharing": None, "seed": 0, "model": None, "kv_dtype": "bf16", "bytes_per_token": None,
+    "cache_policy_module_path": None, "capacity": None, "gpu_capacity": None, "json": None, "html": None,
+}  # fmt: skip
+
+
+def test_what_is_usual():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    own = {"fidelity": "cache", "policy": "lru", "store_threshold": 0, "stream": False, "write_oracle": None}
+    assert vars(parsed()) == USUAL | own | {"jobs": cores}
+    parser = argparse.ArgumentParser()
+    add_size_arguments(parser)
+    own = {"policy": "lru,arc,s3fifo,sieve", "points": 20, "budget": None}
+    assert vars(parser.parse_args(["trace"])) == USUAL | own | {"jobs": cores}
+    assert trace_options(parsed()) == TraceOptions()
+    assert parsed("--jobs", "7").jobs == 7
+
+
+def test_every_option_reaches_the_reader():
+    options = parsed(
+        *("--format", "azure", "--time-unit", "ms", "--block-size", "1", "--partial-block", "drop"),
+        *("--ids", "prefix", "--id-scope", "session", "--on-error", "skip", "--unsorted", "sort"),
+        *("--stagger", "2.5", "--requests", "1", "--assume-sharing", "none", "--seed", "9"),
+    )
+    assert trace_options(options) == TraceOptions(
+        format="azure",
+        time_unit="ms",
+        block_tokens=1,
+        partial=Partial.DROP,
+        ids=IdMeaning.PREFIX,
+        scope=IdScope.SESSION,
+        on_error=OnError.SKIP,
+        unsorted=Unsorted.SORT,
+        sharing=Sharing(1, 0, 0.0, 0.0),
+        seed=9,
+        stagger_seconds=2.5,
+        requests=1,
+    )
+
+
+CHOICES = {
+    "fidelity": "cache, engine",
+    "partial-block": "keep, drop",
+    "ids": "auto, prefix, block",
+    "id-scope": "auto, global, session",
+    "on-error": "stop, skip",
+    "unsorted": "stop, sort",
+}
+
+
+@pytest.mark.parametrize("option", CHOICES)
+def test_choices(option, capsys):
+    for choice in CHOICES[option].split(", "):
+        assert getattr(parsed(f"--{option}", choice), option.replace("-", "_")) == choice
+    with pytest.raises(SystemExit):
+        parsed(f"--{option}", "other")
+    assert f"argument --{option}: invalid choice: 'other' (choose from" in capsys.readouterr().err
+
+
+def test_every_option_says_what_it_is():
+    """With its default, its choices or the known names, where there are such."""
+    parsers = [replay_parser(), replay_parser("engine"), argparse.ArgumentParser()]
+    add_size_arguments(parsers[2])
+    for parser in parsers:
+        for action in parser._actions:
+            assert action.help, action.option_strings
+            takes_text = action.nargs is None and not action.choices
+            assert bool(action.metavar) == takes_text, action.option_strings
+    said = {action.dest: action.help for action in parsers[0]._actions}
+    assert said["policy"] == "arc, lru, s3fifo, sieve, or all (default lru)"
+    assert said["capacity"] == "host memory, one or more: 20000blocks, 10Mtokens, 64GiB or 64GB"
+    assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
+    assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
+    assert "weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur" in said["format"]
+    assert "gpu_blocks" not in said and "gpu_blocks" in {action.dest for action in parsers[1]._actions}
+
+
+def test_policies():
+    everybody = ["lru", "arc", "s3fifo", "sieve"]
+    for text, names in [
+        ("all", everybody),
+        ("sieve, all,sieve", ["sieve", "lru", "arc", "s3fifo"]),
+        (" arc ,lru,arc", ["arc", "lru"]),
+    ]:
+        assert policies_of(parsed("--policy", text)) == names
+
+
+def test_the_bytes_of_a_token():
+    for line, found in [
+        ((), (None, None)),
+        (("--bytes-per-token", "1"), (1, "1 bytes a token")),
+        (("--bytes-per-token", "12345"), (12_345, "12,345 bytes a token")),
+        (
+            ("--model", "Qwen3-8B", "--kv-dtype", "fp8"),
+            (
+                73_728,
+                "Qwen3-8B: 36 layers × 2 (K and V) × 8 KV heads × 128 × 1 bytes (fp8) = 73,728 bytes a token",
+            ),
+        ),
+    ]:
+        assert bytes_per_token(parsed(*line)) == found
+        assert footprint_of(parsed(*line), 16) == Footprint(16, found[0])

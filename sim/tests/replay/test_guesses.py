@@ -1,0 +1,86 @@
+"""What is guessed of a trace by its first records, and what is assumed where it has no ids."""
+
+from collections import Counter
+
+import pytest
+
+from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
+from kv_sim.replay.readers.naming import Evidence
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
+
+
+def test_times_since_1970_tell_their_unit():
+    def records(*times):
+        return [Record(time, 1, 1, []) for time in times]
+
+    found = {time: guess_unit(records(time, 2 * time, None)) for time in (1e9, 1e11 - 1, 1e11, 1e14, 1e17, 1e18)}
+    assert list(found.values()) == [None, None, "ms", "us", "ns", "ns"]
+    assert guess_unit(records(None)) is None and guess_unit(records(5, 1e18)) is None
+
+
+def test_blocks_have_the_size_that_most_requests_agree_with():
+    def records(size, *tokens, odd=0):
+        fitting = [Record(0, count, 1, [0] * -(-count // size)) for count in tokens]
+        return fitting + [Record(0, 10_000, 1, [1])] * odd
+
+    sizes = (512, 256, 128, 64, 32, 16, 1024, 2048, 4096, 8)
+    for size in sizes:
+        for usual in (None, 512, 24):
+            assert guess_block_tokens(records(size, 9 * size, 41 * size - 1, 100 * size), usual) == size
+        # Few blocks, and no request that gives the size away: the first usual one that fits.
+        assert guess_block_tokens(records(size, 2 * size + 1, size + 1), None) == size
+    # No usual size: that of the request with the most blocks, as long as the others agree.
+    assert guess_block_tokens(records(24, 24 * 40, 24 * 11 - 5), 512) == 24
+    assert guess_block_tokens([Record(0, 225, 1, [0] * 20), Record(0, 11, 1, [0])], None) == 11
+    for usual in (None, 512):
+        assert guess_block_tokens(records(64, 64 * 40, odd=1), usual) == usual
+    assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 7, 1, [])], 96) == 96
+    assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 9, 1, []), *records(64, 64 * 40)], None) == 64
+    # One of twenty may be wrong, not two.
+    assert [guess_block_tokens(records(64, *[64 * 9] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [64, 512]
+    assert [guess_block_tokens(records(24, *[24 * 40] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [24, 512]
+
+
+def test_ids_are_looked_at_until_there_are_enough():
+    for limit, conflict in [(3, None), (4, "id 2 comes after 1 and after 9 (there)")]:
+        evidence = Evidence(limit)
+        evidence.add([1, 2, 3], None, "here")
+        evidence.add([9, 2], None, "there")
+        assert evidence.conflict == conflict
+    evidence.add([2], None, "later")
+    assert evidence.conflict == conflict, "the first one stands"
+    for one, shown in [("a" * 22, repr("a" * 22)), ("a" * 23, "'" + "a" * 20 + "...")]:
+        evidence = Evidence()
+        evidence.add([1, one], None, "here")
+        evidence.add([one], None, "there")
+        assert evidence.conflict == f"id {shown} comes after 1 and after the begin of a prompt (there)"
+
+
+def test_a_popular_prefix_is_drawn_as_often_as_assumed():
+    sharer = Sharer(Sharing(prefixes=4, tokens=130, skew=2.0, share=0.75), seed=3, block_tokens=64)
+    drawn = [sharer.ids_for(200) for _ in range(4000)]
+    assert {len(ids) for ids in drawn} == {4}
+    firsts = Counter(ids[0].rsplit(" ", 1)[0] for ids in drawn if ids[0].startswith("prefix"))
+    weights = [1, 1 / 4, 1 / 9, 1 / 16]
+    expected = {f"prefix {rank}": 3000 * weight / sum(weights) for rank, weight in enumerate(weights)}
+    assert firsts == pytest.approx(expected, rel=0.2)
+    for number, ids in enumerate(drawn, 1):
+        common = 2 if ids[0].startswith("prefix") else 0
+        assert ids[common:] == [f"own {number} {place}" for place in range(common, 4)]
+        assert ids[:common] == [f"{ids[0][:-2]} {place}" for place in range(common)]
+    assert sharer.ids_for(63)[0].endswith(" 0") and len(sharer.ids_for(64)) == 1 and sharer.ids_for(0) == []
+    assert Sharer(Sharing(1, 64, 0.0, 1.0), 0, 64).ids_for(63) == ["own 1 0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sharing"),
+    [
+        ("none", Sharing(1, 0, 0.0, 0.0)),
+        ("zipf", Sharing(100, 1024, 1.0, 0.8)),
+        ("zipf:prefixes=1,tokens=0,skew=0,share=1", Sharing(1, 0, 0.0, 1.0)),
+        ("zipf:share=0.5,skew=1.5", Sharing(100, 1024, 1.5, 0.5)),
+    ],
+)
+def test_an_assumption_is_understood(text, sharing):
+    assert parse_sharing(text) == sharing

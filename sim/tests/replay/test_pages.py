@@ -1,0 +1,205 @@
+"""The reports as pages: whole, with everything inline, and what they say."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kv_sim.cli import main
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and collects what a page would fetch."""
+
+    VOID = ("meta", "line", "circle", "rect", "polyline", "polygon")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.fetched, self.seen = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.fetched += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["size", "--points", "5", "--bytes-per-token", "1000", "--policy", "lru,arc"],
+        ["size", "--points", "2", "--policy", "lru"],
+        ["replay", "--capacity", "3blocks,5blocks", "--gpu-capacity", "1block"],
+        ["replay", "--capacity", "3blocks"],
+    ],
+)
+def test_a_page_is_whole_and_fetches_nothing(small, tmp_path, command):
+    trace = small.rename(tmp_path / "<b>&.jsonl")
+    assert main([command[0], str(trace), *command[1:], "--html", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert not page.open and not page.fetched
+    assert "script" not in page.seen and "&lt;b&gt;&amp;.jsonl" in text and "<b>&" not in text
+    assert not re.search(r"url\(|@import|//", text)
+    assert "prefers-color-scheme: dark" in text and "max-width: 620px" in text
+    charts = text.count('role="img"')
+    assert charts == (6 if len(set(command)) and "3blocks" not in command else 4)
+
+
+class Said(HTMLParser):
+    """What a page says, without its charts: a list for each row of a table, and all that is marked."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts, self.rows, self.here, self._inside = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in Page.VOID:
+            self._inside.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+            if ("class", "here") in attrs:
+                self.here.append(len(self.rows) - 1)
+
+    def handle_endtag(self, tag):
+        if tag not in Page.VOID:
+            self._inside.pop()
+
+    def handle_data(self, data):
+        if "tr" in self._inside:
+            self.rows[-1].append(data)
+        elif data.strip() and not {"svg", "style"} & {*self._inside}:
+            self.texts.append(data)
+
+
+def said(file):
+    """A page's words, and its charts' labels and lines by their style."""
+    text = file.read_text(encoding="utf-8")
+    page = Said()
+    page.feed(text)
+    return page, dict(re.findall(r'class="(line \w+)" points="([^"]*)"', text.split('<div class="narrow">')[0]))
+
+
+FACTS = [
+    "small.jsonl", "What a host cache for KV would have answered.", "requests", "4", "time", "6 s",
+    "prompt tokens", "5584", "blocks of 512 tokens", "11", "different blocks", "6", "reusable tokens", "45.6%",
+]  # fmt: skip
+
+
+DETAILS = [
+    "Blocks answered over time", "lru, 2.44 MiB", "GPU", "host memory", "infinite cache",
+    "Age of what host memory answered", "Half of them younger than 4 s, 99 % than 4 s.",
+]  # fmt: skip
+
+
+def test_what_the_page_of_size_says(small, tmp_path, capsys):
+    sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "2blocks", "--bytes-per-token", "1000"]
+    page = tmp_path / "page.html"
+    assert main(["size", str(small), "--jobs", "1", "--policy", "lru,arc", *sizes, "--html", str(page)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"{page}: the report as a page"
+    found, lines = said(page)
+    assert found.texts == [
+        "small.jsonl: how much host memory",
+        *FACTS,
+        *("format: mooncake", "1,000 bytes a token", "Recommended"),
+        *("2.44 MiB of host memory, policy lru", "2560 tokens in 5 blocks answer ", "36.7%"),
+        " of prompt tokens (36.4% of blocks, 57.1% of full blocks). A cache without end: 45.6%.",
+        "The knee: up to here a GiB buys more than on average, from here on less.",
+        printed[-2],
+        *("Prompt tokens answered, by capacity", "lru", "arc", "MIN, the most possible", "infinite cache"),
+        *DETAILS,
+        "Hits by prompt tokens",
+    ]
+    assert found.rows == [
+        ["capacity", "tokens", "lru", "arc", "MIN", "+1 GiB"],
+        ["1000 KiB", "1024", "18.3%", "18.3%", "45.6%", "+1.9e+04 %"],
+        ["1.46 MiB", "1536", "27.5%", "27.5%", "45.6%", "+9.6e+03 %"],
+        ["2.44 MiB", "2560", "36.7%", "36.7%", "45.6%", "+0 %"],
+    ]
+    assert found.here == [3]
+    # The axis ends at 50 %: 45.63 % lies at 43.7, 36.68 % at 104.6, 27.5 % at 167.0, and 18.34 % at 229.3.
+    assert lines == {
+        "line c0": "52.0,229.3 411.3,167.0 864.0,104.6",
+        "line c1": "52.0,229.3 411.3,167.0 864.0,104.6",
+        "line bound": "52.0,43.7 411.3,43.7 864.0,43.7",
+        "line infinite": "52.0,43.7 864.0,43.7",
+    }
+    text = page.read_text(encoding="utf-8")
+    for label in ("2.44 MiB, lru", "1.54 MiB", "host memory (logarithmic)", "minutes of the trace"):
+        assert text.count(f">{label}</text>") == 2, label
+    assert "<title>arc, 1.46 MiB: 27.5%</title>" in text
+    assert "<title>&lt; 3 s: 0.0%</title>" in text and "<title>&lt; 10 s: 100.0%</title>" in text
+    assert "&lt; 30 s" not in text, "nothing is older"
+    assert main(["size", str(small), "--policy", "lru", "--capacity", "5blocks", "--html", str(page)]) == 0
+    found, lines = said(page)
+    assert found.texts[len(FACTS) :][3:5] == [
+        "2560 tokens in host memory, policy lru",
+        "2560 tokens in 5 blocks answer ",
+    ]
+    assert "For GiB and a configuration to paste: --model NAME or --bytes-per-token N." in found.texts
+    assert found.rows == [
+        ["capacity", "tokens", "lru", "MIN", "+1M tokens"],
+        ["5 blocks", "2560", "36.7%", "45.6%", "+0 %"],
+    ]
+    assert "capacity in tokens (logarithmic)" in page.read_text(encoding="utf-8")
+
+
+def test_what_the_page_of_replay_says(small, tmp_path):
+    page = tmp_path / "page.html"
+    command = ["replay", str(small), "--jobs", "1", "--policy", "arc,lru", "--gpu-capacity", "2blocks"]
+    command += ["--bytes-per-token", "1000", "--html", str(page)]
+    assert main([*command, "--capacity", "1block,5blocks"]) == 0
+    found, lines = said(page)
+    # The details are of the first of those that answer most.
+    assert found.texts == [
+        "small.jsonl: replay",
+        *FACTS,
+        *("format: mooncake", "1,000 bytes a token"),
+        *("Prompt tokens answered, by capacity", "arc", "lru", "MIN, the most possible", "infinite cache"),
+        *(text.replace("lru", "arc") for text in DETAILS),
+        "All runs",
+    ]
+    head = "policy,capacity,tokens,blocks hit,tokens hit,full blocks hit,by GPU,MIN,loaded,stored,evicted,refused"
+    one = [
+        "500 KiB",
+        "512",
+        "18.2%",
+        "18.3%",
+        "28.6%",
+        "18.3%",
+        "45.6%",
+        "0 B",
+        "1.46 MiB",
+        "1000 KiB",
+        "3.42 MiB",
+    ]
+    five = [
+        "2.44 MiB",
+        "2560",
+        "36.4%",
+        "36.7%",
+        "57.1%",
+        "18.3%",
+        "45.6%",
+        "1000 KiB",
+        "3.42 MiB",
+        "1000 KiB",
+        "0 B",
+    ]
+    assert found.rows == [head.split(","), ["arc", *one], ["arc", *five], ["lru", *one], ["lru", *five]]
+    assert found.here == []
+    assert lines == {
+        "line c0": "52.0,229.3 864.0,104.6",
+        "line c1": "52.0,229.3 864.0,104.6",
+        "line bound": "52.0,43.7 864.0,43.7",
+        "line infinite": "52.0,43.7 864.0,43.7",
+    }

@@ -1,0 +1,100 @@
+"""Sizes as people type them, numbers as they are shown, and the bytes of a token."""
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.replay.models import MODELS
+from kv_sim.replay.report_text import show_seconds
+from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
+from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_bytes, show_count
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("7blocks", 7),
+        ("2kblocks", 2000),
+        ("1.5M tokens", 2929),
+        ("1024tok", 2),
+        ("64GiB", 65536),
+        ("64Gi", 65536),
+        ("64gib", 65536),
+        ("64GB", 61035),
+        ("64gb", 61035),
+        ("1_024MiB", 1024),
+        ("0.5TiB", 524288),
+        (" 2e3 Ktokens ", 3906),
+        ("1.5blocks", 1),
+        ("1token", None),
+        ("512token", 1),
+        ("3Gblock", 3_000_000_000),
+        ("2 M blocks", 2_000_000),
+    ],
+)
+def test_capacities(text, blocks):
+    if blocks is not None:
+        assert parse_capacity(text, Footprint(512, 2048)) == blocks
+        return
+    with pytest.raises(ConfigError):
+        parse_capacity(text, Footprint(512, 2048))
+
+
+def test_every_unit_of_bytes():
+    powers = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+    known = {"B": 1, **{f"{letter}B": 1000**power for letter, power in powers.items()}}
+    for letter in "KMGT":
+        known |= {f"{letter}iB": 1024 ** powers[letter], f"{letter}i": 1024 ** powers[letter]}
+    known |= {unit.lower(): scale for unit, scale in known.items() if unit != "B"}
+    for unit, scale in known.items():
+        assert parse_bytes(f"3{unit}", "--size") == parse_bytes(f" 3 {unit} ", "--size") == 3 * scale, unit
+    for unit in ("b", "kIB", "Kib", "mB", "PB", "KiBs", "blocks"):
+        with pytest.raises(ConfigError, match=r"--size 3" + unit):
+            parse_bytes(f"3{unit}", "--size")
+
+
+def test_numbers_for_people():
+    counts = {
+        0: "0", 9999: "9999", 10_000: "10k", 12_349: "12.3k", 999_499: "999k", 999_500: "1M", 999_900: "1M",
+        1_234_999: "1.23M", 12_345_678: "12.3M", 999_499_999: "999M", 999_500_000: "1G", 1_234_999_999: "1.23G",
+    }  # fmt: skip
+    assert {count: show_count(count) for count in counts} == counts
+    sizes = {
+        0: "0 B", 99: "99 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 100_000: "97.7 KiB",
+        1023 * 1024: "1023 KiB", 2**20: "1 MiB", 1234 * 2**20: "1.21 GiB", 2**30: "1 GiB",
+        1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
+        12_345 * 2**40: "12,345 TiB",
+    }  # fmt: skip
+    assert {size: show_bytes(size) for size in sizes} == sizes
+    seconds = {
+        0.5: "0.5 s", 119.0: "119 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h", 172_799.0: "48 h",
+        172_800.0: "2 d", 1e6: "11.6 d",
+    }  # fmt: skip
+    assert {time: show_seconds(time) for time in seconds} == seconds
+
+
+def test_bytes_of_a_token_are_a_sum_that_is_shown():
+    assert MODELS["llama-3.1-70b"].bytes_per_token("bf16") == 80 * 2 * 8 * 128 * 2 == 327_680
+    assert MODELS["deepseek-v3"].bytes_per_token("bf16") == 61 * 576 * 2 == 70_272
+    assert MODELS["deepseek-v3"].sum_shown("fp8") == (
+        "61 layers × 1 (latent) × 1 KV heads × 576 × 1 bytes (fp8) = 35,136 bytes a token"
+    )
+    assert {name: model.bytes_per_token("int8") for name, model in MODELS.items()} == {
+        "llama-3.1-8b": 65_536,
+        "llama-3.1-70b": 163_840,
+        "llama-3.1-405b": 258_048,
+        "mistral-7b": 65_536,
+        "mixtral-8x7b": 65_536,
+        "qwen2.5-7b": 28_672,
+        "qwen2.5-32b": 131_072,
+        "qwen2.5-72b": 163_840,
+        "qwen3-8b": 73_728,
+        "qwen3-32b": 131_072,
+        "qwen3-30b-a3b": 49_152,
+        "qwen3-235b-a22b": 96_256,
+        "deepseek-v3": 35_136,
+        "kimi-k2": 35_136,
+    }
+    for name, model in MODELS_WITH_WEIGHTS.items():
+        if name.lower() in MODELS:
+            assert model.kv_bytes_per_token(1) == MODELS[name.lower()].bytes_per_token("bf16"), name
+    assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")

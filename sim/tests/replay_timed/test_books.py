@@ -1,0 +1,76 @@
+"""What a replay counts, called by hand: the connector's numbers, and what the digest covers."""
+
+from dataclasses import fields, replace
+
+from kv_sim_timed_traces import toy
+
+from kv_api import KVConnectorStats
+from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.link import Ended, Way
+from kv_sim.replay.timed.request import Names, Times, TracedRequest
+from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.trace import TraceRequest
+
+
+class Told(KVConnectorStats):
+    """Numbers as they come."""
+
+    def reduce(self) -> dict[str, object]:
+        return self.data
+
+
+def books() -> Books:
+    return Books(plan(toy(), 4))
+
+
+def test_what_a_connector_tells_is_added_up_over_its_children() -> None:
+    counted = books()
+    for answer in (
+        Told({"jobs": 2, "refused": 0, "usage_perc": 0.5, "name": "offloading"}),
+        Told({"0": {"jobs": 3, "bytes": 70}, "1": {"seconds": 0.25, "usage_perc": 1}}),
+        None,
+    ):
+        counted.called("scheduler", "get_kv_connector_stats", (), answer)
+    counted.called("scheduler", "update_connector_output", (), Told({"jobs": 1000}))
+    assert counted.connector == {"jobs": 5, "bytes": 70, "seconds": 0.25}
+    assert "refused" not in counted.connector
+
+
+def digest_of(job: Ended, now: int) -> str:
+    counted = books()
+    counted.copy_ended(job, now)
+    return counted.digest
+
+
+def test_the_digest_covers_every_copy() -> None:
+    job = Ended(0, 1, Way.STORE, 2, 30, 40, True)
+    changes = {
+        "port": 1, "job_id": 2, "way": Way.LOAD, "blocks": 3, "begin": 31, "end": 41, "success": False,
+    }  # fmt: skip
+    assert list(changes) == [field.name for field in fields(Ended)]
+    others = [replace(job, **{name: value}) for name, value in changes.items()]  # type: ignore[arg-type]
+    digests = [books().digest, digest_of(job, 50), digest_of(job, 51), *(digest_of(other, 50) for other in others)]
+    assert len(set(digests)) == 3 + len(changes)
+    assert {len(digest) for digest in digests} == {32}
+
+
+def digest_after(index: int, outputs: int, preemptions: int, times: Times) -> str:
+    counted = books()
+    request = TracedRequest(index, TraceRequest(0.0, 8, outputs, (1, 2)), Names(), 4)
+    request.num_output_tokens, request.num_preemptions, request.times = outputs, preemptions, times
+    counted.end(request)
+    assert request.numbers == [], "what has ended takes no memory"
+    return counted.digest
+
+
+def test_the_digest_covers_every_request() -> None:
+    values = {field.name: number for number, field in enumerate(fields(Times), 10)}
+    others = [Times(**(values | {name: 99})) for name in values]
+    digests = [
+        digest_after(0, 1, 0, Times(**values)),
+        digest_after(1, 1, 0, Times(**values)),
+        digest_after(0, 2, 0, Times(**values)),
+        digest_after(0, 1, 1, Times(**values)),
+        *(digest_after(0, 1, 0, other) for other in others),
+    ]
+    assert len(set(digests)) == 4 + len(values)

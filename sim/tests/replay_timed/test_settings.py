@@ -1,0 +1,311 @@
+"""Options, and what they make of a server: settings, sizes, and media that are timed; wrong ones are refused."""
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kv_sim_timed_traces import PAGE, answer, toy, trace_of
+
+from kv_api import ConfigError
+from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.command import add_arguments, run, settings_of
+from kv_sim.replay.timed.hardware import find_gpu, find_model
+from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, timed_config
+
+
+def parsed(line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(line.split())
+
+
+def test_no_options_are_the_defaults() -> None:
+    assert settings_of(parsed("")) == EngineSettings()
+
+
+def test_options_change_settings() -> None:
+    line = (
+        "--model mistral-7b --gpu l40s --gpu-flops 1e14 --hbm-bandwidth 2e12 --link-bandwidth 5e10 "
+        "--gpu-memory 40GiB "
+        "--tp-size 2 --copy-microseconds 3 --gpu-blocks 77 --max-running 9 --cpu-bytes-to-use 1GB "
+        "--eviction-policy arc --stepping single --limit 5 --arrival-scale 2"
+    )
+    gpu = replace(find_gpu("L40S"), flops=1e14, hbm_bandwidth=2e12, link_bandwidth=5e10, memory_bytes=40 << 30)
+    assert settings_of(parsed(line)) == EngineSettings(
+        model=find_model("Mistral-7B"),
+        gpu=gpu,
+        tp_size=2,
+        copy_microseconds=3.0,
+        gpu_blocks=77,
+        max_running=9,
+        cpu_bytes_to_use=10**9,
+        eviction_policy="arc",
+        stepping=Stepping.SINGLE,
+        limit=5,
+        arrival_scale=2.0,
+    )
+
+
+NUMBERS = {
+    "tp-size": ("tp_size", 2, " (default 1)"),
+    "flops-efficiency": ("flops_efficiency", 0.25, " (default 0.5)"),
+    "hbm-efficiency": ("hbm_efficiency", 0.25, " (default 0.8)"),
+    "link-efficiency": ("link_efficiency", 0.25, " (default 0.85)"),
+    "step-microseconds": ("step_microseconds", 0.25, " (default 1000)"),
+    "idle-step-microseconds": ("idle_step_microseconds", 0.25, " (default 1000)"),
+    "copy-microseconds": ("copy_microseconds", 0.25, " (default 0.5)"),
+    "page-tokens": ("page_tokens", 3, ""),
+    "gpu-memory-utilization": ("gpu_memory_utilization", 0.25, " (default 0.92)"),
+    "gpu-blocks": ("gpu_blocks", 3, ""),
+    "block-tokens": ("block_tokens", 3, " (default: the trace's)"),
+    "max-step-tokens": ("max_step_tokens", 3, ""),
+    "max-running": ("max_running", 3, ""),
+    "arrival-scale": ("arrival_scale", 0.25, " (default 1)"),
+    "max-model-len": ("max_model_len", 3, " (default: the model's)"),
+}
+"""option: setting, another value, what is said of the default"""
+
+
+def test_every_number_has_an_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
+    for option, (setting, value, default) in NUMBERS.items():
+        changed: dict[str, Any] = {setting: value}
+        assert settings_of(parsed(f"--{option} {value}")) == replace(EngineSettings(), **changed), option
+        assert said[option].endswith(default) and ("(default" in said[option]) == bool(default), option
+    others = {"help", "model", "limit", "stepping", "check-contents", "cpu-bytes-to-use", "eviction-policy"}
+    others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
+    assert set(said) == others | NUMBERS.keys()
+
+
+def test_a_connector_of_its_own_and_checks() -> None:
+    config = {"kv_connector": "MultiConnector"}
+    options = parsed(f"--check-contents --connector-config {json.dumps(config, separators=(',', ':'))}")
+    assert settings_of(options) == EngineSettings(connector=config, contents=Contents.CHECKED)
+
+
+def test_a_server_of_defaults() -> None:
+    settings = EngineSettings()
+    assert (settings.model, settings.gpu) == (find_model("Llama-3.1-8B"), find_gpu("H100"))
+    assert settings.transfer_config() == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 64 << 30, "eviction_policy": "lru"},
+    }
+
+
+def test_a_command_with_a_model_shares_it() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--limit", type=int)
+    add_arguments(parser)
+    options = parser.parse_args(["--model", "qwen2.5-7b", "--limit", "1"])
+    assert settings_of(options).model.name == "Qwen2.5-7B"
+    assert run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), options).with_connector.requests == 1
+
+
+def test_another_arrival_rate() -> None:
+    trace = trace_of((0, 8, 1, [1, 2]), (10, 8, 1, [3, 4]))
+    assert answer(trace, toy()).queueing.worst == 8_145e-9
+    assert answer(trace, toy(arrival_scale=1.5)).queueing.worst == 3_145e-9
+    assert answer(trace, toy(arrival_scale=2.0)).queueing.worst == 0.0
+
+
+def test_smaller_blocks_than_the_traces() -> None:
+    trace = trace_of((0, 16, 1, [1, 2]), (1000, 14, 1, [1, 3]), block_tokens=8)
+    answers = answer(trace, toy(block_tokens=4))
+    # Of 14 tokens 8 are shared: two blocks of four.
+    assert (answers.block_tokens, answers.gpu_hit_tokens, answers.prompt_blocks) == (4, 8, 8)
+
+
+GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40S"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--gpu H10", f"unknown GPU 'H10'; known: {GPUS_SHOWN}; did you mean 'H100'?"),
+        ("--gpu-flops 0", "--gpu-flops: expected more than 0, got 0"),
+        ("--link-bandwidth nan", "--link-bandwidth: expected more than 0, got nan"),
+        ("--flops-efficiency 1.5", "flops_efficiency: expected a number above 0 and up to 1, got 1.5"),
+        ("--gpu-memory-utilization 0", "gpu_memory_utilization: expected a number above 0 and up to 1, got 0.0"),
+        ("--copy-microseconds -1", "copy_microseconds: expected a number of at least 0, got -1.0"),
+        ("--step-microseconds inf", "step_microseconds: expected a number of at least 0, got inf"),
+        (
+            "--idle-step-microseconds 0",
+            "idle_step_microseconds: expected more than 0, or waiting for a copy takes no time",
+        ),
+        ("--arrival-scale nan", "arrival_scale: expected a number of at least 0, got nan"),
+        ("--gpu-flops inf", "--gpu-flops: expected more than 0, got inf"),
+        ("--gpu-memory 80", "--gpu-memory 80: 80 what? Expected for example 64GiB or 64GB"),
+        (
+            "--cpu-bytes-to-use 1G",
+            "--cpu-bytes-to-use 1G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+        ),
+        ("--tp-size 0", "tp_size: expected a whole number of at least 1, got 0"),
+        (
+            "--tp-size 3",
+            "tp_size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
+        ),
+        ("--limit -2", "limit: expected a whole number of at least 1, got -2"),
+        (
+            "--connector-config {",
+            "--connector-config: no JSON: Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1)",
+        ),
+        ("--connector-config 3", "--connector-config: expected an object, got '3'"),
+        (
+            "--connector-config {} --eviction-policy lru",
+            "--connector-config has its own eviction_policy; leave --eviction-policy out",
+        ),
+        (
+            "--connector-config {} --cpu-bytes-to-use 1GiB",
+            "--connector-config has its own cpu_bytes_to_use; leave --cpu-bytes-to-use out",
+        ),
+    ],
+)
+def test_wrong_options(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(parsed(line))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"limit": True}, "limit: expected a whole number of at least 1, got True"),
+        ({"max_running": 2.0}, "max_running: expected a whole number of at least 1, got 2.0"),
+        ({"gpu_blocks": 0}, "gpu_blocks: expected a whole number of at least 1, got 0"),
+        ({"tp_size": None}, "tp_size: expected a whole number of at least 1, got None"),
+        ({"cpu_bytes_to_use": None}, "cpu_bytes_to_use: expected a whole number of at least 1, got None"),
+        ({"max_model_len": "9"}, "max_model_len: expected a whole number of at least 1, got '9'"),
+        ({"hbm_efficiency": True}, "hbm_efficiency: expected a number above 0 and up to 1, got True"),
+        ({"link_efficiency": "1"}, "link_efficiency: expected a number above 0 and up to 1, got '1'"),
+        ({"step_microseconds": False}, "step_microseconds: expected a number of at least 0, got False"),
+        ({"arrival_scale": None}, "arrival_scale: expected a number of at least 0, got None"),
+        (
+            {"tp_size": 12},
+            "tp_size: got 12, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
+        ),
+        ({"block_tokens": 5}, "block_tokens: got 5, which doesn't divide the trace's blocks of 512 tokens"),
+        ({"page_tokens": 100}, "page_tokens: got 100, which doesn't divide blocks of 512 tokens"),
+        (
+            {"max_step_tokens": 100},
+            "max_step_tokens: got 100, less than max_running 1024; then not all that run could decode in one step",
+        ),
+        (
+            {"model": find_model("Llama-3.1-70B")},
+            "Llama-3.1-70B on 1 × H100: 73.60 GiB of GPU memory may be used and its weights take 131.42 GiB, "
+            "which leaves no room for a block of 0.16 GiB; choose another GPU or a higher tp_size",
+        ),
+    ],
+)
+def test_servers_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(EngineSettings(**changes), 512)
+    assert str(caught.value) == message
+
+
+EXTRA = "kv_connector_extra_config"
+OFFLOADING = {"kv_connector": "OffloadingConnector", EXTRA: {"cpu_bytes_to_use": PAGE}}
+NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector has one, and MultiConnector of such"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "connector config.kv_connector: expected a name, got None"),
+        ({**OFFLOADING, EXTRA: 3}, f"connector config.{EXTRA}: expected a mapping, got 3"),
+        (
+            {"kv_connector": "MemoryConnector", "kv_connector_module_path": "kv_sim.examples.memory"},
+            f"connector config.kv_connector: MemoryConnector {NO_MODEL}",
+        ),
+        (
+            {**OFFLOADING, EXTRA: {"spec_name": "TieringOffloadingSpec"}},
+            f"connector config.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium that has no timing model; "
+            "CPUOffloadingSpec has one",
+        ),
+        (
+            {"kv_connector": "MultiConnector"},
+            f"connector config.{EXTRA}.connectors: expected a list, got None",
+        ),
+        (
+            {"kv_connector": "MultiConnector", EXTRA: {"connectors": [OFFLOADING, 5]}},
+            f"connector config.{EXTRA}.connectors[1]: expected a mapping, got 5",
+        ),
+    ],
+)
+def test_connectors_that_cannot_be_timed(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        timed_config(config)
+    assert str(caught.value) == message
+
+
+def test_servers_at_the_edge() -> None:
+    settings = EngineSettings(
+        **dict.fromkeys(("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"), 1),
+        **dict.fromkeys(("step_microseconds", "copy_microseconds", "arrival_scale"), 0),
+        max_step_tokens=1024,
+        idle_step_microseconds=0.0001,
+        gpu_blocks=1,
+    )
+    sizes = plan(settings, 512)
+    assert (sizes.step.overhead_ns, sizes.step.idle_ns, sizes.link.ns_per_piece) == (0, 1, 0.0)
+    assert (sizes.most_tokens, sizes.max_step_tokens, sizes.max_running) == (512, 1024, 1024)
+    # Weights of 1000 bytes and a block of 16.
+    room = [
+        toy(gpu=replace(toy().gpu, memory_bytes=size), gpu_memory_utilization=1.0, gpu_blocks=None)
+        for size in (1015, 1016, 1048)
+    ]
+    assert [plan(settings, 4).gpu_blocks for settings in room[1:]] == [1, 3]
+    with pytest.raises(ConfigError, match="leaves no room for a block of"):
+        plan(room[0], 4)
+    # Pieces have 16 tokens, or are whole blocks where those are no multiple of it.
+    layers = settings.model.layers
+    pieces = {tokens: plan(settings, tokens).pieces_per_block for tokens in (16, 24, 64)}
+    assert pieces == {16: layers, 24: layers, 64: 4 * layers}
+
+
+MEDIUM = "kv_sim.replay.timed.medium"
+TIMED = {"spec_name": "ReplayCPUOffloadingSpec", "spec_module_path": MEDIUM}
+
+
+def test_the_media_of_a_configuration_are_timed() -> None:
+    ours = {"kv_connector": "ReplayOffloadingConnector", "kv_connector_module_path": MEDIUM}
+    timed = {EXTRA: {"cpu_bytes_to_use": PAGE, **TIMED}}
+    assert timed_config({**OFFLOADING, "kv_role": "kv_both"}) == {"kv_role": "kv_both", **ours, **timed}
+    bare = {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}
+    assert timed_config(bare) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
+    assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
+    other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
+    nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.nothing"}
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_consumer",
+        EXTRA: {"connectors": [OFFLOADING, {**other, "kv_role": "kv_both"}, nothing], "more": 1},
+    }
+    found = timed_config(several)
+    assert found == {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_consumer",
+        EXTRA: {
+            "connectors": [
+                {"kv_role": "kv_consumer", **ours, **timed},
+                {**other, "kv_role": "kv_both", EXTRA: TIMED},
+                {"kv_role": "kv_consumer", **nothing},
+            ],
+            "more": 1,
+        },
+    }
+    assert not decides_in_known_steps(found), "one of them may count steps"
+    found[EXTRA]["connectors"][1:2] = []
+    assert decides_in_known_steps(found) and decides_in_known_steps(NOTHING)
+
+
+def test_a_mistake_in_a_mediums_settings_is_the_mediums_error() -> None:
+    with pytest.raises(ConfigError, match="lruu"):
+        answer(trace_of((0, 8, 1, [1, 2])), toy(eviction_policy="lruu"))
