@@ -121,7 +121,7 @@ class Outcome:
         request.status = status
         scheduler.forget_prefill(request)
         tails = self._tails_of(request)
-        known = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        known = request.num_computed_tokens - request.num_in_flight_tokens
         scheduler.blocks.drop_passed(request.request_id, known)
         size = scheduler.config.block_size
         needed = -(-request.num_computed_tokens // size)

@@ -146,10 +146,10 @@ class Scheduler:
 
     def _allocate_running(self, plan: StepPlan, request: SimRequest, count: int) -> bool:
         known = request.num_computed_tokens - request.num_in_flight_tokens
-        self.blocks.drop_passed(request.request_id, max(0, known))
+        self.blocks.drop_passed(request.request_id, known)
         before = [len(table) for table in self.blocks.tables[request.request_id].groups]
         total = request.num_computed_tokens + count
-        if not self.blocks.allocate(request.request_id, total, computed_tokens=max(0, known)):
+        if not self.blocks.allocate(request.request_id, total, computed_tokens=known):
             return False
         self.own(request)
         self.blocks.cache_blocks(request, min(total, request.num_tokens))
