@@ -166,6 +166,19 @@ def test_a_load_leaves_room_for_the_rest_of_one_before_it(
         assert made.queues == ([], waits, ["r1", "r2"][: 2 - len(waits)]), f"{free} blocks, {needed} are needed"
 
 
+def test_whose_prefill_is_over_reserves_nothing() -> None:
+    """A load is part of it; it is noted once."""
+    made = Steps(max_step_tokens=8)
+    made.connector.has["r1"] = (8, True)
+    made.add("r1", 25, 4)
+    noted = []
+    for received in ({"r1"}, None, None, None):
+        made.schedule()
+        noted.append([request.request_id for request in made.scheduler.inflight_prefills])
+        made.process(finished_recving=received)
+    assert noted == [["r1"], ["r1"], ["r1"], []]
+
+
 # -- who has to give his blocks back ------------------------------------------------------------
 
 

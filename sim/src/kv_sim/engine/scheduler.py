@@ -186,8 +186,7 @@ class Scheduler:
             request.num_in_flight_tokens += count
             if self.defers_frees:
                 request.last_sched_seq = self.sched_step_seq
-            placeholders = request.num_output_placeholders
-            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens + placeholders
+            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
             request.num_draft_tokens = 0
             if not request.is_prefill_chunk:
                 plan.sampling.add(request_id)
