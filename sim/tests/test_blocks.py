@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_sim_steps import Steps
 
-from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
 from kv_sim.engine.pool import NULL, BlockPool
 
@@ -128,3 +129,26 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take_fresh() == [1, 2, 3]
     assert blocks.take("r") == [[1, 2, 3]]
     assert blocks.take("r") == []
+
+
+@pytest.mark.parametrize("per_block", [2, 4, 8])
+def test_a_prefix_with_a_state_is_gone_on_from_at_its_last_hash(per_block: int) -> None:
+    """Wherever that is: at the first token, at a block's end, or within one after others."""
+    size = 8 // per_block
+    for tokens in range(2, 30):
+        made = Steps(
+            num_blocks=40,
+            block_size=8,
+            hashes_per_block=per_block,
+            groups=(GroupConfig(), STATE),
+            hands_over_states=True,
+            max_step_tokens=32,
+        )
+        request = made.add("r1", tokens)
+        while made.scheduler.requests:
+            made.step()
+        tables, found = made.scheduler.blocks.find_hit(request.block_hashes, tokens + 1)
+        assert found == (tokens - 1) // size * size if tokens % 8 else found == tokens
+        blocks = -(-found // 8)
+        assert [len(table) for table in tables] == [blocks, blocks]
+        assert tables[1][:-1] == [NULL] * (blocks - 1)

@@ -101,22 +101,6 @@ def test_who_shares_the_prompt_goes_on_within_the_block() -> None:
     made.rest()
 
 
-@pytest.mark.parametrize("per_block", [2, 4, 8])
-def test_a_prefix_is_gone_on_from_at_its_last_hash(per_block: int) -> None:
-    """Wherever that is: at the first token, at a block's end, or within one after others."""
-    size = 8 // per_block
-    for tokens in range(2, 30):
-        made = world(request("r1", tokens), config=replace(CONFIG, hashes_per_block=per_block, max_step_tokens=32))
-        made.rest()
-        tables, found = made.engine.scheduler.blocks.find_hit(
-            made.engine.outcome.ended[0].block_hashes, tokens + 1
-        )
-        assert found == (tokens - 1) // size * size if tokens % 8 else found == tokens
-        blocks = -(-found // 8)
-        assert [len(table) for table in tables] == [blocks, blocks]
-        assert tables[1][:-1] == [NULL] * (blocks - 1)
-
-
 def test_of_a_request_that_loses_its_blocks_in_that_step_nothing_is_handed_over() -> None:
     made = world(request("r1", 13, output=2))
     made.apply(STEP)
