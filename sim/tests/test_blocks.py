@@ -1,7 +1,7 @@
 """The block pool and the prefix cache against an obvious model."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_sim_steps import Steps
 
@@ -94,6 +94,7 @@ def test_a_window_needs_what_it_can_still_see(window: int, tokens: int) -> None:
 
 
 @given(window=st.integers(2, 13), cached=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 7))))
+@example(window=13, cached={(0, 0), (0, 1), (0, 2), (1, 0)})
 def test_a_hit_is_the_longest_prefix_that_every_group_can_continue(
     window: int, cached: set[tuple[int, int]]
 ) -> None:
@@ -129,6 +130,22 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take_fresh() == [1, 2, 3]
     assert blocks.take("r") == [[1, 2, 3]]
     assert blocks.take("r") == []
+
+
+@pytest.mark.parametrize(("held", "needed"), [(False, 3 + 2), (True, 2)])
+def test_blocks_of_a_hit_are_taken_from_the_free_ones_unless_somebody_has_them(held: bool, needed: int) -> None:
+    for free in (needed - 1, needed):
+        blocks = KVCacheManager(WorldConfig(num_blocks=12, block_size=4))
+        hit = (blocks.block_pool.allocate(3),)
+        for name, block in zip("abc", hit[0], strict=True):
+            blocks.block_pool.cache(0, name.encode(), block)
+        blocks.block_pool.allocate(8 - (free if held else free - 3))
+        if not held:
+            blocks.block_pool.free(hit[0])
+        assert blocks.block_pool.num_free == free
+        assert blocks.fits_whole("r1", 18, 12, hit) == (free == needed)
+        assert blocks.allocate("r1", 18, computed_tokens=12, hit=hit) == (free == needed)
+        assert blocks.block_pool.num_free == (0 if free == needed else free)
 
 
 @pytest.mark.parametrize("per_block", [2, 4, 8])

@@ -190,6 +190,10 @@ def test_a_name_moves_and_a_block_has_one() -> None:
     pool.check()
 
 
+def test_a_request_is_shown_as_far_as_it_is() -> None:
+    assert repr(request("r1", 4, num_output_tokens=2, status=Status.PREEMPTED)) == "<request r1 preempted 4/12>"
+
+
 # -- what a step's output changes ---------------------------------------------------------------
 
 

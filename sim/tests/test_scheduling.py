@@ -242,3 +242,24 @@ def test_who_alone_does_not_fit_gives_his_own_back() -> None:
     made.scheduler.blocks.block_pool.touch(range(1, 7))
     assert (made.schedule(), made.queues) == ({}, ([], ["r1", "r2", "r3"], []))
     assert made.under_way[-1].output.preempted_req_ids == {"r1", "r2", "r3"}
+
+
+def test_what_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True)
+    request = made.add("r1", 5, 8)
+
+    def lose(*, drop: bool) -> tuple[bool, int]:
+        made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=drop)
+        return request.drop_stale_output, request.num_stale_output_tokens
+
+    made.schedule()
+    assert lose(drop=True) == (True, 5)
+    made.schedule()
+    assert lose(drop=False) == (True, 6), "the first step is still under way"
+    made.process()
+    made.process()
+    assert (made.schedule(), request.num_output_tokens) == ({"r1": 1}, 0)
+    assert lose(drop=False) == (False, 1)
+    assert made.schedule() == {}, "it waits for what it keeps"
+    made.process()
+    assert (made.schedule(), request.num_output_tokens) == ({"r1": 2}, 1)

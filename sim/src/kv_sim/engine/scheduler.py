@@ -70,8 +70,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether the engine's loop would call ``schedule`` now."""
-        unfinished = len(self.running) + len(self.waiting) + len(self.holding)
-        return bool(unfinished or self.finished_req_ids or len(self.requests) > unfinished)
+        return bool(self.requests or self.finished_req_ids)
 
     @property
     def num_running(self) -> int:
