@@ -148,6 +148,22 @@ def test_blocks_of_a_hit_are_taken_from_the_free_ones_unless_somebody_has_them(h
         assert blocks.block_pool.num_free == (0 if free == needed else free)
 
 
+@pytest.mark.parametrize(("groups", "hands"), [((GroupConfig(),), False), ((GroupConfig(), STATE), True)])
+def test_a_hit_that_ends_within_a_block_takes_one_more_of_each_group(
+    groups: tuple[GroupConfig, ...], hands: bool
+) -> None:
+    for free in range(len(groups) + 1):
+        blocks = KVCacheManager(
+            WorldConfig(num_blocks=9, block_size=8, hashes_per_block=4, groups=groups, hands_over_states=hands)
+        )
+        hit = tuple(blocks.block_pool.allocate(1) for _ in groups)
+        blocks.block_pool.allocate(8 - len(groups) - free)
+        fits = free == len(groups)
+        assert blocks.fits_whole("r1", 8, 6, hit) == fits
+        assert blocks.allocate("r1", 8, computed_tokens=6, hit=hit) == fits
+        assert [tuple(copy)[0] for copy in blocks.take_copies()] == ([table[0] for table in hit] if fits else [])
+
+
 @pytest.mark.parametrize("per_block", [2, 4, 8])
 def test_a_prefix_with_a_state_is_gone_on_from_at_its_last_hash(per_block: int) -> None:
     """Wherever that is: at the first token, at a block's end, or within one after others."""

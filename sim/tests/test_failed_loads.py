@@ -89,6 +89,12 @@ def test_of_several_only_those_are_set_back_whose_blocks_failed(is_async: bool, 
     again = {"r1": 0, "r2": 4, "r3": 0, "r4": 8, "r5": 0}
     if not is_async:
         assert made.step() == {name: again[name] + 1 for name in left}
+        find, found = made.scheduler.blocks.block_pool.find, [0] * 5
+        for place, request in enumerate(requests):
+            found[place] = sum(find(0, name) is not None for name in request.prompt_hashes)
+        assert found == [2 if name in left else again[name] // 4 % 2 for name in names], (
+            "what is computed again is found again"
+        )
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])

@@ -1,4 +1,4 @@
-"""Who computes how many tokens in a step, who waits, and who has to give his blocks back."""
+"""Who computes how many tokens in a step, who waits, and what room a load leaves to others."""
 
 from typing import Any
 
@@ -132,6 +132,47 @@ def test_the_longest_request_ends_where_the_model_does() -> None:
     assert counts == [{"r1": 6}, {"r1": 3}, {"r1": 3}, {"r1": 3}, {"r1": 2}, {"r1": 1}]
 
 
+# -- hits that end within a block ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("has", "begins", "ends"),
+    [
+        # The GPU has 6 tokens of 11. The connector is asked from 4 on.
+        (None, None, []),
+        (4, 6, [(2, 0)]),
+        (5, 6, [(2, 1)]),
+        (6, 6, [(2, 2)]),
+        (7, 7, [(2, 3)]),
+        (10, 10, [(2, 6)]),
+    ],
+)
+def test_a_load_takes_the_place_of_an_end_if_it_has_more(
+    has: int | None, begins: int | None, ends: list[tuple[int, int]], is_async: bool
+) -> None:
+    made = Steps(hashes_per_block=2)
+    made.add("r1", 7, 1, shared=7)
+    made.step()
+    made.connector.has["r2"] = (has, is_async)
+    request = made.add("r2", 11, 1, shared=11)
+    loads = begins not in (None, 6)
+    waits = begins is None or (loads and is_async)
+    assert made.schedule() == ({} if begins is None or waits else {"r2": 11 - begins})
+    step = made.under_way[-1]
+    assert step.ends == ends
+    assert len(step.output.kv_cache_block_copies or ()) == (begins == 6)
+    assert step.output.has_sync_kv_loads == (loads and not is_async)
+    assert (request.status is Status.WAITING_FOR_REMOTE_KVS) == (loads and is_async)
+    allocated = made.connector.take("update_state_after_alloc")[1:]
+    assert [(about.request_id, external) for about, _, external in allocated] == (
+        [] if begins is None else [("r2", begins - 4 if loads else 0)]
+    )
+    assert [blocks.get_block_ids() for _, blocks, _ in allocated] == (
+        [] if begins is None else [made.scheduler.blocks.tables["r2"].get_block_ids()]
+    )
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 
@@ -166,6 +207,18 @@ def test_a_load_leaves_room_for_the_rest_of_one_before_it(
         assert made.queues == ([], waits, ["r1", "r2"][: 2 - len(waits)]), f"{free} blocks, {needed} are needed"
 
 
+def test_who_computes_all_of_its_prompt_in_the_same_step_reserves_nothing() -> None:
+    """Two blocks are its own, the load takes five, and one is kept free for a step of drafts."""
+    for free, waits in ((7, ["r2"]), (8, [])):
+        made = Steps(spec_tokens=2)
+        made.scheduler.blocks.block_pool.touch(range(1, 24 - free))
+        made.connector.has["r2"] = (20, True)
+        made.add("r1", 8, 2)
+        made.add("r2", 21, 2)
+        assert made.schedule() == {"r1": 8}
+        assert made.queues[1] == waits
+
+
 def test_whose_prefill_is_over_reserves_nothing() -> None:
     """A load is part of it; it is noted once."""
     made = Steps(max_step_tokens=8)
@@ -177,89 +230,3 @@ def test_whose_prefill_is_over_reserves_nothing() -> None:
         noted.append([request.request_id for request in made.scheduler.inflight_prefills])
         made.process(finished_recving=received)
     assert noted == [["r1"], ["r1"], ["r1"], []]
-
-
-# -- who has to give his blocks back ------------------------------------------------------------
-
-
-def crowded(**config: Any) -> Steps:
-    """Three with two blocks each have all of them, and each needs another one now."""
-    made = Steps(num_blocks=7, max_step_tokens=32, **config)
-    for number in (1, 2, 3):
-        made.add(f"r{number}", 8, 4)
-    assert made.schedule() == {"r1": 8, "r2": 8, "r3": 8}
-    return made
-
-
-@pytest.mark.parametrize("delivery", [False, True])
-def test_the_last_one_is_preempted(delivery: bool) -> None:
-    """And nobody is admitted in that step."""
-    made = crowded()
-    made.process()
-    made.scheduler.requires_delivery = delivery
-    made.add("r4", 1)
-    assert made.schedule() == {"r1": 1, "r2": 1}
-    assert made.under_way[-1].output.preempted_req_ids == {"r3"}
-    r3 = made.scheduler.requests["r3"]
-    assert (made.queues, r3.status, r3.num_preemptions, r3.num_computed_tokens, r3.drop_stale_output) == (
-        (["r1", "r2"], ["r3", "r4"], []),
-        Status.PREEMPTED,
-        1,
-        0,
-        delivery,
-    )
-    made.process()
-    assert made.schedule() == {"r1": 1, "r2": 1}
-    assert made.under_way[-1].output.preempted_req_ids == set()
-    while made.under_way or made.scheduler.requests:
-        made.process()
-        if made.scheduler.requests:
-            made.schedule()
-    assert [ended.num_output_tokens for ended in made.outcome.ended] == [4, 4, 1, 4]
-
-
-def test_nobody_is_preempted_where_blocks_come_back_soon() -> None:
-    made = crowded()
-    made.process()
-    made.connector.frees_blocks_soon = True
-    assert (made.schedule(), made.queues) == ({}, (["r1", "r2", "r3"], [], []))
-
-
-def test_nobody_is_preempted_whom_a_step_under_way_still_writes() -> None:
-    """Only where frees are deferred; elsewhere he is, and what comes back of him is stale."""
-    for role, counts, stale in (("kv_both", {}, 0), ("kv_producer", {"r1": 1, "r2": 1}, 8)):
-        made = crowded(role=role, run_ahead=1, async_scheduling=True)
-        assert made.schedule() == counts
-        assert made.scheduler.requests["r3"].num_stale_output_tokens == stale
-        made.process()
-        if stale:
-            assert made.scheduler.requests["r3"].num_output_tokens == 1, "he keeps what he sampled"
-
-
-def test_who_alone_does_not_fit_gives_his_own_back() -> None:
-    made = crowded()
-    made.process()
-    made.scheduler.blocks.block_pool.touch(range(1, 7))
-    assert (made.schedule(), made.queues) == ({}, ([], ["r1", "r2", "r3"], []))
-    assert made.under_way[-1].output.preempted_req_ids == {"r1", "r2", "r3"}
-
-
-def test_what_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
-    made = Steps(run_ahead=2, async_scheduling=True)
-    request = made.add("r1", 5, 8)
-
-    def lose(*, drop: bool) -> tuple[bool, int]:
-        made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=drop)
-        return request.drop_stale_output, request.num_stale_output_tokens
-
-    made.schedule()
-    assert lose(drop=True) == (True, 5)
-    made.schedule()
-    assert lose(drop=False) == (True, 6), "the first step is still under way"
-    made.process()
-    made.process()
-    assert (made.schedule(), request.num_output_tokens) == ({"r1": 1}, 0)
-    assert lose(drop=False) == (False, 1)
-    assert made.schedule() == {}, "it waits for what it keeps"
-    made.process()
-    assert (made.schedule(), request.num_output_tokens) == ({"r1": 2}, 1)

@@ -166,9 +166,8 @@ class Scheduler:
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
-        request.drop_stale_output = drop_stale_output or (
-            request.drop_stale_output and request.num_stale_output_tokens > 0
-        )
+        # Who runs while output of an earlier run is under way drops that already.
+        request.drop_stale_output = drop_stale_output or request.num_stale_output_tokens > 0
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = 0
         request.num_unseen_rejects = 0
