@@ -161,7 +161,9 @@ def test_a_hit_that_ends_within_a_block_takes_one_more_of_each_group(
         fits = free == len(groups)
         assert blocks.fits_whole("r1", 8, 6, hit) == fits
         assert blocks.allocate("r1", 8, computed_tokens=6, hit=hit) == fits
-        assert [tuple(copy)[0] for copy in blocks.take_copies()] == ([table[0] for table in hit] if fits else [])
+        assert [copy.src_block_id for copy in blocks.take_copies()] == (
+            [table[0] for table in hit] if fits else []
+        )
 
 
 @pytest.mark.parametrize("per_block", [2, 4, 8])
