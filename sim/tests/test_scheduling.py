@@ -173,6 +173,33 @@ def test_a_load_takes_the_place_of_an_end_if_it_has_more(
     )
 
 
+# -- loads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_load_may_write_the_blocks_that_it_was_announced_for(is_async: bool) -> None:
+    """Not those that the GPU had, nor those that a window passed; and no longer than until it is reported."""
+    made = Steps(groups=TWO, num_blocks=60)
+    made.add("r1", 5, shared=5)
+    made.step()
+    made.connector.has["r2"] = (18, is_async)
+    request = made.add("r2", 22, 2, shared=22)
+    assert made.schedule() == ({} if is_async else {"r2": 4})
+    full, window = made.scheduler.blocks.tables["r2"].get_block_ids()
+    assert window[:2] == [0, 0]
+    targets = [*full[1:5], *window[2:5]]
+    shadow, step = made.scheduler.shadow, made.under_way[-1]
+    assert shadow.load_rights == (dict.fromkeys(targets, "r2") if is_async else {})
+    assert shadow.step_rights == ({} if is_async else dict.fromkeys(targets, made.scheduler.num_steps))
+    assert step.sync_targets == ({} if is_async else {"r2": targets})
+    assert set(step.poison).isdisjoint(targets)
+    assert (request.awaits_load, step.output.has_sync_kv_loads) == (is_async, not is_async)
+    assert made.connector.take("get_external_cache_hit_sources") == [(request, 14)]
+    assert made.connector.take("get_loaded_kv_cache_group_ids") == ([(request,)] if is_async else [])
+    made.process(finished_recving={"r2"} if is_async else None)
+    assert (shadow.load_rights, shadow.step_rights, request.awaits_load) == ({}, {}, False)
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 
@@ -187,6 +214,9 @@ def test_a_load_takes_the_place_of_an_end_if_it_has_more(
         ({"spec_tokens": 4}, 47, 16, 4 + 5 + 9 + 2),
         # Of a window 2 blocks are loaded, and 7 are held at most, of which 4 are passed or there.
         ({"groups": TWO}, 47, 16, 4 + 2 + 5 + 2 + 8 + 3),
+        ({"groups": (GroupConfig(), GroupConfig("sliding", 9))}, 47, 16, 4 + 2 + 5 + 2 + 8 + 3),
+        ({"groups": (GroupConfig(), GroupConfig("sliding", 10))}, 47, 16, 4 + 3 + 5 + 3 + 8 + 4),
+        ({"groups": TWO, "run_ahead": 1}, 47, 16, 4 + 2 + 5 + 2 + 8 + 7),
         ({"groups": TWO, "spec_tokens": 2}, 47, 16, 4 + 2 + 5 + 2 + 9 + 3 + 2),
         ({"groups": TWO, "spec_tokens": 4}, 47, 16, 4 + 2 + 5 + 2 + 9 + 3 + 4),
         # All 7 are passed, but the next chunk of 16 tokens needs 4 of each.

@@ -66,7 +66,7 @@ class Outcome:
             return False
         if rejected and not is_stale:
             request.num_computed_tokens -= rejected
-            if request.num_output_placeholders > 0:
+            if request.num_output_placeholders:
                 request.num_output_placeholders -= rejected
         if request.request_id not in step.sampling:
             return False
