@@ -117,6 +117,16 @@ def test_of_several_only_those_fail_whose_load_did(policy: Any) -> None:
         }
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_who_failed_to_load_has_drafts_only_if_its_output_is_waited_for(is_async: bool) -> None:
+    """There the worker has drafted in the step that failed, though nothing of it counts."""
+    made, request = loading(9, has=8, is_async=False, spec_tokens=2, async_scheduling=is_async, run_ahead=is_async)
+    assert made.drafts == {"r1": 2}
+    made.process(invalid_block_ids={made.scheduler.blocks.tables["r1"].groups[0][1]})
+    assert (request.num_computed_tokens, request.num_draft_tokens) == (4, 0 if is_async else 2)
+    assert made.schedule() == {"r1": 5 if is_async else 7}
+
+
 def test_blocks_of_several_groups_are_not_reported_by_their_ids() -> None:
     made, _ = loading(groups=TWO, num_blocks=40)
     with pytest.raises(Violation) as found:
