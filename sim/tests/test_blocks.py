@@ -1,10 +1,11 @@
 """The block pool and the prefix cache against an obvious model."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from kv_sim_steps import Steps
 
-from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
 from kv_sim.engine.pool import NULL, BlockPool
 
@@ -93,6 +94,7 @@ def test_a_window_needs_what_it_can_still_see(window: int, tokens: int) -> None:
 
 
 @given(window=st.integers(2, 13), cached=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 7))))
+@example(window=13, cached={(0, 0), (0, 1), (0, 2), (1, 0)})
 def test_a_hit_is_the_longest_prefix_that_every_group_can_continue(
     window: int, cached: set[tuple[int, int]]
 ) -> None:
@@ -128,3 +130,60 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take_fresh() == [1, 2, 3]
     assert blocks.take("r") == [[1, 2, 3]]
     assert blocks.take("r") == []
+
+
+@pytest.mark.parametrize(("held", "needed"), [(False, 3 + 2), (True, 2)])
+def test_blocks_of_a_hit_are_taken_from_the_free_ones_unless_somebody_has_them(held: bool, needed: int) -> None:
+    for free in (needed - 1, needed):
+        blocks = KVCacheManager(WorldConfig(num_blocks=12, block_size=4))
+        hit = (blocks.block_pool.allocate(3),)
+        for name, block in zip("abc", hit[0], strict=True):
+            blocks.block_pool.cache(0, name.encode(), block)
+        blocks.block_pool.allocate(8 - (free if held else free - 3))
+        if not held:
+            blocks.block_pool.free(hit[0])
+        assert blocks.block_pool.num_free == free
+        assert blocks.fits_whole("r1", 18, 12, hit) == (free == needed)
+        assert blocks.allocate("r1", 18, computed_tokens=12, hit=hit) == (free == needed)
+        assert blocks.block_pool.num_free == (0 if free == needed else free)
+
+
+@pytest.mark.parametrize(("groups", "hands"), [((GroupConfig(),), False), ((GroupConfig(), STATE), True)])
+def test_a_hit_that_ends_within_a_block_takes_one_more_of_each_group(
+    groups: tuple[GroupConfig, ...], hands: bool
+) -> None:
+    for free in range(len(groups) + 1):
+        blocks = KVCacheManager(
+            WorldConfig(num_blocks=9, block_size=8, hashes_per_block=4, groups=groups, hands_over_states=hands)
+        )
+        hit = tuple(blocks.block_pool.allocate(1) for _ in groups)
+        blocks.block_pool.allocate(8 - len(groups) - free)
+        fits = free == len(groups)
+        assert blocks.fits_whole("r1", 8, 6, hit) == fits
+        assert blocks.allocate("r1", 8, computed_tokens=6, hit=hit) == fits
+        assert [copy.src_block_id for copy in blocks.take_copies()] == (
+            [table[0] for table in hit] if fits else []
+        )
+
+
+@pytest.mark.parametrize("per_block", [2, 4, 8])
+def test_a_prefix_with_a_state_is_gone_on_from_at_its_last_hash(per_block: int) -> None:
+    """Wherever that is: at the first token, at a block's end, or within one after others."""
+    size = 8 // per_block
+    for tokens in range(2, 30):
+        made = Steps(
+            num_blocks=40,
+            block_size=8,
+            hashes_per_block=per_block,
+            groups=(GroupConfig(), STATE),
+            hands_over_states=True,
+            max_step_tokens=32,
+        )
+        request = made.add("r1", tokens)
+        while made.scheduler.requests:
+            made.step()
+        tables, found = made.scheduler.blocks.find_hit(request.block_hashes, tokens + 1)
+        assert found == (tokens - 1) // size * size if tokens % 8 else found == tokens
+        blocks = -(-found // 8)
+        assert [len(table) for table in tables] == [blocks, blocks]
+        assert tables[1][:-1] == [NULL] * (blocks - 1)

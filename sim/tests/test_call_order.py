@@ -176,6 +176,21 @@ def test_runner_v2_says_that_the_forward_pass_is_over() -> None:
 
 
 @pytest.mark.parametrize("runner", [1, 2])
+def test_new_blocks_are_zeroed_and_copied_into_once(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By runner V2 before the connector hears of preemptions, by V1 after it."""
+    traced = Traced(MEMORY, runner=runner, zero_new_blocks=True)
+    (device,) = traced.world.engine.devices
+    for name in ("zero", "copy_blocks", "poison"):
+        monkeypatch.setattr(device, name, lambda *args, name=name: traced.calls.append(("worker", name, args, 0)))
+    traced.add("r1", 10)
+    _, worker = traced.step()
+    prepare, fence = ["zero", "copy_blocks"], ["handle_preemptions"]
+    begin = prepare + fence if runner == 2 else fence + prepare
+    assert worker[:5] == [*begin, "poison", "bind_connector_metadata"]
+    assert (traced.args("zero"), traced.args("copy_blocks")) == ([([1, 2, 3], 1)], [((), 1)])
+
+
+@pytest.mark.parametrize("runner", [1, 2])
 def test_a_preempted_request_resumes_as_its_runner_wants(runner: Any) -> None:
     traced = Traced(MEMORY, runner=runner)
     traced.add("r1", 10, output=9)

@@ -190,6 +190,25 @@ def test_a_name_moves_and_a_block_has_one() -> None:
     pool.check()
 
 
+def test_a_request_is_shown_as_far_as_it_is() -> None:
+    assert repr(request("r1", 4, num_output_tokens=2, status=Status.PREEMPTED)) == "<request r1 preempted 4/12>"
+
+
+@pytest.mark.parametrize("per_block", [1, 2, 4])
+def test_a_request_as_long_as_the_model_has_all_hashes(per_block: int) -> None:
+    made = SimRequest(RequestSpec("r1", 0, 6, 2, 8, 8), 4, 16, per_block)
+    ends = range(4 // per_block, 17, 4 // per_block)
+    for output in range(9):
+        made.num_output_tokens = output
+        hashes = [int(made.hashes[end - 1]).to_bytes(8, "big") for end in ends if end <= 8 + output]
+        assert made.block_hashes == hashes
+        assert made.fine_hashes_up_to(8 + output) == hashes
+        assert made.hashes_up_to(8 + output) == hashes[per_block - 1 :: per_block]
+        assert (len(made.all_token_ids), len(made.prompt_token_ids)) == (8 + output, 8)
+    whole = [(made.hashes_up_to(16)[n], made.all_token_ids[4 * n : 4 * n + 4]) for n in range(4)]
+    assert list(made.all_blocks()) == whole
+
+
 # -- what a step's output changes ---------------------------------------------------------------
 
 

@@ -96,7 +96,6 @@ class Admission:
             self._state.connector.get_loaded_kv_cache_group_ids(request)
         if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
             return False
-        self._state.blocks.drop_passed(request_id, computed)
         if not self._state.blocks.allocate(
             request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
         ):

@@ -118,7 +118,7 @@ class KVCacheManager:
 
         Of a hit only what the window still reaches is taken. If it ends within a block, that is copied.
         """
-        if request_id in self.tables or hit is None:
+        if hit is None:
             return self.tables_of(request_id).groups, 0
         tables = []
         for group, table in enumerate(hit):
@@ -205,8 +205,7 @@ class KVCacheManager:
                     self._unwritten.add(table[index])
                     self._hand_over(request.request_id, group, table[index], index + 1)
             tables.num_cached[group] = max(tables.num_cached[group], min(full, len(table)))
-        if self.config.hashes_per_block > 1:
-            self._cache_end(request, tables, tokens)
+        self._cache_end(request, tables, tokens)
         if self.tails is not None:
             self._unwritten.update(self.tails.keep(request, tables.groups, tokens))
 

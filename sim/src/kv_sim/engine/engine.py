@@ -129,7 +129,6 @@ class Engine:
         """Schedule one more step."""
         output, plan = self.scheduler.schedule(reject_drafts)
         sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
-        fresh = set(plan.fresh)
         for name in plan.counts:
             self.served.compute(self.scheduler.requests[name])
         step = Step(
@@ -137,7 +136,7 @@ class Engine:
             output,
             plan.attentions,
             plan.poison,
-            [block for block in (*plan.async_targets, *sync_targets) if block in fresh],
+            [*plan.async_targets, *sync_targets],
             plan.sync_targets,
             plan.rejected,
             plan.sampling,

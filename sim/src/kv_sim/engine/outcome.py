@@ -65,9 +65,8 @@ class Outcome:
         if skip or request.status.is_finished or (is_stale and request.drop_stale_output):
             return False
         if rejected and not is_stale:
-            if request.num_computed_tokens > 0:
-                request.num_computed_tokens -= rejected
-            if request.num_output_placeholders > 0:
+            request.num_computed_tokens -= rejected
+            if request.num_output_placeholders:
                 request.num_output_placeholders -= rejected
         if request.request_id not in step.sampling:
             return False
@@ -80,15 +79,12 @@ class Outcome:
         request.num_output_tokens += min(new, left)
         if new > left and not is_stale:
             request.num_computed_tokens -= new - left
-        had_placeholders = request.num_output_placeholders > 0
-        if had_placeholders and not is_stale:
+        if request.num_output_placeholders > 0 and not is_stale:
             request.num_output_placeholders -= new
         if not is_stale and request.status is Status.RUNNING:
             known = request.num_computed_tokens - request.num_in_flight_tokens
-            if had_placeholders or self.scheduler.config.spec_tokens:
-                self.scheduler.blocks.cache_blocks(request, known)
-            if not self.scheduler.config.async_scheduling:
-                request.num_draft_tokens = self.scheduler.config.spec_tokens
+            self.scheduler.blocks.cache_blocks(request, known)
+            request.num_draft_tokens = self.scheduler.config.spec_tokens
         if request.num_output_tokens < request.spec.output_tokens:
             return False
         self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
@@ -121,7 +117,7 @@ class Outcome:
         request.status = status
         scheduler.forget_prefill(request)
         tails = self._tails_of(request)
-        known = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        known = request.num_computed_tokens - request.num_in_flight_tokens
         scheduler.blocks.drop_passed(request.request_id, known)
         size = scheduler.config.block_size
         needed = -(-request.num_computed_tokens // size)
@@ -206,7 +202,7 @@ class Outcome:
         for request in requests:
             (table,) = self.scheduler.blocks.tables[request.request_id].groups
             computed = request.num_computed_tokens - counts.get(request.request_id, 0)
-            bad = [i for i in range(-(-computed // size)) if i < len(table) and table[i] in invalid]
+            bad = [i for i in range(-(-computed // size)) if table[i] in invalid]
             if not bad:
                 continue
             affected.add(request.request_id)
@@ -236,13 +232,11 @@ class Outcome:
         )
         check_reports(scheduler, results, self.referee)
         for request_id in sorted(results.finished_recving):
-            request = scheduler.requests.get(request_id)
-            if request is None:
-                continue
+            request = scheduler.requests[request_id]
             if request.status is Status.WAITING_FOR_REMOTE_KVS:
                 scheduler.loaded.add(request_id)
                 self._end_rights(request_id)
-            elif request.status.is_finished:
+            else:  # it was aborted
                 self._free(request)
         for request_id in sorted(results.finished_sending):
             if request_id in scheduler.requests:

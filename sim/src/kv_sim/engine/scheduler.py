@@ -70,8 +70,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether the engine's loop would call ``schedule`` now."""
-        unfinished = len(self.running) + len(self.waiting) + len(self.holding)
-        return bool(unfinished or self.finished_req_ids or len(self.requests) > unfinished)
+        return bool(self.requests or self.finished_req_ids)
 
     @property
     def num_running(self) -> int:
@@ -146,10 +145,10 @@ class Scheduler:
 
     def _allocate_running(self, plan: StepPlan, request: SimRequest, count: int) -> bool:
         known = request.num_computed_tokens - request.num_in_flight_tokens
-        self.blocks.drop_passed(request.request_id, max(0, known))
+        self.blocks.drop_passed(request.request_id, known)
         before = [len(table) for table in self.blocks.tables[request.request_id].groups]
         total = request.num_computed_tokens + count
-        if not self.blocks.allocate(request.request_id, total, computed_tokens=max(0, known)):
+        if not self.blocks.allocate(request.request_id, total, computed_tokens=known):
             return False
         self.own(request)
         self.blocks.cache_blocks(request, min(total, request.num_tokens))
@@ -167,9 +166,8 @@ class Scheduler:
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
-        request.drop_stale_output = drop_stale_output or (
-            request.drop_stale_output and request.num_stale_output_tokens > 0
-        )
+        # Who runs while output of an earlier run is under way drops that already.
+        request.drop_stale_output = drop_stale_output or request.num_stale_output_tokens > 0
         request.num_stale_output_tokens = request.num_in_flight_tokens
         request.num_output_placeholders = 0
         request.num_unseen_rejects = 0
@@ -186,8 +184,7 @@ class Scheduler:
             request.num_in_flight_tokens += count
             if self.defers_frees:
                 request.last_sched_seq = self.sched_step_seq
-            placeholders = request.num_output_placeholders
-            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens + placeholders
+            request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
             request.num_draft_tokens = 0
             if not request.is_prefill_chunk:
                 plan.sampling.add(request_id)

@@ -39,7 +39,7 @@ class Tails:
 
     def cut(self, request: SimRequest, start: int, count: int) -> int:
         """How many of ``count`` tokens from ``start`` on are computed in one step."""
-        return next((end - start for end in self.boundaries(request) if start < end < start + count), count)
+        return min([count, *(end - start for end in self.boundaries(request) if start < end)])
 
     # -- hits ----------------------------------------------------------------------------------
 

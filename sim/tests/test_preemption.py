@@ -1,0 +1,91 @@
+"""Who has to give his blocks back, and what becomes of what is under way for him."""
+
+from typing import Any
+
+import pytest
+from kv_sim_steps import Steps
+
+from kv_sim.engine.request import Status
+
+
+def crowded(**config: Any) -> Steps:
+    """Three with two blocks each have all of them, and each needs another one now."""
+    made = Steps(num_blocks=7, max_step_tokens=32, **config)
+    for number in (1, 2, 3):
+        made.add(f"r{number}", 8, 4)
+    assert made.schedule() == {"r1": 8, "r2": 8, "r3": 8}
+    return made
+
+
+@pytest.mark.parametrize("delivery", [False, True])
+def test_the_last_one_is_preempted(delivery: bool) -> None:
+    """And nobody is admitted in that step."""
+    made = crowded()
+    made.process()
+    made.scheduler.requires_delivery = delivery
+    made.add("r4", 1)
+    assert made.schedule() == {"r1": 1, "r2": 1}
+    assert made.under_way[-1].output.preempted_req_ids == {"r3"}
+    r3 = made.scheduler.requests["r3"]
+    assert (made.queues, r3.status, r3.num_preemptions, r3.num_computed_tokens, r3.drop_stale_output) == (
+        (["r1", "r2"], ["r3", "r4"], []),
+        Status.PREEMPTED,
+        1,
+        0,
+        delivery,
+    )
+    made.process()
+    assert made.schedule() == {"r1": 1, "r2": 1}
+    assert made.under_way[-1].output.preempted_req_ids == set()
+    while made.under_way or made.scheduler.requests:
+        made.process()
+        if made.scheduler.requests:
+            made.schedule()
+    assert [ended.num_output_tokens for ended in made.outcome.ended] == [4, 4, 1, 4]
+
+
+def test_nobody_is_preempted_where_blocks_come_back_soon() -> None:
+    made = crowded()
+    made.process()
+    made.connector.frees_blocks_soon = True
+    assert (made.schedule(), made.queues) == ({}, (["r1", "r2", "r3"], [], []))
+
+
+def test_nobody_is_preempted_whom_a_step_under_way_still_writes() -> None:
+    """Only where frees are deferred; elsewhere he is, and what comes back of him is stale."""
+    for role, counts, stale in (("kv_both", {}, 0), ("kv_producer", {"r1": 1, "r2": 1}, 8)):
+        made = crowded(role=role, run_ahead=1, async_scheduling=True)
+        assert made.schedule() == counts
+        assert made.scheduler.requests["r3"].num_stale_output_tokens == stale
+        made.process()
+        if stale:
+            assert made.scheduler.requests["r3"].num_output_tokens == 1, "he keeps what he sampled"
+
+
+def test_who_alone_does_not_fit_gives_his_own_back() -> None:
+    made = crowded()
+    made.process()
+    made.scheduler.blocks.block_pool.touch(range(1, 7))
+    assert (made.schedule(), made.queues) == ({}, ([], ["r1", "r2", "r3"], []))
+    assert made.under_way[-1].output.preempted_req_ids == {"r1", "r2", "r3"}
+
+
+def test_what_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True)
+    request = made.add("r1", 5, 8)
+
+    def lose(*, drop: bool) -> tuple[bool, int]:
+        made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=drop)
+        return request.drop_stale_output, request.num_stale_output_tokens
+
+    made.schedule()
+    assert lose(drop=True) == (True, 5)
+    made.schedule()
+    assert lose(drop=False) == (True, 6), "the first step is still under way"
+    made.process()
+    made.process()
+    assert (made.schedule(), request.num_output_tokens) == ({"r1": 1}, 0)
+    assert lose(drop=False) == (False, 1)
+    assert made.schedule() == {}, "it waits for what it keeps"
+    made.process()
+    assert (made.schedule(), request.num_output_tokens) == ({"r1": 2}, 1)
