@@ -143,7 +143,10 @@ class CPUOffloadingManager(OffloadingManager):
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
-        placed = self._entry.place_all(stores) if len(stores) > 1 else None
+        if len(stores) == 1:
+            only = self.prepare_store(*stores[0])
+            return [] if only is None else [only]
+        placed = self._entry.place_all(stores)
         return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:

@@ -5,12 +5,12 @@ function and are of one length, so many of them are joined with the suffix betwe
 calls. Where they aren't as long as the first of them, each is added by itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import add
 from struct import Struct
-from typing import Final, cast
+from typing import Final
 
 from kv_api import OffloadKey
 
@@ -18,9 +18,10 @@ PIECE: Final = 64
 """Keys that are cut in one call."""
 
 
-def names(hashes: Sequence[bytes], suffix: bytes) -> Iterable[OffloadKey]:
+def names(hashes: Sequence[bytes], suffix: bytes) -> list[OffloadKey]:
     """The keys of chunks that end with these hashes, in their order."""
-    whole = len(hashes) // PIECE * PIECE
+    count = len(hashes)
+    whole = count // PIECE * PIECE
     keys: list[OffloadKey] = []
     if whole:
         size = len(hashes[0]) + len(suffix)
@@ -28,7 +29,8 @@ def names(hashes: Sequence[bytes], suffix: bytes) -> Iterable[OffloadKey]:
         if len(joined) == whole * size:
             for piece in _cutter(size).iter_unpack(joined):
                 keys += piece
-    keys += cast("Iterable[OffloadKey]", map(add, hashes[len(keys) :], repeat(suffix)))
+    if len(keys) < count:
+        keys += map(add, hashes[len(keys) :], repeat(suffix))
     return keys
 
 

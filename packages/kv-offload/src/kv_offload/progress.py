@@ -13,7 +13,6 @@ group from the cursor on, so they are a range, and nothing is done chunk by chun
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import cast
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.block_index import BlockIndex
@@ -66,7 +65,7 @@ class GroupProgress:
         size = group.hashes_per_chunk
         stop = min(len(hashes) // size, tokens // group.tokens_per_chunk)
         if stop == known + 1:  # as in most steps of decoding
-            self.keys.append(cast("OffloadKey", hashes[stop * size - 1] + group.key_suffix))
+            self.keys.append(hashes[stop * size - 1] + group.key_suffix)  # type: ignore[arg-type]
         elif stop > known:
             self.keys += names(hashes[(known + 1) * size - 1 : stop * size : size], group.key_suffix)
 
