@@ -9,6 +9,8 @@ from kv_multi_scripted import Blocks, Meta, child, engine_config, request
 from kv_api import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorTransferResults
 from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector, MultiKVConnectorMetadata
+from kv_multi.scheduler_side import MultiSchedulerSide
+from kv_multi.worker_side import MultiWorkerSide
 
 R = request()
 BLOCKS = Blocks([1, 2])
@@ -100,9 +102,9 @@ def test_a_step_from_plan_to_report(make):
 
 
 def test_every_listed_member_is_its_own():
-    listed = (
-        "__init__ bind_connector_metadata build_connector_meta clear_connector_metadata get_finished "
-        "get_num_new_matched_tokens register_kv_caches request_finished save_kv_layer start_load_kv "
-        "update_state_after_alloc"
-    )
-    assert set(listed.split()) <= set(vars(MultiConnector))
+    scheduler = "build_connector_meta get_num_new_matched_tokens request_finished update_state_after_alloc"
+    worker = "bind_connector_metadata clear_connector_metadata get_finished register_kv_caches save_kv_layer"
+    for half, listed in ((MultiSchedulerSide, scheduler), (MultiWorkerSide, f"{worker} start_load_kv")):
+        for name in ("__init__", *listed.split()):
+            assert getattr(half, name).__module__.startswith("kv_multi."), f"{half.__name__}.{name}"
+            assert callable(getattr(MultiConnector, name))

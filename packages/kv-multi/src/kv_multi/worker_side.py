@@ -6,7 +6,7 @@ obeyed in ``handle_preemptions`` already: from then on its copies have ended, be
 """
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 from kv_api import (
     AttentionMetadata,
@@ -17,15 +17,16 @@ from kv_api import (
     KVConnectorHandshakeMetadata,
     KVConnectorKVEvents,
     KVConnectorMetadata,
-    KVConnectorStats,
+    KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     Tensor,
     VllmConfig,
     WorkerSide,
 )
-from kv_multi.children import Child, Options
+from kv_multi.children import Child
 from kv_multi.events import MultiKVConnectorKVEvents
+from kv_multi.half import MultiSide
 from kv_multi.loads import LoadReports
 from kv_multi.metadata import (
     MultiKVConnectorHandshakeMetadata,
@@ -33,31 +34,20 @@ from kv_multi.metadata import (
     MultiKVConnectorWorkerMetadata,
     expect_slots,
 )
-from kv_multi.quarantine import Quarantine, shut_down_all
 from kv_multi.saves import SaveReports
-from kv_multi.stats import Origin, collect
 
 
-class MultiWorkerSide(WorkerSide):
-    """Joins the worker halves of several connectors."""
+class MultiWorkerSide(MultiSide, WorkerSide):
+    """Joins the worker halves of several connectors. Whether it has metadata is the answer of all of them."""
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        kv_cache_config: KVCacheConfig | None,
-        children: tuple[Child, ...],
-        options: Options,
-        origins: dict[str, Origin],
-    ) -> None:
+    role: ClassVar[KVConnectorRole] = KVConnectorRole.WORKER
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
-        self._children = children
-        self._names = [child.name for child in children]
-        self._origins = origins
         self._saves = SaveReports()
         self._loads = LoadReports()
-        self._quarantine = Quarantine(children, options.on_child_error, self._abandon)
 
-    def _abandon(self, child: Child) -> None:
+    def _on_switch_off(self, child: Child) -> None:
         """A child is gone, and its copies with it: nobody waits for it any more."""
         self._loads.abandon(child.place)
         self._saves.abandon(child.place)
@@ -65,6 +55,7 @@ class MultiWorkerSide(WorkerSide):
     # -- start and sleep -----------------------------------------------------------------------
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        """The only one's. Two are an error that names them."""
         found = {
             child.name: context
             for child in self._children
@@ -78,22 +69,27 @@ class MultiWorkerSide(WorkerSide):
         return next(iter(found.values()), None)
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        """Each."""
         for child in self._children:
             child.connector.register_kv_caches(kv_caches)
 
     def unregister_kv_caches(self) -> None:
+        """Each."""
         for child in self._quarantine.live():
             child.connector.unregister_kv_caches()
 
     def restore_kv_caches(self) -> None:
+        """Each."""
         for child in self._quarantine.live():
             child.connector.restore_kv_caches()
 
     def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocksOp) -> None:
+        """Each."""
         for child in self._children:
             child.connector.set_host_xfer_buffer_ops(copy_operation)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Each one's that has any, by name. None when none has."""
         found = {
             child.name: metadata
             for child in self._children
@@ -104,18 +100,20 @@ class MultiWorkerSide(WorkerSide):
     # -- begin of a step -----------------------------------------------------------------------
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Each, with its slot."""
         metadata = self._take(kv_connector_metadata)
         for child, own in zip(self._children, metadata.metadata, strict=True):
             self._quarantine.ask(child, _handle_preemptions, None, child, own)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Each, with its slot; what the scheduler says of stores and loads is taken over."""
         metadata = self._take(connector_metadata)
         super().bind_connector_metadata(metadata)
         self._saves.expect(metadata.async_saves)
         self._loads.expect(metadata.loads)
         for child in self._children:
             if self._quarantine.is_off(child):
-                self._abandon(child)
+                self._on_switch_off(child)
         for child, own in zip(self._children, metadata.metadata, strict=True):
             self._quarantine.ask(child, _bind_connector_metadata, None, child, own)
 
@@ -130,42 +128,50 @@ class MultiWorkerSide(WorkerSide):
         return metadata
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Each."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.start_load_kv, None, forward_context, **kwargs)
 
     # -- forward pass --------------------------------------------------------------------------
 
     def wait_for_layer_load(self, layer_name: str) -> None:
+        """Each."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.wait_for_layer_load, None, layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
+        """Each that saves."""
         for child in self._children:
             if child.saves:
                 save = child.connector.save_kv_layer
                 self._quarantine.ask(child, save, None, layer_name, kv_layer, attn_metadata, **kwargs)
 
     def finish_forward(self) -> None:
+        """Each."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.finish_forward, None)
 
     def reset_capture_state(self) -> None:
+        """Each."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.reset_capture_state, None)
 
     # -- end of a step -------------------------------------------------------------------------
 
     def wait_for_save(self) -> None:
+        """Each, also one that doesn't save (``saves``)."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.wait_for_save, None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """As ``get_transfer_results``; None where nothing ended."""
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending or None, results.finished_recving or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """A store when the last child that holds the request reported it, a load when its loader did; once."""
         nothing = KVConnectorTransferResults()
         for child in self._children:
             own = self._quarantine.ask(child, child.connector.get_transfer_results, nothing, finished_req_ids)
@@ -174,19 +180,14 @@ class MultiWorkerSide(WorkerSide):
         return KVConnectorTransferResults(self._saves.take(), *self._loads.take())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        """All of all, and the blocks of loads that were lost with a child."""
         failed: set[int] = set()
         for child in self._children:
             failed |= self._quarantine.ask(child, child.connector.get_block_ids_with_load_errors, set())
         return failed | self._loads.take_failed_blocks()
 
-    def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        counted = {
-            child.name: self._quarantine.ask(child, child.connector.get_kv_connector_stats, None)
-            for child in self._children
-        }
-        return collect(counted, self._origins, self._quarantine.reasons())
-
     def get_kv_connector_kv_cache_events(self) -> KVConnectorKVEvents | None:
+        """Each one's, kept apart by name. None when none has any."""
         found = {
             child.name: events
             for child in self._children
@@ -196,6 +197,7 @@ class MultiWorkerSide(WorkerSide):
         return MultiKVConnectorKVEvents(found) if found else None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """A slot for each. None when all have None and no child was switched off."""
         slots = tuple(
             self._quarantine.ask(child, child.connector.build_connector_worker_meta, None)
             for child in self._children
@@ -206,12 +208,10 @@ class MultiWorkerSide(WorkerSide):
         return MultiKVConnectorWorkerMetadata(slots, news)
 
     def clear_connector_metadata(self) -> None:
+        """Each, and its own."""
         for child in self._children:
             self._quarantine.ask(child, child.connector.clear_connector_metadata, None)
         super().clear_connector_metadata()
-
-    def shutdown(self) -> None:
-        shut_down_all(list(self._quarantine.live()))
 
     def check(self) -> None:
         """Recount every book."""

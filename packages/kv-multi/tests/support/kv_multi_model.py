@@ -298,8 +298,8 @@ class World:
                 self.process()
         assert not self.live
         assert not self.due
-        half, books = self.scheduler._half, ("_held", "_running", "_missing", "_matches", "_untold")
+        half, books = self.scheduler.side, ("_held", "_running", "_missing", "_matches", "_untold")
         left = [getattr(book, name, None) for book in vars(half).values() for name in books]
-        left += [getattr(worker._half._saves, name) for worker in self.workers for name in ("_waiting", "_done")]
-        left += [worker._half._loads._waiting for worker in self.workers]
+        left += [getattr(worker.side._saves, name) for worker in self.workers for name in ("_waiting", "_done")]
+        left += [worker.side._loads._waiting for worker in self.workers]
         assert not any(left), left
