@@ -157,7 +157,7 @@ MISUSES = [
     ("fuzz --connector broken_connectors:Homeless", "can't be created: worker side: KeyError: 'home' (broken_"),
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
-    ("fuzz --connector later --extra 3", "--extra: expected a JSON object, got '3'"),
+    ("fuzz --connector later --extra 3", "--extra: expected an object, got 3 (a whole number)"),
     ("fuzz --connector OffloadingConnector", "CPUOffloadingSpec copies memory by itself, and a world's memory is"),
     (
         """fuzz --connector MultiConnector --extra '{"connectors": [{"kv_connector": "MultiConnector",
@@ -165,8 +165,14 @@ MISUSES = [
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1e6}}]}}]}'""",
         "the subject 'offload' is the same with copies of the testbed's (kv_sim.offload:WorldCPUOffloadingSpec)",
     ),
-    (f"fuzz --connector later --extra {100_000 * '['}", "--extra: maximum recursion depth exceeded"),
-    (f"fuzz --connector later --extra 1{5000 * '0'}", "--extra: Exceeds the limit (4300 digits)"),
+    (
+        f"fuzz --connector later --extra {100_000 * '['}",
+        "--extra: no JSON that can be read: maximum recursion depth exceeded",
+    ),
+    (
+        f"fuzz --connector later --extra 1{5000 * '0'}",
+        "--extra: no JSON that can be read: Exceeds the limit (4300 digits)",
+    ),
     (
         """fuzz --connector MultiConnector --extra '{"connectors": 7}'""",
         "connectors: expected a non-empty list of KVTransferConfig mappings, got 7 (int)",

@@ -25,6 +25,7 @@ from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
 from kv_sim.offload import copies_by_itself
 from kv_sim.schedule_file import Schedule
+from kv_sim.strict import read_option
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
@@ -134,15 +135,7 @@ def check_groups(subject: Subject) -> None:
 
 def parse_extra(text: str) -> dict[str, Any]:
     """``--extra``: the connector's own settings as a JSON object."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--extra: no JSON: {error.msg} at column {error.colno} of {text!r}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--extra: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"--extra: expected a JSON object, got {text!r}")
-    return value
+    return read_option("--extra", text)
 
 
 def with_spec(spec: str, extra: str | None) -> str:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
+from kv_api import ConfigError
 from kv_api.errors import nearest_name
 
 Name = TypeVar("Name", bound=StrEnum)
@@ -36,6 +37,14 @@ def read_object(line: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Bad(f"expected an object, got {word(value)}")
     return value
+
+
+def read_option(option: str, text: str) -> dict[str, Any]:
+    """An option of the command line whose value is an object."""
+    try:
+        return read_object(text)
+    except Bad as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_a_medium_is_driven_below_the_offloading_connector(run_pytest: Run) -> N
         (["--kv-connector=mine:Hastyy"], "did you mean 'Hasty'?"),
         (["--kv-connector=mine:Homeless"], "it can't be created: worker side: KeyError: 'home'"),
         (["--kv-connector=mine:Hasty", "--kv-traits=rank"], "did you mean 'ranks'?"),
-        (["--kv-connector=mine:Hasty", "--kv-extra=3"], "expected a JSON object, got '3'"),
+        (["--kv-connector=mine:Hasty", "--kv-extra=3"], "expected an object, got 3 (a whole number)"),
         (["--kv-connector=mine:Hasty", "--kv-histories=0"], "--kv-histories: more than 0, got 0"),
         (["--kv-connector=mine:Hasty", "--kv-seed=x"], "a seed is a whole number"),
         (["--kv-spec=nowhere"], "an offloading medium is named module:Class, got 'nowhere'"),

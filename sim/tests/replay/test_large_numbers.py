@@ -14,9 +14,9 @@ REQUESTS = [
 ]
 HUGE = str(10**20)
 CONFIG = json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"})
-SLOW = "and a replay's clock takes no more than a day at once; check {causes} and their efficiencies"
-GPU = SLOW.format(causes="the GPU's FLOP/s and bandwidth")
-LINK = SLOW.format(causes="the link's bandwidth, copy_microseconds")
+SLOW = "and a replay's clock takes no more than a day at once; check {causes}"
+GPU = SLOW.format(causes="the GPU's FLOP/s, bandwidth and efficiencies")
+LINK = SLOW.format(causes="the link's bandwidth and efficiency, copy_microseconds")
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ ENGINE = {
         "--arrival-scale"
     ),
     ("--connector-config", 100_000 * "["): (
-        "--connector-config: no JSON: maximum recursion depth exceeded while decoding a JSON array from a unicode "
-        "string"
+        "--connector-config: no JSON that can be read: maximum recursion depth exceeded while decoding a JSON "
+        "array from a unicode string"
     ),
 }
 

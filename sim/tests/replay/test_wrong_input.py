@@ -197,6 +197,8 @@ FILES = {
         "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "a document of numbers": ("[\n3]\n", "{file}:1: expected an object"),
+    "not even the first line": ("{oops}\n{}\n" + GOOD + "\n", "{file}:1: not JSON from column 2 on {more}"),
+    "no line at all": ("{oops}\n{sorry}\n", "{file}:1: not JSON from column 2 on"),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
     "a bad turn": (
         session(64, {"type": "subagent", "requests": [{"t": 0}]}),

@@ -8,7 +8,6 @@ from kv_api import (
     KVCacheConfig,
     KVConnectorMetadata,
     KVConnectorOutput,
-    KVConnectorRole,
     Request,
     VllmConfig,
 )
@@ -17,6 +16,7 @@ from kv_multi.choice import Choices, Match
 from kv_multi.loads import LoadReports
 from kv_multi.saves import SaveReports
 from kv_multi.scheduler_side import MultiSchedulerSide
+from kv_multi.worker_side import MultiWorkerSide
 from kv_sim.examples.later import LaterConnector, LaterScheduler
 
 
@@ -52,15 +52,16 @@ class _Union(LoadReports):
         self._failed.update(failed)
 
 
+class _UnitingWorker(MultiWorkerSide):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._loads = _Union()
+
+
 class UnionOfLoads(MultiConnector):
     """The children's reports of loads are united, whoever was loading."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if role is KVConnectorRole.WORKER:
-            self._worker._loads = _Union()
+    worker_class = _UnitingWorker
 
 
 class _FirstSaveCounts(SaveReports):
@@ -68,15 +69,16 @@ class _FirstSaveCounts(SaveReports):
         super().expect({request_id: children[:1] for request_id, children in async_saves.items()})
 
 
+class _HastyWorker(MultiWorkerSide):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._saves = _FirstSaveCounts()
+
+
 class FirstSaveCounts(MultiConnector):
     """The stores beyond the first are not counted: the first report frees what others still read."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if role is KVConnectorRole.WORKER:
-            self._worker._saves = _FirstSaveCounts()
+    worker_class = _HastyWorker
 
 
 class _Sticky(Choices):
@@ -90,26 +92,28 @@ class _Sticky(Choices):
         return answer
 
 
+class _StickyScheduler(MultiSchedulerSide):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._choices = _Sticky(self._options.load_policy)
+
+
 class StaleChoice(MultiConnector):
     """The child that was chosen first stays the chosen one, whatever later queries find."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if isinstance(self._half, MultiSchedulerSide):
-            self._half._choices = _Sticky(self._half._choices._policy)
+    scheduler_class = _StickyScheduler
+
+
+class _NestedScheduler(MultiSchedulerSide):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self.outermost = False
 
 
 class FirstReportFrees(MultiConnector):
     """A request that is aborted while one child loads it is held for the store of another."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if isinstance(self._half, MultiSchedulerSide):
-            self._half.outermost = False
+    scheduler_class = _NestedScheduler
 
 
 class NoPreemptions(MultiConnector):

@@ -26,6 +26,8 @@ from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of
 
+SKIP_GOES_ON: Final = " (--on-error skip goes on)"
+
 _LOOK_AT: Final = 1000
 """Records that are read before the units are decided."""
 
@@ -110,7 +112,8 @@ class Opening:
             kept.append((place, value))
             if isinstance(value, Broken):
                 if self._options.on_error is OnError.STOP:
-                    raise ConfigError(f"{place}: {value.reason}")
+                    goes_on = not all(isinstance(later, Broken) for _, later in found)
+                    raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
                 continue
             return detect(value, container, str(place)), chain(kept, found)
         raise ConfigError(f"{files[0]}: no line of it is a record")
@@ -162,7 +165,7 @@ class Opening:
                     yield place, record
             except MalformedError as error:
                 if self._options.on_error is OnError.STOP:
-                    raise ConfigError(f"{place}: {error} (--on-error skip goes on)") from None
+                    raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
                 self._account.skip(f"{place}: {error}")
 
     def requests(self, progress: Progress = lambda count: None) -> Iterator[Request]:

@@ -1,7 +1,6 @@
 """The options of ``kv-sim replay --fidelity engine``, and from them to settings."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
@@ -14,6 +13,7 @@ from kv_sim.replay.timed.run import Progress
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import parse_bytes
+from kv_sim.strict import read_option
 
 _USUAL: Final = EngineSettings()
 
@@ -87,7 +87,7 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
         for other in ("cpu_bytes_to_use", "eviction_policy"):
             if other in given:
                 raise ConfigError(f"--connector-config has its own {other}; leave --{other.replace('_', '-')} out")
-        given["connector"] = _parse_config(options.connector_config)
+        given["connector"] = read_option("--connector-config", options.connector_config)
     if options.stepping is not None:
         given["stepping"] = Stepping(options.stepping)
     if options.check_contents:
@@ -111,16 +111,6 @@ def _gpu(options: argparse.Namespace) -> Gpu:
     if options.gpu_memory is not None:
         changed["memory_bytes"] = parse_bytes(options.gpu_memory, "--gpu-memory")
     return replace(gpu, **changed)
-
-
-def _parse_config(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--connector-config: no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"--connector-config: expected an object, got {text!r}")
-    return config
 
 
 def _share(group: Any, option: str, **settings: Any) -> None:

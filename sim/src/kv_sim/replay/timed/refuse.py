@@ -32,15 +32,15 @@ def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
     link = sizes.link
     copy = link.block_bytes * link.ns_per_byte + link.pieces_per_block * link.ns_per_piece
     for what, ns, causes in (
-        ("the forward pass of a step", max(arithmetic, memory), "the GPU's FLOP/s and bandwidth"),
+        ("the forward pass of a step", max(arithmetic, memory), "the GPU's FLOP/s, bandwidth and efficiencies"),
         ("a step beside its forward pass", float(step.overhead_ns), "step_microseconds"),
         ("an idle step", float(step.idle_ns), "idle_step_microseconds"),
-        (f"a copy of {blocks} blocks", blocks * copy, "the link's bandwidth, copy_microseconds"),
+        (f"a copy of {blocks} blocks", blocks * copy, "the link's bandwidth and efficiency, copy_microseconds"),
     ):
         if not ns <= MOST_SECONDS * SECOND:
             raise ConfigError(
                 f"{what} could take {_seconds(ns)}, and a replay's clock takes no more than a day at once; "
-                f"check {causes} and their efficiencies"
+                f"check {causes}"
             )
 
 
