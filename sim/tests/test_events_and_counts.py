@@ -10,7 +10,6 @@ from kv_sim_notes import Notes
 from kv_api import AllBlocksCleared, BlockRemoved, BlockStored, CacheHitSource, KVCacheEvent, KVConnectorStats
 from kv_sim.checkers import accounting
 from kv_sim.checkers.accounting import Counted, Mirror
-from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.copies import Copy, Direction, State
 
@@ -83,14 +82,15 @@ def test_stats_arrive_as_they_were_sent() -> None:
     assert notes.told == ["ACCOUNTING  stats {'a': 1, 'lost': 2} arrive as {'a': 1} where they are shown"]
 
 
-def world(*ranks: tuple[list[Copy], list[Copy]]) -> Any:
-    """What a world tells of its copies: of each rank those that ended and those under way. A page has 64 bytes."""
-    devices = [
+BLOCK_BYTES = 64
+
+
+def devices(*ranks: tuple[list[Copy], list[Copy]]) -> Any:
+    """What devices tell of their copies: of each rank those that ended and those under way."""
+    return [
         SimpleNamespace(copies=SimpleNamespace(ended=ended, running={copy.copy_id: copy for copy in running}))
         for ended, running in ranks
     ]
-    config = WorldConfig(layers=2, block_size=4)
-    return SimpleNamespace(config=config, engine=SimpleNamespace(devices=devices))
 
 
 def copy(number: int, direction: Direction, pages: int, state: State) -> Copy:
@@ -98,7 +98,7 @@ def copy(number: int, direction: Direction, pages: int, state: State) -> Copy:
 
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
-HAPPENED = world(
+HAPPENED = devices(
     (
         [
             copy(0, STORE, 2, State.DONE),
@@ -110,24 +110,29 @@ HAPPENED = world(
     ),
     ([copy(0, STORE, 3, State.DONE)], []),
 )
-"""Five pages were stored and one was loaded."""
-RIGHT = {**dict.fromkeys(STORED, 5 * 64), **dict.fromkeys(LOADED, 64)}
+"""Five blocks were stored and one was loaded."""
+RIGHT = {**dict.fromkeys(STORED, 5 * BLOCK_BYTES), **dict.fromkeys(LOADED, BLOCK_BYTES)}
 
 
 def test_the_bytes_that_are_counted_are_those_of_copies_that_ended_well() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=True)
     counted.take(None)
-    for numbers in ({STORED[0]: 5 * 64 - 1, LOADED[1]: 64}, dict.fromkeys(STORED, 1), {STORED[1]: 5 * 64 - 1}, {}):
+    for numbers in (
+        {STORED[0]: 5 * BLOCK_BYTES - 1, LOADED[1]: 64},
+        dict.fromkeys(STORED, 1),
+        {STORED[1]: 5 * BLOCK_BYTES - 1},
+        {},
+    ):
         counted.take(Stats(numbers))
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     wrong = "ACCOUNTING  vllm:kv_offload_load_bytes adds up to 0, but 1 load copies that ended well moved 64 bytes"
     assert notes.take() == [wrong]
     counted.take(Stats({LOADED[0]: 64}))
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     assert notes.take() == []
     counted.take(Stats(dict.fromkeys(RIGHT, 1)))
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     assert notes.take() == [
         f"ACCOUNTING  {name} adds up to {sum_ + 1}, but {copies} {way} copies that ended well moved {sum_} bytes"
         for names, sum_, copies, way in ((LOADED, 64, 1, "load"), (STORED, 320, 2, "store"))
@@ -165,15 +170,15 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     counted.take(Stats(RIGHT))
     counted.take(Stats({WHOLE: 0.5, READ: 0.5}))
     counted.take(Stats({READ: 0.1, "other": 1}))  # without the whole the parts are none
-    busy = world(([], []), (HAPPENED.engine.devices[0].copies.ended, [copy(4, LOAD, 1, State.LOST)]))
-    busy.engine.devices[0].copies.ended.append(copy(5, STORE, 3, State.DONE))
-    counted.check(busy)
+    busy = devices(([], []), (HAPPENED[0].copies.ended, [copy(4, LOAD, 1, State.LOST)]))
+    busy[0].copies.ended.append(copy(5, STORE, 3, State.DONE))
+    counted.check(busy, BLOCK_BYTES)
     assert notes.take() == []
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
     assert notes.take() == [f"ACCOUNTING  nothing is under way, but these shares are in use: {shown}"]
     counted.take(Stats({WHOLE: 0.0}))
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     assert notes.take() == []
 
 
@@ -181,7 +186,7 @@ def test_who_does_not_claim_to_count_is_not_held_to_it() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=False)
     counted.take(Stats({WHOLE: 0.5, STORED[0]: 3}))
-    counted.check(HAPPENED)
+    counted.check(HAPPENED, BLOCK_BYTES)
     assert notes.told == []
 
 

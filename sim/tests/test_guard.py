@@ -13,7 +13,7 @@ from kv_api import (
     KVConnectorStats,
 )
 from kv_sim import violation as testbed
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.checkers.work import MOST_RETRIES
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_sim.checkers.hits import Served, check_kept
+from kv_sim.checkers.hits import check_kept
+from kv_sim.checkers.served import Served
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.memory.copies import Copy, Direction, State

@@ -7,14 +7,12 @@ legal now is not among the choices; what the subject doesn't claim to withstand,
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.request import SimRequest
 from kv_sim.subject import Trait
-
-if TYPE_CHECKING:
-    from kv_sim.world import World
+from kv_sim.world_state import WorldState
 
 Args: TypeAlias = dict[str, Any]
 Choices: TypeAlias = dict[Kind, Args | Callable[[Random], Args]]
@@ -42,7 +40,7 @@ TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
 """What a world with more trouble does more often."""
 
 
-def pick(world: "World", random: Random) -> Action:
+def pick(world: WorldState, random: Random) -> Action:
     """One legal action."""
     choices = legal_choices(world)
     kinds = list(choices)
@@ -52,7 +50,7 @@ def pick(world: "World", random: Random) -> Action:
     return Action(kind, args(random) if callable(args) else args)
 
 
-def legal_choices(world: "World") -> Choices:
+def legal_choices(world: WorldState) -> Choices:
     """Every kind of action that is legal now."""
     engine, config = world.engine, world.config
     choices: Choices = {}
@@ -80,7 +78,7 @@ def legal_choices(world: "World") -> Choices:
     return choices
 
 
-def _add_work_of_ranks(world: "World", choices: Choices) -> None:
+def _add_work_of_ranks(world: WorldState, choices: Choices) -> None:
     ranks = range(world.config.world_size)
     executable = [rank for rank in ranks if world.engine.executable(rank)]
     if executable:
@@ -90,7 +88,7 @@ def _add_work_of_ranks(world: "World", choices: Choices) -> None:
         choices[Kind.RETIRE] = lambda random: {"rank": random.choice(retirable)}
 
 
-def _add_trouble_of_ranks(world: "World", choices: Choices) -> None:
+def _add_trouble_of_ranks(world: WorldState, choices: Choices) -> None:
     ranks, run_ahead = range(world.config.world_size), world.config.run_ahead
     # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
     if _may(world, "fail", Trait.FAILURES) and not run_ahead:
@@ -102,7 +100,7 @@ def _add_trouble_of_ranks(world: "World", choices: Choices) -> None:
         }
 
 
-def _add_copies(world: "World", choices: Choices) -> None:
+def _add_copies(world: WorldState, choices: Choices) -> None:
     startable = [(d.rank, copy) for d in world.engine.devices for copy in d.copies.startable()]
     if not startable:
         return
@@ -128,7 +126,7 @@ def _add_copies(world: "World", choices: Choices) -> None:
         choices[Kind.REPEAT] = again
 
 
-def _may(world: "World", kind: str, trait: Trait) -> bool:
+def _may(world: WorldState, kind: str, trait: Trait) -> bool:
     return kind not in world.config.silent and trait in world.subject.traits
 
 

@@ -96,9 +96,14 @@ class WorldConfig:
         return self.block_size * WORD_BYTES
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers of a rank."""
+        return self.layers * self.page_bytes
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of host memory, of all workers together."""
-        return self.host_slots * self.layers * self.page_bytes * self.world_size
+        return self.host_slots * self.block_bytes * self.world_size
 
     @property
     def max_model_len(self) -> int:

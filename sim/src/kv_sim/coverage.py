@@ -1,14 +1,12 @@
 """What a campaign reached: (action, state of a request) pairs, and named situations of the contract."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kv_sim.actions import Action, Kind
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.output import Step
 from kv_sim.engine.request import Status
-
-if TYPE_CHECKING:
-    from kv_sim.engine.engine import Engine
-    from kv_sim.engine.output import Step
 
 
 class Coverage:
@@ -18,7 +16,7 @@ class Coverage:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.situations: Counter[str] = Counter()
 
-    def states(self, engine: "Engine", action: Action) -> set[str]:
+    def states(self, engine: Engine, action: Action) -> set[str]:
         """The states of the requests that ``action`` meets."""
         requests = engine.scheduler.requests.values()
         if action.kind is Kind.ABORT:
@@ -45,7 +43,7 @@ class Coverage:
             if request.spec.skip_reading_prefix_cache:
                 self.situation("match: the answer is dropped")
 
-    def scheduled(self, engine: "Engine", step: "Step") -> None:
+    def scheduled(self, engine: Engine, step: Step) -> None:
         """A step was scheduled."""
         output = step.output
         for end, count in step.ends:

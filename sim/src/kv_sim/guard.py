@@ -12,7 +12,7 @@ from typing import Any
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, protocol, work
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]

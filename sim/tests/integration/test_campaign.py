@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_sim import actions, coverage, legal, world
+from kv_sim import actions, coverage, legal, world_state
 from kv_sim.campaign import Batch, Campaign, Plan, missing, run_campaign, tables, work
 from kv_sim.cli import main
 from kv_sim.config import WorldConfig
@@ -213,7 +213,7 @@ def test_the_table_knows_every_action_and_state() -> None:
 
 
 def test_the_table_knows_every_situation_that_is_counted() -> None:
-    source = inspect.getsource(coverage) + inspect.getsource(world)
+    source = inspect.getsource(coverage) + inspect.getsource(world_state)
     calls = re.findall(r"\.situation\((.*)\)\n", source)
     names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
     patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}

@@ -15,7 +15,7 @@ from kv_api import (
 from kv_offload_cpu.stats import CPUOffloadingStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting, work
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
@@ -133,7 +133,7 @@ def bytes_that_are_not_counted(referee: Referee) -> None:
 def a_share_that_stays_in_use(referee: Referee) -> None:
     made = stored_once(referee)
     made.counted._shares["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
-    made.counted.check(made)
+    made.counted.check(made.engine.devices, made.config.block_bytes)
 
 
 def a_whole_that_is_not_its_parts(referee: Referee) -> None:

@@ -21,7 +21,7 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step

@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.hits import Served
 from kv_sim.checkers.protocol import check_reports
+from kv_sim.checkers.served import Served
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import Scheduler
 from kv_sim.memory.shadow import Shadow

@@ -20,7 +20,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.memory.device import Device

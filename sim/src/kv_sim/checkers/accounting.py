@@ -8,8 +8,8 @@ those of the copies that ended well, and at rest no share of the memory is in us
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from kv_api import (
     AllBlocksCleared,
@@ -19,12 +19,10 @@ from kv_api import (
     KVConnectorBase_V1,
     KVConnectorStats,
 )
+from kv_sim.engine.request import SimRequest
 from kv_sim.memory.copies import Direction, State
+from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
-
-if TYPE_CHECKING:
-    from kv_sim.engine.request import SimRequest
-    from kv_sim.world import World
 
 
 def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -> None:
@@ -87,15 +85,14 @@ class Counted:
                 Invariant.ACCOUNTING, f"the first of these is the sum of the others: {self._shares}"
             )
 
-    def check(self, world: "World") -> None:
+    def check(self, devices: Sequence[Device], block_bytes: int) -> None:
         """Compare with what happened, when nothing is under way but what was lost."""
         if not self._is_on:
             return
-        page = world.config.layers * world.config.page_bytes
-        copies = [copy for device in world.engine.devices for copy in device.copies.ended]
+        copies = [copy for device in devices for copy in device.copies.ended]
         for direction, names in BYTES.items():
             done = [c for c in copies if c.direction is direction and c.state is State.DONE]
-            moved = page * sum(len(copy.pairs) for copy in done)
+            moved = block_bytes * sum(len(copy.pairs) for copy in done)
             for name in names:
                 if self._sums[name] != moved:
                     self._referee.fail(
@@ -103,7 +100,7 @@ class Counted:
                         f"{name} adds up to {self._sums[name]}, but {len(done)} {direction.value} copies that "
                         f"ended well moved {moved} bytes",
                     )
-        is_busy = any(device.copies.running for device in world.engine.devices)
+        is_busy = any(device.copies.running for device in devices)
         if not is_busy and any(self._shares.values()):
             self._referee.fail(
                 Invariant.ACCOUNTING, f"nothing is under way, but these shares are in use: {self._shares}"
@@ -122,7 +119,7 @@ class Mirror:
         """Of them those that are told as blocks, and are parts of one: where the end of a prompt is stored."""
         self.blocks: Counter[tuple[Any, ...]] = Counter()
 
-    def know(self, request: "SimRequest") -> None:
+    def know(self, request: SimRequest) -> None:
         """A request arrives: its blocks may be told of."""
         if not self._is_exact:
             return

@@ -4,16 +4,14 @@ Three judges: the engine's own books, what a connector's objects remember, and a
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kv_api import TwoSidedConnector
+from kv_sim.engine.engine import Engine
 from kv_sim.violation import Invariant
 
-if TYPE_CHECKING:
-    from kv_sim.engine.engine import Engine
 
-
-def check_engine(engine: "Engine") -> None:
+def check_engine(engine: Engine) -> None:
     """The engine's own books are empty, or a connector kept something from being freed."""
     scheduler, referee = engine.scheduler, engine.referee
     pool = scheduler.blocks.block_pool
@@ -26,7 +24,7 @@ def check_engine(engine: "Engine") -> None:
         referee.fail(Invariant.CONSERVATION, f"loads of requests {requests} never ended")
 
 
-def check_connectors(engine: "Engine") -> None:
+def check_connectors(engine: Engine) -> None:
     """No connector object remembers a request that has ended, but for one whose copy never did."""
     lost = {owner for device in engine.devices for copy in device.copies.running.values() for owner in copy.owners}
     ended = {r.request_id for r in engine.outcome.ended if f"request {r.request_id}" not in lost}
@@ -39,7 +37,7 @@ def check_connectors(engine: "Engine") -> None:
                 )
 
 
-def check_books(engine: "Engine") -> None:
+def check_books(engine: Engine) -> None:
     """A connector that can recount its books (a method ``check`` that asserts) finds them right."""
     for connector in engine.connectors:
         for owner in owners(connector):
@@ -54,7 +52,7 @@ def check_books(engine: "Engine") -> None:
                 )
 
 
-def check_halves(engine: "Engine") -> None:
+def check_halves(engine: Engine) -> None:
     """A connector whose half was switched off on one side (``has_ended``) is switched off on all of them."""
     for halves in zip(*map(owners, engine.connectors), strict=True):
         ended = [half for half in halves if getattr(half, "has_ended", False)]

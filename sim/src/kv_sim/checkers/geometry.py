@@ -1,16 +1,13 @@
 """GEOMETRY: the ranks of one engine do the same: each moved the same pages the same way."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from kv_sim.engine.engine import Engine
 from kv_sim.memory.copies import State
 from kv_sim.violation import Invariant
 
-if TYPE_CHECKING:
-    from kv_sim.engine.engine import Engine
 
-
-def check_ranks(engine: "Engine") -> None:
+def check_ranks(engine: Engine) -> None:
     """Compare what each rank was told to copy with rank 0."""
     first: tuple[int, Counter[tuple[str, tuple[tuple[int, int], ...]]]] | None = None
     for device in engine.devices:

@@ -14,94 +14,19 @@ request comes, then some that nobody has seen, and all of them again. If they fi
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from kv_api import Request
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.copies import State
 from kv_sim.subject import Trait
-from kv_sim.violation import Invariant, Referee
-
-if TYPE_CHECKING:
-    from kv_sim.engine.engine import Engine
-    from kv_sim.world import World
+from kv_sim.violation import Invariant
+from kv_sim.world_state import WorldState
 
 MOST_PROBES = 4
 """Requests that come once more. Most prompts are prefixes of others."""
 
 
-class Served:
-    """What may be found, and what must be."""
-
-    def __init__(self, referee: Referee, block_size: int, *, is_on: bool, hashes_per_block: int = 1) -> None:
-        self._referee = referee
-        self._block_size = block_size
-        self._is_on = is_on
-        self._hashes_per_block = hashes_per_block
-        """More than one: a hit may end within a block."""
-        self._computed: set[bytes] = set()
-        """Blocks that were computed, or lay in a running request's table, since the last reset."""
-        self._unfair: set[int] = set()
-        """Requests that lived through a reset: what they had stored before it is gone."""
-        self.resets = 0
-        self.found: dict[str, int] = {}
-        """Request id -> tokens that its last match found, those of the GPU among them."""
-
-    def compute(self, request: SimRequest) -> None:
-        """A step of the request was scheduled."""
-        if self._is_on:
-            self._computed.update(request.hashes_up_to(request.num_computed_tokens))
-            if self._hashes_per_block > 1:
-                self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
-
-    def reset(self, requests: Iterable[SimRequest]) -> None:
-        """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
-        self._computed.clear()
-        self.resets += 1
-        for request in requests:
-            self._unfair.add(id(request))
-            if not request.status.is_finished:
-                self.compute(request)
-
-    def check_match(self, request: SimRequest | Request, local: int, count: int) -> None:
-        """Check that what a match found exists."""
-        if not self._is_on:
-            return
-        self.found[request.request_id] = local + count
-        hashes = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
-        if isinstance(request, SimRequest):  # an engine of another package asks with a request of its own
-            hashes = request.hashes_up_to(local + count)
-        for index in range(local // self._block_size, (local + count) // self._block_size):
-            if hashes[index] not in self._computed:
-                since = f"since reset {self.resets}" if self.resets else "in this world"
-                self._referee.fail(
-                    Invariant.HITS,
-                    f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
-                    f"computed block {index} of them {since}",
-                )
-                return
-        if self._hashes_per_block > 1:
-            self._check_end(request, local, count)
-
-    def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
-        """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""
-        end = local + count
-        if not count or not end % self._block_size:
-            return
-        number, rest = divmod(end * self._hashes_per_block, self._block_size)
-        where = f"request {request.request_id}: {count} tokens are found after the first {local}"
-        if rest:
-            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so nobody kept a state")
-        elif request.block_hashes[number - 1] not in self._computed:
-            self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
-
-    def is_fair(self, request: SimRequest) -> bool:
-        """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
-        ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
-        return ran and id(request) not in self._unfair
-
-
-def check_kept(world: "World", settle: Callable[[], bool]) -> None:
+def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
     """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
     engine, traits = world.engine, world.subject.traits
     tells = Trait.EVENTS in traits and world.config.role != "kv_producer"  # which may have it and not find it
@@ -126,11 +51,11 @@ def check_kept(world: "World", settle: Callable[[], bool]) -> None:
         _ask_again(world, probes[0], settle)
 
 
-def _count_failed(engine: "Engine") -> int:
+def _count_failed(engine: Engine) -> int:
     return sum(copy.state is State.FAILED for device in engine.devices for copy in device.copies.ended)
 
 
-def _nothing_was_left_out(world: "World", ended: Iterable[SimRequest]) -> bool:
+def _nothing_was_left_out(world: WorldState, ended: Iterable[SimRequest]) -> bool:
     engine = world.engine
     if world.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
@@ -161,7 +86,7 @@ def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
     return probes
 
 
-def _ask_again(world: "World", spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
+def _ask_again(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
     """Let a request come once more, to an empty GPU cache. Returns how many of its tokens were found."""
     engine = world.engine
     engine.scheduler.blocks.block_pool.reset()
@@ -171,7 +96,7 @@ def _ask_again(world: "World", spec: RequestSpec, settle: Callable[[], bool]) ->
     return engine.served.found.get(spec.request_id, 0), request
 
 
-def _check_recent(world: "World", spec: RequestSpec, settle: Callable[[], bool]) -> None:
+def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> None:
     """A request and two that nobody has seen all stay, if there is room for them.
 
     The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
@@ -206,7 +131,7 @@ def _check_recent(world: "World", spec: RequestSpec, settle: Callable[[], bool])
             )
 
 
-def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]) -> None:
+def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes]) -> None:
     size = world.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
@@ -220,7 +145,7 @@ def _compare(world: "World", request: SimRequest, found: int, stored: set[bytes]
         )
 
 
-def _compare_events(world: "World", request: SimRequest, found: int, told: set[bytes]) -> None:
+def _compare_events(world: WorldState, request: SimRequest, found: int, told: set[bytes]) -> None:
     """What was found had been announced, and the first block that wasn't found had not."""
     size, factor = world.config.block_size, world.subject.blocks_per_chunk
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]

@@ -5,17 +5,13 @@ reported once, for a request whose load was announced; the end of a store once, 
 A real engine asserts some of these and silently frees the wrong blocks on others.
 """
 
-from typing import TYPE_CHECKING
-
 from kv_api import KVConnectorTransferResults
+from kv_sim.engine.queues import Queues
+from kv_sim.engine.request import SimRequest
 from kv_sim.violation import Invariant, Referee
 
-if TYPE_CHECKING:
-    from kv_sim.engine.request import SimRequest
-    from kv_sim.engine.scheduler import Scheduler
 
-
-def check_match(request: "SimRequest", local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
+def check_match(request: SimRequest, local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
     """Check an answer of ``get_num_new_matched_tokens``; returns a legal one."""
 
     def refuse(why: str) -> tuple[int, bool]:
@@ -42,7 +38,7 @@ def check_match(request: "SimRequest", local: int, answer: object, referee: Refe
     return count, is_async
 
 
-def check_reports(scheduler: "Scheduler", results: KVConnectorTransferResults, referee: Referee) -> None:
+def check_reports(scheduler: Queues, results: KVConnectorTransferResults, referee: Referee) -> None:
     """Check the joined report of ended transfers, and leave only what is legal in it."""
     for request_id in sorted(results.finished_recving):
         request = scheduler.requests.get(request_id)

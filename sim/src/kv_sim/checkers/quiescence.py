@@ -1,18 +1,14 @@
 """What must hold when everything is at rest: LIVENESS, CONSERVATION, GEOMETRY, ACCOUNTING and HITS are judged."""
 
-from typing import TYPE_CHECKING
-
 from kv_sim.checkers import conservation, geometry, hits
 from kv_sim.violation import Invariant
-
-if TYPE_CHECKING:
-    from kv_sim.world import World
+from kv_sim.world_state import WorldState
 
 MOST_STEPS = 400
 """Steps within which a world's few requests must have ended. They need far fewer."""
 
 
-def come_to_rest(world: "World") -> None:
+def come_to_rest(world: WorldState) -> None:
     """Let copies and requests end, then check."""
     if not _settle(world):
         return
@@ -23,14 +19,14 @@ def come_to_rest(world: "World") -> None:
     conservation.check_books(engine)
     conservation.check_halves(engine)
     geometry.check_ranks(engine)
-    world.counted.check(world)
+    world.counted.check(engine.devices, world.config.block_bytes)
     hits.check_kept(world, lambda: _settle(world))
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
-        world.counted.check(world)
+        world.counted.check(engine.devices, world.config.block_bytes)
 
 
-def _settle(world: "World") -> bool:
+def _settle(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
     engine = world.engine
     for _ in range(MOST_STEPS):

@@ -6,21 +6,18 @@ A request that can't go on now is skipped and keeps its place; one that finds no
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from kv_sim.engine.blocks import Tables
 from kv_sim.engine.plan import StepPlan
+from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest, Status
-
-if TYPE_CHECKING:
-    from kv_sim.engine.scheduler import Scheduler
 
 
 class Admission:
     """The waiting half of a scheduler."""
 
-    def __init__(self, scheduler: "Scheduler") -> None:
-        self._state = scheduler
+    def __init__(self, queues: Queues) -> None:
+        self._state = queues
 
     def schedule(self, plan: StepPlan) -> None:
         """Admit or park waiting requests until the budget, the places or the blocks run out."""

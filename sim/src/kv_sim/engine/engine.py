@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.hits import Served
+from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step

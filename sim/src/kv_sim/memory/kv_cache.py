@@ -1,13 +1,10 @@
 """``KVCache``: the pages of a layer, as a connector gets them."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from kv_sim.memory.content import Words
-
-if TYPE_CHECKING:
-    from kv_sim.memory.device import Device
 
 
 class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
@@ -18,7 +15,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
     which views keep, has ``copies``, which don't wait.
     """
 
-    _device: "Device"
+    _device: Any
     layer: int
 
     def __array_finalize__(self, origin: Any) -> None:
@@ -27,7 +24,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
 
     @property
     def device(self) -> Any:
-        """The ``Device`` whose memory this is."""
+        """The ``Device`` whose memory this is, and which made it."""
         return self._device
 
     def read(self, block: int) -> Words:

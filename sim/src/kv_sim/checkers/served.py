@@ -1,0 +1,81 @@
+"""HITS, at every match: what a connector finds was computed, since the last reset that reported success.
+
+Kept by the engine as its requests go on, and asked by ``guard``. What must be found is ``hits``.
+"""
+
+from collections.abc import Iterable
+
+from kv_api import Request
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.violation import Invariant, Referee
+
+
+class Served:
+    """What may be found, and what must be."""
+
+    def __init__(self, referee: Referee, block_size: int, *, is_on: bool, hashes_per_block: int = 1) -> None:
+        self._referee = referee
+        self._block_size = block_size
+        self._is_on = is_on
+        self._hashes_per_block = hashes_per_block
+        """More than one: a hit may end within a block."""
+        self._computed: set[bytes] = set()
+        """Blocks that were computed, or lay in a running request's table, since the last reset."""
+        self._unfair: set[int] = set()
+        """Requests that lived through a reset: what they had stored before it is gone."""
+        self.resets = 0
+        self.found: dict[str, int] = {}
+        """Request id -> tokens that its last match found, those of the GPU among them."""
+
+    def compute(self, request: SimRequest) -> None:
+        """A step of the request was scheduled."""
+        if self._is_on:
+            self._computed.update(request.hashes_up_to(request.num_computed_tokens))
+            if self._hashes_per_block > 1:
+                self._computed.update(request.fine_hashes_up_to(request.num_computed_tokens))
+
+    def reset(self, requests: Iterable[SimRequest]) -> None:
+        """The connector said that it forgot everything. What the living have on the GPU may be stored anew."""
+        self._computed.clear()
+        self.resets += 1
+        for request in requests:
+            self._unfair.add(id(request))
+            if not request.status.is_finished:
+                self.compute(request)
+
+    def check_match(self, request: SimRequest | Request, local: int, count: int) -> None:
+        """Check that what a match found exists."""
+        if not self._is_on:
+            return
+        self.found[request.request_id] = local + count
+        hashes = request.block_hashes[self._hashes_per_block - 1 :: self._hashes_per_block]
+        if isinstance(request, SimRequest):  # an engine of another package asks with a request of its own
+            hashes = request.hashes_up_to(local + count)
+        for index in range(local // self._block_size, (local + count) // self._block_size):
+            if hashes[index] not in self._computed:
+                since = f"since reset {self.resets}" if self.resets else "in this world"
+                self._referee.fail(
+                    Invariant.HITS,
+                    f"request {request.request_id}: {count} tokens are found after the first {local}, but nobody "
+                    f"computed block {index} of them {since}",
+                )
+                return
+        if self._hashes_per_block > 1:
+            self._check_end(request, local, count)
+
+    def _check_end(self, request: SimRequest | Request, local: int, count: int) -> None:
+        """A hit that ends within a block ends where the engine hashes, and somebody computed so far."""
+        end = local + count
+        if not count or not end % self._block_size:
+            return
+        number, rest = divmod(end * self._hashes_per_block, self._block_size)
+        where = f"request {request.request_id}: {count} tokens are found after the first {local}"
+        if rest:
+            self._referee.fail(Invariant.HITS, f"{where}, but no hash ends there, so nobody kept a state")
+        elif request.block_hashes[number - 1] not in self._computed:
+            self._referee.fail(Invariant.HITS, f"{where}, but nobody computed the last of them")
+
+    def is_fair(self, request: SimRequest) -> bool:
+        """Whether the connector saw the request run from the beginning to the end, with nothing in between."""
+        ran = request.status is Status.FINISHED_STOPPED and not request.num_preemptions
+        return ran and id(request) not in self._unfair

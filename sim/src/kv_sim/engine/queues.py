@@ -1,0 +1,118 @@
+"""The scheduler's state between steps: who waits, who runs, who has which blocks, and what is yet to be freed.
+
+``sched_step_seq`` counts steps that compute something, ``processed_step_seq`` those whose output came back. With
+several steps under way and a consumer's role, freed blocks return to the pool only when every step that was
+scheduled before has come back (``deferred_frees``).
+"""
+
+from collections import Counter, deque
+
+from kv_api import KVConnectorBase_V1
+from kv_sim.config import WorldConfig
+from kv_sim.engine.blocks import KVCacheManager
+from kv_sim.engine.request import SimRequest
+from kv_sim.memory.shadow import Shadow
+
+
+class Queues:
+    """Requests, and their blocks."""
+
+    def __init__(
+        self, config: WorldConfig, connector: KVConnectorBase_V1, shadow: Shadow, *, all_groups: bool
+    ) -> None:
+        self.config = config
+        self.connector = connector
+        self.shadow = shadow
+        self.blocks = KVCacheManager(config)
+        self.requests: dict[str, SimRequest] = {}
+        self.waiting: deque[SimRequest] = deque()
+        self.holding: deque[SimRequest] = deque()
+        """Waiting requests that hold blocks: a load of theirs is going on or has ended."""
+        self.running: list[SimRequest] = []
+        self.inflight_prefills: list[SimRequest] = []
+        self.finished_req_ids: set[str] = set()
+        self.preempted_req_ids: set[str] = set()
+        self.loaded: set[str] = set()
+        """Requests whose load was reported and who weren't scheduled since."""
+        self.failed_loads: set[str] = set()
+        self.deferred_frees: deque[tuple[int, list[int]]] = deque()
+        self.num_steps = 0
+        self.sched_step_seq = 0
+        self.processed_step_seq = 0
+        self.defers_frees = config.max_concurrent_steps > 1 and config.role != "kv_producer"
+        self.requires_delivery = connector.requires_kv_delivery
+        self.all_groups = all_groups
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(self, request: SimRequest) -> None:
+        """Put a new request into the queue."""
+        assert request.request_id not in self.requests, f"request {request.request_id} is still here"
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+        self.connector.on_new_request(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine's loop would call ``schedule`` now."""
+        return bool(self.requests or self.finished_req_ids)
+
+    @property
+    def num_running(self) -> int:
+        """How many requests run."""
+        return len(self.running)
+
+    # -- tokens and blocks -----------------------------------------------------------------------
+
+    def cut(self, request: SimRequest, start: int, count: int) -> int:
+        """How many of ``count`` tokens from ``start`` on a step computes: only to where a state is kept."""
+        return self.blocks.tails.cut(request, start, count) if self.blocks.tails is not None else count
+
+    def blocks_can_be_freed(self, request: SimRequest) -> bool:
+        """Whether no step under way may still write the request's blocks."""
+        return not self.defers_frees or request.last_sched_seq <= self.processed_step_seq
+
+    def free_request_blocks(self, request: SimRequest) -> None:
+        """Give a request's blocks back, now or when the steps under way have come back."""
+        if self.blocks_can_be_freed(request):
+            blocks = self.blocks.free(request.request_id)
+        else:
+            blocks = [block for group in self.blocks.take(request.request_id) for block in group]
+            if blocks:
+                self.deferred_frees.append((self.sched_step_seq, blocks[::-1]))
+        for block in blocks:
+            if self.shadow.load_rights.get(block) == request.request_id:
+                del self.shadow.load_rights[block]
+
+    def note_prefill(self, request: SimRequest) -> None:
+        """The request is in the middle of its prefill, or of its load."""
+        if request not in self.inflight_prefills:
+            self.inflight_prefills.append(request)
+
+    def forget_prefill(self, request: SimRequest) -> None:
+        """The request isn't in the middle of its prefill any more."""
+        if request in self.inflight_prefills:
+            self.inflight_prefills.remove(request)
+
+    def own(self, request: SimRequest) -> None:
+        """Write down whose the request's blocks are now."""
+        for table in self.blocks.tables[request.request_id].groups:
+            self.shadow.own(request.request_id, table)
+
+    def check(self) -> None:
+        """Recount: a reference is in a table, waits to be freed or is a connector's; who is alive is queued."""
+        held: Counter[int] = Counter()
+        for tables in self.blocks.tables.values():
+            held.update(block for table in tables.groups for block in table if block)
+        for _, blocks in self.deferred_frees:
+            held.update(blocks)
+        held.update(self.blocks.block_pool.touched)
+        counts = {block: n for block, n in enumerate(self.blocks.block_pool.ref_counts) if n}
+        assert counts == dict(held), (
+            f"references {counts} != tables, deferred frees and a connector's {dict(held)}"
+        )
+        queued = [*self.running, *self.waiting, *self.holding]
+        unfinished = [r for r in self.requests.values() if not r.status.is_finished]
+        ids = sorted(r.request_id for r in queued)
+        assert ids == sorted(r.request_id for r in unfinished), f"queued {ids}, unfinished {unfinished}"
+        self.blocks.check()
