@@ -103,6 +103,7 @@ class StrictManager(OffloadingManager):
     def prepare_store(self, keys, req_context):
         assert self.is_locked
         assert all(req_context is not ended for ended in self.finished), "the request prepares nothing more"
+        assert keys, "nothing is offered"
         assert len({*keys}) == len(keys)
         wanted = [key for key in keys if key not in self.resident and key not in self.storing]
         wanted = [key for key in wanted if key not in self.fenced]
