@@ -154,3 +154,13 @@ def test_a_tail_is_noted_once():
         BlockRemoved(h[4:6], "CPU", group_idx=0),
     ]
     assert not tails._payloads
+
+
+def test_of_a_store_that_failed_nothing_is_kept(fenced):
+    connector, _ = fenced(self_describing_kv_events=True)
+    for number, failed in enumerate(([0], [])):
+        request = Request(f"r{number}", range(8))
+        connector.on_new_request(request)
+        run(connector, request, [1, 2])
+        report(connector, done=[number], failed=failed)
+        assert len(connector.side._books.events._payloads) == 2 * number

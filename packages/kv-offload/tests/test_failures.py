@@ -4,7 +4,7 @@ import pytest
 from kv_offload_calls import fill, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 
-from kv_offload.metrics import LOAD_FAILURE
+from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
 
 
 class TestFailures:
@@ -40,6 +40,33 @@ class TestFailures:
         assert manager.pins.total() == 3
         report(connector, done=[0])
         assert not manager.pins.total()
+
+    def test_who_has_not_reported_yet_has_not_failed(self, fenced):
+        connector, manager = fenced(world_size=2)
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        for left in (3, 0):
+            report(connector, done=[0])
+            assert (manager.pins.total(), len(manager.resident)) == (left, 3)
+        assert LOAD_FAILURE not in connector.get_kv_connector_stats().data["data"]
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        connector.build_connector_meta(step())
+
+    def test_jobs_of_one_report_fail_by_themselves(self, fenced):
+        connector, manager = fenced()
+        a, b, c = Request("a", range(4)), Request("b", range(10, 14)), Request("c", range(20, 29))
+        for request in (a, b, c):
+            connector.on_new_request(request)
+        fill(manager, c, 2)
+        run(connector, a, [1])
+        run(connector, b, [2])
+        assert connector.get_num_new_matched_tokens(c, 0) == (8, True)
+        connector.update_state_after_alloc(c, Blocks([3, 4]), 8)
+        connector.build_connector_meta(step())
+        report(connector, done=[0, 1, 2], failed=[1])
+        assert {*manager.resident} == {*keys(a, 1), *keys(c, 2)}
+        counted = connector.get_kv_connector_stats().data["data"]
+        assert (counted.get(STORE_FAILURE), counted.get(LOAD_FAILURE)) == ({(): 1}, None)
 
     def test_given_up_and_ended_later(self, fenced):
         connector, manager = fenced()

@@ -189,6 +189,17 @@ class TestWhatKeepsTheBytes:
         report(connector, done=[0])
         assert not pool.held and not connector.has_pending_block_frees()
 
+    def test_a_pin_ends_with_the_last_workers_report(self, states):
+        connector, _ = states(hold_blocks="always", world_size=2)
+        pool = Pool()
+        connector.bind_gpu_block_pool(pool)
+        begin(connector, Request("a", range(12)), [(1, 4, 12)])
+        held = []
+        for _ in range(2):
+            report(connector, done=[0])
+            held.append([*pool.held])
+        assert held == [["block 4"], []]
+
     @pytest.mark.parametrize("end", ["failed", "unended", "reset"])
     def test_a_pin_ends_with_its_job_however_that_ends(self, states, end):
         connector, _ = states(hold_blocks="always")

@@ -70,6 +70,24 @@ def test_what_workers_of_the_medium_counted_is_added():
     assert (stats["types"]["broken"], stats["data"]["broken"]) == ("counter", {(): 5})
 
 
+def test_what_workers_measured_is_told():
+    connector, measured = make(), TransferStats()
+    connector.get_kv_connector_stats()
+    measured.load.record(100, 0.5)
+    measured.store.record(7, 0.125)
+    for _ in range(2):
+        meta = OffloadingWorkerMetadata(transfer_stats=measured)
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=meta))
+    assert connector.get_kv_connector_stats().data["data"] == {
+        "vllm:kv_offload_load_bytes": {(): 200},
+        "vllm:kv_offload_load_time": {(): 1.0},
+        "vllm:kv_offload_load_size": {(): [100, 100]},
+        "vllm:kv_offload_store_bytes": {(): 14},
+        "vllm:kv_offload_store_time": {(): 0.25},
+        "vllm:kv_offload_store_size": {(): [7, 7]},
+    }
+
+
 def test_stats_add_up():
     both = counted().aggregate(counted())
     assert both.reduce() == {

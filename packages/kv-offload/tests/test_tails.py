@@ -551,6 +551,18 @@ def test_which_layouts_have_none_and_why(make, cache, extra, why):
     assert (connector.side._tails is None) is (why is not None)
 
 
+def test_where_there_are_none_nobody_asks_for_one(make, manager):
+    connector = make(cache=kv_cache_config((F,), tokens_per_hash=2))
+    a = request(count=15)
+    manager.resident[make_offload_key(a.block_hashes[3], 0)] = 0
+    asked, lookup = set(), manager.lookup
+    manager.lookup = lambda key, context: asked.add(key) or lookup(key, context)
+    connector.on_new_request(a)
+    assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+    assert asked == {*manager.resident}
+    connector.build_connector_meta(step())
+
+
 def test_a_draft_models_layers(make):
     cache = kv_cache_config((F, S), tokens_per_hash=2, hands_over=True)
     cache.kv_cache_groups[0] = SimpleNamespace(**vars(cache.kv_cache_groups[0]), is_eagle_group=True)

@@ -95,6 +95,7 @@ class StrictManager(OffloadingManager):
 
     def complete_load(self, keys, req_context):
         assert self.is_locked
+        assert keys, "nothing was loaded"
         for key in keys:
             assert self.pins[key] > 0, f"{key} is not pinned"
             self.pins[key] -= 1
