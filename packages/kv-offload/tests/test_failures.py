@@ -162,6 +162,42 @@ class TestFailures:
         report(connector, done=[0, 1, 2])
         assert {*manager.resident} == {*keys(a, kept)}
 
+    def test_who_has_ended_is_not_kept_either(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        connector.request_finished(a, [1, 2])
+        report(connector, invalid=[2])
+        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+        report(connector, done=[0])
+        assert not (manager.resident or manager.storing)
+
+    def test_what_the_medium_had_is_offered_again(self, fenced):
+        """It is as good as what is computed now, but nobody knows whether it is still there."""
+        connector, manager = fenced()
+        a = Request("a", range(9))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3], count=8).store_jobs == {}
+        manager.resident.clear()
+        report(connector, invalid=[1])
+        a.num_computed_tokens = 0
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 9}))
+        assert [job.src_spec for job in meta.store_jobs.values()] == [gpu(1, 2)]
+
+    def test_a_load_from_before_a_reset_spoils_nothing_that_was_stored_since(self, fenced):
+        connector, manager = fenced()
+        self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        connector.reset_cache()
+        b = Request("b", range(13))
+        connector.on_new_request(b)
+        run(connector, b, [5, 6, 7, 8])
+        report(connector, done=[1])
+        report(connector, done=[0], failed=[0])
+        assert {*manager.resident} == {*keys(b, 3)}
+
 
 class TestLives:
     def test_an_id_comes_back_while_its_jobs_run(self, fenced):

@@ -4,7 +4,7 @@ import pytest
 from kv_offload_configs import FULL, kv_cache_config
 from kv_offload_medium import Slots
 
-from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError
+from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError, TransferResult
 from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata, OffloadingWorkerSide, TransferJob
 
 
@@ -92,6 +92,30 @@ def test_blocks_are_held_until_the_last_store(worker):
     told, _, meta = run(connector)
     assert told == results(sending={"a"})
     assert (meta.completed_jobs, meta.failed_jobs) == ({1: 1}, {1: 1})
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_store_that_holds_nothing_is_not_waited_for(worker, last):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    run(connector, {2: store(is_held=True, is_computed=True)})
+    medium.end(3 - last)
+    told = [run(connector)[0]]
+    medium.end(last)
+    told.append(run(connector)[0])
+    assert told == [results(sending={"a"}), results()][:: 1 if last == 1 else -1]
+
+
+@pytest.mark.parametrize(
+    ("success", "size", "seconds", "stores"),
+    [(True, 100, 0.5, [100]), (False, 100, 0.5, []), (True, None, 0.5, []), (True, 100, None, [])],
+)
+def test_a_copy_that_ended_well_is_counted_if_it_was_measured(worker, success, size, seconds, stores):
+    connector, medium = worker()
+    run(connector, {1: store()}, {2: load()})
+    medium.results += [TransferResult(1, success, size, seconds), TransferResult(2, True, 7, 0.25)]
+    stats = run(connector)[2].transfer_stats
+    assert (stats.store.sizes, stats.load.sizes, stats.load.time) == (stores, [7], 0.25)
 
 
 def ends_badly(medium):
