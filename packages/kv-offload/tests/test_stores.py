@@ -189,6 +189,15 @@ class TestStores:
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert len(manager.log) == 2 * 8  # three chunks, then one; in steps 1, 2, 4, …
 
+    def test_however_often_there_was_no_room_it_is_tried_again(self, fenced):
+        connector, _ = fenced()
+        connector.on_new_request(Request("a", range(12)))
+        state, steps = connector.side._books.states["a"], []
+        for _ in range(20):
+            state.refuse_store(5)
+            steps.append(state.retry_step)
+        assert steps == [5 + min(2**refusals, 65536) for refusals in range(20)]
+
     def test_a_prompt_without_room_is_not_offered_with_each_piece(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
