@@ -156,6 +156,14 @@ def test_a_tail_is_noted_once():
     assert not tails._payloads
 
 
+def test_who_wants_no_events_keeps_nothing_for_them(fenced):
+    connector, _ = fenced(events=False, self_describing_kv_events=True)
+    a = Request("a", range(8))
+    connector.on_new_request(a)
+    run(connector, a, [1, 2])
+    assert not connector.side._books.events._payloads
+
+
 def test_of_a_store_that_failed_nothing_is_kept(fenced):
     connector, _ = fenced(self_describing_kv_events=True)
     for number, failed in enumerate(([0], [])):

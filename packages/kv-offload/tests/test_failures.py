@@ -286,7 +286,10 @@ class TestLives:
         connector.get_num_new_matched_tokens(a, 0)
         assert manager.is_locked
         connector.request_finished(a, [])
-        assert "the last schedule was not finished" in caplog.text
+        connector.on_new_request(a)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the last schedule was not finished: unlocking the offloading manager that it had locked"
+        ]
         assert not manager.is_locked
 
     def test_shutdown_unlocks(self, fenced):

@@ -19,7 +19,7 @@ from kv_offload import (
     OffloadingWorkerMetadata,
     TransferStats,
 )
-from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, METRICS, STORE_BYTES
+from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, METRICS, STORE_BYTES, kind_of
 
 
 def counted():
@@ -105,6 +105,28 @@ def test_stats_add_up():
     assert OffloadingConnector.build_kv_connector_stats().is_empty()
     with pytest.raises(TypeError, match="expected OffloadingConnectorStats, got KVConnectorStats"):
         both.aggregate(KVConnectorStats())
+
+
+def test_what_the_connector_counts_has_the_names_and_buckets_of_vllms():
+    sizes = tuple(1e6 * megabytes for megabytes in (1, 5, 10, 20, 40, 60, 80, 100, 150, 200))
+    once = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1)
+    waiting = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1, 5, 10)
+    kinds = {name.removeprefix("vllm:kv_offload_"): kind_of(metric, None) for name, metric in METRICS.items()}
+    assert kinds == {
+        "load_bytes": "counter",
+        "load_time": "counter",
+        "load_size": "histogram",
+        "store_bytes": "counter",
+        "store_time": "counter",
+        "store_size": "histogram",
+        "lookup_sync_delay_seconds": "histogram",
+        "lookup_async_delay_seconds": "histogram",
+        "allocation_failure": "counter",
+        "load_failure": "counter",
+        "store_failure": "counter",
+    }
+    histograms = [metric for metric in METRICS.values() if kind_of(metric, None) == "histogram"]
+    assert [metric.buckets for metric in histograms] == [sizes, sizes, once, waiting]
 
 
 class Flat(KVConnectorStats):

@@ -247,13 +247,14 @@ def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("canonical", [True, False])
 @pytest.mark.parametrize("replicated", [True, False])
-def test_who_stores(worker, rank, replicated):
+def test_who_stores(worker, rank, replicated, canonical):
     cache = kv_cache_config()
     cache.replicated_layout = replicated
-    connector, medium = worker(rank=rank, world_size=2, cache=cache)
+    connector, medium = worker(rank=rank, world_size=2, cache=cache, canonical_layout=canonical)
     run(connector, {1: store()})
-    assert medium.calls == ([("store", 1)] if rank == 0 or not replicated else [])
+    assert medium.calls == ([("store", 1)] if rank == 0 or canonical or not replicated else [])
 
 
 def test_only_the_first_of_replicas_stores(worker):

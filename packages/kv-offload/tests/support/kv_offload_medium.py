@@ -6,7 +6,6 @@ gives.
 """
 
 from collections import Counter
-from contextlib import contextmanager
 from typing import ClassVar
 
 from kv_api import (
@@ -28,6 +27,19 @@ from kv_api import (
 
 class Slots(BlockIDsLoadStoreSpec):
     """Places of chunks."""
+
+
+class Lock:
+    """Stays locked until it is left."""
+
+    def __init__(self, manager):
+        self.manager = manager
+
+    def __enter__(self):
+        self.manager.enter()
+
+    def __exit__(self, *error):
+        self.manager.is_locked = False
 
 
 class StrictManager(OffloadingManager):
@@ -53,20 +65,15 @@ class StrictManager(OffloadingManager):
 
     @property
     def lock(self):
-        return self._locked()
+        return Lock(self)
 
-    @contextmanager
-    def _locked(self):
+    def enter(self):
         assert not self.is_locked, "the lock is not reentrant"
         if self.random is not None:
             for key in [key for key in self.resident if not self.pins[key]]:
                 if self.random.random() < 0.02:
                     self._evict(key)
         self.is_locked = True
-        try:
-            yield
-        finally:
-            self.is_locked = False
 
     def _evict(self, key):
         del self.resident[key]
