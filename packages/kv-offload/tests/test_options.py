@@ -179,6 +179,8 @@ def test_one_allocation_is_counted_once():
     assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 32
     cache.kv_cache_groups[1].layer_names = ["a", "b", "c"]
     assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 96
+    cache = kv_cache_config(num_blocks=0)
+    assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 32
 
 
 def test_the_size_of_chunks():
