@@ -551,6 +551,12 @@ def test_which_layouts_have_none_and_why(make, cache, extra, why):
     assert (connector.side._tails is None) is (why is not None)
 
 
+def test_all_states_must_be_handed_over(make):
+    cache = kv_cache_config((F, S, S), tokens_per_hash=2, hands_over=True)
+    cache.kv_cache_groups[2].kv_cache_spec.hands_over_states = False
+    assert make(cache=cache).side._books.layout.why_no_tails == "the engine hands over no states"
+
+
 def test_where_there_are_none_nobody_asks_for_one(make, manager):
     connector = make(cache=kv_cache_config((F,), tokens_per_hash=2))
     a = request(count=15)
