@@ -1,5 +1,6 @@
 """What an operator can configure, and what is said about what they can't."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,45 @@ def test_what_is_not_ours_passes():
         "backpressure": {},
     }
     assert parse_options(extra) == Options()
+
+
+def test_what_is_set_where_nothing_is():
+    assert asdict(parse_options({})) == {
+        "block_size": None,
+        "blocks_per_chunk": None,
+        "offload_prompt_only": True,
+        "self_describing_kv_events": False,
+        "sync_load_budget_bytes": 0,
+        "hold_blocks": "auto",
+        "load_timeout_seconds": 0.0,
+        "store_timeout_seconds": None,
+        "max_deferred_lookups": 50,
+        "save": True,
+    }
+
+
+MEDIUMS = (
+    "spec_name",
+    "spec_module_path",
+    "cpu_bytes_to_use",
+    "eviction_policy",
+    "cache_policy_module_path",
+    "store_threshold",
+    "max_tracker_size",
+    "canonical_layout",
+    "secondary_tiers",
+    "backpressure",
+    "tier_poll_interval_s",
+    "load_policy",
+)
+
+
+@pytest.mark.parametrize("key", [*MEDIUMS, *(key for key in asdict(Options()) if key != "save")])
+def test_a_key_that_is_nearly_right_is_told_apart_from_a_foreign_one(key):
+    with pytest.raises(ConfigError) as raised:
+        parse_options({f"{key}s": 1})
+    assert str(raised.value) == f"{WHERE}: unknown key '{key}s'; did you mean {key!r}?"
+    assert parse_options({f"my_own_{key}": 1}) == Options()
 
 
 def test_values_are_read():
