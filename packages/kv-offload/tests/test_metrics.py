@@ -12,6 +12,7 @@ from kv_api import (
     KVConnectorStats,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
 )
 from kv_offload import (
     OffloadingConnector,
@@ -222,10 +223,51 @@ def test_prometheus(monkeypatch, caplog):
         ("usage", "1"): 0.5,
         ("count_total", "1"): 4,
     }
-    assert caplog.text.count("metric mystery is counted and was not declared; it is not exported") == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric mystery is counted and was not declared; it is not exported"
+    ]
     (sizes,) = (family for family in registry.collect() if family.name == LOAD_SIZE)
     buckets = [float(sample.labels["le"]) for sample in sizes.samples if sample.name.endswith("_bucket")]
     assert buckets == [*METRICS[LOAD_SIZE].buckets, float("inf")]
+
+
+def test_how_metrics_are_registered(monkeypatch):
+    declared = {
+        "level": OffloadingGaugeMetadata("how full", ("tier",)),
+        "sizes": OffloadingHistogramMetadata("how long"),
+        "count": OffloadingCounterMetadata("how many"),
+    }
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: declared))
+    monkeypatch.setattr(ScriptedSpec, "config_info_keys", classmethod(lambda cls, extra: ("policy",)))
+    made = {}
+    types = {
+        kind: lambda kind=kind, **given: made.update({given.pop("name"): (kind, given)})
+        for kind in (Counter, Gauge, Histogram)
+    }
+    OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"]})
+    _, info = made.pop("vllm:kv_offload_config_info")
+    assert (info["labelnames"], info["multiprocess_mode"]) == (["engine", "policy"], "mostrecent")
+    for name, metric in METRICS.items():
+        assert made.pop(name)[1]["documentation"] == metric.documentation
+    assert made == {
+        "level": (
+            Gauge,
+            {"documentation": "how full", "labelnames": ["engine", "tier"], "multiprocess_mode": "mostrecent"},
+        ),
+        "sizes": (Histogram, {"documentation": "how long", "labelnames": ["engine"]}),
+        "count": (Counter, {"documentation": "how many", "labelnames": ["engine"]}),
+    }
+
+
+def test_without_a_number_the_first_engine_is_meant():
+    registry = CollectorRegistry()
+    types = {
+        kind: lambda kind=kind, **named: kind(registry=registry, **named) for kind in (Counter, Gauge, Histogram)
+    }
+    metrics = OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"], 1: ["1"]})
+    metrics.observe(counted().to_dict())
+    metrics.observe({})
+    assert registry.get_sample_value(f"{LOAD_BYTES}_total", {"engine": "0"}) == 100
 
 
 def test_nothing_is_reported_twice():

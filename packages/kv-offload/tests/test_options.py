@@ -36,6 +36,10 @@ WRONG = [
         f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got -1",
     ),
     (
+        {"load_timeout_seconds": "5"},
+        f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got '5'",
+    ),
+    (
         {"load_timeout_seconds": float("inf")},
         f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got inf",
     ),
