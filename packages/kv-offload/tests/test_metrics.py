@@ -202,7 +202,7 @@ def test_prometheus(monkeypatch, caplog):
     }
     metrics = OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"], 1: ["1"]})
     stats = counted()
-    stats.add_medium(Flat({"usage": 0.5, "count": 2, "mystery": 1}), DECLARED)
+    stats.add_medium(Flat({"mystery": 1, "usage": 0.5, "count": 2}), DECLARED)
     stats.set_info([{"policy": "lru"}])
     metrics.observe(stats.to_dict(), 1)
     metrics.observe(stats.to_dict(), 1)
