@@ -293,7 +293,7 @@ def test_shutdown(worker):
 def test_metadata_joins():
     one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {4: 1}, {9: 1, 7: 2}, medium_counts={"odd": 1})
     two = OffloadingWorkerMetadata({1: 1, 3: 1}, {6: 1}, {3: 1}, {9: 1}, medium_counts={"odd": 2, "even": 4})
-    with pytest.raises(TypeError, match="^worker metadata: expected OffloadingWorkerMetadata, got object$"):
+    with pytest.raises(TypeError, match=r"^worker metadata: expected OffloadingWorkerMetadata, got object$"):
         one.aggregate(object())
     reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
     assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
