@@ -287,8 +287,11 @@ class TestLives:
         assert manager.is_locked
         connector.request_finished(a, [])
         connector.on_new_request(a)
-        assert [record.getMessage() for record in caplog.records] == [
-            "the last schedule was not finished: unlocking the offloading manager that it had locked"
+        assert [(record.filename, record.getMessage()) for record in caplog.records] == [
+            (
+                "books.py",
+                "the last schedule was not finished: unlocking the offloading manager that it had locked",
+            )
         ]
         assert not manager.is_locked
 

@@ -1,0 +1,109 @@
+"""The spec under vLLM's own connector: each call reaches ours as it is, and the answers are of vLLM's classes."""
+
+import inspect
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
+
+import pytest
+
+import kv_api
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def module():
+    pytest.importorskip("vllm")
+    from kv_vllm import host_spec
+
+    return host_spec
+
+
+def handed_on(method):
+    """The arguments of a method, in words that nobody takes for others; by name from where a name is needed."""
+    given = [value for name, value in inspect.signature(method).parameters.items() if name != "self"]
+    return [value.name for value in given if value.kind is not value.KEYWORD_ONLY]
+
+
+MANAGERS = [
+    "complete_load",
+    "complete_store",
+    "config_info",
+    "has_pending_work",
+    "on_request_finished",
+    "on_reset_flushed",
+    "on_schedule_end",
+    "prepare_load",
+    "reset_cache",
+    "shutdown",
+    "touch",
+]
+
+
+@pytest.mark.parametrize("name", MANAGERS)
+def test_a_call_of_the_manager_is_handed_on(name, module):
+    ours = MagicMock()
+    arguments = handed_on(getattr(module.HostManager, name))
+    answer = getattr(module.HostManager(ours, {}), name)(*arguments)
+    assert ours.mock_calls == [getattr(call, name)(*arguments)]
+    if answer is not None:
+        assert answer is getattr(ours, name).return_value
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("lookup", kv_api.LookupResult.HIT_PENDING),
+        ("get_load_source", kv_api.CacheHitSource.HOST),
+        ("prepare_store", kv_api.PrepareStoreOutput([b"k"], "a spec", [])),
+        ("prepare_store", None),
+        ("on_new_request", kv_api.RequestOffloadingContext(kv_api.OffloadPolicy.REQUEST_LEVEL)),
+    ],
+)
+def test_an_answer_of_the_manager_is_vllms(name, ours, module):
+    manager = MagicMock(**{f"{name}.return_value": ours})
+    arguments = handed_on(getattr(module.HostManager, name))
+    assert getattr(module.HostManager(manager, {}), name)(*arguments) == module.to_vllm(ours)
+    assert manager.mock_calls == [getattr(call, name)(*arguments)]
+
+
+def test_without_a_word_a_store_has_succeeded(module):
+    ours = MagicMock()
+    module.HostManager(ours, {}).complete_store(["k"], "request")
+    module.HostManager(ours, {}).complete_store(["k"], "request", False)
+    assert ours.mock_calls == [call.complete_store(["k"], "request", given) for given in (True, False)]
+
+
+def test_events_that_others_need_not_know_are_left_out(module):
+    stored, moved = (
+        kv_api.OffloadingEvent([b"k"], kv_api.Medium.CPU, False, metadata_only=m) for m in (False, True)
+    )
+    manager = module.HostManager(SimpleNamespace(take_events=lambda: [stored, moved]), {})
+    assert manager.take_events() == [module.to_vllm(stored)]
+
+
+def test_what_is_counted_is_in_vllms_form(module):
+    counted = kv_api.KVConnectorStats({"a": 2})
+    manager = module.HostManager(MagicMock(**{"get_stats.side_effect": [counted, None]}), {})
+    assert manager.get_stats().reduce() == {"a": 2}
+    assert manager.get_stats() is None
+
+
+def test_a_call_of_the_worker_is_handed_on(module):
+    ours = MagicMock()
+    ours.get_finished.return_value = iter(["ended"])
+    worker = module.HostWorker(ours)
+    assert worker.submit_store(1, "from", "to") is ours.submit_store.return_value
+    assert worker.submit_load(2, "from", "to") is ours.submit_load.return_value
+    worker.submit_load(3, "from", "to", expedited=True)
+    assert worker.get_finished() == ["ended"]
+    worker.wait({4})
+    worker.shutdown()
+    assert ours.mock_calls == [
+        call.submit_store(1, "from", "to"),
+        call.submit_load(2, "from", "to", expedited=False),
+        call.submit_load(3, "from", "to", expedited=True),
+        call.get_finished(),
+        call.wait({4}),
+        call.shutdown(),
+    ]
