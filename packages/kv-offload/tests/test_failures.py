@@ -287,8 +287,9 @@ class TestLives:
         assert manager.is_locked
         connector.request_finished(a, [])
         connector.on_new_request(a)
-        assert [(record.filename, record.getMessage()) for record in caplog.records] == [
+        assert [(record.name, record.filename, record.getMessage()) for record in caplog.records] == [
             (
+                "kv_offload",
                 "books.py",
                 "the last schedule was not finished: unlocking the offloading manager that it had locked",
             )
