@@ -104,7 +104,7 @@ def test_stats_add_up():
     both.reset()
     assert both.is_empty()
     assert OffloadingConnector.build_kv_connector_stats().is_empty()
-    with pytest.raises(TypeError, match="expected OffloadingConnectorStats, got KVConnectorStats"):
+    with pytest.raises(TypeError, match=r"^stats: expected OffloadingConnectorStats, got KVConnectorStats$"):
         both.aggregate(KVConnectorStats())
 
 
@@ -191,6 +191,26 @@ def test_what_a_medium_counted_stays_its_own():
     stats.add_medium(counts, DECLARED)
     stats.observe("sizes", 3)
     assert (stats.data["data"], counts.data) == ({"sizes": {(): [1, 2, 3]}}, {"sizes": [1, 2]})
+
+
+def test_of_a_level_the_latest_counts():
+    stats = OffloadingConnectorStats()
+    for usage in (0.5, 0.25):
+        later = OffloadingConnectorStats()
+        later.add_medium(Flat({"usage": usage}), DECLARED)
+        stats.aggregate(later)
+    assert stats.data["data"] == {"usage": {(): 0.25}}
+
+
+def test_what_was_added_stays_its_own():
+    stats, other = OffloadingConnectorStats(), counted()
+    stats.aggregate(other)
+    stats.observe(LOOKUP_SYNC_DELAY, 1.0)
+    assert other.data == counted().data
+
+
+def test_what_is_no_payload_counts_nothing():
+    assert OffloadingConnector.build_kv_connector_stats({"count": 2}).is_empty()
 
 
 def test_prometheus(monkeypatch, caplog):
