@@ -1,6 +1,7 @@
 """The spec under vLLM's own connector: each call reaches ours as it is, and the answers are of vLLM's classes."""
 
 import inspect
+from dataclasses import fields
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -107,3 +108,50 @@ def test_a_call_of_the_worker_is_handed_on(module):
         call.wait({4}),
         call.shutdown(),
     ]
+
+
+@pytest.fixture
+def config():
+    """What vLLM tells a medium."""
+    theirs = pytest.importorskip("vllm.v1.kv_offload.config")
+    values = {
+        "groups": (theirs.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        "worker_kv_bytes_per_block": 4096,
+        "enable_kv_cache_events": True,
+        "extra_config": {"cpu_bytes_to_use": 1 << 20},
+        "engine_id": "e",
+        "model": theirs.OffloadingModelConfig(name="m", dtype="float16"),
+        "cache": theirs.OffloadingCacheConfig(16, 2),
+        "parallel": theirs.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False),
+        "replicated_layout": True,
+    }
+    names = {field.name for field in fields(theirs.OffloadingConfig)}  # an older one has fewer
+    return theirs.OffloadingConfig(**{name: value for name, value in values.items() if name in names})
+
+
+def test_the_spec_makes_what_ours_makes(module, config, monkeypatch):
+    judged = []
+    monkeypatch.setattr(module, "require_version", lambda: judged.append("vLLM"))
+    spec = module.HostOffloadingSpec(config)
+    assert judged == ["vLLM"]
+    assert isinstance(spec, module.VllmCPUOffloadingSpec)
+    assert spec.extra_config == config.extra_config
+    assert spec.ours.config == module.offloading_config_of(config)
+    assert spec.replicated_layout is spec.ours.replicated_layout is getattr(config, "replicated_layout", False)
+    manager = spec.get_manager()
+    assert type(manager) is module.HostManager
+    assert type(manager.ours) is type(spec.ours.get_manager())
+    assert manager.lock is manager.ours.lock
+    monkeypatch.setattr(spec.ours, "get_worker", lambda kv_caches: ("a worker", kv_caches))
+    assert spec.get_worker("caches").ours == ("a worker", "caches")
+
+
+def test_metrics_are_declared_in_vllms_classes(module):
+    offload = pytest.importorskip("vllm.v1.kv_offload.base")
+    ours, extra = module.CPUOffloadingSpec, {"cpu_bytes_to_use": 1 << 20}
+    declared = module.HostOffloadingSpec.build_metric_definitions(extra)
+    assert {name: metric.documentation for name, metric in declared.items()} == {
+        name: metric.documentation for name, metric in ours.build_metric_definitions(extra).items()
+    }
+    assert all(isinstance(metric, offload.OffloadingMetricMetadata) for metric in declared.values())
+    assert module.HostOffloadingSpec.config_info_keys(extra) == ours.config_info_keys(extra)

@@ -213,6 +213,9 @@ def test_groups_of_layers_that_differ(translate):
         assert (described.kind, described.tokens_per_block, described.page_size_bytes) == (kind, 16, 2048)
         assert described.window_tokens == (40 if kind == "sliding_window" else 0)
         assert described.is_handed_over is (kind == "state_space")
+    lost = specs.MambaSpec(**{**states, "mamba_cache_mode": "all"}, shapes=((256,),))
+    with pytest.raises(ConfigError, match="group of UniformTypeKVCacheSpecs has mamba_cache_mode 'all'"):
+        translate.describe_group(specs.UniformTypeKVCacheSpecs(16, {"a": lost}))
 
 
 def test_metadata_counts_as_vllms(translate):
