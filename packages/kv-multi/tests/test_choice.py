@@ -100,6 +100,7 @@ def test_groups_are_those_of_the_chosen_one(scheduler):
     second.answers["get_loaded_kv_cache_group_ids"] = (1, 2)
     multi.get_num_new_matched_tokens(R, 0)
     assert multi.get_loaded_kv_cache_group_ids(R) == (1, 2)
+    assert second.calls[-1] == ("get_loaded_kv_cache_group_ids", R)
     assert not first.asked("get_loaded_kv_cache_group_ids")
 
 

@@ -47,6 +47,14 @@ def test_loads_within_the_step_are_not_reported(scheduler):
     assert multi.build_connector_meta("output").loads == {}
 
 
+def test_older_engines_hear_of_a_load_too(worker):
+    multi, first, _ = worker()
+    multi.bind_connector_metadata(told({"r": PlannedLoad(0, True)}))
+    assert multi.get_finished(set()) == (None, None)
+    first.answers["get_transfer_results"] = KVConnectorTransferResults(finished_recving={"r"})
+    assert multi.get_finished(set()) == (None, {"r"})
+
+
 def test_only_the_loader_counts_and_once(worker):
     multi, *children = worker()
     multi.bind_connector_metadata(told({"r": PlannedLoad(1, True)}))

@@ -79,10 +79,16 @@ def test_metadata_of_others_is_refused(worker, method):
 
 def test_the_scheduler_refuses_them_too(scheduler):
     multi, *_ = scheduler()
-    with pytest.raises(TypeError, match="kv_connector_worker_meta: expected MultiKVConnectorWorkerMetadata"):
+    with pytest.raises(TypeError) as caught:
         multi.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=WorkerMeta()))
-    with pytest.raises(ValueError, match="kv_connector_worker_meta: it has 1 slots"):
+    assert str(caught.value) == (
+        "kv_connector_worker_meta: expected MultiKVConnectorWorkerMetadata, got WorkerMeta"
+    )
+    with pytest.raises(ValueError, match="slots") as refused:
         multi.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=multi_meta(None)))
+    assert str(refused.value) == (
+        "kv_connector_worker_meta: it has 1 slots, but the children are 2: Scripted0, Scripted1"
+    )
 
 
 def test_metadata_travels(scheduler, worker):

@@ -60,8 +60,8 @@ def test_a_child_that_raises_is_switched_off(make, caplog, role, method, argumen
         assert first == answer
     assert [name for name, *_ in bad.calls] == [method, "shutdown"], "stopped at once, and never called again"
     assert len(good.asked(method)) == 2
-    assert [record.message for record in caplog.records] == [
-        f"connector 'bad' is switched off: {method} raised OSError: broken"
+    assert [(record.name, record.message) for record in caplog.records] == [
+        ("kv_multi", f"connector 'bad' is switched off: {method} raised OSError: broken")
     ]
     assert caplog.records[0].exc_info[1].args == ("broken",)
     stats = multi.get_kv_connector_stats()

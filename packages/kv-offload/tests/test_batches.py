@@ -61,6 +61,7 @@ groups = st.lists(
 offer = st.one_of(
     st.tuples(st.integers(0, CHUNKS), st.integers(0, CHUNKS)).map(lambda ends: range(min(ends), max(ends))),
     st.sets(st.integers(0, CHUNKS - 1)).map(sorted),
+    st.integers(1, CHUNKS).map(lambda chunk: range(chunk, chunk)),
 )
 
 

@@ -57,6 +57,12 @@ def test_specs_of_another_engine():
         OffloadingConnector(vllm_config(), KVConnectorRole.SCHEDULER, cache)
 
 
+def test_without_a_config_there_are_no_metrics():
+    with pytest.raises(ConfigError) as raised:
+        OffloadingConnector.build_prom_metrics(SimpleNamespace(kv_transfer_config=None), {}, [], {})
+    assert str(raised.value) == "OffloadingConnector needs a kv_transfer_config, and there is none"
+
+
 def test_metadata_pickles(make):
     from kv_offload_configs import Blocks, Request, step
 

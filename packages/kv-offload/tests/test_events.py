@@ -138,6 +138,14 @@ def test_a_chunk_is_known_until_it_has_left_its_last_tier():
     assert tell(Medium.CPU, False) == placeholder
 
 
+def test_what_nobody_described_is_told_as_a_placeholder_of_its_kind():
+    nobodys = EventTranslator(Layout(GROUPS, 4, 4), is_describing=True)
+    (event,) = told(nobodys, [(1, 0)], removed=False)
+    assert event == BlockStored(
+        [A.block_hashes[1]], None, [], 0, None, "CPU", None, group_idx=0, kv_cache_spec_kind="full_attention"
+    )
+
+
 def test_a_tail_is_noted_once():
     a, group = Request("a", range(15), per_hash=2), Group(0, FULL, 8, 1, 4)
     tails = EventTranslator(Layout((group,), 2, 8), is_describing=True)
@@ -154,3 +162,21 @@ def test_a_tail_is_noted_once():
         BlockRemoved(h[4:6], "CPU", group_idx=0),
     ]
     assert not tails._payloads
+
+
+def test_who_wants_no_events_keeps_nothing_for_them(fenced):
+    connector, _ = fenced(events=False, self_describing_kv_events=True)
+    a = Request("a", range(8))
+    connector.on_new_request(a)
+    run(connector, a, [1, 2])
+    assert not connector.side._books.events._payloads
+
+
+def test_of_a_store_that_failed_nothing_is_kept(fenced):
+    connector, _ = fenced(self_describing_kv_events=True)
+    for number, failed in enumerate(([0], [])):
+        request = Request(f"r{number}", range(8))
+        connector.on_new_request(request)
+        run(connector, request, [1, 2])
+        report(connector, done=[number], failed=failed)
+        assert len(connector.side._books.events._payloads) == 2 * number

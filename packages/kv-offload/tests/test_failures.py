@@ -4,7 +4,7 @@ import pytest
 from kv_offload_calls import fill, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
 
-from kv_offload.metrics import LOAD_FAILURE
+from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
 
 
 class TestFailures:
@@ -40,6 +40,33 @@ class TestFailures:
         assert manager.pins.total() == 3
         report(connector, done=[0])
         assert not manager.pins.total()
+
+    def test_who_has_not_reported_yet_has_not_failed(self, fenced):
+        connector, manager = fenced(world_size=2)
+        a = self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        for left in (3, 0):
+            report(connector, done=[0])
+            assert (manager.pins.total(), len(manager.resident)) == (left, 3)
+        assert LOAD_FAILURE not in connector.get_kv_connector_stats().data["data"]
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        connector.build_connector_meta(step())
+
+    def test_jobs_of_one_report_fail_by_themselves(self, fenced):
+        connector, manager = fenced()
+        a, b, c = Request("a", range(4)), Request("b", range(10, 14)), Request("c", range(20, 29))
+        for request in (a, b, c):
+            connector.on_new_request(request)
+        fill(manager, c, 2)
+        run(connector, a, [1])
+        run(connector, b, [2])
+        assert connector.get_num_new_matched_tokens(c, 0) == (8, True)
+        connector.update_state_after_alloc(c, Blocks([3, 4]), 8)
+        connector.build_connector_meta(step())
+        report(connector, done=[0, 1, 2], failed=[1])
+        assert {*manager.resident} == {*keys(a, 1), *keys(c, 2)}
+        counted = connector.get_kv_connector_stats().data["data"]
+        assert (counted.get(STORE_FAILURE), counted.get(LOAD_FAILURE)) == ({(): 1}, None)
 
     def test_given_up_and_ended_later(self, fenced):
         connector, manager = fenced()
@@ -135,6 +162,42 @@ class TestFailures:
         report(connector, done=[0, 1, 2])
         assert {*manager.resident} == {*keys(a, kept)}
 
+    def test_who_has_ended_is_not_kept_either(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        connector.request_finished(a, [1, 2])
+        report(connector, invalid=[2])
+        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+        report(connector, done=[0])
+        assert not (manager.resident or manager.storing)
+
+    def test_what_the_medium_had_is_offered_again(self, fenced):
+        """It is as good as what is computed now, but nobody knows whether it is still there."""
+        connector, manager = fenced()
+        a = Request("a", range(9))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert run(connector, a, [1, 2, 3], count=8).store_jobs == {}
+        manager.resident.clear()
+        report(connector, invalid=[1])
+        a.num_computed_tokens = 0
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 9}))
+        assert [job.src_spec for job in meta.store_jobs.values()] == [gpu(1, 2)]
+
+    def test_a_load_from_before_a_reset_spoils_nothing_that_was_stored_since(self, fenced):
+        connector, manager = fenced()
+        self.begin(connector, manager)
+        connector.build_connector_meta(step())
+        connector.reset_cache()
+        b = Request("b", range(13))
+        connector.on_new_request(b)
+        run(connector, b, [5, 6, 7, 8])
+        report(connector, done=[1])
+        report(connector, done=[0], failed=[0])
+        assert {*manager.resident} == {*keys(b, 3)}
+
 
 class TestLives:
     def test_an_id_comes_back_while_its_jobs_run(self, fenced):
@@ -223,7 +286,14 @@ class TestLives:
         connector.get_num_new_matched_tokens(a, 0)
         assert manager.is_locked
         connector.request_finished(a, [])
-        assert "the last schedule was not finished" in caplog.text
+        connector.on_new_request(a)
+        assert [(record.name, record.filename, record.getMessage()) for record in caplog.records] == [
+            (
+                "kv_offload",
+                "books.py",
+                "the last schedule was not finished: unlocking the offloading manager that it had locked",
+            )
+        ]
         assert not manager.is_locked
 
     def test_shutdown_unlocks(self, fenced):

@@ -12,7 +12,8 @@ from kv_api import (
     LookupResult,
 )
 from kv_offload import TransferJob
-from kv_offload.fresh import tables_of_step
+from kv_offload.fresh import fresh_blocks, tables_of_step
+from kv_offload.layout import Group, Layout
 
 
 class TestFences:
@@ -47,7 +48,7 @@ class TestFences:
 
     def test_a_hit_does_not_wait(self, fenced):
         connector, _ = fenced()
-        self.begin(connector)
+        connector.request_finished(self.begin(connector), [1, 2])
         b = Request("b", [*range(8), 99])
         connector.on_new_request(b)
         assert run(connector, b, [1, 2, 3], local=8).jobs_to_flush == set()
@@ -224,6 +225,13 @@ class TestHolds:
         connector.on_new_request(a)
         assert connector.request_finished(a, []) == (False, None)
         assert connector.request_finished(a, []) == (False, None)
+
+
+def test_which_blocks_of_a_table_may_be_written():
+    layout = Layout((Group(0, FULL, 4, 1, 1), Group(2, WINDOW, 8, 1, 2, 9)), 4, 8)
+    tables = [1, 2, 3, 4], [5, 6], [0, 7, 8]  # nobody knows how far the second one's were hit
+    for local, blocks in ((0, {1, 2, 3, 4, 5, 6, 7, 8}), (8, {3, 4, 5, 6, 7, 8}), (16, {5, 6, 8})):
+        assert fresh_blocks(layout, tables, local) == blocks
 
 
 def test_who_is_told_all_of_its_blocks_and_who_got_more():

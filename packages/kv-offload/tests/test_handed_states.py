@@ -162,6 +162,15 @@ class TestWhatIsTaken:
         stored = state_jobs(connector.build_connector_meta(output).store_jobs)
         assert bool(stored) is (policy is OffloadPolicy.REQUEST_LEVEL)
 
+    @pytest.mark.parametrize("told", [None, SimpleNamespace(), SimpleNamespace(boundary_state_offloads=None)])
+    def test_a_step_that_hands_over_nothing(self, states, told):
+        connector, _ = states()
+        output = step()
+        output.kv_connector_block_state = told
+        assert connector.build_connector_meta(output) == plan()
+        del output.kv_connector_block_state
+        assert connector.build_connector_meta(output) == plan()
+
     def test_an_unknown_request_is_passed_over(self, states):
         connector, _ = states()
         assert connector.build_connector_meta(step(offers={"x": [(1, 4, 12)]})) == plan()
@@ -188,6 +197,32 @@ class TestWhatKeepsTheBytes:
         assert connector.has_pending_block_frees()
         report(connector, done=[0])
         assert not pool.held and not connector.has_pending_block_frees()
+
+    def test_then_blocks_of_tokens_are_not_taken(self, states):
+        connector, _ = states(hold_blocks="always")
+        connector.bind_gpu_block_pool(Pool())
+        assert begin(connector, Request("a", range(12)), [(0, 3, 12)]) == {}
+
+    def test_then_states_after_the_prompt_are_taken(self, states):
+        connector, _ = states(hold_blocks="always", offload_prompt_only=False)
+        connector.bind_gpu_block_pool(Pool())
+        a = Request("a", range(9))
+        begin(connector, a)
+        a.tokens += [9, 10, 11]
+        a.num_computed_tokens = 11
+        output = step(more=[("a", None)], counts={"a": 1}, offers={"a": [(1, 4, 12)]})
+        assert state_jobs(connector.build_connector_meta(output).store_jobs) == [([4], (0, 1, 0), (0, 2, 0))]
+
+    def test_a_pin_ends_with_the_last_workers_report(self, states):
+        connector, _ = states(hold_blocks="always", world_size=2)
+        pool = Pool()
+        connector.bind_gpu_block_pool(pool)
+        begin(connector, Request("a", range(12)), [(1, 4, 12)])
+        held = []
+        for _ in range(2):
+            report(connector, done=[0])
+            held.append([*pool.held])
+        assert held == [["block 4"], []]
 
     @pytest.mark.parametrize("end", ["failed", "unended", "reset"])
     def test_a_pin_ends_with_its_job_however_that_ends(self, states, end):

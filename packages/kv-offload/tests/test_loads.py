@@ -127,6 +127,7 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
         ignored = f"kv_transfer_params.max_load_tokens: expected a whole number of at least 0, got {wish!r}"
         assert (f"{ignored}; it is ignored" in caplog.text) == (wish in (-1, "4"))
+        assert len(caplog.records) == (wish in (-1, "4"))  # of what isn't there nothing is said
 
     def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):
         connector, manager = fenced()
@@ -141,8 +142,9 @@ class TestLoads:
         producer.on_new_request(a)
         assert producer.get_num_new_matched_tokens(a, 0) == (0, False)
 
-    def test_within_the_budget_of_a_step(self, fenced):
-        connector, manager = fenced(sync_load_budget_bytes=3 * 32)
+    @pytest.mark.parametrize("budget", [2 * 32, 4 * 32 - 1])
+    def test_within_the_budget_of_a_step(self, fenced, budget):
+        connector, manager = fenced(sync_load_budget_bytes=budget)
         a, b = Request("a", range(9)), Request("b", range(9))
         fill(manager, a, 2)
         for request in (a, b):
@@ -269,6 +271,29 @@ class TestLoads:
         report(connector, done=[0], failed=[0])
         manager.resident[key(a, 1)] = 1
         assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        connector.build_connector_meta(step())
+
+    def test_while_it_loads_nothing_more_is_promised(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        fill(manager, a, 3)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
+        connector.build_connector_meta(step())
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        connector.build_connector_meta(step())
+
+    def test_only_the_last_answer_counts(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        fill(manager, a, 3)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (12, True)
+        manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        with pytest.raises(KVError, match="request a: 12 tokens are to be loaded, 0 were promised"):
+            connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 12)
         connector.build_connector_meta(step())
 
     def test_nobody_promised(self, fenced):

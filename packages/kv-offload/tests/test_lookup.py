@@ -3,7 +3,7 @@
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 from kv_offload_medium import Known
@@ -30,14 +30,18 @@ def tokens_needed(group, local, boundary):
     return range(max(local, first), boundary)
 
 
-def is_possible(group, answers, local, boundary, counts):
-    size = group.tokens_per_chunk
-    if group.kind is STATE and boundary % size:
-        return False
-    chunks = {token // size for token in tokens_needed(group, local, boundary)}
+def chunks_needed(group, local, boundary):
+    chunks = {token // group.tokens_per_chunk for token in tokens_needed(group, local, boundary)}
     if group.is_draft:
-        chunks.add(boundary // size)  # where the token after the last one is
-    return all(chunk < len(answers) and answers[chunk] in counts for chunk in chunks)
+        chunks.add(boundary // group.tokens_per_chunk)  # where the token after the last one is
+    return chunks
+
+
+def is_possible(group, answers, local, boundary, counts):
+    if group.kind is STATE and boundary % group.tokens_per_chunk:
+        return False
+    needed = chunks_needed(group, local, boundary)
+    return all(chunk < len(answers) and answers[chunk] in counts for chunk in needed)
 
 
 def model(groups, answers, local, limit, may_wait):
@@ -61,24 +65,35 @@ def model(groups, answers, local, limit, may_wait):
 
 
 @st.composite
+def any_group(draw, group_id, per_chunk):
+    kind = draw(st.sampled_from([FULL, FULL, WINDOW, STATE]))
+    size = draw(st.sampled_from([2, 4]))
+    window = draw(st.integers(1, 14)) if kind is WINDOW else 0
+    is_draft = kind is not STATE and draw(st.sampled_from([False, False, True]))
+    restart = draw(st.sampled_from([0, 3, 6, 8])) if kind is WINDOW else 0
+    return Group(group_id, kind, size, per_chunk, 1, window, restart, is_draft=is_draft)
+
+
+@st.composite
 def lookups(draw):
     per_chunk = draw(st.integers(1, 4))
     groups, answers = [], []
     for group_id in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from([FULL, FULL, WINDOW, STATE]))
-        size = draw(st.sampled_from([2, 4]))
-        window = draw(st.integers(1, 14)) if kind is WINDOW else 0
-        is_draft = kind is not STATE and draw(st.sampled_from([False, False, True]))
-        restart = draw(st.sampled_from([0, 3, 6, 8])) if kind is WINDOW and not is_draft else 0
-        groups.append(Group(group_id, kind, size, per_chunk, 1, window, restart, is_draft=is_draft))
+        group = draw(any_group(group_id, per_chunk))
+        groups.append(group)
         states = st.sampled_from([HIT, HIT, HIT, HIT, MISS, PENDING, RETRY])
-        answers.append(draw(st.lists(states, max_size=24 // (size * per_chunk))))
+        answers.append(draw(st.lists(states, max_size=24 // group.tokens_per_chunk)))
     local = 4 * draw(st.integers(0, 4))
     limit = draw(st.integers(local, 26))
     return groups, answers, local, limit, draw(st.booleans())
 
 
+OF_A_DRAFT = [Group(0, FULL, 2, 1, 1, is_draft=True)]
+
+
 @given(lookups())
+@example((OF_A_DRAFT, [[]], 4, 4, True))  # nothing to load, so what would prove it isn't waited for
+@example((OF_A_DRAFT, [[HIT, HIT]], 0, 4, True))  # the chunk after the last would prove it, and isn't there
 def test_the_highest_boundary_is_found(case):
     groups, answers, local, limit, may_wait = case
     keys = [keys_of(group, len(of_group)) for group, of_group in zip(groups, answers, strict=True)]
@@ -91,6 +106,14 @@ def test_the_highest_boundary_is_found(case):
     asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
     assert find_match(groups, asked, local, limit, may_wait) == model(groups, answers, local, limit, may_wait)
     assert len({*manager.asked}) == len(manager.asked), "a chunk was asked for twice"
+
+
+@given(st.integers(1, 4).flatmap(lambda per_chunk: any_group(0, per_chunk)), st.integers(0, 4))
+@example(Group(0, WINDOW, 2, 1, 1, 5, is_draft=True), 0)
+def test_which_chunks_a_boundary_needs(group, blocks):
+    local = 4 * blocks
+    for boundary in range(local + 1, 30):
+        assert {*group.chunks_needed(local, boundary)} == chunks_needed(group, local, boundary)
 
 
 def is_there(answer):
@@ -139,19 +162,24 @@ def test_what_reads_everything_is_asked_first():
 def test_after_one_that_is_not_readable_few_are_asked_for_at_once():
     group = Group(0, FULL, 4, 1, 1)
     keys = keys_of(group, 16)
-    for waiting, known, asked_for in (
-        ((), {}, [16]),
-        ((2,), {}, [16, 1, 2, 4, 6]),
-        ((0,), {0: PENDING}, [1, 2, 4, 8]),
-        ((2, 4), {}, [16, 1, 2, 1, 2, 4, 4]),
+    for local, waiting, known, refused, asked_for in (
+        (0, (), {}, (), [16]),
+        (0, (2,), {}, (), [16, 1, 2, 4, 6]),
+        (0, (0,), {0: PENDING}, (), [1, 2, 4, 8]),
+        (0, (2, 4), {}, (), [16, 1, 2, 1, 2, 4, 4]),
+        (0, (), {}, (12, 14), [12]),
+        (0, (2,), {}, (12,), [12, 1, 2, 4, 2]),
+        (12, (), {}, (), [13]),
+        (12, (5,), {}, (), [13, 1, 2, 4, 3]),
     ):
         manager = Known({key: PENDING if chunk in waiting else HIT for chunk, key in enumerate(keys)})
         counts, ask = [], manager.lookup_prefix
         manager.lookup_prefix = lambda keys, context, counts=counts, ask=ask: (
             counts.append(len(keys)) or ask(keys, context)
         )
-        asked = Answers(manager, ReqContext("r"), keys, known=known)
-        assert find_match([group], [asked], 0, 64, may_wait=True) == Match(64, waits=bool(waiting))
+        asked = Answers(manager, ReqContext("r"), keys, {keys[chunk] for chunk in refused}, known)
+        boundary = 4 * min(refused, default=16)
+        assert find_match([group], [asked], local, 64, may_wait=True) == Match(boundary, waits=bool(waiting))
         assert counts == asked_for
 
 

@@ -12,6 +12,7 @@ from kv_api import (
     KVConnectorStats,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
 )
 from kv_offload import (
     OffloadingConnector,
@@ -19,7 +20,7 @@ from kv_offload import (
     OffloadingWorkerMetadata,
     TransferStats,
 )
-from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, METRICS, STORE_BYTES
+from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, LOOKUP_SYNC_DELAY, METRICS, STORE_BYTES, kind_of
 
 
 def counted():
@@ -70,6 +71,24 @@ def test_what_workers_of_the_medium_counted_is_added():
     assert (stats["types"]["broken"], stats["data"]["broken"]) == ("counter", {(): 5})
 
 
+def test_what_workers_measured_is_told():
+    connector, measured = make(), TransferStats()
+    connector.get_kv_connector_stats()
+    measured.load.record(100, 0.5)
+    measured.store.record(7, 0.125)
+    for _ in range(2):
+        meta = OffloadingWorkerMetadata(transfer_stats=measured)
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=meta))
+    assert connector.get_kv_connector_stats().data["data"] == {
+        "vllm:kv_offload_load_bytes": {(): 200},
+        "vllm:kv_offload_load_time": {(): 1.0},
+        "vllm:kv_offload_load_size": {(): [100, 100]},
+        "vllm:kv_offload_store_bytes": {(): 14},
+        "vllm:kv_offload_store_time": {(): 0.25},
+        "vllm:kv_offload_store_size": {(): [7, 7]},
+    }
+
+
 def test_stats_add_up():
     both = counted().aggregate(counted())
     assert both.reduce() == {
@@ -85,8 +104,30 @@ def test_stats_add_up():
     both.reset()
     assert both.is_empty()
     assert OffloadingConnector.build_kv_connector_stats().is_empty()
-    with pytest.raises(TypeError, match="expected OffloadingConnectorStats, got KVConnectorStats"):
+    with pytest.raises(TypeError, match=r"^stats: expected OffloadingConnectorStats, got KVConnectorStats$"):
         both.aggregate(KVConnectorStats())
+
+
+def test_what_the_connector_counts_has_the_names_and_buckets_of_vllms():
+    sizes = tuple(1e6 * megabytes for megabytes in (1, 5, 10, 20, 40, 60, 80, 100, 150, 200))
+    once = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1)
+    waiting = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1, 5, 10)
+    kinds = {name.removeprefix("vllm:kv_offload_"): kind_of(metric, None) for name, metric in METRICS.items()}
+    assert kinds == {
+        "load_bytes": "counter",
+        "load_time": "counter",
+        "load_size": "histogram",
+        "store_bytes": "counter",
+        "store_time": "counter",
+        "store_size": "histogram",
+        "lookup_sync_delay_seconds": "histogram",
+        "lookup_async_delay_seconds": "histogram",
+        "allocation_failure": "counter",
+        "load_failure": "counter",
+        "store_failure": "counter",
+    }
+    histograms = [metric for metric in METRICS.values() if kind_of(metric, None) == "histogram"]
+    assert [metric.buckets for metric in histograms] == [sizes, sizes, once, waiting]
 
 
 class Flat(KVConnectorStats):
@@ -152,6 +193,26 @@ def test_what_a_medium_counted_stays_its_own():
     assert (stats.data["data"], counts.data) == ({"sizes": {(): [1, 2, 3]}}, {"sizes": [1, 2]})
 
 
+def test_of_a_level_the_latest_counts():
+    stats = OffloadingConnectorStats()
+    for usage in (0.5, 0.25):
+        later = OffloadingConnectorStats()
+        later.add_medium(Flat({"usage": usage}), DECLARED)
+        stats.aggregate(later)
+    assert stats.data["data"] == {"usage": {(): 0.25}}
+
+
+def test_what_was_added_stays_its_own():
+    stats, other = OffloadingConnectorStats(), counted()
+    stats.aggregate(other)
+    stats.observe(LOOKUP_SYNC_DELAY, 1.0)
+    assert other.data == counted().data
+
+
+def test_what_is_no_payload_counts_nothing():
+    assert OffloadingConnector.build_kv_connector_stats({"count": 2}).is_empty()
+
+
 def test_prometheus(monkeypatch, caplog):
     monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: DECLARED))
     monkeypatch.setattr(ScriptedSpec, "config_info_keys", classmethod(lambda cls, extra: ("policy",)))
@@ -161,7 +222,7 @@ def test_prometheus(monkeypatch, caplog):
     }
     metrics = OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"], 1: ["1"]})
     stats = counted()
-    stats.add_medium(Flat({"usage": 0.5, "count": 2, "mystery": 1}), DECLARED)
+    stats.add_medium(Flat({"mystery": 1, "usage": 0.5, "count": 2}), DECLARED)
     stats.set_info([{"policy": "lru"}])
     metrics.observe(stats.to_dict(), 1)
     metrics.observe(stats.to_dict(), 1)
@@ -182,10 +243,51 @@ def test_prometheus(monkeypatch, caplog):
         ("usage", "1"): 0.5,
         ("count_total", "1"): 4,
     }
-    assert caplog.text.count("metric mystery is counted and was not declared; it is not exported") == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "metric mystery is counted and was not declared; it is not exported"
+    ]
     (sizes,) = (family for family in registry.collect() if family.name == LOAD_SIZE)
     buckets = [float(sample.labels["le"]) for sample in sizes.samples if sample.name.endswith("_bucket")]
     assert buckets == [*METRICS[LOAD_SIZE].buckets, float("inf")]
+
+
+def test_how_metrics_are_registered(monkeypatch):
+    declared = {
+        "level": OffloadingGaugeMetadata("how full", ("tier",)),
+        "sizes": OffloadingHistogramMetadata("how long"),
+        "count": OffloadingCounterMetadata("how many"),
+    }
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: declared))
+    monkeypatch.setattr(ScriptedSpec, "config_info_keys", classmethod(lambda cls, extra: ("policy",)))
+    made = {}
+    types = {
+        kind: lambda kind=kind, **given: made.update({given.pop("name"): (kind, given)})
+        for kind in (Counter, Gauge, Histogram)
+    }
+    OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"]})
+    _, info = made.pop("vllm:kv_offload_config_info")
+    assert (info["labelnames"], info["multiprocess_mode"]) == (["engine", "policy"], "mostrecent")
+    for name, metric in METRICS.items():
+        assert made.pop(name)[1]["documentation"] == metric.documentation
+    assert made == {
+        "level": (
+            Gauge,
+            {"documentation": "how full", "labelnames": ["engine", "tier"], "multiprocess_mode": "mostrecent"},
+        ),
+        "sizes": (Histogram, {"documentation": "how long", "labelnames": ["engine"]}),
+        "count": (Counter, {"documentation": "how many", "labelnames": ["engine"]}),
+    }
+
+
+def test_without_a_number_the_first_engine_is_meant():
+    registry = CollectorRegistry()
+    types = {
+        kind: lambda kind=kind, **named: kind(registry=registry, **named) for kind in (Counter, Gauge, Histogram)
+    }
+    metrics = OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"], 1: ["1"]})
+    metrics.observe(counted().to_dict())
+    metrics.observe({})
+    assert registry.get_sample_value(f"{LOAD_BYTES}_total", {"engine": "0"}) == 100
 
 
 def test_nothing_is_reported_twice():

@@ -1,13 +1,21 @@
 """What an operator can configure, and what is said about what they can't."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 from kv_offload_configs import FULL, STATE, WINDOW, kv_cache_config, vllm_config
 
-from kv_api import ConfigError, OffloadingGroupConfig
-from kv_offload import HoldBlocks, Options, parse_options
-from kv_offload.describe import describe_engine
+from kv_api import (
+    ConfigError,
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from kv_offload import GroupDescription, HoldBlocks, Options, parse_options
+from kv_offload.describe import describe_engine, describe_group
 
 WHERE = "kv_connector_extra_config"
 
@@ -26,6 +34,10 @@ WRONG = [
     (
         {"load_timeout_seconds": -1},
         f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got -1",
+    ),
+    (
+        {"load_timeout_seconds": "5"},
+        f"{WHERE}.load_timeout_seconds: expected a number of seconds, or 0 for never, got '5'",
     ),
     (
         {"load_timeout_seconds": float("inf")},
@@ -71,6 +83,45 @@ def test_what_is_not_ours_passes():
     assert parse_options(extra) == Options()
 
 
+def test_what_is_set_where_nothing_is():
+    assert asdict(parse_options({})) == {
+        "block_size": None,
+        "blocks_per_chunk": None,
+        "offload_prompt_only": True,
+        "self_describing_kv_events": False,
+        "sync_load_budget_bytes": 0,
+        "hold_blocks": "auto",
+        "load_timeout_seconds": 0.0,
+        "store_timeout_seconds": None,
+        "max_deferred_lookups": 50,
+        "save": True,
+    }
+
+
+MEDIUMS = (
+    "spec_name",
+    "spec_module_path",
+    "cpu_bytes_to_use",
+    "eviction_policy",
+    "cache_policy_module_path",
+    "store_threshold",
+    "max_tracker_size",
+    "canonical_layout",
+    "secondary_tiers",
+    "backpressure",
+    "tier_poll_interval_s",
+    "load_policy",
+)
+
+
+@pytest.mark.parametrize("key", [*MEDIUMS, *(key for key in asdict(Options()) if key != "save")])
+def test_a_key_that_is_nearly_right_is_told_apart_from_a_foreign_one(key):
+    with pytest.raises(ConfigError) as raised:
+        parse_options({f"{key}s": 1})
+    assert str(raised.value) == f"{WHERE}: unknown key '{key}s'; did you mean {key!r}?"
+    assert parse_options({f"my_own_{key}": 1}) == Options()
+
+
 def test_values_are_read():
     extra = {"blocks_per_chunk": 3, "hold_blocks": "never", "load_timeout_seconds": 5, "save": False}
     assert parse_options(extra) == Options(
@@ -94,11 +145,85 @@ def test_what_a_medium_is_told():
     assert config.enable_kv_cache_events
 
 
+def test_all_that_a_medium_is_told():
+    config = vllm_config(world_size=6, rank=1, blocks_per_chunk=2, canonical_layout=True)
+    config.model_config = SimpleNamespace(model="m", dtype="torch.bfloat16", max_model_len=99)
+    config.cache_config.kv_cache_layout = "HND"
+    config.parallel_config = SimpleNamespace(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
+        prefill_context_parallel_size=4,
+        decode_context_parallel_size=5,
+        data_parallel_index=7,
+        data_parallel_size=9,
+        data_parallel_rank_local=8,
+        world_size=6,
+        rank=1,
+    )
+    cache = kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 9)))
+    cache.kv_cache_groups[0].layer_names = ["a", "b"]
+    cache.replicated_layout = True
+    assert describe_engine(config, cache).config == OffloadingConfig(
+        groups=(OffloadingGroupConfig(4, ("a", "b"), 0), OffloadingGroupConfig(4, ("layer1",), 1, 2)),
+        worker_kv_bytes_per_block=64,
+        enable_kv_cache_events=True,
+        extra_config=config.kv_transfer_config.kv_connector_extra_config,
+        engine_id="e",
+        model=OffloadingModelConfig("m", "bfloat16", 99),
+        cache=OffloadingCacheConfig(4, 2),
+        parallel=OffloadingParallelConfig(1, 6, 2, 3, 4, 5, 7, 9, 8, False),
+        replicated_layout=True,
+        canonical_layout=True,
+        kv_cache_layout="HND",
+    )
+
+
+def test_what_a_small_engine_need_not_have():
+    config = vllm_config()
+    del config.kv_events_config, config.parallel_config.decode_context_parallel_size
+    config.kv_transfer_config.engine_id = None
+    assert describe_engine(config, kv_cache_config()).config == OffloadingConfig(
+        groups=(OffloadingGroupConfig(4, ("layer0",), 0),),
+        worker_kv_bytes_per_block=32,
+        enable_kv_cache_events=False,
+        extra_config=config.kv_transfer_config.kv_connector_extra_config,
+        engine_id="",
+        model=OffloadingModelConfig("", "auto", 0),
+        cache=OffloadingCacheConfig(4, 1),
+        parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+    )
+
+
+@pytest.mark.parametrize(("of_cache", "dtype"), [("auto", "float16"), ("torch.float8_e5m2", "float8_e5m2")])
+def test_the_type_of_what_is_stored(of_cache, dtype):
+    config = vllm_config()
+    config.cache_config.cache_dtype = of_cache
+    config.model_config = SimpleNamespace(model="m", dtype="torch.float16", max_model_len=None)
+    assert describe_engine(config, kv_cache_config()).config.model == OffloadingModelConfig("m", dtype, 0)
+
+
+@pytest.mark.parametrize("prefill", [1, 2])
+@pytest.mark.parametrize("decode", [1, 2])
+def test_when_workers_share_the_tokens_of_a_block(prefill, decode):
+    config = vllm_config(context_parallel=decode)
+    config.parallel_config.prefill_context_parallel_size = prefill
+    assert describe_engine(config, kv_cache_config()).layout.shares_tokens is (prefill + decode > 2)
+
+
+def test_a_window_of_layers_that_read_everything_is_none():
+    described = describe_group(SimpleNamespace(block_size=4, kind=FULL, sliding_window=64))
+    assert described == GroupDescription(FULL, 4)
+
+
 def test_one_allocation_is_counted_once():
     cache = kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)))
     cache.kv_cache_tensors = [SimpleNamespace(size=64 * 96, block_stride=96) for _ in range(2)]
     assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 96
     cache.kv_cache_tensors = []
+    assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 32
+    cache.kv_cache_groups[1].layer_names = ["a", "b", "c"]
+    assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 96
+    cache = kv_cache_config(num_blocks=0)
     assert describe_engine(vllm_config(), cache).config.worker_kv_bytes_per_block == 32
 
 
@@ -107,7 +232,14 @@ def test_the_size_of_chunks():
     assert engine(block_size=12).layout.groups[0].tokens_per_chunk == 12
     fine = engine(((FULL, 8, 0), (WINDOW, 4, 6)), tokens_per_hash=2, blocks_per_chunk=3).layout
     assert [group.hashes_per_chunk for group in fine.groups] == [12, 6]
-    assert fine.grain_tokens == 8
+    assert (fine.grain_tokens, fine.tokens_per_hash) == (8, 2)
+
+
+@pytest.mark.parametrize(("of_cache", "of_config", "tokens"), [(None, 4, 4), (2, 4, 2), (None, None, 8)])
+def test_tokens_of_a_hash(of_cache, of_config, tokens):
+    config, cache = vllm_config(), kv_cache_config(((FULL, 8, 0), (FULL, 16, 0)), tokens_per_hash=of_cache)
+    config.cache_config.hash_block_size = of_config
+    assert describe_engine(config, cache).layout.tokens_per_hash == tokens
 
 
 def spec(**attributes):
@@ -130,6 +262,11 @@ REFUSED = [
     (
         {"retention": -1},
         "cache_config.prefix_cache_retention_interval: got -1; expected a number of tokens, 0 for the ends of "
+        "prompts alone, or None for all",
+    ),
+    (
+        {"retention": True},
+        "cache_config.prefix_cache_retention_interval: got True; expected a number of tokens, 0 for the ends of "
         "prompts alone, or None for all",
     ),
     (
@@ -193,6 +330,7 @@ def test_groups_that_hashes_do_not_find_are_left_alone():
         (None, False, ((FULL, 4, 0),), None, False),
         (True, True, ((FULL, 4, 0),), None, True),
         (True, False, ((STATE, 4, 0),), None, True),  # states are copied on write
+        (True, False, ((FULL, 4, 0), (STATE, 4, 0)), None, True),
         (True, False, ((FULL, 4, 0),), 2, True),  # hits may end inside a block, which is copied on write
     ],
 )

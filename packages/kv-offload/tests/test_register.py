@@ -5,7 +5,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from kv_offload_configs import FULL, kv_cache_config
+from kv_offload_configs import FULL, STATE, kv_cache_config
 
 from kv_api import ConfigError
 from kv_offload.describe import describe_engine
@@ -51,6 +51,14 @@ def test_several_kernel_blocks_in_one():
     memory = np.arange(12 * 4, dtype=np.int32).reshape(12, 4)
     pages = pages_of("a", memory, 4)
     assert (pages.page_bytes, pages.tensor[1].tobytes()) == (48, memory[3:6].tobytes())
+    assert pages.stride_bytes == 48
+
+
+def test_a_dimension_of_one_has_any_stride():
+    memory = np.arange(4 * 8, dtype=np.int8)
+    cache = np.lib.stride_tricks.as_strided(memory, (4, 1, 8), (8, 999, 1))
+    pages = pages_of("a", cache, 4)
+    assert (pages.stride_bytes, pages.page_bytes, pages.tensor.tobytes()) == (8, 8, memory.tobytes())
 
 
 def test_aliases_share_a_tensor():
@@ -78,7 +86,9 @@ FIRST = "the first dimension should be 4 blocks, or several each"
 
 WRONG = [
     (np.zeros((), np.int8), (), (), FIRST),
+    (np.zeros((3, 4), np.int8)[:0], (0, 4), (4, 1), FIRST),
     (np.zeros((3, 4), np.int8), (3, 4), (4, 1), FIRST),
+    (np.zeros((6, 4), np.int8), (6, 4), (4, 1), FIRST),
     (np.zeros((2, 4, 3), np.int8), (2, 4, 3), (12, 3, 1), FIRST),
     (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should lie together"),
     (np.zeros((8, 8), np.int8)[:, :4], (8, 4), (8, 1), "the 2 parts of each block should lie together"),
@@ -163,3 +173,23 @@ def test_what_torch_can_not_express_is_named(torch):
 def test_states_of_several_tensors_are_parts_of_a_page(torch):
     parts = [Tensor((4, 6), (50, 1), offset=44), Tensor((4, 44), (50, 1))]
     assert pages_of("l", parts, 4, page_bytes=100) == (1000, 100, 100, ("storage", 0, (4, 100), (100, 1)))
+    for wrong, page_bytes in ((parts, 0), ([], 100)):
+        with pytest.raises(ConfigError, match="layer 'l' is a list; expected a torch tensor or a numpy array"):
+            pages_of("l", wrong, 4, page_bytes)
+
+
+def test_the_page_of_such_a_layer_is_its_share_of_the_groups(torch):
+    cache = kv_cache_config(((STATE, 4, 0),), num_blocks=4)
+    names = cache.kv_cache_groups[0].layer_names = ["a", "b"]
+    layers = {name: [Tensor((4, 16), (32, 1), offset=16 * place)] for place, name in enumerate(names)}
+    found = canonical_caches(layers, cache, layout_of(cache))
+    assert [(tensor.tensor, tensor.page_size_bytes) for tensor in found.tensors] == [
+        (("storage", 32 * place, (4, 32), (64, 1)), 32) for place in (0, 1)
+    ]
+
+
+def test_without_any_library_nothing_is_a_tensor(monkeypatch):
+    for library in ("torch", "numpy"):
+        monkeypatch.delitem(sys.modules, library, raising=False)
+    with pytest.raises(ConfigError, match="layer 'l' is a bytes; expected a torch tensor or a numpy array"):
+        pages_of("l", b"", 4)

@@ -161,3 +161,22 @@ def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
         assert [
             end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, ())
         ] == reached
+
+
+@pytest.mark.parametrize(
+    ("size", "other_size", "ends", "reached"),
+    [
+        (16, 4, (), [16, 32]),
+        (16, 4, (8,), [4, 8, 16, 32]),  # who repeats 8 tokens goes on after 7, and reads from 3 on
+        (16, 4, (9,), [8, 16, 32]),
+        (16, 4, (10,), [8, 12, 16, 32]),
+        (16, 4, (9, 24), [8, 16, 20, 24, 32]),
+        (4, 8, (), [4, 8, 12, 16, 20, 24, 28, 32]),
+        (8, 16, (), [8, 16, 24, 32]),  # chunks of one are a multiple of the other's
+        (8, 12, (), [4, 8, 12, 16, 20, 24, 28, 32]),  # goes on within chunks
+    ],
+)
+def test_what_nobody_can_reach_is_left_out(size, other_size, ends, reached):
+    groups = Group(0, FULL, size, 1, 1), Group(1, WINDOW, other_size, 1, 1, 30), Group(2, WINDOW, 4, 1, 1, 5)
+    layout = Layout(groups, 4, 48)
+    assert [end for end in range(4, 33, 4) if is_reachable(layout, groups[2], end, ends)] == reached

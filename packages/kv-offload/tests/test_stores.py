@@ -2,7 +2,7 @@
 
 import pytest
 from kv_offload_calls import gpu, key, keys, plan, report, run
-from kv_offload_configs import FULL, STATE, Blocks, Request, kv_cache_config, step
+from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
 from kv_api import (
@@ -94,8 +94,9 @@ class TestStores:
         for known in (9, 10, 11):
             a.tokens.append(known - 1)
             a.num_computed_tokens = known - 1
-            assert connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1})) == plan()
-            assert not looked
+            for count in (1, 12 - known):  # a draft more, as long as no chunk is complete with it
+                assert connector.build_connector_meta(step(more=[("a", None)], counts={"a": count})) == plan()
+                assert not looked
         a.tokens.append(11)
         a.num_computed_tokens = 11
         connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
@@ -188,6 +189,15 @@ class TestStores:
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert len(manager.log) == 2 * 8  # three chunks, then one; in steps 1, 2, 4, …
 
+    def test_however_often_there_was_no_room_it_is_tried_again(self, fenced):
+        connector, _ = fenced()
+        connector.on_new_request(Request("a", range(12)))
+        state, steps = connector.side._books.states["a"], []
+        for _ in range(20):
+            state.refuse_store(5)
+            steps.append(state.retry_step)
+        assert steps == [5 + min(2**refusals, 65536) for refusals in range(20)]
+
     def test_a_prompt_without_room_is_not_offered_with_each_piece(self, fenced):
         connector, manager = fenced()
         manager.capacity = 0
@@ -201,6 +211,22 @@ class TestStores:
             a.num_computed_tokens += 4
             steps += [number] * (len(manager.log) > before)
         assert steps == [0, 2, 5, 10, 19, 36]  # 1, 2, 4, 8, 16 steps are passed over
+
+    def test_once_there_was_room_it_is_offered_again_soon(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 0
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        run(connector, a, list(range(1, 41)), count=4)
+        steps = [0]
+        for number in range(1, 40):
+            before = len(manager.log)
+            manager.capacity = 1000 if number == 10 else len(manager.storing)
+            connector.build_connector_meta(step(more=[("a", None)], counts={"a": 4}))
+            a.num_computed_tokens += 4
+            steps += [number] * (len(manager.log) > before)
+        assert len(manager.storing) == 11
+        assert steps == [0, 2, 5, 11, 13, 16, 21, 30]  # 1, 2, 4 steps are passed over, and again from 1 on
 
     def test_what_is_there_is_left_out(self, fenced):
         connector, manager = fenced()
@@ -234,6 +260,42 @@ class TestStores:
             GPULoadStoreSpec([6], (0, 1), (0, 1)),
             GPULoadStoreSpec([7], (0, 1), (0, 3)),
         ]
+
+    def test_what_slid_out_of_a_window_is_stored_from_where_it_was(self, fenced):
+        connector, manager = fenced(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 5))))
+        manager.capacity = 0
+        a = Request("a", range(13))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4], [5, 6, 7, 8]))], counts={"a": 13}))
+        a.num_computed_tokens = 13
+        manager.capacity = 6
+        connector.request_finished_all_groups(a, ([1, 2, 3, 4], [0, 0, 7, 8]))
+        (job,) = connector.build_connector_meta(step(finished="a")).store_jobs.values()
+        assert job.src_spec == GPULoadStoreSpec([1, 2, 3, 5, 6, 7], (3, 3), (0, 0))
+
+    @pytest.mark.parametrize(
+        ("size", "retention", "limit", "stored"),
+        [
+            (16, None, None, [12, 14, 15]),  # from 8 on, where full attention's chunk ends, and from 19 on
+            (16, None, 12, [12, 13]),  # from 8 and from 11 on
+            (4, 0, None, [12, 13]),  # where those go on who have the prompt
+            (4, 0, 8, [11, 12]),
+        ],
+    )
+    def test_of_a_window_what_is_read_where_the_tokens_end(self, make, manager, size, retention, limit, stored):
+        prompt = 9 if retention is None else 12
+        extra = {"hold_blocks": "always", "offload_prompt_only": False, "retention": retention}
+        connector = make(cache=kv_cache_config(((FULL, size, 0), (WINDOW, 4, 5)), tokens_per_hash=4), **extra)
+        a = Request("a", range(21), prompt, params={"max_offload_tokens": limit})
+        tables = [1, 2, 3, 4, 5, 6][: -(-24 // size)], [11, 12, 13, 14, 15, 16]
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        connector.build_connector_meta(step(new=[("a", tables)], counts={"a": 21}))
+        a.num_computed_tokens = 21
+        connector.request_finished_all_groups(a, tables)
+        (job,) = connector.build_connector_meta(step(finished="a")).store_jobs.values()
+        assert job.src_spec.block_ids[-job.src_spec.group_sizes[1] :].tolist() == stored
 
     def test_a_failed_store_is_dropped(self, fenced):
         connector, manager = fenced()
@@ -273,3 +335,4 @@ class TestStores:
         connector.on_new_request(a)
         assert run(connector, a, [1, 2]) == plan()
         assert connector.request_finished(a, [1, 2]) == (False, None)
+        assert connector.build_connector_meta(step(finished="a")) == plan()

@@ -133,6 +133,13 @@ def test_complete_chunks_may_lie_beyond_the_last_tail():
         assert find(BOTH, Known(known), 0, 30, tail_limit, may_wait=True) == match
 
 
+def test_what_is_there_beyond_the_last_tail_does_not_hide_it():
+    known = keys_at((1, 12), *((0, end) for end in (8, 12, 16, 24, 32)))
+    assert find(BOTH, Known(known), 0, 30, 14, may_wait=True) == Match(12, is_tail=True)
+    alone = layout_of([STATE], 8)
+    assert find(alone, Known(keys_at((0, 12))), 0, 30, 14, may_wait=True) == Match(12, is_tail=True)
+
+
 def test_one_group_is_not_enough():
     known = keys_at((0, 8), (1, 8), (0, 12))
     assert find(BOTH, Known(known), 0, 30, 30, may_wait=True) == Match(8)

@@ -10,6 +10,7 @@ from kv_offload_pool import Pool
 
 from kv_api import BlockRemoved, BlockStored, CacheHitSource, GPULoadStoreSpec, OffloadPolicy, make_offload_key
 from kv_offload import TransferJob
+from kv_offload.metrics import ALLOCATION_FAILURE
 
 CACHE = kv_cache_config(((FULL, 8, 0), (STATE, 8, 0), (STATE, 8, 0)), tokens_per_hash=2, hands_over=True)
 TABLES = ([1, 2], [0, 4], [0, 5])
@@ -77,6 +78,7 @@ class TestWhatIsTaken:
         }
         assert [*manager.storing][-3:] == tail(a)
         assert connector.side._books.states["a"].context.get_offload_key_position(tail(a)[1]) == 12
+        assert ALLOCATION_FAILURE not in connector.get_kv_connector_stats().data["data"]
 
     @pytest.mark.parametrize(
         ("offers", "copies", "why"),
@@ -148,11 +150,24 @@ class TestWhatIsTaken:
         begin(connector, a)
         assert bool(tail_jobs(go_on(connector, a))) is taken
 
-    def test_a_block_that_the_table_lacks(self, tails):
+    @pytest.mark.parametrize("tables", [([1], [0, 4], [0, 5]), ([1, 2], [0], [0, 5]), ([1, 2], [0, 4], [0])])
+    def test_a_block_that_the_table_lacks(self, tails, tables):
         connector, _ = tails()
         a = request()
-        begin(connector, a, tables=([1], [0, 4], [0, 5]))
+        begin(connector, a, tables=tables)
         assert tail_jobs(go_on(connector, a)) == []
+
+    @pytest.mark.parametrize("end", [9, 10, 15])
+    def test_a_hash_may_be_of_one_token(self, tails, end):
+        cache = kv_cache_config(((FULL, 8, 0), (STATE, 8, 0)), tokens_per_hash=1, hands_over=True)
+        connector, _ = tails(cache)
+        a, b = (Request(name, range(17), prompt, per_hash=1) for name, prompt in (("a", 15), ("b", 17)))
+        begin(connector, a, count=15, tables=TABLES[:2])
+        meta = go_on(connector, a, [(1, 14, end)])
+        assert tail_jobs(meta) == [([2, 14], (1, 1), (1, 1))]
+        report(connector, done=[0, *meta.store_jobs])
+        connector.on_new_request(b)
+        assert connector.get_num_new_matched_tokens(b, 0) == (end, True)
 
     def test_an_offer_that_finds_no_room_is_not_made_again(self, tails):
         connector, manager = tails()
@@ -160,7 +175,7 @@ class TestWhatIsTaken:
         begin(connector, a)
         manager.capacity = 3
         assert tail_jobs(go_on(connector, a)) == []
-        assert connector.get_kv_connector_stats().data["data"]["vllm:kv_offload_allocation_failure"]
+        assert connector.get_kv_connector_stats().data["data"][ALLOCATION_FAILURE] == {(): 1}
         manager.capacity = 100
         assert tail_jobs(go_on(connector, a, [])) == []
 
@@ -246,6 +261,31 @@ class TestAtTheEnd:
         assert [(job.is_held, job.is_computed, job.gpu_spec.block_ids.tolist()) for job in jobs.values()] == [
             (True, True, [2, 4, 5]),
             (True, True, [1]),
+        ]
+
+    def test_what_finds_no_room_is_not_waited_for(self, tails):
+        connector, manager = tails(hold_blocks="always")
+        a = request()
+        begin(connector, a)
+        manager.capacity = 0
+        assert connector.register_finished_partial_tail(a, TABLES, self.OFFERS) is False
+        assert connector.request_finished_all_groups(a, TABLES) == (False, None)
+        assert connector.build_connector_meta(step(finished=["a"])) == plan()
+
+    def test_events_tell_of_it(self, tails):
+        connector, _ = tails(self_describing_kv_events=True)
+        a = request()
+        begin(connector, a)
+        connector.register_finished_partial_tail(a, TABLES, self.OFFERS)
+        connector.build_connector_meta(step())
+        report(connector, done=[0, 1])
+        told = [(event.group_idx, event.block_hashes, event.token_ids) for event in connector.take_events()]
+        hashes = a.block_hashes
+        assert told == [
+            (0, hashes[3:4], [*range(8)]),
+            (0, hashes[4:6], [8, 9, 10, 11]),
+            (1, hashes[5:6], []),
+            (2, hashes[5:6], []),
         ]
 
     def test_the_workers_report_it_once(self, tails, worker):
@@ -509,6 +549,24 @@ def test_which_layouts_have_none_and_why(make, cache, extra, why):
     layout = connector.side._books.layout
     assert (layout.why_no_tails, layout.has_tails) == (why, why is None)
     assert (connector.side._tails is None) is (why is not None)
+
+
+def test_all_states_must_be_handed_over(make):
+    cache = kv_cache_config((F, S, S), tokens_per_hash=2, hands_over=True)
+    cache.kv_cache_groups[2].kv_cache_spec.hands_over_states = False
+    assert make(cache=cache).side._books.layout.why_no_tails == "the engine hands over no states"
+
+
+def test_where_there_are_none_nobody_asks_for_one(make, manager):
+    connector = make(cache=kv_cache_config((F,), tokens_per_hash=2))
+    a = request(count=15)
+    manager.resident[make_offload_key(a.block_hashes[3], 0)] = 0
+    asked, lookup = set(), manager.lookup
+    manager.lookup = lambda key, context: asked.add(key) or lookup(key, context)
+    connector.on_new_request(a)
+    assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+    assert asked == {*manager.resident}
+    connector.build_connector_meta(step())
 
 
 def test_a_draft_models_layers(make):

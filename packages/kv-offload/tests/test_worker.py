@@ -4,7 +4,7 @@ import pytest
 from kv_offload_configs import FULL, kv_cache_config
 from kv_offload_medium import Slots
 
-from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError
+from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError, TransferResult
 from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata, OffloadingWorkerSide, TransferJob
 
 
@@ -92,6 +92,30 @@ def test_blocks_are_held_until_the_last_store(worker):
     told, _, meta = run(connector)
     assert told == results(sending={"a"})
     assert (meta.completed_jobs, meta.failed_jobs) == ({1: 1}, {1: 1})
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_store_that_holds_nothing_is_not_waited_for(worker, last):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    run(connector, {2: store(is_held=True, is_computed=True)})
+    medium.end(3 - last)
+    told = [run(connector)[0]]
+    medium.end(last)
+    told.append(run(connector)[0])
+    assert told == [results(sending={"a"}), results()][:: 1 if last == 1 else -1]
+
+
+@pytest.mark.parametrize(
+    ("success", "size", "seconds", "stores"),
+    [(True, 100, 0.5, [100]), (False, 100, 0.5, []), (True, None, 0.5, []), (True, 100, None, [])],
+)
+def test_a_copy_that_ended_well_is_counted_if_it_was_measured(worker, success, size, seconds, stores):
+    connector, medium = worker()
+    run(connector, {1: store()}, {2: load()})
+    medium.results += [TransferResult(1, success, size, seconds), TransferResult(2, True, 7, 0.25)]
+    stats = run(connector)[2].transfer_stats
+    assert (stats.store.sizes, stats.load.sizes, stats.load.time) == (stores, [7], 0.25)
 
 
 def ends_badly(medium):
@@ -223,13 +247,14 @@ def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("canonical", [True, False])
 @pytest.mark.parametrize("replicated", [True, False])
-def test_who_stores(worker, rank, replicated):
+def test_who_stores(worker, rank, replicated, canonical):
     cache = kv_cache_config()
     cache.replicated_layout = replicated
-    connector, medium = worker(rank=rank, world_size=2, cache=cache)
+    connector, medium = worker(rank=rank, world_size=2, cache=cache, canonical_layout=canonical)
     run(connector, {1: store()})
-    assert medium.calls == ([("store", 1)] if rank == 0 or not replicated else [])
+    assert medium.calls == ([("store", 1)] if rank == 0 or canonical or not replicated else [])
 
 
 def test_only_the_first_of_replicas_stores(worker):
@@ -266,10 +291,12 @@ def test_shutdown(worker):
 
 
 def test_metadata_joins():
-    one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {}, {9: 1})
-    two = OffloadingWorkerMetadata({1: 1, 3: 1}, {}, {3: 1}, {9: 1})
-    with pytest.raises(TypeError, match="worker metadata: expected OffloadingWorkerMetadata, got object"):
+    one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {4: 1}, {9: 1, 7: 2}, medium_counts={"odd": 1})
+    two = OffloadingWorkerMetadata({1: 1, 3: 1}, {6: 1}, {3: 1}, {9: 1}, medium_counts={"odd": 2, "even": 4})
+    with pytest.raises(TypeError, match=r"^worker metadata: expected OffloadingWorkerMetadata, got object$"):
         one.aggregate(object())
     reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
     assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
-    assert one.aggregate(two) == OffloadingWorkerMetadata({1: 2, 2: 1, 3: 1}, {1: 1}, {3: 1}, {9: 2})
+    assert one.aggregate(two) == OffloadingWorkerMetadata(
+        {1: 2, 2: 1, 3: 1}, {1: 1, 6: 1}, {3: 1, 4: 1}, {7: 2, 9: 2}, medium_counts={"odd": 3, "even": 4}
+    )

@@ -155,9 +155,16 @@ def test_what_a_medium_is_told(translate):
     }
     names = {field.name for field in dataclasses.fields(theirs.OffloadingConfig)}
     ours = offloading_config_of(theirs.OffloadingConfig(**{k: v for k, v in values.items() if k in names}))
-    assert isinstance(ours, kv_api.OffloadingConfig)
-    assert ours.groups == (kv_api.OffloadingGroupConfig(16, ("a", "b"), 0),)
-    assert (ours.model.max_model_len, ours.cache.blocks_per_chunk, ours.parallel.tp_size) == (0, 2, 2)
+    assert ours == kv_api.OffloadingConfig(
+        groups=(kv_api.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        worker_kv_bytes_per_block=64,
+        enable_kv_cache_events=True,
+        extra_config={"a": 1},
+        engine_id="e",
+        model=kv_api.OffloadingModelConfig("m", "float16", 0),
+        cache=kv_api.OffloadingCacheConfig(16, 2),
+        parallel=kv_api.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False),
+    )
 
 
 def test_kinds_of_groups(translate):
@@ -188,6 +195,27 @@ def test_kinds_of_groups(translate):
         "a KV cache group of MambaSpec has mamba_cache_mode 'all', in which vLLM hands no states over; "
         "choices: align (--mamba-cache-mode align, with prefix caching)"
     )
+
+
+def test_groups_of_layers_that_differ(translate):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    size = {"block_size": 16, "num_kv_heads": 1, "dtype": torch.float32}
+    states = {"block_size": 16, "dtypes": (torch.float32,), "mamba_cache_mode": "align"}
+    kinds = {
+        "full_attention": [specs.FullAttentionSpec(**size, head_size=head) for head in (8, 24)],
+        "sliding_window": [specs.SlidingWindowSpec(**size, head_size=head, sliding_window=40) for head in (8, 24)],
+        "state_space": [specs.MambaSpec(**states, shapes=((count,),)) for count in (256, 768)],
+    }
+    for kind, layers in kinds.items():
+        group = specs.UniformTypeKVCacheSpecs(16, dict(zip("ab", layers, strict=True)))
+        described = translate.describe_group(group)
+        assert (described.kind, described.tokens_per_block, described.page_size_bytes) == (kind, 16, 2048)
+        assert described.window_tokens == (40 if kind == "sliding_window" else 0)
+        assert described.is_handed_over is (kind == "state_space")
+    lost = specs.MambaSpec(**{**states, "mamba_cache_mode": "all"}, shapes=((256,),))
+    with pytest.raises(ConfigError, match="group of UniformTypeKVCacheSpecs has mamba_cache_mode 'all'"):
+        translate.describe_group(specs.UniformTypeKVCacheSpecs(16, {"a": lost}))
 
 
 def test_metadata_counts_as_vllms(translate):

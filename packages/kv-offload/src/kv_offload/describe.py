@@ -238,10 +238,9 @@ def _offloading_config(
 
 
 def _window_chunks(group: Group) -> int | None:
-    if group.kind is AttentionKind.FULL:
+    """How many chunks a request needs, of states one; None: all of them."""
+    if group.reads_all:
         return None
-    if group.kind is AttentionKind.STATE_SPACE:
-        return 1
     return max(1, -(-group.window_tokens // group.tokens_per_chunk))
 
 

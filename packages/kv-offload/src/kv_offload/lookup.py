@@ -182,10 +182,9 @@ def find_match(
     tails: TailAnswers | None = None,
 ) -> Match:
     """How far a request with ``local`` tokens of its own can be loaded, at most to ``limit``."""
-    # What reads everything comes first: it takes few calls, and what it doesn't find nobody else has to look for.
-    asked = sorted(zip(groups, answers, strict=True), key=lambda pair: pair[0].kind is not AttentionKind.FULL)
+    asked = [*zip(groups, answers, strict=True)]
     for group, of_group in asked:
-        if group.kind is AttentionKind.FULL:
+        if group.reads_all:
             of_group.ask_prefix(local // group.tokens_per_chunk, group.chunks_needed(local, limit).stop)
     found = _find(asked, local, limit, _is_there, tails)
     if _has_all_of(found, asked, local, tails):
@@ -235,6 +234,7 @@ def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | Non
 
 
 def _agree(asked: Asked, local: int, limit: int, counts: Counts) -> int:
+    # What reads everything comes first: it takes few calls, and what it doesn't find nobody else has to look for.
     boundary = max(limit, local)
     for group, of_group in asked:
         if group.reads_all and boundary > local:

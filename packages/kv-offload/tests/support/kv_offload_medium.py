@@ -6,7 +6,6 @@ gives.
 """
 
 from collections import Counter
-from contextlib import contextmanager
 from typing import ClassVar
 
 from kv_api import (
@@ -28,6 +27,19 @@ from kv_api import (
 
 class Slots(BlockIDsLoadStoreSpec):
     """Places of chunks."""
+
+
+class Lock:
+    """Stays locked until it is left."""
+
+    def __init__(self, manager):
+        self.manager = manager
+
+    def __enter__(self):
+        self.manager.enter()
+
+    def __exit__(self, *error):
+        self.manager.is_locked = False
 
 
 class StrictManager(OffloadingManager):
@@ -53,20 +65,15 @@ class StrictManager(OffloadingManager):
 
     @property
     def lock(self):
-        return self._locked()
+        return Lock(self)
 
-    @contextmanager
-    def _locked(self):
+    def enter(self):
         assert not self.is_locked, "the lock is not reentrant"
         if self.random is not None:
             for key in [key for key in self.resident if not self.pins[key]]:
                 if self.random.random() < 0.02:
                     self._evict(key)
         self.is_locked = True
-        try:
-            yield
-        finally:
-            self.is_locked = False
 
     def _evict(self, key):
         del self.resident[key]
@@ -95,6 +102,7 @@ class StrictManager(OffloadingManager):
 
     def complete_load(self, keys, req_context):
         assert self.is_locked
+        assert keys, "nothing was loaded"
         for key in keys:
             assert self.pins[key] > 0, f"{key} is not pinned"
             self.pins[key] -= 1
@@ -103,6 +111,7 @@ class StrictManager(OffloadingManager):
     def prepare_store(self, keys, req_context):
         assert self.is_locked
         assert all(req_context is not ended for ended in self.finished), "the request prepares nothing more"
+        assert keys, "nothing is offered"
         assert len({*keys}) == len(keys)
         wanted = [key for key in keys if key not in self.resident and key not in self.storing]
         wanted = [key for key in wanted if key not in self.fenced]

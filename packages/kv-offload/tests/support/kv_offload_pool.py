@@ -16,5 +16,5 @@ class Pool:
         self.held.update(blocks)
 
     def free_blocks(self, blocks):
-        self.held.subtract(blocks)
+        self.held.subtract([*blocks])
         self.held += Counter()

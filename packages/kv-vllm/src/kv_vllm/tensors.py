@@ -41,7 +41,7 @@ def _touch(tensor: DeviceTensor, index: Any, *, writes: bool) -> None:
     first = index[0] if isinstance(index, tuple) else index
     with torch._C.DisableTorchFunctionSubclass():
         every = torch.arange(tensor.shape[0])
-        blocks = sorted(set(every[first].reshape(-1).tolist())) if first is not Ellipsis else every.tolist()
+        blocks = sorted(set(every[first].reshape(-1).tolist()))
     copies = device.copies.running.values()
     if not writes:
         device.shadow.about_to_read(device.rank, blocks, "the connector reads it", copies)

@@ -1,0 +1,37 @@
+"""What of a group is offered, against an obvious model: chunk by chunk, whether it may be stored."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_offload_configs import FULL, STATE, WINDOW
+
+from kv_offload.layout import Group, Layout
+from kv_offload.progress import GroupProgress, is_reachable
+
+
+@st.composite
+def groups_under_way(draw):
+    """A layout, how far one of its groups has come, and how far it may go."""
+    per_chunk, kind = draw(st.integers(1, 3)), draw(st.sampled_from([FULL, WINDOW, STATE]))
+    window = draw(st.integers(2, 9)) if kind is WINDOW else 0
+    group = Group(1, kind, 4, per_chunk, per_chunk, window)
+    layout = Layout((Group(0, FULL, draw(st.sampled_from([4, 8])), per_chunk, per_chunk), group), 4, 8)
+    chunks = draw(st.integers(0, 7))
+    blocks = st.just(9) if kind is FULL else st.sampled_from([9, 9, 9, 0])
+    table = draw(st.lists(blocks, min_size=chunks * per_chunk, max_size=chunks * per_chunk + 1))
+    loaded = range(*sorted(draw(st.tuples(st.integers(0, chunks), st.integers(0, chunks)))))
+    progress = GroupProgress(group, table=table, cursor=draw(st.integers(0, chunks)), loaded=loaded)
+    return layout, progress, draw(st.integers(0, chunks))
+
+
+@given(groups_under_way(), st.lists(st.integers(0, 90), max_size=2), st.booleans())
+def test_what_is_offered(case, ends, with_loaded):
+    layout, progress, stop = case
+    group = progress.group
+    expected = [
+        chunk
+        for chunk in range(progress.cursor, stop)
+        if (with_loaded or chunk not in progress.loaded)
+        and all(progress.table[block] for block in group.stored_blocks(chunk))
+        and is_reachable(layout, group, (chunk + 1) * group.tokens_per_chunk, ends)
+    ]
+    assert [*progress.offers(stop, ends, layout, with_loaded=with_loaded)] == expected

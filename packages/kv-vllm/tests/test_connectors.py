@@ -1,0 +1,124 @@
+"""Our connectors as vLLM makes them, from its own configuration; and what it asks of their classes."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from kv_api import ConfigError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+OFFLOADING = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
+}
+EXAMPLE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+
+
+@pytest.fixture
+def base():
+    return pytest.importorskip(f"{V1}.base")
+
+
+@pytest.fixture
+def cache():
+    """Blocks of one group."""
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    spec = specs.SlidingWindowSpec(**size, sliding_window=40)
+    return SimpleNamespace(
+        num_blocks=8,
+        kv_cache_groups=[SimpleNamespace(layer_names=["a"], kv_cache_spec=spec)],
+        kv_cache_tensors=[SimpleNamespace(size=8 * spec.page_size_bytes, shared_by=["a"])],
+    )
+
+
+def config_of(name, extra, **parallel):
+    from vllm.config import KVTransferConfig
+
+    return SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector=name,
+            kv_connector_module_path="kv_vllm",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra,
+        ),
+        cache_config=SimpleNamespace(block_size=16, enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(
+            **{"rank": 0, "world_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}
+        ),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+    )
+
+
+def multi_of(*children):
+    return config_of("MultiConnector", {"connectors": [*children]})
+
+
+def test_offloading(base, cache):
+    from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])
+    connector = OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert connector.role is base.KVConnectorRole.SCHEDULER
+    (group,) = connector.side._books.layout.groups
+    assert (group.tokens_per_block, group.window_tokens) == (16, 40)
+    assert connector._group_kinds == ("sliding_window",)
+    assert (connector._vllm_config, connector._kv_cache_config) == (config, cache)
+    connector.shutdown()
+
+
+def test_several(base, cache):
+    from kv_vllm import MultiConnector, OffloadingConnector
+
+    config = multi_of(OFFLOADING)
+    connector = MultiConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert [type(child) for child in connector.sub_connectors] == [OffloadingConnector]
+    assert config.kv_transfer_config.kv_connector_extra_config == {"connectors": [OFFLOADING]}
+    connector.shutdown()
+
+
+@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_what_they_do_not_work_with(base, cache, name):
+    from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"], **{name: 2})
+    with pytest.raises(ConfigError) as refused:
+        OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == f"parallel_config.{name}: got 2; these connectors work with 1 only"
+
+
+def test_what_is_asked_of_the_classes(base):
+    from kv_vllm import MultiConnector
+
+    for children, knows_groups in (([OFFLOADING], True), ([OFFLOADING, EXAMPLE], False)):
+        config = multi_of(*children)
+        transfer = config.kv_transfer_config
+        assert MultiConnector.all_children_support_hma(transfer) is knows_groups
+        assert MultiConnector.requires_piecewise_for_cudagraph(transfer.kv_connector_extra_config) is False
+        assert MultiConnector.get_required_kvcache_layout(config) == "LBHNC"
+    assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING).kv_transfer_config) is True
+
+
+def test_metrics_of_both(base):
+    from kv_vllm import MultiConnector, OffloadingConnector
+
+    prometheus = pytest.importorskip("prometheus_client")
+    known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+    for connector, config in (
+        (OffloadingConnector, config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])),
+        (MultiConnector, multi_of(OFFLOADING)),
+    ):
+        registry = prometheus.CollectorRegistry()
+        kinds = {kind: partial(kind, registry=registry) for kind in known}
+        connector.build_prom_metrics(config, kinds, ["engine"], {0: ["0"]})
+        names = {family.name for family in registry.collect()}
+        assert names >= {
+            "vllm:kv_offload_total_bytes",
+            "vllm:kv_offload_load_bytes",
+            "vllm:kv_offload_config_info",
+        }

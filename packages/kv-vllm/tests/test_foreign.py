@@ -1,0 +1,125 @@
+"""vLLM's connectors behind ours: what is asked reaches them, and where a child's class is found."""
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
+
+import pytest
+
+import kv_api
+from kv_api import ConfigError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def foreign():
+    pytest.importorskip("vllm")
+    from kv_vllm import foreign
+
+    return foreign
+
+
+@pytest.fixture
+def transfer():
+    """The part about transfers, as ours."""
+    return kv_api.KVTransferConfig("X", engine_id="e", kv_role="kv_both", kv_connector_extra_config={"a": 1})
+
+
+def test_the_part_about_transfers_becomes_vllms(foreign, transfer):
+    theirs = foreign.transfer_for_vllm(transfer)
+    assert type(theirs) is foreign.VllmTransferConfig
+    told = (theirs.kv_connector, theirs.engine_id, theirs.kv_role, theirs.kv_connector_extra_config)
+    assert told == ("X", "e", "kv_both", {"a": 1})
+    assert foreign.transfer_for_vllm(theirs) is theirs
+    config = SimpleNamespace(kv_transfer_config=transfer, model_config="m")
+    copied = foreign.config_for_vllm(config)
+    assert (copied.kv_transfer_config, copied.model_config) == (theirs, "m")
+    assert config.kv_transfer_config is transfer
+    with pytest.raises(ConfigError) as refused:
+        foreign.transfer_for_vllm(None)
+    assert str(refused.value) == "kv_transfer_config: not set, so there is no connector to create"
+
+
+def test_what_is_asked_of_the_class(foreign, transfer):
+    class One(foreign.ForeignConnector):
+        theirs = MagicMock()
+
+    config, theirs = SimpleNamespace(kv_transfer_config=transfer), foreign.transfer_for_vllm(transfer)
+    asked = One.theirs
+    assert One.get_required_kvcache_layout(config) is asked.get_required_kvcache_layout.return_value
+    assert One.build_kv_connector_stats({"a": 1}) is asked.build_kv_connector_stats.return_value
+    assert One.build_prom_metrics(config, "types", ["engine"], {}) is asked.build_prom_metrics.return_value
+    for answer in (1, 0):
+        asked.requires_piecewise_for_cudagraph.return_value = asked.supports_sleep_mode.return_value = answer
+        assert One.requires_piecewise_for_cudagraph({"b": 2}) is bool(answer)
+        assert One.supports_sleep_mode(transfer) is bool(answer)
+    assert asked.get_required_kvcache_layout.call_args.args[0].kv_transfer_config == theirs
+    assert asked.build_kv_connector_stats.call_args == call({"a": 1})
+    assert asked.build_prom_metrics.call_args.args[0].kv_transfer_config == theirs
+    assert asked.build_prom_metrics.call_args.args[1:] == ("types", ["engine"], {})
+    assert asked.requires_piecewise_for_cudagraph.call_args == call({"b": 2})
+    assert asked.supports_sleep_mode.call_args == call(theirs)
+    One.theirs = SimpleNamespace()  # an older one doesn't know the question
+    assert One.supports_sleep_mode(transfer) is False
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_what_is_asked_of_the_object(foreign, transfer, answer):
+    made = foreign.foreign_class(foreign.VllmFactory.get_connector_class_by_name("OffloadingConnector"))
+    one = object.__new__(made)
+    one.inner = MagicMock(requires_kv_delivery=answer, supports_divergent_local_hybrid_hits=not answer)
+    assert (one.requires_kv_delivery, one.supports_divergent_local_hybrid_hits) == (answer, not answer)
+    assert one.request_finished_all_groups("request", ([1],)) is one.inner.request_finished_all_groups.return_value
+    one.start_load_kv("context", more=1)
+    assert one.inner.mock_calls == [
+        call.request_finished_all_groups("request", ([1],)),
+        call.start_load_kv("context", more=1),
+    ]
+
+
+def test_it_is_made_with_vllms_words(foreign, transfer):
+    class One(foreign.ForeignConnector):
+        theirs = MagicMock()
+
+    One.__abstractmethods__ = frozenset()
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    one = One(config, kv_api.KVConnectorRole.WORKER, "caches")
+    (given, role, caches), _ = One.theirs.call_args
+    assert one.inner is One.theirs.return_value
+    assert given.kv_transfer_config == foreign.transfer_for_vllm(transfer)
+    assert (type(role).__module__.partition(".")[0], role.name, caches) == ("vllm", "WORKER", "caches")
+
+
+MINE = "kv_vllm.foreign"
+
+
+@pytest.mark.parametrize(
+    ("child", "changed"),
+    [
+        ({"kv_connector": "RecordingConnector"}, {"kv_connector_module_path": "kv_vllm"}),
+        ({"kv_connector": "ExampleConnector", "a": 1}, {"kv_connector_module_path": MINE}),
+        ({"kv_connector": "ExampleConnector", "kv_connector_module_path": MINE}, {}),
+        ({"kv_connector": "Nobody's", "kv_connector_module_path": "kv_sim.examples.memory"}, {}),
+        ({"kv_connector": "Name", "kv_connector_module_path": "kv_vllm.drift"}, {}),
+        ({"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm"}, {}),
+        ({"kv_connector": 3}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_is_changed_of_a_child(foreign, child, changed):
+    assert foreign.with_found_children({"connectors": (child,), "b": 2}) == {
+        "connectors": [{**child, **changed}],
+        "b": 2,
+    }
+
+
+@pytest.mark.parametrize("extra", [{}, {"connectors": None}, {"connectors": "x"}, {"connectors": ["x", 3]}])
+def test_what_is_wrong_is_left_to_others(foreign, extra):
+    assert foreign.with_found_children(extra) == extra
+
+
+@pytest.mark.parametrize("name", ["_private", "Nobody's"])
+def test_an_unknown_name(foreign, name):
+    with pytest.raises(AttributeError) as refused:
+        getattr(foreign, name)
+    assert str(refused.value) == f"module 'kv_vllm.foreign' has no attribute {name!r}"

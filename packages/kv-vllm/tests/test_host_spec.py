@@ -1,0 +1,157 @@
+"""The spec under vLLM's own connector: each call reaches ours as it is, and the answers are of vLLM's classes."""
+
+import inspect
+from dataclasses import fields
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
+
+import pytest
+
+import kv_api
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def module():
+    pytest.importorskip("vllm")
+    from kv_vllm import host_spec
+
+    return host_spec
+
+
+def handed_on(method):
+    """The arguments of a method, in words that nobody takes for others; by name from where a name is needed."""
+    given = [value for name, value in inspect.signature(method).parameters.items() if name != "self"]
+    return [value.name for value in given if value.kind is not value.KEYWORD_ONLY]
+
+
+MANAGERS = [
+    "complete_load",
+    "complete_store",
+    "config_info",
+    "has_pending_work",
+    "on_request_finished",
+    "on_reset_flushed",
+    "on_schedule_end",
+    "prepare_load",
+    "reset_cache",
+    "shutdown",
+    "touch",
+]
+
+
+@pytest.mark.parametrize("name", MANAGERS)
+def test_a_call_of_the_manager_is_handed_on(name, module):
+    ours = MagicMock()
+    arguments = handed_on(getattr(module.HostManager, name))
+    answer = getattr(module.HostManager(ours, {}), name)(*arguments)
+    assert ours.mock_calls == [getattr(call, name)(*arguments)]
+    if answer is not None:
+        assert answer is getattr(ours, name).return_value
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("lookup", kv_api.LookupResult.HIT_PENDING),
+        ("get_load_source", kv_api.CacheHitSource.HOST),
+        ("prepare_store", kv_api.PrepareStoreOutput([b"k"], "a spec", [])),
+        ("prepare_store", None),
+        ("on_new_request", kv_api.RequestOffloadingContext(kv_api.OffloadPolicy.REQUEST_LEVEL)),
+    ],
+)
+def test_an_answer_of_the_manager_is_vllms(name, ours, module):
+    manager = MagicMock(**{f"{name}.return_value": ours})
+    arguments = handed_on(getattr(module.HostManager, name))
+    assert getattr(module.HostManager(manager, {}), name)(*arguments) == module.to_vllm(ours)
+    assert manager.mock_calls == [getattr(call, name)(*arguments)]
+
+
+def test_without_a_word_a_store_has_succeeded(module):
+    ours = MagicMock()
+    module.HostManager(ours, {}).complete_store(["k"], "request")
+    module.HostManager(ours, {}).complete_store(["k"], "request", False)
+    assert ours.mock_calls == [call.complete_store(["k"], "request", given) for given in (True, False)]
+
+
+def test_events_that_others_need_not_know_are_left_out(module):
+    stored, moved = (
+        kv_api.OffloadingEvent([b"k"], kv_api.Medium.CPU, False, metadata_only=moved) for moved in (False, True)
+    )
+    manager = module.HostManager(SimpleNamespace(take_events=lambda: [stored, moved]), {})
+    assert manager.take_events() == [module.to_vllm(stored)]
+
+
+def test_what_is_counted_is_in_vllms_form(module):
+    counted = kv_api.KVConnectorStats({"a": 2})
+    manager = module.HostManager(MagicMock(**{"get_stats.side_effect": [counted, None]}), {})
+    assert manager.get_stats().reduce() == {"a": 2}
+    assert manager.get_stats() is None
+
+
+def test_a_call_of_the_worker_is_handed_on(module):
+    ours = MagicMock()
+    ours.get_finished.return_value = iter(["ended"])
+    worker = module.HostWorker(ours)
+    assert worker.submit_store(1, "from", "to") is ours.submit_store.return_value
+    assert worker.submit_load(2, "from", "to") is ours.submit_load.return_value
+    worker.submit_load(3, "from", "to", expedited=True)
+    assert worker.get_finished() == ["ended"]
+    worker.wait({4})
+    worker.shutdown()
+    assert ours.mock_calls == [
+        call.submit_store(1, "from", "to"),
+        call.submit_load(2, "from", "to", expedited=False),
+        call.submit_load(3, "from", "to", expedited=True),
+        call.get_finished(),
+        call.wait({4}),
+        call.shutdown(),
+    ]
+
+
+@pytest.fixture
+def config():
+    """What vLLM tells a medium."""
+    theirs = pytest.importorskip("vllm.v1.kv_offload.config")
+    values = {
+        "groups": (theirs.OffloadingGroupConfig(16, ("a", "b"), 0),),
+        "worker_kv_bytes_per_block": 4096,
+        "enable_kv_cache_events": True,
+        "extra_config": {"cpu_bytes_to_use": 1 << 20},
+        "engine_id": "e",
+        "model": theirs.OffloadingModelConfig(name="m", dtype="float16"),
+        "cache": theirs.OffloadingCacheConfig(16, 2),
+        "parallel": theirs.OffloadingParallelConfig(0, 2, 2, 1, 1, 1, 0, 1, None, False),
+        "replicated_layout": True,
+    }
+    names = {field.name for field in fields(theirs.OffloadingConfig)}  # an older one has fewer
+    return theirs.OffloadingConfig(**{name: value for name, value in values.items() if name in names})
+
+
+def test_the_spec_makes_what_ours_makes(module, config, monkeypatch):
+    judged = []
+    monkeypatch.setattr(module, "require_version", lambda: judged.append("vLLM"))
+    spec = module.HostOffloadingSpec(config)
+    assert judged == ["vLLM"]
+    assert isinstance(spec, module.VllmCPUOffloadingSpec)
+    assert spec.extra_config == config.extra_config
+    assert spec.ours.config == module.offloading_config_of(config)
+    assert spec.replicated_layout is spec.ours.replicated_layout is getattr(config, "replicated_layout", False)
+    manager = spec.get_manager()
+    assert type(manager) is module.HostManager
+    assert type(manager.ours) is type(spec.ours.get_manager())
+    assert manager.lock is manager.ours.lock
+    monkeypatch.setattr(spec.ours, "get_worker", lambda kv_caches: ("a worker", kv_caches))
+    assert spec.get_worker("caches").ours == ("a worker", "caches")
+
+
+def test_metrics_are_declared_in_vllms_classes(module):
+    offload = pytest.importorskip("vllm.v1.kv_offload.base")
+    ours, extra = module.CPUOffloadingSpec, {"cpu_bytes_to_use": 1 << 20}
+    declared = module.HostOffloadingSpec.build_metric_definitions(extra)
+    assert {name: metric.documentation for name, metric in declared.items()} == {
+        name: metric.documentation for name, metric in ours.build_metric_definitions(extra).items()
+    }
+    assert all(isinstance(metric, offload.OffloadingMetricMetadata) for metric in declared.values())
+    assert module.HostOffloadingSpec.config_info_keys(extra) == ours.config_info_keys(extra)
