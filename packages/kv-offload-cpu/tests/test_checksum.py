@@ -1,5 +1,7 @@
 """Checksums: a changed byte fails the load that would have taken it, before anything is copied."""
 
+from logging import ERROR
+
 import numpy as np
 import pytest
 from kv_offload_cpu_layouts import Job, Shape, Tensor, make_caches, offloading_config
@@ -82,10 +84,14 @@ def test_what_was_stored_over_is_vouched_for_anew(worker):
         assert run(worker, 9, job, Direction.LOAD)
 
 
-def test_a_failed_load_is_reported_once_beside_others(worker):
+def test_a_failed_load_is_reported_once_beside_others(worker, caplog):
     assert run(worker, 1, STORED, Direction.STORE)
-    worker._memory.bytes[at(2, 0, 0, 0)] ^= 1
+    for chunk in (2, 1):
+        worker._memory.bytes[at(chunk, 0, 0, 0)] ^= 1
     worker.submit_load(2, STORED.cpu_spec, STORED.gpu_spec)
+    assert caplog.record_tuples == [
+        ("kv_offload_cpu", ERROR, "load job 2 failed: 2 pages changed in memory, of chunks [1, 2]")
+    ]
     good = Job(((), (1,)), ((), (0,)), (0, 1))
     worker.submit_load(3, good.cpu_spec, good.gpu_spec)
     worker.wait({2, 3})

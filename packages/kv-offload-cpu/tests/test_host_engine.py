@@ -1,5 +1,6 @@
 """The host engine: order, overtaking, failures, waiting and shutting down, with copies that wait for the test."""
 
+from logging import ERROR
 from threading import Event
 from threading import enumerate as enumerate_threads
 from time import perf_counter
@@ -93,11 +94,12 @@ def test_a_store_does_not_wait_for_a_load(engine, gate):
     assert finish(engine, gate, [1, 2]) == [(1, True), (2, True)]
 
 
-def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate):
+def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate, caplog):
     gate.failing = {16}
     engine.submit(1, LOAD, page(1))
     engine.submit(2, LOAD, page(2))
     assert finish(engine, gate, [1, 2]) == [(1, False), (2, True)]
+    assert caplog.record_tuples == [("kv_offload_cpu", ERROR, "load job 1 failed: OSError: torn")]
 
 
 def test_a_result_has_the_bytes_and_the_time(engine, gate):

@@ -94,6 +94,11 @@ def test_the_manager_is_made_once_and_as_configured():
     }
 
 
+def test_its_policy_may_be_somebody_elses():
+    spec = make_spec(eviction_policy="MostRecentPolicy", cache_policy_module_path="kv_offload_cpu_plugin")
+    assert type(spec.get_manager()._policy).__name__ == "MostRecentPolicy"
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_events_are_told_if_the_engine_wants_them(wanted):
     spec = CPUOffloadingSpec(replace(make_spec().config, enable_kv_cache_events=wanted))
@@ -111,8 +116,9 @@ def test_the_tokens_that_fit_are_those_of_the_longest_requests():
 
 def test_the_metrics_are_those_that_will_be_reported():
     assert CPUOffloadingSpec.build_metric_definitions({"store_threshold": 2, "checksum": True}) == METRICS
-    without = set(METRICS) - set(CPUOffloadingSpec.build_metric_definitions({}))
-    assert without == {"vllm:kv_offload_stores_skipped", "vllm:kv_offload_cpu_checksum_mismatches"}
+    for extra in ({}, {"store_threshold": 1}, {"store_threshold": "2"}, {"checksum": False}):
+        without = set(METRICS) - set(CPUOffloadingSpec.build_metric_definitions(extra))
+        assert without == {"vllm:kv_offload_stores_skipped", "vllm:kv_offload_cpu_checksum_mismatches"}
 
 
 def test_the_worker_is_made_once():
