@@ -50,13 +50,19 @@ V1_INSIDE = MEMINFO | {
     "sys/fs/cgroup/memory/pod:1/memory.usage_in_bytes": "1000\n",
     "sys/fs/cgroup/memory/pod:1/memory.stat": "inactive_file 300\ntotal_inactive_file 500\n",
 }
+V1_ALONE = {name: text for name, text in V1.items() if name not in MEMINFO}
+V1_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes"
 MACHINES = [
     ({}, None),
     (MEMINFO, Available(51200, "MemAvailable")),
     (V2, Available(11000, "the cgroup's memory.max")),
     (V1, Available(7000, "the cgroup's memory.limit_in_bytes")),
     (V1_INSIDE, Available(7500, "the cgroup's memory.limit_in_bytes")),
-    (V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, Available(51200, "MemAvailable")),
+    (V1 | {V1_LIMIT: str(2**63 - 4096)}, Available(51200, "MemAvailable")),
+    (V1_ALONE | {V1_LIMIT: str(1 << 60)}, None),
+    (V1_ALONE | {V1_LIMIT: str((1 << 60) - 1)}, Available((1 << 60) - 2001, "the cgroup's memory.limit_in_bytes")),
+    ({**V1_INSIDE, "proc/self/cgroup": "2:memory:/tight\n"}, Available(10, "the cgroup's memory.limit_in_bytes")),
+    (V2 | {"proc/self/cgroup": "0::/pod/elsewhere\n"}, Available(51200, "MemAvailable")),
     (
         V1 | {"sys/fs/cgroup/memory/memory.usage_in_bytes": "9999"},
         Available(0, "the cgroup's memory.limit_in_bytes"),
