@@ -140,10 +140,22 @@ def test_workers_that_disagree_on_the_size_are_told(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    missing = tmp_path / "missing"
-    with pytest.raises(ConfigError) as caught:
-        attach(missing)
-    assert str(caught.value) == f"shared_memory_dir: '{missing}' can't be opened: No such file or directory"
+    missing, file = tmp_path / "missing", tmp_path / "file"
+    file.write_bytes(b"")
+    for place, reason in ((missing, "No such file or directory"), (file, "Not a directory")):
+        with pytest.raises(ConfigError) as caught:
+            attach(place)
+        assert str(caught.value) == f"shared_memory_dir: '{place}' can't be opened: {reason}"
+
+
+def test_nothing_stays_open(tmp_path):
+    before = os.listdir("/dev/fd")
+    held = attach(tmp_path, 1, engine_id="other")
+    among = os.listdir("/dev/fd")
+    let_go(attach(tmp_path, 0), attach(tmp_path, 1))
+    assert len(os.listdir("/dev/fd")) == len(among)
+    let_go(held)
+    assert len(os.listdir("/dev/fd")) == len(before)
 
 
 class Clock:
