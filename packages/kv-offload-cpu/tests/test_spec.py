@@ -14,6 +14,7 @@ from kv_api import (
     CanonicalKVCacheTensor,
     ConfigError,
     KVError,
+    OffloadingGroupConfig,
     OffloadingSpec,
     ReqContext,
     make_offload_key,
@@ -108,10 +109,23 @@ def test_events_are_told_if_the_engine_wants_them(wanted):
     assert [event.keys for event in manager.take_events()] == ([[key]] if wanted else [])
 
 
-def test_the_tokens_that_fit_are_those_of_the_longest_requests():
-    config = offloading_config(96, 2, groups=2, max_model_len=100, cpu_bytes_to_use=40 * PAGE)
-    # A request takes 4 chunks of 32 tokens in each of two groups.
-    assert CPUOffloadingSpec(config).cpu_info.cpu_kv_cache_size_tokens == 40 * 100 // 8
+@pytest.mark.parametrize(
+    ("length", "windows", "tokens"),
+    [
+        (100, [None, None], 40 * 100 // (4 + 4)),  # chunks of 32 tokens
+        (96, [None, None], 40 * 96 // (3 + 3)),
+        (100, [None, 3], 40 * 100 // (4 + 3)),
+        (100, [9, 1], 40 * 100 // (4 + 1)),
+        (1, [None], 40),
+        (0, [None], None),
+        (100, [], None),
+    ],
+)
+def test_the_tokens_that_fit_are_those_of_the_longest_requests(length, windows, tokens):
+    config = offloading_config(96, 2, max_model_len=length, cpu_bytes_to_use=40 * PAGE)
+    groups = [OffloadingGroupConfig(16, (f"layer {i}",), i, window) for i, window in enumerate(windows)]
+    spec = CPUOffloadingSpec(replace(config, groups=tuple(groups)))
+    assert spec.cpu_info.cpu_kv_cache_size_tokens == tokens
 
 
 def test_the_metrics_are_those_that_will_be_reported():
