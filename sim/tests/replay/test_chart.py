@@ -14,6 +14,8 @@ def drawn(chart):
     """The wide chart and the narrow one."""
     both = ET.fromstring(f"<both>{chart}</both>")
     assert [part.get("class") for part in both] == ["wide", "narrow"]
+    between = [text for element in both.iter() for text in (element.tail, element.text if len(element) else "")]
+    assert not "".join(text or "" for text in between).strip(), "words outside of any element"
     return [part[0] for part in both]
 
 
