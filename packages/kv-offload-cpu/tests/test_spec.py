@@ -183,8 +183,9 @@ class Elsewhere:
         return (64, 1)
 
 
-def caches_of(tensor, page_bytes=64, ref=(0, 64)):
-    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)], [[CanonicalKVCacheRef(*ref)]])
+def caches_of(tensor, page_bytes=64, ref=(0, 64), count=1):
+    """As many tensors alike, of which one group refers to one."""
+    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)] * count, [[CanonicalKVCacheRef(*ref)]])
 
 
 def read_only():
@@ -217,6 +218,16 @@ WRONG = [
         KVError,
         caches_of(PLAIN, ref=(0, 65)),
         "group 0: a page of 65 bytes in tensor 0, whose pages have 64",
+    ),
+    (
+        KVError,
+        caches_of(np.zeros((8, 32), np.int8), 32, ref=(2, 0), count=3),
+        "group 0: a page of 0 bytes in tensor 2, whose pages have 32",
+    ),
+    (
+        KVError,
+        caches_of(PLAIN, count=2),
+        "KV caches: pages of [64, 64] bytes × 2 blocks don't fit slot 0 of 1 with 192 bytes",
     ),
     (
         KVError,
