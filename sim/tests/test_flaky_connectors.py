@@ -37,8 +37,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def sides(subject: Subject, number: int, **config: Any) -> tuple[Any, Any]:
-    """The scheduler's and the worker's in the world of a number, which blocks and room add up to."""
-    world = World(WorldConfig(num_blocks=number - 3, block_size=4, host_slots=4, **config), subject)
+    """The scheduler's and the worker's in the world of a number, which blocks, room and their size add up to."""
+    world = World(WorldConfig(num_blocks=number - 6, block_size=16, host_slots=4, **config), subject)
     worker, scheduler = (connector.side for connector in world.engine.connectors)  # type: ignore[attr-defined]
     return scheduler, worker
 
@@ -123,14 +123,17 @@ def test_the_patient_one_breaks_down_in_a_load_that_a_step_needs(called: list[st
                 worker.bind_connector_metadata(Plan(loads=loads))
                 for _ in range(times):
                     worker.start_load_kv(None)
+            assert called == ["start_load_kv"] * (5 + number // 3 % 3)
             called.clear()
             if run_ahead:
                 for _ in range(9):
                     worker.start_load_kv(None)
+                called.clear()
                 continue
             with pytest.raises(RuntimeError, match=r"^the end of start_load_kv, with a load that the step needs$"):
                 worker.start_load_kv(None)
             assert called == ["start_load_kv"] * (number % 2 == 0)
+            called.clear()
             assert worker.has_ended
             with pytest.raises(CalledAgain):
                 worker.wait_for_save()
