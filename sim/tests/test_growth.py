@@ -13,8 +13,9 @@ from kv_sim.cli import main
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
-from kv_sim.growth.models import MODELS, models_for
-from kv_sim.growth.situations import SITUATIONS, UnitWork
+from kv_sim.growth.models import MODELS, Model, models_for
+from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
+from kv_sim.subject import Subject
 from kv_sim.world import World
 
 
@@ -207,6 +208,34 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
     assert title == "LaterConnector: bytecodes in the calls of its scheduler's side"
     assert header.split() == ["full", "attention", "of", "for", "a", "growth"]
     assert [row.strip().split("  ")[0] for row in rows] == [*SITUATIONS]
+
+
+def test_the_table_is_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(subject: Subject, model: Model, size: int) -> UnitWork:
+        return UnitWork(100.4 * len(model.groups) + size, "f")
+
+    def double(subject: Subject, model: Model, size: int) -> UnitWork:
+        return UnitWork(5.0 * size if model is MODELS["full attention"] else 5.0 * size - 1, f"f{size}")
+
+    made = {
+        "a quiet one": Situation("step", "blocks", (1, 8, 64), measure),
+        "a loud one": Situation("request", "requests", (4, 5, 8), double),
+    }
+    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", made)
+    assert main(["growth", "memory"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "MemoryConnector: bytecodes in the calls of its scheduler's side",
+        "full attention               of                                   for a  growth",
+        "  a quiet one                blocks    1: 101  8: 108  64: 164     step    1.62",
+        "  a loud one                 requests   4: 20   5: 25    8: 40  request    2.00",
+        "full attention and a window  of                                   for a  growth",
+        "  a quiet one                blocks    1: 202  8: 209  64: 265     step    1.31",
+        "  a loud one                 requests   4: 19   5: 24    8: 39  request    2.05",
+        "GROWS: a loud one, full attention and a window: with 8 requests instead of 4, a request is 2.1 times the "
+        "work, most of it in f8",
+    ]
 
 
 def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., tuple[int, str]]) -> None:

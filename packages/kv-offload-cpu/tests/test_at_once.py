@@ -27,12 +27,13 @@ class Pair:
         )
         self.contexts = []
         self.jobs = []
+        self.new = 30  # from this number on no chunk is known
         for index in range(4):
             self.contexts.append([self.context(index) for _ in self.managers])
 
     def context(self, index):
         made = ReqContext(f"request {index}")
-        for number in range(30):
+        for number in range(1000):
             if index % 2:
                 made.set_offload_key_position(make_key(number), 16 * number)
         return made
@@ -53,7 +54,7 @@ class Pair:
         keys += keys[: self.random.randrange(2)]
         one, two = self.managers
         mine, other = self.random.choice(self.contexts)
-        match self.random.randrange(11):
+        match self.random.randrange(13):
             case 0 | 1 | 2:
                 stored, output = one.store(keys, mine), two.prepare_store(keys, other)
                 assert (stored is None) is (output is None)
@@ -95,15 +96,18 @@ class Pair:
                 manager.complete_store(output.keys_to_store, place, success=False)
 
     def offer_several(self):
-        """One is asked for all stores of a step together, the other for each by itself."""
+        """One is asked for all stores of a step together, the other for each by itself; many are all new."""
         one, two = self.managers
-        start, offers, others = self.random.randrange(24), [], []
+        start, least, offers, others = self.random.choice([self.random.randrange(24), self.new]), 0, [], []
+        if start == self.new:
+            least = self.random.randrange(2)
         for mine, other in self.random.choices(self.contexts, k=self.random.randrange(4)):
-            end = start + self.random.randrange(3)
+            end = start + self.random.randrange(least, 3)
             keys = [make_key(number) for number in range(start, end)]
             offers.append((keys, mine))
             others.append(([*keys], other))
-            start = self.random.choice([end, end, end, start, 0])
+            start = end if least else self.random.choice([end, end, end, start, 0])
+        self.new = self.random.choice([self.new, max(start, self.new)])
         outputs = one.prepare_stores(offers)
         assert outputs == OffloadingManager.prepare_stores(two, others)
         for output, (_, mine), (_, other) in zip(outputs, offers, others, strict=False):
@@ -157,13 +161,13 @@ class Told(CachePolicy):
         return []
 
     def insert(self, keys, slots, run):
-        self.told.append(("insert", [*slots]))
+        self.told.append(("insert", [*slots], run))
 
     def access(self, slots, run):
-        self.told.append(("access", [*slots]))
+        self.told.append(("access", [*slots], run))
 
     def unpin(self, slots, run):
-        self.told.append(("unpin", [*slots]))
+        self.told.append(("unpin", [*slots], run))
 
     def remove(self, slots):
         raise NotImplementedError
@@ -186,9 +190,11 @@ def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
     manager.store(keys, request)
     manager.prepare_load(keys[:1], other)
     manager.load_prefix(keys, request)
-    inserted, at_once = [0, 1, 2], ("access", [0, 1, 2])
+    (_, inserted, its), (_, _, another) = Told.told[0], Told.told[2]
+    assert (inserted, its is another) == ([0, 1, 2], False)
     assert Told.told == [
-        ("insert", inserted), ("unpin", inserted), ("access", [0]), at_once, ("unpin", [1, 2]),
+        ("insert", inserted, its), ("unpin", inserted, its), ("access", [0], another), ("access", inserted, its),
+        ("unpin", [1, 2], its),
     ]  # fmt: skip
 
 
@@ -202,6 +208,7 @@ def test_a_policy_is_asked_for_room_before_each_store(monkeypatch):
     monkeypatch.setattr(Told, "told", [])
     keys = [make_key(number) for number in range(3)]
     CPUOffloadingManager(4, "asked").prepare_stores([(keys[:2], ReqContext("a")), (keys[2:], ReqContext("b"))])
-    assert Told.told == [
-        ("room", keys[:2], 0), ("insert", [0, 1]), ("room", keys[2:], 0), ("insert", [2]),
+    assert [told[:2] for told in Told.told] == [
+        ("room", keys[:2]), ("insert", [0, 1]), ("room", keys[2:]), ("insert", [2]),
     ]  # fmt: skip
+    assert [told[2] for told in Told.told[::2]] == [0, 0]

@@ -1,13 +1,16 @@
 """Checksums: a changed byte fails the load that would have taken it, before anything is copied."""
 
+from logging import ERROR
+
 import numpy as np
 import pytest
 from kv_offload_cpu_layouts import Job, Shape, Tensor, make_caches, offloading_config
 
 from kv_api import KVError, TransferResult
-from kv_offload_cpu import CPUOffloadingSpec, Direction
+from kv_offload_cpu import CPUOffloadingSpec, Direction, Urgency, WorkerCounts
 from kv_offload_cpu.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.engine import CopyResult
+from kv_offload_cpu.copy.pages import page_copies
 from kv_offload_cpu.stats import CHECKSUM_MISMATCHES
 
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
@@ -82,10 +85,14 @@ def test_what_was_stored_over_is_vouched_for_anew(worker):
         assert run(worker, 9, job, Direction.LOAD)
 
 
-def test_a_failed_load_is_reported_once_beside_others(worker):
+def test_a_failed_load_is_reported_once_beside_others(worker, caplog):
     assert run(worker, 1, STORED, Direction.STORE)
-    worker._memory.bytes[at(2, 0, 0, 0)] ^= 1
+    for chunk in (2, 1):
+        worker._memory.bytes[at(chunk, 0, 0, 0)] ^= 1
     worker.submit_load(2, STORED.cpu_spec, STORED.gpu_spec)
+    assert caplog.record_tuples == [
+        ("kv_offload_cpu", ERROR, "load job 2 failed: 2 pages changed in memory, of chunks [1, 2]")
+    ]
     good = Job(((), (1,)), ((), (0,)), (0, 1))
     worker.submit_load(3, good.cpu_spec, good.gpu_spec)
     worker.wait({2, 3})
@@ -93,6 +100,7 @@ def test_a_failed_load_is_reported_once_beside_others(worker):
     assert results[2] == TransferResult(2, False)
     assert results[3].success
     assert worker.get_finished() == []
+    assert worker.counts == WorkerCounts(submitted=3, failed=1, lost=0, strays=0)
 
 
 def test_changed_pages_are_counted_once(worker):
@@ -115,31 +123,82 @@ def test_a_load_that_makes_no_sense_is_refused_before_memory_is_read(worker):
 
 
 class LateEngine:
-    """Reports what it is told to."""
+    """Notes what it is asked, and reports what it is told to."""
 
     results = ()
 
-    def submit(self, *arguments, **options):
-        pass
+    def __init__(self):
+        self.asked = []
+
+    def submit(self, job_id, direction, copies, *, urgency=Urgency.ORDINARY):
+        self.asked.append((job_id, direction, copies, urgency))
 
     def poll(self):
         results, self.results = self.results, ()
         return list(results)
 
     def wait(self, job_ids):
-        pass
+        self.asked.append(("wait", *job_ids))
+
+    def shutdown(self):
+        self.asked.append("shutdown")
 
 
-def test_a_store_that_was_lost_vouches_for_nothing_when_it_is_heard_of_later(worker):
-    real, late = worker.engine, LateEngine()
-    engine = ChecksummingEngine(late, real._plan, real._memory, real._sums)
-    from kv_offload_cpu.copy.pages import page_copies
-
-    copies = page_copies("job", STORED.gpu_spec, STORED.cpu_spec.block_ids, real._plan.layout, 2)
+@pytest.fixture
+def late(worker):
+    """An engine over one that is late, over the memory of a worker; and the pages of a job."""
+    real, inner = worker.engine, LateEngine()
     real._memory[:] = 7
+    engine = ChecksummingEngine(inner, real._plan, real._memory, real._sums)
+    yield engine, page_copies("job", STORED.gpu_spec, STORED.cpu_spec.block_ids, real._plan.layout, 2)
+    engine.check()
+
+
+def end(engine, *results):
+    engine.inner.results = results
+    assert engine.poll() == list(results)
+
+
+def test_a_store_that_was_lost_vouches_for_nothing_when_it_is_heard_of_later(late):
+    engine, copies = late
     engine.submit(1, Direction.STORE, copies)
     engine.wait([1])
-    late.results = (CopyResult(1, True),)
-    assert engine.poll() == [CopyResult(1, True)]
-    assert not real._sums.any()
-    engine.check()
+    end(engine, CopyResult(1, True))
+    assert not engine._sums.any()
+
+
+def test_a_store_vouches_once_and_only_if_it_landed(late):
+    engine, copies = late
+    engine.submit(1, Direction.STORE, copies)
+    end(engine, CopyResult(1, False))
+    assert not engine._sums.any()
+    engine.submit(2, Direction.STORE, copies)
+    end(engine, CopyResult(2, True))
+    vouched = engine._sums.copy()
+    assert np.count_nonzero(vouched) == len(copies)
+    engine._memory[:] = 8
+    end(engine, CopyResult(2, True), CopyResult(1, True))  # once more
+    assert np.array_equal(engine._sums, vouched)
+
+
+def test_the_engine_below_is_told_everything(late):
+    engine, copies = late
+    engine.submit(1, Direction.STORE, copies, urgency=Urgency.EXPEDITED)
+    end(engine, CopyResult(1, True))
+    engine.submit(2, Direction.LOAD, copies, urgency=Urgency.EXPEDITED)
+    engine.wait([2])
+    engine.shutdown()
+    assert engine.inner.asked == [
+        (1, Direction.STORE, copies, Urgency.EXPEDITED),
+        (2, Direction.LOAD, copies, Urgency.EXPEDITED),
+        ("wait", 2),
+        "shutdown",
+    ]
+
+
+def test_after_a_shutdown_it_holds_no_memory_and_looks_at_none(late):
+    engine, copies = late
+    engine.submit(1, Direction.STORE, copies)
+    engine.shutdown()
+    assert (engine._memory.size, engine._sums.size) == (0, 0)
+    end(engine, CopyResult(1, True))

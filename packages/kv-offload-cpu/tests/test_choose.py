@@ -1,25 +1,28 @@
 """Which engine and method a configuration gives, by what the machine has; the table, and who follows it."""
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from kv_offload_cpu_device import FakeDevice
 
-from kv_api import ConfigError
-from kv_offload_cpu import CopyEngineChoice, Direction
+from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
+from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Options
+from kv_offload_cpu.checksum import ChecksummingEngine
 from kv_offload_cpu.copy import batch_call
 from kv_offload_cpu.copy.addresses import Moves
 from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
-from kv_offload_cpu.copy.choose import METHODS, fitting_device, method_maker
-from kv_offload_cpu.copy.cuda import EachRange
+from kv_offload_cpu.copy.choose import METHODS, fitting_device, make_copy_engine, method_maker
+from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, known, pick
 from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+from kv_offload_cpu.memory import MappedMemory
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
@@ -191,6 +194,65 @@ def test_auto_uses_no_batch_that_does_not_prove_itself(driver, reason, caplog):
     [record] = caplog.records
     assert record.getMessage().startswith(f"copy_engine: 'auto' does without 'cuda-batch': {reason}")
     assert driver.failing == {"drain"} or driver.stages == []
+
+
+class OnDevice:
+    """A tensor on a device, as torch describes one."""
+
+    device = SimpleNamespace(type="cuda")
+    shape = (8, 64)
+
+    def data_ptr(self):
+        return 4096
+
+    def element_size(self):
+        return 1
+
+    def stride(self):
+        return (64, 1)
+
+
+@pytest.fixture
+def make_engine(monkeypatch):
+    """Makes the engine of a device with another driver than torch's, and says what that was told."""
+    memory = MappedMemory(HostLayout(2, 1, 64, 1, 64))
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(OnDevice(), 64)], [[CanonicalKVCacheRef(0, 64)]])
+    told = []
+
+    def make(driver, **options):
+        def made(tensors, memory_bytes, *, pin_memory):
+            told.append(([tensor.pages for tensor in tensors], memory_bytes is memory.bytes, pin_memory))
+            return driver
+
+        module = SimpleNamespace(TorchDriver=made)
+        monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.torch_driver", module)
+        return make_copy_engine(caches, memory, Options(1, **options)), told
+
+    yield make
+    memory.release()
+
+
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_a_device_gets_the_engine_of_its_driver(make_engine, pin_memory):
+    driver = Enabled()
+    engine, told = make_engine(driver, copy_engine=BATCH, pin_memory=pin_memory)
+    assert (type(engine), driver.found, driver.is_shut_down) == (CudaCopyEngine, {"batches"}, False)
+    assert told == [([TensorPages(8, 64, 64, 4096)], True, pin_memory)]
+    engine.shutdown()
+    assert driver.is_shut_down
+
+
+def test_a_device_has_checksums_too(make_engine):
+    engine, _ = make_engine(Enabled(), copy_engine=CUDA, checksum=True)
+    assert (type(engine), type(engine.inner)) == (ChecksummingEngine, CudaCopyEngine)
+    engine.shutdown()
+
+
+def test_a_driver_that_lacks_what_was_asked_for_is_let_go(make_engine):
+    driver = Lacks()
+    with pytest.raises(ConfigError, match="no batched copy here"):
+        make_engine(driver, copy_engine=BATCH)
+    assert driver.is_shut_down
 
 
 def test_the_first_row_that_fits_counts_and_rows_have_edges():

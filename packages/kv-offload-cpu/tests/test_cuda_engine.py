@@ -1,5 +1,7 @@
 """The CUDA engine over a device that runs what it was given in any order its streams and events allow."""
 
+from logging import ERROR
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,8 +133,12 @@ def test_a_wait_looks_at_each_job_a_few_times_however_many_there_are(machine):
     assert looks_at(100, wait) < 11 * looks_at(10, wait)
 
 
+def errors(*messages):
+    return [("kv_offload_cpu", ERROR, message) for message in messages]
+
+
 @pytest.mark.parametrize("method", ["mark_compute", "hold", "mark", "copy"])
-def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method):
+def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method, caplog):
     machine.submit(1, STORE, one_block(1))
     machine.device.failing = {method}
     machine.submit(2, STORE, one_block(2))
@@ -141,15 +147,21 @@ def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method):
     machine.submit(3, STORE, one_block(3))
     machine.device.run()
     assert sorted(machine.finished()) == [(1, True), (2, False), (3, True)]
+    assert caplog.record_tuples == errors(f"job 2 failed at its begin: RuntimeError: {method} failed")
 
 
 @pytest.mark.parametrize("failing", [{"is_reached"}, {"is_reached", "wait_for", "drain"}])
-def test_a_device_that_is_lost_fails_its_jobs_and_hangs_nobody(machine, failing):
+def test_a_device_that_is_lost_fails_its_jobs_and_hangs_nobody(machine, failing, caplog):
     machine.submit(1, STORE, one_block(1))
     machine.submit(2, LOAD, one_block(2))
     machine.device.failing = failing
     machine.engine.wait([1, 2])
     assert machine.finished() == [(1, False), (2, False)]
+    undrained = "a stream can't be drained: RuntimeError: drain failed"
+    waits = [f"job {job_id} can't be waited for: RuntimeError: wait_for failed" for job_id in (1, 2)]
+    ends = [f"job {job_id} failed at its end: RuntimeError: is_reached failed" for job_id in (1, 2)]
+    both = [waits[0], undrained, waits[1], undrained] if "drain" in failing else []
+    assert caplog.record_tuples == errors(*both, *ends)
     machine.engine.shutdown()
 
 

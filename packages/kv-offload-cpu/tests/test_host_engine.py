@@ -1,6 +1,7 @@
 """The host engine: order, overtaking, failures, waiting and shutting down, with copies that wait for the test."""
 
-from threading import Event
+from logging import ERROR
+from threading import Barrier, Event
 from threading import enumerate as enumerate_threads
 from time import perf_counter
 
@@ -93,11 +94,58 @@ def test_a_store_does_not_wait_for_a_load(engine, gate):
     assert finish(engine, gate, [1, 2]) == [(1, True), (2, True)]
 
 
-def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate):
+def test_a_lane_is_one_thread(engine, gate):
+    before = {*enumerate_threads()}
+    for job_id in range(4):
+        engine.submit(job_id, (STORE, LOAD)[job_id % 2], page(job_id))
+    names = [thread.name for thread in {*enumerate_threads()} - before]
+    assert sorted(names) == ["kv-load_0", "kv-store_0"]
+    assert finish(engine, gate, range(4)) == [(job_id, True) for job_id in range(4)]
+
+
+def sharing_engine(move, threads):
+    """An engine of which a page is worth a thread, and a job of twelve pages that touch nothing."""
+    tensors = [DeviceTensor(TensorPages(12, PAGE_BYTES, 2 * PAGE_BYTES), "cpu", None)]
+    layout = HostLayout(12, 1, PAGE_BYTES, 1, PAGE_BYTES)
+    plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], layout, 0)
+    job = PageCopies(np.zeros(12, np.int64), np.arange(12), np.arange(12), np.zeros(12, np.int64))
+    return HostCopyEngine(plan, tensors, threads, Mover(move, PAGE_BYTES)), job
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "threads"), [(0, 1, 1), (0, 3, 3), (0, 9, 4), (6, 2, 6), (1, 9, 1), (0, None, 1)]
+)
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_as_many_threads_share_a_job_as_there_are_cores(monkeypatch, asked, cores, threads, has_affinity):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    if has_affinity:
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(cores or 1), raising=False)
+        monkeypatch.setattr("os.cpu_count", lambda: 99)
+    pieces = []
+    engine, job = sharing_engine(lambda targets, sources, sizes: pieces.append(len(sizes)), asked)
+    engine.submit(1, STORE, job)
+    engine.wait([1])
+    engine.shutdown()
+    assert pieces == [12 // threads] * threads
+
+
+def test_both_lanes_have_their_helpers_at_once():
+    all_at_work = Barrier(6)
+    engine, job = sharing_engine(lambda targets, sources, sizes: all_at_work.wait(30), 3)
+    for job_id, direction in enumerate(Direction):
+        engine.submit(job_id, direction, job)
+    engine.wait([0, 1])
+    assert sorted((result.job_id, result.success) for result in engine.poll()) == [(0, True), (1, True)]
+    engine.shutdown()
+
+
+def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate, caplog):
     gate.failing = {16}
     engine.submit(1, LOAD, page(1))
     engine.submit(2, LOAD, page(2))
     assert finish(engine, gate, [1, 2]) == [(1, False), (2, True)]
+    assert caplog.record_tuples == [("kv_offload_cpu", ERROR, "load job 1 failed: OSError: torn")]
 
 
 def test_a_result_has_the_bytes_and_the_time(engine, gate):

@@ -223,6 +223,18 @@ def test_calls_in_the_wrong_state(in_every_state, keys, call, numbers, message):
     in_every_state.complete_load(keys([PINNED, DROPPED]), ONE)  # nothing was changed by the failed call
 
 
+def test_what_is_resident(in_every_state, keys):
+    pool = in_every_state._pool
+    assert [pool.is_resident(key) for key in keys(range(5))] == [False, True, True, False, False]
+
+
+def test_the_most_chunks_are_still_allowed(make, monkeypatch):
+    monkeypatch.setattr("kv_offload_cpu.manager.MOST_CHUNKS", 4)  # the real number takes too much memory
+    make(4)
+    with pytest.raises(KVError, match="num_chunks: expected at most 4, got 5"):
+        make(5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,9 @@
 """Host memory: what is available, what is refused, where slots and checksums lie, and that it is given back."""
 
+import errno
 import mmap
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,9 @@ from kv_offload_cpu import memory as memory_module
 from kv_offload_cpu.available import Available, available_memory
 from kv_offload_cpu.memory import MappedMemory, memory_bytes
 from kv_offload_cpu.shared_region import SharedRegion
+
+POPULATE_WRITE = 23
+"""What Linux calls it in its headers."""
 
 LAYOUT = HostLayout(num_chunks=3, blocks_per_chunk=2, slot_bytes=100, slots_per_row=2, row_bytes=4096)
 
@@ -38,12 +43,26 @@ V1 = MEMINFO | {
     "sys/fs/cgroup/memory/memory.limit_in_bytes": "9000\n",
     "sys/fs/cgroup/memory/memory.usage_in_bytes": "2000\n",
 }
+V1_INSIDE = MEMINFO | {
+    "proc/self/cgroup": "3:cpu,cpuacct:/tight\n2:hugetlb,memory:/pod:1\n",
+    "sys/fs/cgroup/memory/tight/memory.limit_in_bytes": "10\n",  # what counts for cpu is elsewhere
+    "sys/fs/cgroup/memory/pod:1/memory.limit_in_bytes": "8000\n",
+    "sys/fs/cgroup/memory/pod:1/memory.usage_in_bytes": "1000\n",
+    "sys/fs/cgroup/memory/pod:1/memory.stat": "inactive_file 300\ntotal_inactive_file 500\n",
+}
+V1_ALONE = {name: text for name, text in V1.items() if name not in MEMINFO}
+V1_LIMIT = "sys/fs/cgroup/memory/memory.limit_in_bytes"
 MACHINES = [
     ({}, None),
     (MEMINFO, Available(51200, "MemAvailable")),
     (V2, Available(11000, "the cgroup's memory.max")),
     (V1, Available(7000, "the cgroup's memory.limit_in_bytes")),
-    (V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, Available(51200, "MemAvailable")),
+    (V1_INSIDE, Available(7500, "the cgroup's memory.limit_in_bytes")),
+    (V1 | {V1_LIMIT: str(2**63 - 4096)}, Available(51200, "MemAvailable")),
+    (V1_ALONE | {V1_LIMIT: str(1 << 60)}, None),
+    (V1_ALONE | {V1_LIMIT: str((1 << 60) - 1)}, Available((1 << 60) - 2001, "the cgroup's memory.limit_in_bytes")),
+    ({**V1_INSIDE, "proc/self/cgroup": "2:memory:/tight\n"}, Available(10, "the cgroup's memory.limit_in_bytes")),
+    (V2 | {"proc/self/cgroup": "0::/pod/elsewhere\n"}, Available(51200, "MemAvailable")),
     (
         V1 | {"sys/fs/cgroup/memory/memory.usage_in_bytes": "9999"},
         Available(0, "the cgroup's memory.limit_in_bytes"),
@@ -69,6 +88,12 @@ def test_more_than_there_is_is_refused_with_the_figures(monkeypatch):
     assert str(caught.value) == (
         "cpu_bytes_to_use: private host memory would take 12336 bytes, 5000 are available (MemAvailable)"
     )
+
+
+@pytest.mark.parametrize("available", [None, Available(memory_bytes(LAYOUT), "MemAvailable")])
+def test_what_just_fits_is_taken_and_so_is_what_nobody_knows_of(monkeypatch, available):
+    monkeypatch.setattr(memory_module, "available_memory", lambda: available)
+    MappedMemory(LAYOUT).release()
 
 
 @pytest.mark.parametrize("limit", ["memory", "folder"])
@@ -99,7 +124,7 @@ def test_the_pages_of_our_slots_are_touched_at_the_start(monkeypatch, slots_per_
     asked = []
 
     def advise(mapped, advice, begin, size):
-        if advice == memory_module._POPULATE_WRITE:
+        if advice == POPULATE_WRITE:
             asked.append((begin, size))
 
     monkeypatch.setattr(memory_module, "_advise", advise)
@@ -116,7 +141,7 @@ def test_who_finds_shared_memory_needs_no_more(monkeypatch, tmp_path):
 
 def test_memory_that_the_system_refuses_is_a_configuration_error(monkeypatch, tmp_path):
     def refuse(mapped, advice, begin, size):
-        return 12 if advice == memory_module._POPULATE_WRITE else None
+        return errno.ENOMEM if advice == POPULATE_WRITE else None
 
     monkeypatch.setattr(memory_module, "_advise", refuse)
     for region in (None, SharedRegion(tmp_path, "engine", 0, 2, memory_bytes(LAYOUT))):
@@ -128,8 +153,14 @@ def test_memory_that_the_system_refuses_is_a_configuration_error(monkeypatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_advice_that_the_system_does_not_know_is_an_error_number():
+    with mmap.mmap(-1, mmap.PAGESIZE) as mapped:
+        answers = [memory_module._advise(mapped, advice, 0, mmap.PAGESIZE) for advice in (mmap.MADV_NORMAL, 9999)]
+    assert answers == [None, errno.EINVAL]
+
+
 def test_an_older_kernel_gives_memory_at_its_first_use(monkeypatch):
-    monkeypatch.setattr(memory_module, "_advise", lambda *arguments: 22)
+    monkeypatch.setattr(memory_module, "_advise", lambda *arguments: errno.EINVAL)
     memory = MappedMemory(LAYOUT)
     assert not memory.bytes.any()
     memory.release()
@@ -153,6 +184,13 @@ def test_rows_then_the_checksums_of_each_slot(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_release_lets_go_of_the_file_too(tmp_path):
+    memory = MappedMemory(LAYOUT, 0, SharedRegion(tmp_path, "engine", 0, 2, memory_bytes(LAYOUT)))
+    assert len(list(tmp_path.iterdir())) == 1
+    memory.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_release_gives_the_mapping_back():
     memory = MappedMemory(LAYOUT)
     mapped = memory._map
@@ -167,8 +205,8 @@ def test_release_with_a_view_still_out_leaves_the_mapping_to_it(caplog):
     view[0] = 5
     memory.release()
     assert view[0] == 5
-    assert [record.message for record in caplog.records] == [
-        "host memory stays mapped: somebody still has a view of it"
+    assert caplog.record_tuples == [
+        ("kv_offload_cpu", WARNING, "host memory stays mapped: somebody still has a view of it")
     ]
 
 

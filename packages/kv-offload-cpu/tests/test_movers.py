@@ -3,6 +3,7 @@
 import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,8 +116,41 @@ def test_columns_may_lie_anyhow(mover):
     assert target.tobytes() == wanted
 
 
-def test_the_kernel_is_found_to_work_before_it_is_relied_upon():
-    assert memmove._find_batch_call() is None or memmove._batch_call is not None
+class ReadV:
+    """``process_vm_readv`` of one list each, of which some bytes arrive."""
+
+    def __init__(self, arriving, answer):
+        self.arriving, self.answer = arriving, answer
+
+    def __call__(self, process, into, count, out_of, out_count, flags):
+        assert (process, count, out_count, flags) == (os.getpid(), 1, 1, 0)
+        (to, room), (of, size) = ((ctypes.c_int64 * 2).from_address(place) for place in (into, out_of))
+        assert room == size == 64
+        ctypes.memmove(to, of, self.arriving)
+        return self.answer
+
+
+def without_calls(name, use_errno):
+    raise OSError("no such library")
+
+
+@pytest.mark.parametrize(
+    ("arriving", "answer", "works"),
+    [(64, 64, True), (0, 64, False), (63, 64, False), (64, 63, False), (0, -1, False)],
+)
+def test_the_kernel_is_found_to_work_before_it_is_relied_upon(monkeypatch, arriving, answer, works):
+    call = ReadV(arriving, answer)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: SimpleNamespace(process_vm_readv=call))
+    assert memmove._find_batch_call() is (call if works else None)
+    number, pointer = ctypes.c_ulong, ctypes.c_void_p
+    assert call.argtypes == [ctypes.c_int, pointer, number, pointer, number, number]
+    assert call.restype is ctypes.c_ssize_t
+
+
+@pytest.mark.parametrize("library", [lambda name, use_errno: SimpleNamespace(), without_calls])
+def test_a_system_without_the_call_has_none(monkeypatch, library):
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    assert memmove._find_batch_call() is None
 
 
 def test_large_ranges_go_one_by_one_and_small_ones_together(monkeypatch):

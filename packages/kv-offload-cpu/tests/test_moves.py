@@ -44,6 +44,31 @@ def test_each_mover_says_what_is_worth_a_thread(piece_bytes, threads, pieces):
     assert sorted(noted.pieces) == pieces
 
 
+@pytest.mark.parametrize(
+    ("sizes", "piece_bytes", "threads", "pieces"),
+    [
+        ([16], 1, 4, [[(0, 4)], [(4, 4)], [(8, 4)], [(12, 4)]]),
+        ([16], 8, 4, [[(0, 8)], [(8, 8)]]),
+        ([16], 17, 4, [[(0, 16)]]),
+        ([3, 1], 1, 2, [[(0, 2)], [(2, 1), (3, 1)]]),
+        ([2, 2, 2], 1, 3, [[(0, 2)], [(2, 2)], [(4, 2)]]),
+    ],
+)
+def test_large_ranges_are_cut_for_as_many_threads_as_pay(sizes, piece_bytes, threads, pieces):
+    """In MiB: where each piece of each thread begins, and its size."""
+    found = []
+
+    def note(targets, sources, sizes):
+        assert (sources - targets == 1 << 40).all()
+        found.append([(int(begin) // MIB, int(size) // MIB) for begin, size in zip(targets, sizes, strict=True)])
+
+    lengths = np.array(sizes) * MIB
+    targets = np.cumsum(lengths) - lengths
+    with ThreadPoolExecutor(3) as helpers:
+        move(targets, targets + (1 << 40), lengths, Mover(note, piece_bytes * MIB), helpers, threads)
+    assert sorted(found) == pieces
+
+
 def test_without_helpers_all_is_one_piece():
     noted = Noted()
     move(*PAGES, Mover(noted, MIB), None, 4)

@@ -179,6 +179,32 @@ def test_neighbours_on_both_sides_become_one_range():
     assert joined == [[0, 0, 0, 1], [0, 16, 40, 48], [100, 200, 208, 216], [16, 8, 8, 16]]
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 1]), *[st.sampled_from([0, 0, 8])] * 2, st.sampled_from([8, 16])))
+)
+def test_ranges_are_joined_as_one_by_one(steps):
+    """Of each range: another tensor or not, gaps before it on the device and on the host, its size."""
+    ranges, joined, tensor, device, host = [], [], 0, 0, 0
+    for is_other, device_gap, host_gap, size in steps:
+        tensor, device, host = tensor + is_other, device + device_gap, host + host_gap
+        ranges.append((tensor, device, host, size))
+        if joined and not (is_other or device_gap or host_gap):
+            joined[-1][3] += size
+        else:
+            joined.append([tensor, device, host, size])
+        device, host = device + size, host + size
+    found = join_neighbours(Ranges(*np.array(ranges, np.int64).reshape(-1, 4).T))
+    assert np.array(found).T.tolist() == joined
+
+
+def test_a_group_may_hold_nothing():
+    plan = CopyPlan([TensorPages(8, 64, 64)], [[], [CanonicalKVCacheRef(0, 64)]], LAYOUT, 0)
+    copies = [PageCopies(*(np.array([number]) for number in (group, 0, 1, 1))) for group in (1, 0)]
+    assert [column.tolist() for column in plan.ranges(copies[0])] == [[0], [0], [192], [64]]
+    with pytest.raises(KVError, match="page 0 of the job: block 0, expected 0 to -1"):
+        plan.ranges(copies[1])
+
+
 def test_blocks_in_order_are_one_range_a_tensor():
     shape_pages = [TensorPages(8, 64, 64)]
     plan = CopyPlan(shape_pages, [[CanonicalKVCacheRef(0, 64)]], HostLayout(2, 4, 256, 1, 256), 0)

@@ -1,5 +1,6 @@
 """The shared file: who may attach, who removes it, and that no crash at any moment leaves one behind."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kv_api import ConfigError
+from kv_offload_cpu import shared_region
 from kv_offload_cpu.shared_region import PREFIX, SharedRegion, _file_name
 
 NUM_BYTES = 8192
@@ -96,17 +98,34 @@ def test_a_refusal_to_make_the_file_leaves_none(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_worker_that_is_there_already_is_refused(tmp_path):
-    first = attach(tmp_path, 0)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_there_already_is_refused(tmp_path, rank):
+    first = attach(tmp_path, rank)
     with pytest.raises(ConfigError) as caught:
-        attach(tmp_path, 0)
+        attach(tmp_path, rank)
     assert str(caught.value) == (
-        f"engine 'engine': worker 0 is attached to {first.path.name} already; "
+        f"engine 'engine': worker {rank} is attached to {first.path.name} already; "
         "another engine with this id is running or has not ended yet"
     )
     assert names(tmp_path) == [first.path.name]
     let_go(first)
     assert names(tmp_path) == []
+
+
+def test_what_cannot_be_mapped_leaves_no_file(tmp_path, monkeypatch):
+    def refuse(fd, length):
+        raise OSError("no room in the address space")
+
+    monkeypatch.setattr(shared_region.mmap, "mmap", refuse)
+    with pytest.raises(OSError, match="no room"):
+        attach(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_nobody_else_may_read_it(tmp_path):
+    region = attach(tmp_path)
+    assert region.path.stat().st_mode & 0o777 == 0o600
+    let_go(region)
 
 
 def test_workers_that_disagree_on_the_size_are_told(tmp_path):
@@ -121,10 +140,69 @@ def test_workers_that_disagree_on_the_size_are_told(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    missing = tmp_path / "missing"
+    missing, file = tmp_path / "missing", tmp_path / "file"
+    file.write_bytes(b"")
+    for place, reason in ((missing, "No such file or directory"), (file, "Not a directory")):
+        with pytest.raises(ConfigError) as caught:
+            attach(place)
+        assert str(caught.value) == f"shared_memory_dir: '{place}' can't be opened: {reason}"
+
+
+def test_nothing_stays_open(tmp_path):
+    before = os.listdir("/dev/fd")
+    held = attach(tmp_path, 1, engine_id="other")
+    among = os.listdir("/dev/fd")
+    let_go(attach(tmp_path, 0), attach(tmp_path, 1))
+    assert len(os.listdir("/dev/fd")) == len(among)
+    let_go(held)
+    assert len(os.listdir("/dev/fd")) == len(before)
+
+
+class Clock:
+    """Passes only while somebody sleeps."""
+
+    def __init__(self, at_sleep=lambda passed: None):
+        self.passed = 0.0
+        self.at_sleep = at_sleep
+
+    def monotonic(self):
+        return 1000.0 + self.passed
+
+    def sleep(self, seconds):
+        assert 0 < seconds <= 0.1, "others wait for the folder, too"
+        self.passed += seconds
+        self.at_sleep(self.passed)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Somebody else's lock of the folder: a list of what is open, which the test may close before."""
+    fds = [os.open(tmp_path, os.O_RDONLY)]
+    fcntl.flock(fds[0], fcntl.LOCK_EX)
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_folder_that_nobody_lets_go_of_is_given_up(tmp_path, monkeypatch, holder):
+    clock = Clock()
+    monkeypatch.setattr(shared_region, "time", clock)
     with pytest.raises(ConfigError) as caught:
-        attach(missing)
-    assert str(caught.value) == f"shared_memory_dir: '{missing}' can't be opened: No such file or directory"
+        attach(tmp_path)
+    assert str(caught.value) == f"shared_memory_dir: '{tmp_path}' is locked since 60 s"
+    assert 60 < clock.passed < 60.2
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_let_go_of_just_in_time_is_used(tmp_path, monkeypatch, holder):
+    def let_go_late(passed):
+        if passed > 59.8 and holder:
+            os.close(holder.pop())
+
+    monkeypatch.setattr(shared_region, "time", Clock(let_go_late))
+    region = attach(tmp_path)
+    assert names(tmp_path) == [region.path.name]
+    let_go(region)
 
 
 def test_files_of_others_are_let_be(tmp_path):
@@ -178,5 +256,8 @@ def test_what_is_free_is_the_file_systems(tmp_path):
 
 
 def test_names_are_readable():
-    assert _file_name("dp-0").startswith("kv-offload-cpu-dp-0-")
+    known = {"dp-0": "dp-0", "a/b c": "a_b_c", "x" * 65: "x" * 64, "": ""}
+    for engine_id, readable in known.items():
+        name, digest = _file_name(engine_id).rsplit("-", 1)
+        assert (name, len(digest)) == (f"kv-offload-cpu-{readable}", len("0123456789ab.mmap"))
     assert Path(_file_name("a/../b")).name == _file_name("a/../b")

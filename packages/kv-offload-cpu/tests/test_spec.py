@@ -14,6 +14,7 @@ from kv_api import (
     CanonicalKVCacheTensor,
     ConfigError,
     KVError,
+    OffloadingGroupConfig,
     OffloadingSpec,
     ReqContext,
     make_offload_key,
@@ -94,6 +95,11 @@ def test_the_manager_is_made_once_and_as_configured():
     }
 
 
+def test_its_policy_may_be_somebody_elses():
+    spec = make_spec(eviction_policy="MostRecentPolicy", cache_policy_module_path="kv_offload_cpu_plugin")
+    assert type(spec.get_manager()._policy).__name__ == "MostRecentPolicy"
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_events_are_told_if_the_engine_wants_them(wanted):
     spec = CPUOffloadingSpec(replace(make_spec().config, enable_kv_cache_events=wanted))
@@ -103,16 +109,30 @@ def test_events_are_told_if_the_engine_wants_them(wanted):
     assert [event.keys for event in manager.take_events()] == ([[key]] if wanted else [])
 
 
-def test_the_tokens_that_fit_are_those_of_the_longest_requests():
-    config = offloading_config(96, 2, groups=2, max_model_len=100, cpu_bytes_to_use=40 * PAGE)
-    # A request takes 4 chunks of 32 tokens in each of two groups.
-    assert CPUOffloadingSpec(config).cpu_info.cpu_kv_cache_size_tokens == 40 * 100 // 8
+@pytest.mark.parametrize(
+    ("length", "windows", "tokens"),
+    [
+        (100, [None, None], 40 * 100 // (4 + 4)),  # chunks of 32 tokens
+        (96, [None, None], 40 * 96 // (3 + 3)),
+        (100, [None, 3], 40 * 100 // (4 + 3)),
+        (100, [9, 1], 40 * 100 // (4 + 1)),
+        (1, [None], 40),
+        (0, [None], None),
+        (100, [], None),
+    ],
+)
+def test_the_tokens_that_fit_are_those_of_the_longest_requests(length, windows, tokens):
+    config = offloading_config(96, 2, max_model_len=length, cpu_bytes_to_use=40 * PAGE)
+    groups = [OffloadingGroupConfig(16, (f"layer {i}",), i, window) for i, window in enumerate(windows)]
+    spec = CPUOffloadingSpec(replace(config, groups=tuple(groups)))
+    assert spec.cpu_info.cpu_kv_cache_size_tokens == tokens
 
 
 def test_the_metrics_are_those_that_will_be_reported():
     assert CPUOffloadingSpec.build_metric_definitions({"store_threshold": 2, "checksum": True}) == METRICS
-    without = set(METRICS) - set(CPUOffloadingSpec.build_metric_definitions({}))
-    assert without == {"vllm:kv_offload_stores_skipped", "vllm:kv_offload_cpu_checksum_mismatches"}
+    for extra in ({}, {"store_threshold": 1}, {"store_threshold": "2"}, {"checksum": False}):
+        without = set(METRICS) - set(CPUOffloadingSpec.build_metric_definitions(extra))
+        assert without == {"vllm:kv_offload_stores_skipped", "vllm:kv_offload_cpu_checksum_mismatches"}
 
 
 def test_the_worker_is_made_once():
@@ -163,8 +183,9 @@ class Elsewhere:
         return (64, 1)
 
 
-def caches_of(tensor, page_bytes=64, ref=(0, 64)):
-    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)], [[CanonicalKVCacheRef(*ref)]])
+def caches_of(tensor, page_bytes=64, ref=(0, 64), count=1):
+    """As many tensors alike, of which one group refers to one."""
+    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)] * count, [[CanonicalKVCacheRef(*ref)]])
 
 
 def read_only():
@@ -197,6 +218,16 @@ WRONG = [
         KVError,
         caches_of(PLAIN, ref=(0, 65)),
         "group 0: a page of 65 bytes in tensor 0, whose pages have 64",
+    ),
+    (
+        KVError,
+        caches_of(np.zeros((8, 32), np.int8), 32, ref=(2, 0), count=3),
+        "group 0: a page of 0 bytes in tensor 2, whose pages have 32",
+    ),
+    (
+        KVError,
+        caches_of(PLAIN, count=2),
+        "KV caches: pages of [64, 64] bytes × 2 blocks don't fit slot 0 of 1 with 192 bytes",
     ),
     (
         KVError,

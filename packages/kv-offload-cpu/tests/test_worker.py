@@ -1,5 +1,6 @@
 """The worker above an engine that does what a script says: late, twice, never, wrong, or not at all."""
 
+from logging import ERROR
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,14 +116,22 @@ def test_a_wait_asks_only_for_jobs_that_run(engine, worker):
     assert worker.get_finished() == [TransferResult(1, True, 3, 4.0)]
 
 
-def test_a_job_that_was_waited_for_and_never_ends_has_failed(engine, worker):
+def test_a_job_that_was_waited_for_and_never_ends_has_failed(engine, worker, caplog):
     worker.submit_load(1, CHUNKS, BLOCKS)
     worker.submit_load(2, CHUNKS, BLOCKS)
     worker.wait({1})
+    assert caplog.record_tuples == [("kv_offload_cpu", ERROR, "load job 1 is lost: its copy ended, or never will")]
     assert worker.get_finished() == [TransferResult(1, False)]
     engine.results = [CopyResult(1, True)]  # after all
     assert worker.get_finished() == []
     assert worker.counts == WorkerCounts(submitted=2, failed=1, lost=1, strays=1)
+
+
+def test_lost_jobs_are_reported_in_the_order_of_their_submission(worker):
+    for job_id in (3, 1, 2):
+        worker.submit_store(job_id, BLOCKS, CHUNKS)
+    worker.wait({1, 2, 3})
+    assert [result.job_id for result in worker.get_finished()] == [3, 1, 2]
 
 
 def test_an_id_may_be_used_again_after_its_report(engine, worker):
@@ -134,9 +143,12 @@ def test_an_id_may_be_used_again_after_its_report(engine, worker):
     assert [result.job_id for result in worker.get_finished()] == [1]
 
 
-def test_an_engine_that_cannot_begin_a_job_fails_it(engine, worker):
+def test_an_engine_that_cannot_begin_a_job_fails_it(engine, worker, caplog):
     engine.error = RuntimeError("out of streams")
     assert worker.submit_store(1, BLOCKS, CHUNKS)
+    assert caplog.record_tuples == [
+        ("kv_offload_cpu", ERROR, "store job 1 can't begin: RuntimeError: out of streams")
+    ]
     assert worker.get_finished() == [TransferResult(1, False)]
 
 
@@ -161,7 +173,9 @@ def test_shutdown_releases_everything_once_and_nothing_is_left(engine, memory, w
     worker.shutdown()
     assert engine.calls[1:] == ["shutdown"]
     assert memory.released == 1
+    engine.results = [CopyResult(1, True)]  # nobody asks for it any more
     assert worker.get_finished() == [TransferResult(1, False)]
+    assert worker.counts == WorkerCounts(submitted=1, failed=1, lost=0, strays=0)
 
 
 def test_memory_is_released_even_when_the_engine_cannot_shut_down(engine, memory, worker):

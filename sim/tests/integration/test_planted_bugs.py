@@ -1,6 +1,7 @@
 """The testbed is as good as the bugs it finds: each planted one, soon, in a short history, by its checker."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,15 @@ def test_every_checker_catches_one(invariant: Invariant) -> None:
 def test_the_registry_names_each_bug_once_and_says_what_it_is() -> None:
     assert len({planted.name for planted in PLANTED}) == len(PLANTED) >= 12
     assert all(planted.mechanism and planted.invariant not in planted.others for planted in PLANTED)
+
+
+def test_the_documentation_has_the_table_of_all() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "zoo.md").read_text(encoding="utf-8")
+    _, _, printed = text.partition("$ kv-sim zoo --jobs 1\n")
+    _, *rows = printed.partition("\n```")[0].splitlines()
+    heads = [f"{planted.name:26} {planted.issue:16} {planted.invariant:12} " for planted in PLANTED]
+    assert [row[: len(head)] for row, head in zip(rows, heads, strict=False)] == heads
+    assert " found; median " in rows[len(heads)]
 
 
 def test_it_keeps_a_history_that_does_not_fail() -> None:

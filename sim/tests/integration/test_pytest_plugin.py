@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from kv_sim.cli import main
 from kv_sim.conformance.items import Conformance
 from kv_sim.pytest_plugin import pytest_addoption
 from kv_sim.schedule_file import read_schedule
+from kv_sim.subject import Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 Run = Callable[..., tuple[int, str]]
@@ -52,6 +54,36 @@ def test_a_broken_one_fails_with_lines_to_paste(run_pytest: Run, tmp_path: Path)
     assert read_schedule(file).invariant in ("PROTOCOL", "OWNERSHIP")
 
 
+@pytest.mark.parametrize(
+    ("connector", "options"),
+    [
+        ("later", ["--traits=ranks,failures", "--histories=3", "--seed=0x20"]),
+        ("mine:Hasty", ["--histories=2", '--extra={"a": 1}', "--save=saved"]),
+    ],
+)
+def test_it_says_what_kv_sim_conform_says(
+    connector: str,
+    options: list[str],
+    run_pytest: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    code = main(["conform", connector, *options])
+    *failure, summary = capsys.readouterr().out.split("\n\n", maxsplit=1 if code else 0)
+    failed, out = run_pytest(f"--kv-connector={connector}", *(text.replace("--", "--kv-", 1) for text in options))
+    assert failed == code
+    _, head, said = out.partition(f" conformance of {connector} ")
+    lines = said.splitlines()[1:]
+    end = next(index for index, line in enumerate(lines) if line.startswith("==="))
+    assert head and lines[:end] == summary.splitlines() + [""] * (not failed)
+    for text in failure:
+        assert f"_ {connector}[plain] _" in out and f"\n{text}\n" in out
+
+
 def test_the_users_own_warnings_as_errors_are_survived(run_pytest: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     code, out = run_pytest("--kv-connector=memory", "--kv-histories=2")
@@ -82,6 +114,45 @@ def test_a_medium_is_driven_below_the_offloading_connector(run_pytest: Run) -> N
     assert "no match ever found anything" not in out
 
 
+Configure = Callable[..., pytest.Config]
+
+
+@pytest.fixture
+def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """pytest's configuration with some arguments, in a folder that has connectors in ``mine.py``."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(CONNECTORS.read_text())
+
+    def with_arguments(*arguments: str) -> pytest.Config:
+        parser = ArgumentParser()
+        group = SimpleNamespace(addoption=parser.add_argument)
+        pytest_addoption(SimpleNamespace(getgroup=lambda name, description: group))  # type: ignore[arg-type]
+        asked = vars(parser.parse_args(arguments))
+        return SimpleNamespace(  # type: ignore[return-value]
+            getoption=lambda name: asked[name.lstrip("-").replace("-", "_")], rootpath=tmp_path
+        )
+
+    return with_arguments
+
+
+def test_what_is_not_asked_for_is_as_usual(configure: Configure, tmp_path: Path) -> None:
+    usual = Conformance(configure("--kv-connector=mine:Hasty"))
+    assert (usual.name, usual.extra, usual.subject.traits) == ("mine:Hasty", None, frozenset())
+    assert (usual.start, usual.histories, usual.folder) == (0, 100, tmp_path)
+    told = [
+        "--kv-traits=ranks",
+        "--kv-histories=1",
+        "--kv-seed=0x1f",
+        "--kv-save=elsewhere",
+        '--kv-extra={"a": 1}',
+    ]
+    asked = Conformance(configure("--kv-connector=later", *told))
+    assert (asked.name, asked.extra, asked.subject.traits) == ("later", '{"a": 1}', {Trait.RANKS})
+    assert (asked.start, asked.histories, asked.folder) == (31, 1, Path("elsewhere"))
+    assert asked.subject.extra_config["a"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,19 +166,9 @@ def test_a_medium_is_driven_below_the_offloading_connector(run_pytest: Run) -> N
         (["--kv-spec=nowhere:Spec"], "there is no module 'nowhere'"),
     ],
 )
-def test_what_is_asked_for_is_checked(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (tmp_path / "mine.py").write_text(CONNECTORS.read_text())
-    parser = ArgumentParser()
-    group = SimpleNamespace(addoption=parser.add_argument)
-    pytest_addoption(SimpleNamespace(getgroup=lambda name, description: group))  # type: ignore[arg-type]
-    asked = vars(parser.parse_args(arguments))
-    config = SimpleNamespace(getoption=lambda name: asked[name.lstrip("-").replace("-", "_")], rootpath=tmp_path)
+def test_what_is_asked_for_is_checked(arguments: list[str], message: str, configure: Configure) -> None:
     with pytest.raises(pytest.UsageError) as raised:
-        Conformance(config)  # type: ignore[arg-type]
+        Conformance(configure(*arguments))
     assert message in str(raised.value)
 
 

@@ -14,6 +14,8 @@ def drawn(chart):
     """The wide chart and the narrow one."""
     both = ET.fromstring(f"<both>{chart}</both>")
     assert [part.get("class") for part in both] == ["wide", "narrow"]
+    between = [text for element in both.iter() for text in (element.tail, element.text if len(element) else "")]
+    assert not "".join(text or "" for text in between).strip(), "words outside of any element"
     return [part[0] for part in both]
 
 
@@ -140,6 +142,9 @@ def test_ticks_of_a_logarithm():
     assert _log_ticks(1, 99, 880) == pytest.approx([1, 3, 10, 30])
     assert _log_ticks(2, 20, 880) == pytest.approx([2, 5, 10, 20])
     assert _log_ticks(2, 4, 880) == pytest.approx([2, 3, 4])
+    assert _log_ticks(1.2, 9.5, 880) == pytest.approx([1.5, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert _log_ticks(1.4, 1.6, 880) == pytest.approx([1.5])
+    assert _log_ticks(3.5, 9.5, 880) == pytest.approx([4, 5, 6, 7, 8, 9])
     assert _log_ticks(2.1, 2.2, 880) == [2.1], "nothing round lies between"
     assert _log_ticks(1, 1e9, 880) == pytest.approx([1, 100, 1e4, 1e6, 1e8]), "nine fit"
     assert _log_ticks(1, 1e8, 880) == pytest.approx([10.0**power for power in range(9)])

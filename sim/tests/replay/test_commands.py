@@ -79,6 +79,51 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "rows", "ends"),
+    [
+        (
+            ["--bytes-per-token", "200000"],
+            [
+                "blocks  tokens    memory    lru    MIN      +1 GiB",
+                "1          512  97.7 MiB  0.092  0.183        +0 %",
+                "2         1024   195 MiB  0.092  0.367  +1.4e+02 %",
+                "4         2048   391 MiB  0.367  0.456       +47 %  ◀ here",
+                "6         3072   586 MiB  0.456  0.456        +0 %",
+            ],
+            "recommended: lru, 4 blocks = 2048 tokens = 391 MiB",
+        ),
+        (
+            [],
+            [
+                "blocks  tokens  memory    lru    MIN  +1M tokens",
+                "1          512       -  0.092  0.183        +0 %",
+                "2         1024       -  0.092  0.367  +2.7e+04 %",
+                "4         2048       -  0.367  0.456  +8.7e+03 %  ◀ here",
+                "6         3072       -  0.456  0.456        +0 %",
+            ],
+            "recommended: lru, 4 blocks = 2048 tokens",
+        ),
+    ],
+)
+def test_what_one_more_buys_without_a_gpu(small, capsys, options, rows, ends):
+    command = [
+        "size",
+        str(small),
+        "--policy",
+        "lru",
+        "--jobs",
+        "1",
+        "--capacity",
+        "1block,2blocks,4blocks,6blocks",
+    ]
+    assert main([*command, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = 3 if options else 2
+    assert lines[head + 1 : head + 10] == ["", "hits by prompt tokens:", *rows, "", ends]
+    assert lines[head] == "an infinite cache answers: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
+
+
 def test_the_table_of_size(small, capsys):
     sizes = ["--capacity", "2blocks,5blocks,3blocks", "--gpu-capacity", "1024kB", "--budget", "4blocks"]
     command = ["size", str(small), "--policy", "lru,arc", "--bytes-per-token", "1000", "--jobs", "1", *sizes]

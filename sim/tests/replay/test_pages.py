@@ -1,11 +1,13 @@
 """The reports as pages: whole, with everything inline, and what they say."""
 
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
 from kv_sim.cli import main
+from kv_sim.replay.chart import Mark
 
 
 class Page(HTMLParser):
@@ -203,3 +205,96 @@ def test_what_the_page_of_replay_says(small, tmp_path):
         "line bound": "52.0,43.7 864.0,43.7",
         "line infinite": "52.0,43.7 864.0,43.7",
     }
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the charts of a page are told, by the function that draws them; they are left out of the page."""
+    told = {}
+
+    def stand_in(name):
+        def draw(*arguments):
+            told[name] = arguments
+            return ""
+
+        return draw
+
+    for name in ("log_chart", "series_chart", "bar_chart"):
+        monkeypatch.setattr(f"kv_sim.replay.page.{name}", stand_in(name))
+    return told
+
+
+def later(file, gap_seconds):
+    """The same trace with as many seconds between its requests."""
+    requests = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.dumps(one | {"timestamp": 1000 * gap_seconds * n}) for n, one in enumerate(requests)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+MOST = 2548 / 5584
+BOUNDS = [
+    ("bound", "MIN, the most possible", [(500, MOST), (2500, MOST)], False),
+    ("infinite", "infinite cache", [(500, MOST), (2500, MOST)], False),
+]
+
+
+def curves(told):
+    """Lines in KiB; the titles; what a place on the axis is called; the mark."""
+    lines, title, x_title, show_x, mark = told
+    plain = [(x.style, x.name, [(size * 2**20, y) for size, y in x.points], x.has_dots) for x in lines]
+    return plain, title, x_title, show_x(2500 / 2**20), mark
+
+
+@pytest.mark.parametrize(
+    ("gap_seconds", "end", "unit", "classes"),
+    [(2, 0.1, "minutes", 3), (4799, 239.95, "minutes", 10), (4800, 4.0, "hours", 10)],
+)
+def test_what_the_charts_of_replay_are_told(small, tmp_path, drawn, gap_seconds, end, unit, classes):
+    page = tmp_path / "page.html"
+    command = ["replay", str(later(small, gap_seconds)), "--jobs", "1", "--policy", "arc,lru"]
+    command += ["--gpu-capacity", "2blocks", "--bytes-per-token", "1000", "--html", str(page)]
+    assert main([*command, "--capacity", "5blocks,1block"]) == 0
+    points = [(500, 1024 / 5584), (2500, 2048 / 5584)]
+    assert curves(drawn["log_chart"]) == (
+        [("c0", "arc", points, True), ("c1", "lru", points, True), *BOUNDS],
+        "Prompt tokens answered, by capacity",
+        "host memory (logarithmic)",
+        "2.44 MiB",
+        None,
+    )
+    # Sixtieths of the time: two of the third request's blocks are in host memory, two of the fourth's on the GPU.
+    layers, (over, shares), *titles = drawn["series_chart"]
+    assert [(style, name, len(values)) for style, name, values in layers] == [
+        ("c2", "GPU", 60),
+        ("c0", "host memory", 60),
+    ]
+    shown = [{n: value for n, value in enumerate(values) if value} for values in (*(x[2] for x in layers), shares)]
+    assert shown == [{59: 2 / 3}, {40: 2 / 3}, {40: 2 / 3, 59: 1.0}]
+    assert (over, *titles) == (
+        "infinite cache", "blocks answered over time", pytest.approx(end), f"{unit} of the trace"
+    )  # fmt: skip
+    bars, *titles = drawn["bar_chart"]
+    assert [share for _, share in bars] == [0.0] * (classes - 1) + [1.0]
+    assert titles == ["age of what was answered", "time since the block was last used"]
+    legends = re.findall(r'class="line (\w+)"[^>]*/></svg>([^<]*)', page.read_text(encoding="utf-8"))
+    assert legends == [
+        *((style, name) for style, name, *_ in [("c0", "arc"), ("c1", "lru"), *BOUNDS]),
+        *(("c2", "GPU"), ("c0", "host memory"), ("bound", "infinite cache")),
+    ]
+
+
+def test_what_the_chart_of_size_is_told(small, tmp_path, drawn):
+    command = ["size", str(small), "--jobs", "1", "--policy", "lru", "--html", str(tmp_path / "page.html")]
+    command += ["--gpu-capacity", "2blocks", "--bytes-per-token", "1000"]
+    assert main([*command, "--capacity", "5blocks,1block"]) == 0
+    lines, *titles, mark = curves(drawn["log_chart"])
+    assert lines == [("c0", "lru", [(500, 1024 / 5584), (2500, 2048 / 5584)], True), *BOUNDS]
+    assert titles == ["Prompt tokens answered, by capacity", "host memory (logarithmic)", "2.44 MiB"]
+    assert mark == Mark(2500 / 2**20, 2048 / 5584, "2.44 MiB, lru")
+    assert main([*command, "--capacity", "5blocks"]) == 0
+    assert drawn["log_chart"][-1] is None, "there is nothing to choose from"
+    assert main([*command[:-2], "--capacity", "5blocks,1block"]) == 0
+    lines, _, axis, show_x, mark = drawn["log_chart"]
+    assert [size for size, _ in lines[0].points] == [512, 2560] == [512, mark.x]
+    assert (axis, show_x(2560.0), mark.text) == ("capacity in tokens (logarithmic)", "2560", "5 blocks, lru")

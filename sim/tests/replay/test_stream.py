@@ -169,6 +169,20 @@ REFUSED = {
 }
 
 
+def test_the_json_of_a_stream_is_a_part_of_the_whole_traces(small, capsys):
+    command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "lru,arc"]
+    command += ["--bytes-per-token", "1000", "--jobs", "1", "--json", "-"]
+    found = []
+    for options in ([], ["--stream"]):
+        assert main([*command, *options]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    whole, streamed = found
+    assert whole.keys() - streamed.keys() == {"age_edges_seconds", "infinite", "unique_blocks"}
+    runs = [{name: run[name] for name in streamed["runs"][0]} for run in whole["runs"]]
+    assert whole["runs"][0].keys() - runs[0].keys() == {"ages", "best", "series"}
+    assert streamed == {name: whole[name] for name in streamed} | {"runs": runs}
+
+
 @pytest.mark.parametrize("options", list(REFUSED), ids=lambda options: " ".join(options) or "nothing")
 def test_what_a_stream_can_not_do_is_refused(small, capsys, options):
     assert main(["replay", str(small), "--stream", *options]) == 2

@@ -1,0 +1,97 @@
+"""The subjects that come with the testbed: what is driven, and what each of them is not expected to withstand."""
+
+from typing import Any
+
+import pytest
+
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.subject import Subject, Trait
+
+MEMORY, LATER, PATIENT = ("MemoryConnector", {}), ("LaterConnector", {}), ("PatientConnector", {})
+FLAKY, FLAKY_PATIENT = ("FlakyConnector", {}), ("FlakyPatientConnector", {})
+LAYERWISE, HOLDING = ("LayerwiseConnector", {}), ("HoldingConnector", {})
+IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
+CHUNKS = {
+    "blocks_per_chunk": 2,
+    "eviction_policy": "arc",
+    "offload_prompt_only": False,
+    "self_describing_kv_events": True,
+}
+
+
+def offload(**settings: Any) -> tuple[str, dict[str, Any]]:
+    spec = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
+    return "TimedOffloadingConnector", {**spec, "load_timeout_seconds": 12, **settings}
+
+
+NOT_MEMORY = "states fine failures losses counts"
+NOT_LATER = "groups states fine losses events counts"
+NOT_PATIENT = f"{NOT_LATER} zeroing reset"
+NEITHER = f"{NOT_LATER} failures"
+
+# Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the
+# one used longest ago is the first to go; settings of a MultiConnector.
+KNOWN: dict[str, tuple[list[tuple[str, dict[str, Any]]], str, tuple[int, int, bool], dict[str, str]]] = {
+    "memory": ([MEMORY], NOT_MEMORY, (1, 1, False), {}),
+    "later": ([LATER], NOT_LATER, (1, 1, False), {}),
+    "patient": ([PATIENT], NOT_PATIENT, (1, 1, False), {}),
+    "memory+later": ([MEMORY, LATER], NEITHER, (1, 1, False), {}),
+    "later+memory": ([LATER, MEMORY], NEITHER, (1, 1, False), {}),
+    "later+later": ([LATER, LATER], NOT_LATER, (1, 1, False), {}),
+    "later+patient": ([LATER, PATIENT], NOT_PATIENT, (1, 1, False), {}),
+    "patient+memory": ([PATIENT, MEMORY], f"{NOT_PATIENT} failures", (1, 1, False), {}),
+    "longest": ([LATER, MEMORY], NEITHER, (1, 1, False), {"load_policy": "longest"}),
+    "later+flaky": ([LATER, FLAKY], f"{NOT_LATER} keeps", (1, 1, False), {"on_child_error": "quarantine"}),
+    "flaky-busy+later": (
+        [("FlakyConnector", {"breaks": "busy"}), LATER],
+        f"{NOT_LATER} keeps",
+        (1, 1, False),
+        {"on_child_error": "quarantine"},
+    ),
+    "flaky-patient+memory": (
+        [FLAKY_PATIENT, MEMORY],
+        f"{NOT_PATIENT} failures keeps",
+        (1, 1, False),
+        {"on_child_error": "quarantine"},
+    ),
+    "later+holding": ([LATER, HOLDING], f"{NOT_LATER} keeps", (1, 1, False), {}),
+    "layerwise": ([LAYERWISE], NOT_PATIENT, (1, 1, False), {}),
+    "layerwise+later": ([LAYERWISE, LATER], NOT_PATIENT, (1, 1, False), {}),
+    "offload": ([offload()], "", (1, 1, True), {}),
+    "offload-chunks": ([offload(**CHUNKS)], "", (2, 1, False), {}),
+    "offload-in-step": ([offload(**IN_STEP)], "", (1, 1, False), {}),
+    "offload-held": (
+        [offload(hold_blocks="always", blocks_per_chunk=3, eviction_policy="sieve")], "", (3, 1, False), {},
+    ),
+    "offload-in-step-fenced": (
+        [offload(hold_blocks="never", sync_load_budget_bytes=1 << 20, self_describing_kv_events=True)],
+        "zeroing",
+        (1, 1, True),
+        {},
+    ),
+    "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
+    "offload+offload": ([offload(**CHUNKS), offload()], "events counts", (2, 1, False), {}),
+    "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
+    "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
+}  # fmt: skip
+
+
+def connectors_of(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
+    if subject.kv_connector != "MultiConnector":
+        return [(subject.kv_connector, subject.extra_config)]
+    children = subject.extra_config["connectors"]
+    return [(child["kv_connector"], child["kv_connector_extra_config"]) for child in children]
+
+
+def test_all_are_known_in_this_order() -> None:
+    assert [*SUBJECTS] == [*KNOWN]
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_what_is_driven_and_spared(name: str) -> None:
+    subject, (connectors, spared, keeps, settings) = SUBJECTS[name], KNOWN[name]
+    assert connectors_of(subject) == connectors
+    assert {*Trait} - subject.traits == {*map(Trait, spared.split())}
+    assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
+    own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
+    assert own == (settings if len(connectors) > 1 else connectors[0][1])

@@ -1,0 +1,297 @@
+"""What the examples answer, call by call: what is found, what is copied where, and what becomes of failures."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_api import KVConnectorOutput
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
+from kv_sim.examples.later import FailedStores, LaterScheduler
+from kv_sim.examples.memory import MemoryScheduler
+from kv_sim.examples.patient import Ended, PatientScheduler
+from kv_sim.examples.progress import ProgressBook
+from kv_sim.subject import Subject
+from kv_sim.world import World
+
+BLOCK = 4
+NOTHING = SimpleNamespace(
+    finished_req_ids=set(),
+    scheduled_new_reqs=[],
+    scheduled_cached_reqs=SimpleNamespace(
+        req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
+    ),
+    num_scheduled_tokens={},
+)
+
+
+def side_of(subject: Subject, host_slots: int = 4, world_size: int = 1) -> Any:
+    config = WorldConfig(block_size=BLOCK, host_slots=host_slots, tp_size=world_size)
+    return World(config, subject).engine.connectors[-1].side  # type: ignore[attr-defined]
+
+
+def request(name: str, blocks: str, computed: int = 0, more: int = 1) -> Any:
+    """A request whose full blocks have these hashes, with some tokens more than fill them."""
+    return SimpleNamespace(
+        request_id=name,
+        block_hashes=[letter.encode() for letter in blocks],
+        num_tokens=BLOCK * len(blocks) + more,
+        num_computed_tokens=computed,
+        all_token_ids=list(range(BLOCK * len(blocks) + more)),
+        lora_request=None,
+    )
+
+
+def in_blocks(*tables: list[int]) -> Any:
+    return SimpleNamespace(get_block_ids=lambda: tables)
+
+
+def starting(name: str, *tables: list[int], computed: int = 0, tokens: int) -> Any:
+    """A step that begins a request."""
+    new = SimpleNamespace(req_id=name, block_ids=tables, num_computed_tokens=computed)
+    return SimpleNamespace(**vars(NOTHING) | {"scheduled_new_reqs": [new], "num_scheduled_tokens": {name: tokens}})
+
+
+def going_on(
+    name: str, computed: int, tokens: int, *tables: list[int], resumed: bool = False, finished: str = ""
+) -> Any:
+    """A step that goes on with a request, or resumes it."""
+    cached = SimpleNamespace(
+        req_ids=[name],
+        new_block_ids=[tables or None],
+        num_computed_tokens=[computed],
+        resumed_req_ids={name} if resumed else set(),
+    )
+    step = {"scheduled_cached_reqs": cached, "num_scheduled_tokens": {name: tokens}}
+    return SimpleNamespace(**vars(NOTHING) | step | {"finished_req_ids": {*finished}})
+
+
+# LaterConnector
+
+
+@pytest.fixture
+def later() -> LaterScheduler:
+    side: LaterScheduler = side_of(LATER)
+    return side
+
+
+def stored(side: LaterScheduler, name: str, blocks: str, *, fails: bool = False) -> Any:
+    """A request ends, and its store does; the pages that were copied."""
+    side.request_finished(request(name, blocks, BLOCK * len(blocks)), list(range(10, 10 + len(blocks))))
+    pages = side.build_connector_meta(NOTHING).stores.get(name)
+    if pages is not None:
+        meta = FailedStores({name}) if fails else None
+        side.update_connector_output(KVConnectorOutput(finished_sending={name}, kv_connector_worker_meta=meta))
+    side.check()
+    return pages
+
+
+def test_later_finds_what_has_landed(later: LaterScheduler) -> None:
+    assert later.request_finished(request("a", "xyz", 12), [5, 6, 7, 8]) == (True, None)
+    assert later.build_connector_meta(NOTHING).stores == {"a": [(5, 3), (6, 2), (7, 1)]}
+    assert later.build_connector_meta(NOTHING).stores == {}
+    assert later.get_num_new_matched_tokens(request("b", "xyz"), 0) == (0, False)
+    assert later.has_pending_push_work()
+    later.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
+    assert not later.has_pending_push_work()
+    asked = [("xyz", 0, 12), ("xyz", 4, 8), ("xyz", 6, 8), ("xyz", 12, 0), ("xyw", 0, 8), ("wyz", 0, 0)]
+    for blocks, local, found in asked:
+        assert later.get_num_new_matched_tokens(request("b", blocks), local) == (found, found > 0)
+    assert stored(later, "c", "xyz") is None, "all of it is there"
+    assert stored(later, "d", "xyzw") == [(13, 0)]
+
+
+def test_later_stores_only_what_was_computed(later: LaterScheduler) -> None:
+    for name, computed, more, pages in [("a", 11, 1, 2), ("b", 12, 0, 2), ("c", 13, 1, 3)]:
+        blocks = [name + letter for letter in "xyz"]
+        side: Any = side_of(LATER)
+        one = request(name, "xyz", computed, more)
+        one.block_hashes = [block.encode() for block in blocks]
+        assert side.request_finished(one, [5, 6, 7]) == (True, None)
+        assert len(side.build_connector_meta(NOTHING).stores[name]) == pages
+
+
+def test_later_loads_what_it_found_and_pins_it_meanwhile(later: LaterScheduler) -> None:
+    stored(later, "a", "xyz")
+    one = request("b", "xyz")
+    assert later.get_num_new_matched_tokens(one, 4) == (8, True)
+    later.update_state_after_alloc(one, in_blocks([20, 21, 22]), 8)
+    assert later.build_connector_meta(NOTHING).loads == {"b": [(21, 2), (22, 1)]}
+    assert later.has_pending_push_work()
+    assert later.request_finished(one, [20, 21, 22]) == (False, None)
+    assert stored(later, "c", "pqr") == [(10, 0), (11, 3)], "what is loaded stays"
+    later.update_connector_output(KVConnectorOutput(finished_recving={"b"}))
+    later.check()
+    assert not later.has_pending_push_work()
+    assert later.get_num_new_matched_tokens(request("d", "xyz"), 0) == (0, False), "x had to go"
+    assert stored(later, "d", "stuv") == [(10, 2), (11, 1), (12, 0), (13, 3)]
+
+
+def test_later_forgets_what_failed(later: LaterScheduler) -> None:
+    assert len(stored(later, "a", "xyz", fails=True)) == 3
+    assert later.get_num_new_matched_tokens(request("b", "xyz"), 0) == (0, False)
+    assert len(stored(later, "b", "wxyz")) == 4, "nothing of it is kept"
+    one = request("c", "wxyz")
+    later.get_num_new_matched_tokens(one, 4)
+    later.update_state_after_alloc(one, in_blocks([20, 21, 22, 23]), 8)
+    ended = KVConnectorOutput(finished_recving={"c"})
+    ended.failed_recving = {"c"}
+    later.update_connector_output(ended)
+    later.check()
+    assert later.get_num_new_matched_tokens(request("d", "wxyz"), 0) == (4, True)
+    assert len(stored(later, "d", "wxyz")) == 2
+
+
+def test_later_after_a_reset(later: LaterScheduler) -> None:
+    stored(later, "a", "x")
+    one = request("b", "x")
+    later.get_num_new_matched_tokens(one, 0)
+    later.update_state_after_alloc(one, in_blocks([20]), 4)
+    later.request_finished(request("c", "yz", 8), [30, 31])
+    assert later.reset_cache()
+    later.check()
+    for blocks in ("x", "yz"):
+        assert later.get_num_new_matched_tokens(request("d", blocks), 0) == (0, False)
+    assert len(stored(later, "e", "xyz")) == 1, "three slots are in use"
+    later.update_connector_output(KVConnectorOutput(finished_sending={"c"}, finished_recving={"b"}))
+    later.check()
+    assert len(stored(later, "f", "pqr")) == 3
+
+
+def test_what_failed_on_any_rank_failed() -> None:
+    both = FailedStores({"a"}).aggregate(FailedStores({"b"}))
+    assert both == FailedStores({"a", "b"})
+    ended = Ended({1: 1, 2: 1}, {1}, {5}).aggregate(Ended({2: 1, 3: 1}, {3}, {6}))
+    assert ended == Ended({1: 1, 2: 2, 3: 1}, {1, 3}, {5, 6})
+
+
+# PatientConnector
+
+
+def patient_stored(side: PatientScheduler, name: str, blocks: str) -> tuple[Any, int]:
+    side.on_new_request(request(name, blocks))
+    plan = side.build_connector_meta(starting(name, list(range(10, 10 + len(blocks))), tokens=BLOCK * len(blocks)))
+    side.check()
+    return plan.stores, plan.store_id
+
+
+def said(stores: dict[int, int], failed: set[int] = frozenset(), slots: set[int] = frozenset()) -> Any:  # type: ignore[assignment]
+    return KVConnectorOutput(kv_connector_worker_meta=Ended(stores, {*failed}, {*slots}))
+
+
+def answer(side: PatientScheduler, blocks: str, computed: int = 0, more: int = 1) -> tuple[int | None, bool]:
+    """What is said at last; first one has to ask again, also twice in a step."""
+    one = request("asks", blocks, more=more)
+    for _ in range(2):
+        assert side.get_num_new_matched_tokens(one, computed) == (None, False)
+    side.build_connector_meta(NOTHING)
+    found: tuple[int | None, bool] = side.get_num_new_matched_tokens(one, computed)
+    side.request_finished(one, [])
+    return found
+
+
+def test_patient_finds_what_all_workers_have_stored() -> None:
+    side: PatientScheduler = side_of(PATIENT, world_size=2)
+    assert patient_stored(side, "a", "xyz") == ([(10, 3), (11, 2), (12, 1)], 0)
+    assert side.has_pending_push_work()
+    side.update_connector_output(said({0: 1}))
+    assert answer(side, "xyz") == (0, False)
+    assert patient_stored(side, "b", "xyz")[0] == [], "it is being stored"
+    side.update_connector_output(said({0: 1}))
+    assert not side.has_pending_push_work()
+    asked = [("xyz", 0, 1, 12), ("xyz", 0, 0, 8), ("xyz", 4, 1, 8), ("xyz", 7, 1, 8), ("xyw", 0, 1, 8)]
+    for blocks, computed, more, found in asked:
+        assert answer(side, blocks, computed, more) == (found, False)
+    assert patient_stored(side, "c", "xyzwv") == ([(13, 0), (14, 3)], 1), "x had to go"
+    assert answer(side, "xyz") == (0, False)
+
+
+def test_patient_loads_into_the_blocks_behind_what_is_there() -> None:
+    side: PatientScheduler = side_of(PATIENT)
+    patient_stored(side, "a", "xyz")
+    side.update_connector_output(said({0: 1}))
+    one = request("b", "xyz")
+    side.get_num_new_matched_tokens(one, 4)
+    side.build_connector_meta(NOTHING)
+    assert side.get_num_new_matched_tokens(one, 4) == (8, False)
+    side.update_state_after_alloc(one, in_blocks([20, 21, 22]), 8)
+    side.on_new_request(request("c", "pqr"))
+    plan = side.build_connector_meta(starting("c", [30, 31, 32], tokens=12))
+    assert (plan.loads, plan.stores) == ([(21, 2), (22, 1)], [(30, 0), (31, 3)]), "what is loaded stays"
+    assert side.build_connector_meta(NOTHING).loads == []
+
+
+def test_patient_forgets_what_failed() -> None:
+    side: PatientScheduler = side_of(PATIENT, world_size=2)
+    patient_stored(side, "a", "xy")
+    side.update_connector_output(said({0: 2}, failed={0}))
+    side.check()
+    assert answer(side, "xy") == (0, False)
+    assert patient_stored(side, "b", "xyz") == ([(10, 2), (11, 3), (12, 1)], 1)
+    side.update_connector_output(said({1: 2}))
+    assert answer(side, "xyz") == (12, False)
+    side.update_connector_output(said({}, slots={3}))
+    side.check()
+    assert answer(side, "xyz") == (4, False), "y's load failed"
+    assert patient_stored(side, "c", "xyz")[0] == [(11, 3)]
+
+
+# MemoryConnector
+
+
+def test_memory_finds_what_was_planned_and_evicts_the_oldest() -> None:
+    side: MemoryScheduler = side_of(MEMORY)
+    side.on_new_request(request("a", "xyz"))
+    plan = side.build_connector_meta(starting("a", [10, 11], tokens=9))
+    assert (plan.loads, plan.stores) == ([], [(3, (10,)), (2, (11,))])
+    assert side.build_connector_meta(going_on("a", 9, 4, [12])).stores == [(1, (12,))]
+    for blocks, computed, more, found in [("xyz", 0, 1, 12), ("xyz", 0, 0, 8), ("xyz", 5, 1, 8), ("wyz", 0, 1, 0)]:
+        assert side.get_num_new_matched_tokens(request("b", blocks, more=more), computed) == (found, False)
+    one = request("b", "xyzwv")
+    assert side.get_num_new_matched_tokens(one, 4) == (8, False)
+    side.update_state_after_alloc(one, in_blocks([20, 21, 22]), 8)
+    side.on_new_request(one)
+    plan = side.build_connector_meta(starting("b", [20, 21, 22, 23, 24], computed=12, tokens=9))
+    assert (plan.loads, plan.stores) == ([(2, (21,)), (1, (22,))], [(0, (23,)), (3, (24,))])
+    side.check()
+    told = [(type(event).__name__, event.block_hashes) for event in side.take_events()]  # type: ignore[attr-defined]
+    assert told == [
+        *(("BlockStored", [letter]) for letter in (b"x", b"y", b"z", b"w")),
+        ("BlockRemoved", [b"x"]),
+        ("BlockStored", [b"v"]),
+    ]
+    assert side.reset_cache()
+    [event] = side.take_events()
+    assert [*event.block_hashes] == [b"y", b"z", b"w", b"v"]  # type: ignore[attr-defined]
+    assert side.get_num_new_matched_tokens(request("c", "yz"), 0) == (0, False)
+
+
+def test_memory_stores_no_block_that_is_nobodys() -> None:
+    side: MemoryScheduler = side_of(MEMORY)
+    side.on_new_request(request("a", "xyz"))
+    assert side.build_connector_meta(starting("a", [10, 0, 12], tokens=12)).stores == [(3, (10,)), (2, (12,))]
+
+
+# What all of them know of steps
+
+
+def test_progress_follows_tables_and_lives() -> None:
+    book, first, second = ProgressBook(), request("a", "xyz"), request("a", "pq")
+    book.arrive(first)
+    [(progress, computed)] = book.step(starting("a", [10, 11], [20, 21], tokens=7))
+    assert (progress.request, progress.tables, computed) == (first, ([10, 11], [20, 21]), 7)
+    progress.stored_blocks = 1
+    [(same, computed)] = book.step(going_on("a", 7, 3, [12], [22]))
+    assert same is progress
+    assert (progress.tables, progress.stored_blocks, computed) == (([10, 11, 12], [20, 21, 22]), 1, 10)
+    assert [computed for _, computed in book.step(going_on("a", 10, 1))] == [11]
+    [_] = book.step(going_on("a", 4, 4, [30], [40], resumed=True))
+    assert (progress.tables, progress.stored_blocks) == (([30], [40]), 0), "it begins anew"
+    book.arrive(second)
+    [(other, _)] = book.step(SimpleNamespace(**vars(starting("a", [50], tokens=4)) | {"finished_req_ids": {"a"}}))
+    assert (other.request, other.tables) == (second, ([50],))
+    book.arrive(request("b", "x"))
+    book.forget("b")
+    with pytest.raises(KeyError):
+        list(book.step(starting("b", [60], tokens=1)))
