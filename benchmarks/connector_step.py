@@ -12,11 +12,13 @@ the next one. It keeps statistics, as a server does. The situations:
 * `long prompt, found`: all steps of a prompt of 100,000 tokens that is loaded whole; without a connector, of one
   whose blocks the engine has itself.
 * `decode, 1,024 tokens each`: `decode` where every request has a longer history.
+* `short prompts`: a step in which 4 requests of 512 tokens arrive and are computed, and the 4 before them end. All
+  that a request costs once counts here; the long prompt hardly shows it.
 
 The subjects take turns step by step, so that a noisy machine is noisy to all of them. A step's time is processor
 time of `schedule` and `update_from_output` together, the best of `--repeat` rounds: a step does the same work in
-each. Reported are the mean of decoding steps and the sum of a prompt's. A connector's share is what its subject
-takes beyond the one without a connector.
+each. Reported are the mean of decoding steps and of those of short prompts, and the sum of a long prompt's. A
+connector's share is what its subject takes beyond the one without a connector.
 
     python benchmarks/connector_step.py [--repeat 6] [--steps 48] [--json FILE]
 
@@ -30,7 +32,7 @@ import gc
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import process_time
 
@@ -58,6 +60,8 @@ BLOCK_TOKENS = 16
 REQUESTS = 256
 PROMPT_TOKENS = 64
 LONG_PROMPT_TOKENS = 100_000
+SHORT_PROMPT_TOKENS = 512
+ARRIVALS = 4
 STEP_TOKENS = 2048
 NUM_BLOCKS = 80_000
 PAGE_BYTES = 2 * BLOCK_TOKENS * 4
@@ -107,10 +111,12 @@ class Server:
             structured_output_manager=StructuredOutputManager(config),
         )
 
-    def add(self, name: str, tokens: list[int]) -> None:
-        """A request arrives; its blocks are hashed here, before any clock runs."""
-        params = SamplingParams(max_tokens=1 << 20, ignore_eos=True)
-        self.scheduler.add_request(make_request(name, tokens, params, BLOCK_TOKENS))
+    def add(self, name: str, tokens: list[int]) -> float:
+        """A request arrives; its blocks are hashed before the clock runs. Returns the seconds that it took."""
+        request = make_request(name, tokens, SamplingParams(max_tokens=1 << 20, ignore_eos=True), BLOCK_TOKENS)
+        begin = process_time()
+        self.scheduler.add_request(request)
+        return process_time() - begin
 
     def step(self) -> float:
         """One step; returns the seconds that the scheduler took."""
@@ -138,11 +144,11 @@ class Server:
         while not self.scheduler.requests[name].num_output_tokens:
             yield self.step()
 
-    def finish(self, name: str) -> None:
-        """A request ends, and its copies."""
-        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-        for _ in range(2):
-            self.step()
+    def finish(self, names: Sequence[str]) -> float:
+        """Requests end. Returns the seconds that it took."""
+        begin = process_time()
+        self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+        return process_time() - begin
 
     def _is_sampling(self, name: str) -> bool:
         request = self.scheduler.requests[name]
@@ -185,6 +191,24 @@ def decode(
         yield server.step()
 
 
+def short_prompts(subject: str, steps: int) -> Iterator[float]:
+    """Seconds of steps in which some requests come and as many end."""
+    server, before = Server(subject), list[str]()
+    for step in range(steps):
+        names = [f"{step * ARRIVALS + number}" for number in range(ARRIVALS)]
+        seconds = sum(server.add(name, prompt(int(name))[:SHORT_PROMPT_TOKENS]) for name in names)
+        seconds += server.step()
+        yield seconds + server.finish(before)
+        before = names
+
+
+def end(server: Server, name: str) -> None:
+    """A request ends, and its copies."""
+    server.finish([name])
+    for _ in range(2):
+        server.step()
+
+
 def prompt(number: int) -> list[int]:
     """100,000 tokens; of another number, others."""
     return [number * 50_000 + place % 50_000 for place in range(LONG_PROMPT_TOKENS)]
@@ -197,7 +221,7 @@ def long_prompt(subject: str, *, before: int = 0, chunks: int = CHUNKS, ends: bo
         server.add(f"{number}", prompt(number)[: None if number < before else 199])
         sum(server.first_token_of(f"{number}"))
         if number < before:
-            server.finish(f"{number}")
+            end(server, f"{number}")
     server.add("long", prompt(before + 1))
     yield from server.first_token_of("long")
 
@@ -207,7 +231,7 @@ def found(subject: str) -> Iterator[float]:
     server = Server(subject)
     server.add("first", prompt(1))
     sum(server.first_token_of("first"))
-    server.finish("first")
+    end(server, "first")
     if subject != "none" and not server.scheduler.reset_prefix_cache():
         raise SystemExit(f"{subject}: the blocks of a prompt that has finished are still in use")
     server.add("again", prompt(1))
@@ -239,6 +263,7 @@ def main() -> None:
         "long prompt, no room": lambda subject: long_prompt(subject, chunks=FEW_CHUNKS, ends=False),
         "long prompt, full": lambda subject: long_prompt(subject, before=2, chunks=FULL_CHUNKS),
         "long prompt, found": found,
+        "short prompts": lambda subject: short_prompts(subject, arguments.steps),
         "decode, 1,024 tokens each": lambda subject: decode(subject, arguments.steps, prompt_tokens=1024),
     }
     gc.disable()

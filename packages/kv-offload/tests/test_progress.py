@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 
+from kv_api import ReqContext
 from kv_offload.layout import Group, Layout
-from kv_offload.progress import GroupProgress, is_reachable
+from kv_offload.progress import GroupProgress, Progress, is_reachable
 
 
 @st.composite
@@ -35,3 +36,15 @@ def test_what_is_offered(case, ends, with_loaded):
         and is_reachable(layout, group, (chunk + 1) * group.tokens_per_chunk, ends)
     ]
     assert [*progress.offers(stop, ends, layout, with_loaded=with_loaded)] == expected
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([4, 8, 16]), st.integers(0, 4)), min_size=1, max_size=3), st.integers(0, 70)
+)
+def test_there_is_more_where_a_chunk_of_any_group_was_not_offered(sizes_and_cursors, tokens):
+    groups = [Group(number, FULL, size, 1, 1) for number, (size, _) in enumerate(sizes_and_cursors)]
+    progress = Progress(Layout(tuple(groups), 4, 16), ReqContext("r"))
+    for of_group, (_, cursor) in zip(progress.groups, sizes_and_cursors, strict=True):
+        of_group.cursor = cursor
+    ends = [(cursor + 1) * size for size, cursor in sizes_and_cursors]
+    assert progress.has_more(tokens) is any(end <= tokens for end in ends)

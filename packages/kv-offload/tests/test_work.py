@@ -113,6 +113,22 @@ def test_a_step_of_a_long_prompt_costs_the_same_at_its_end(connect):
     assert max(work[90:]) <= 1.01 * max(work[5:15])
 
 
+def test_the_end_of_a_request_with_nothing_new_is_planned_by_nobody(connect):
+    """What was complete has been offered, so that its keys, its offers and its table don't matter any more."""
+    connector, work = connect(Boundless({})), {}
+    for more in (0, 1):
+        request, table = Prompt(f"r{more}", range(4 * (8 + more) + 1)), [*range(1, 10)]
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        connector.update_state_after_alloc(request, Blocks(table), 0)
+        meta = connector.build_connector_meta(step(new=[(request.request_id, (table,))], counts={f"r{more}": 32}))
+        report(connector, done=[*meta.store_jobs])
+        request.num_computed_tokens = 4 * (8 + more)
+        work[more] = work_of(lambda: connector.request_finished_all_groups(request, (table,)))  # noqa: B023
+        assert len(connector.build_connector_meta(step()).store_jobs) == more
+    assert work[0] < 0.4 * work[1], f"bytecodes {work}"
+
+
 @pytest.mark.parametrize(
     ("window", "first", "most"),
     [(5, 0, 10), (5, 1, 25)],

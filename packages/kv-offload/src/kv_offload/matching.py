@@ -31,7 +31,8 @@ class Matching:
         """What can be loaded beyond ``local`` tokens, and whether between steps. None: ask again later."""
         books = self._books
         state = books.states.get(request.request_id) or books.begin_life(request)
-        books.lose_blocks(state)
+        if books.agenda.step_of(request.request_id) is not None:
+            books.lose_blocks(state)
         state.progress.rewind()
         state.promise = Promise(local, 0)
         skips = getattr(request, "skip_reading_prefix_cache", False)

@@ -180,6 +180,10 @@ class Progress:
 
     # -- offers --------------------------------------------------------------------------------
 
+    def has_more(self, tokens: int) -> bool:
+        """Whether any chunk that was not offered ends within ``tokens``."""
+        return any(tokens // progress.group.tokens_per_chunk > progress.cursor for progress in self.groups)
+
     def stops(self, tokens: int, settled: int) -> list[int]:
         """By group, how many chunks may be stored: they have keys and blocks, and end within ``tokens``.
 

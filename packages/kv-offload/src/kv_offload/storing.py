@@ -94,14 +94,15 @@ class Storing:
         What is loading was not computed, so the blocks of a request that loads have nothing new. The last token
         was sampled and never computed, or computed by drafts.
         """
-        if state.loads or not self._books.engine.can_store:
+        request = state.request
+        known = min(request.num_computed_tokens, request.num_tokens - 1)
+        if state.loads or not self._books.engine.can_store or not state.progress.has_more(known):
             return False
         if self._books.engine.holds_blocks:
             state.progress.begin(block_ids)
         else:
             state.progress.end(block_ids)
-        request = state.request
-        plan = self._plan(state, min(request.num_computed_tokens, request.num_tokens - 1), is_final=True)
+        plan = self._plan(state, known, is_final=True)
         self._store([plan])
         return plan.is_begun
 
