@@ -17,10 +17,13 @@ def fresh_blocks(layout: Layout, tables: Tables, local: int) -> set[int]:
 
     Groups that aren't offloaded have their blocks counted from the first: they may still get ours.
     """
-    sizes = {group.group_id: group.tokens_per_block for group in layout.groups}
     found: set[int] = set()
-    for group_id, table in enumerate(tables):
-        found.update(table[local // sizes[group_id] if group_id in sizes else 0 :])
+    if local:
+        sizes = {group.group_id: group.tokens_per_block for group in layout.groups}
+        for group_id, table in enumerate(tables):
+            found.update(table[local // sizes[group_id] if group_id in sizes else 0 :])
+    else:
+        found.update(*tables)
     found.discard(0)
     return found
 

@@ -2,7 +2,8 @@
 
 Python adds two ``bytes`` by way of the buffer protocol, which costs more than copying them. Hashes come from one
 function and are of one length, so many of them are joined with the suffix between them, and cut again, in two
-calls. Where they aren't as long as the first of them, each is added by itself.
+calls. Where they aren't as long as the first of them, each is added by itself. How many come at once is most often
+what it was before: a step's share of a prompt.
 """
 
 from collections.abc import Sequence
@@ -14,26 +15,24 @@ from typing import Final
 
 from kv_api import OffloadKey
 
-PIECE: Final = 64
-"""Keys that are cut in one call."""
+PIECE: Final = 256
+"""Keys that are cut in one call, at most."""
 
 
 def names(hashes: Sequence[bytes], suffix: bytes) -> list[OffloadKey]:
     """The keys of chunks that end with these hashes, in their order."""
-    count = len(hashes)
-    whole = count // PIECE * PIECE
     keys: list[OffloadKey] = []
-    if whole:
-        size = len(hashes[0]) + len(suffix)
-        joined = suffix.join(hashes[:whole]) + suffix
-        if len(joined) == whole * size:
-            for piece in _cutter(size).iter_unpack(joined):
-                keys += piece
-    if len(keys) < count:
-        keys += map(add, hashes[len(keys) :], repeat(suffix))
+    for start in range(0, len(hashes), PIECE):
+        piece = hashes[start : start + PIECE]
+        count, size = len(piece), len(piece[0]) + len(suffix)
+        joined = suffix.join(piece) + suffix
+        if len(joined) == count * size:
+            keys += _cutter(size, count).unpack(joined)
+        else:
+            keys += map(add, piece, repeat(suffix))
     return keys
 
 
-@lru_cache
-def _cutter(size: int) -> Struct:
-    return Struct(f"{size}s" * PIECE)
+@lru_cache(maxsize=64)
+def _cutter(size: int, count: int) -> Struct:
+    return Struct(f"{size}s" * count)
