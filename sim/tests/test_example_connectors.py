@@ -7,11 +7,12 @@ import pytest
 
 from kv_api import KVConnectorOutput
 from kv_sim.config import WorldConfig
-from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
-from kv_sim.examples.later import FailedStores, LaterScheduler
+from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, PATIENT
+from kv_sim.examples.later import FailedStores, Jobs, LaterScheduler
 from kv_sim.examples.memory import MemoryScheduler
-from kv_sim.examples.patient import Ended, PatientScheduler
+from kv_sim.examples.patient import Ended, PatientScheduler, Plan
 from kv_sim.examples.progress import ProgressBook
+from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject
 from kv_sim.world import World
 
@@ -271,6 +272,88 @@ def test_memory_stores_no_block_that_is_nobodys() -> None:
     side: MemoryScheduler = side_of(MEMORY)
     side.on_new_request(request("a", "xyz"))
     assert side.build_connector_meta(starting("a", [10, 0, 12], tokens=12)).stores == [(3, (10,)), (2, (12,))]
+
+
+# Their workers
+
+
+class Copies:
+    """Notes what is copied and waited for; every copy has ended when it is asked for, well or not."""
+
+    def __init__(self, success: bool) -> None:
+        self.success = success
+        self.told: list[tuple[Any, ...]] = []
+        self.ended: list[Any] = []
+
+    def open(self) -> "Copies":
+        return self
+
+    def submit(self, direction: Direction, pairs: list[tuple[int, int]]) -> int:
+        self.told.append((direction, pairs))
+        self.ended.append(SimpleNamespace(copy_id=len(self.told), success=self.success))
+        return len(self.told)
+
+    def wait(self, copies: list[int]) -> None:
+        if copies:
+            self.told.append(("wait", copies))
+
+    def poll(self) -> list[Any]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+def worker_of(subject: Subject, metadata: Any, *, success: bool = True) -> tuple[Any, Copies]:
+    """A worker whose room begins with slot 100, after a step."""
+    copies = Copies(success)
+    world = World(WorldConfig(block_size=BLOCK, host_slots=4), subject)
+    worker = world.engine.connectors[0].side  # type: ignore[attr-defined]
+    device = SimpleNamespace(allocate_host=lambda slots: 100, copies=copies)
+    worker.register_kv_caches({"layer": SimpleNamespace(device=device)})
+    worker.bind_connector_metadata(metadata)
+    worker.handle_preemptions(metadata)
+    worker.start_load_kv(None)
+    for name in ("first", "second"):
+        worker.wait_for_layer_load(name)
+    for name in ("first", "second"):
+        worker.save_kv_layer(name, None, None)
+    worker.wait_for_save()
+    return worker, copies
+
+
+LOAD, STORE = (Direction.LOAD, [(5, 103), (6, 102)]), (Direction.STORE, [(7, 101)])
+PLAN = Plan(loads=[(5, 3), (6, 2)], stores=[(7, 1)], store_id=9)
+
+
+def test_later_copies_and_reports_by_request() -> None:
+    worker, copies = worker_of(LATER, Jobs({"a": [(5, 3), (6, 2)]}, {"b": [(7, 1)]}))
+    assert copies.told == [LOAD, STORE]
+    results = worker.get_transfer_results(set())
+    assert (results.finished_recving, results.finished_sending, results.failed_recving) == ({"a"}, {"b"}, set())
+    assert worker.get_block_ids_with_load_errors() == set()
+    assert worker.build_connector_worker_meta() is None
+    worker, _ = worker_of(LATER, Jobs({"a": [(5, 3), (6, 2)]}, {"b": [(7, 1)]}), success=False)
+    results = worker.get_transfer_results(set())
+    assert (results.finished_recving, results.finished_sending, results.failed_recving) == ({"a"}, {"b"}, {"a"})
+    for failed in ({5, 6}, set()):  # once
+        assert worker.get_block_ids_with_load_errors() == failed
+    for told in (FailedStores({"b"}), None):
+        assert worker.build_connector_worker_meta() == told
+
+
+@pytest.mark.parametrize("subject", [PATIENT, LAYERWISE], ids=["patient", "layerwise"])
+def test_patient_waits_for_its_loads_at_once_and_for_its_stores_later(subject: Subject) -> None:
+    worker, copies = worker_of(subject, PLAN)
+    assert copies.told == [LOAD, ("wait", [1]), STORE]
+    worker.handle_preemptions(PLAN)
+    assert copies.told[3:] == [("wait", [3])]
+    assert worker.get_block_ids_with_load_errors() == set()
+    for told in (Ended({9: 1}), None):
+        assert worker.build_connector_worker_meta() == told
+    worker, _ = worker_of(subject, PLAN, success=False)
+    for failed in ({5, 6}, set()):
+        assert worker.get_block_ids_with_load_errors() == failed
+    for told in (Ended({9: 1}, {9}, {3, 2}), None):
+        assert worker.build_connector_worker_meta() == told
 
 
 # What all of them know of steps
