@@ -7,7 +7,7 @@ import pytest
 
 from kv_api import KVConnectorOutput
 from kv_sim.config import WorldConfig
-from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, PATIENT
+from kv_sim.examples.catalogue import HOLDING, LATER, LAYERWISE, MEMORY, PATIENT
 from kv_sim.examples.later import FailedStores, Jobs, LaterScheduler
 from kv_sim.examples.memory import MemoryScheduler
 from kv_sim.examples.patient import Ended, PatientScheduler, Plan
@@ -354,6 +354,35 @@ def test_patient_waits_for_its_loads_at_once_and_for_its_stores_later(subject: S
         assert worker.get_block_ids_with_load_errors() == failed
     for told in (Ended({9: 1}, {9}, {3, 2}), None):
         assert worker.build_connector_worker_meta() == told
+
+
+# HoldingConnector
+
+
+def test_holding_holds_for_two_steps_and_reports_twice() -> None:
+    scheduler: Any = side_of(HOLDING)
+    world = World(WorldConfig(block_size=BLOCK, host_slots=4), HOLDING)
+    worker = world.engine.connectors[0].side  # type: ignore[attr-defined]
+    assert scheduler.get_num_new_matched_tokens(request("a", "x"), 0) == (0, False)
+    assert not scheduler.has_pending_push_work()
+    assert scheduler.request_finished(request("a", "x"), []) == (True, None)
+    told = []
+    for _ in range(6):
+        told.append(scheduler.has_pending_push_work())
+        plan = scheduler.build_connector_meta(NOTHING)
+        worker.bind_connector_metadata(plan)
+        worker.start_load_kv(None)
+        sent = worker.get_transfer_results(set()).finished_sending
+        told.append((plan.request_ids, sent))
+        scheduler.update_connector_output(KVConnectorOutput(finished_sending=sent))
+    assert told == [
+        *(True, (["a"], set())),
+        *(True, ([], {"a"})),
+        *(True, ([], {"a"})),
+        *(True, ([], set())),
+        *(True, ([], set())),
+        *(False, ([], set())),
+    ]
 
 
 # What all of them know of steps
