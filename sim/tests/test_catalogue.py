@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.catalogue import SUBJECTS, offloading, several
 from kv_sim.subject import Subject, Trait
 
 MEMORY, LATER, PATIENT = ("MemoryConnector", {}), ("LaterConnector", {}), ("PatientConnector", {})
@@ -95,3 +95,9 @@ def test_what_is_driven_and_spared(name: str) -> None:
     assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
+
+
+def test_several_keep_what_the_slowest_of_them_keeps() -> None:
+    both = several(offloading(blocks_per_chunk=2, store_threshold=3), offloading(blocks_per_chunk=3))
+    assert (both.blocks_per_chunk, both.keeps_from) == (6, 3)
+    assert offloading(store_threshold=0).keeps_from == 1

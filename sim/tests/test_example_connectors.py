@@ -256,11 +256,17 @@ def test_memory_finds_what_was_planned_and_evicts_the_oldest() -> None:
     plan = side.build_connector_meta(starting("b", [20, 21, 22, 23, 24], computed=12, tokens=9))
     assert (plan.loads, plan.stores) == ([(2, (21,)), (1, (22,))], [(0, (23,)), (3, (24,))])
     side.check()
-    told = [(type(event).__name__, event.block_hashes) for event in side.take_events()]  # type: ignore[attr-defined]
+    events: list[Any] = side.take_events()
+    told = [(type(event).__name__, event.block_hashes) for event in events]
     assert told == [
         *(("BlockStored", [letter]) for letter in (b"x", b"y", b"z", b"w")),
         ("BlockRemoved", [b"x"]),
         ("BlockStored", [b"v"]),
+    ]
+    stored = [event for event, (kind, _) in zip(events, told, strict=True) if kind == "BlockStored"]
+    assert [(event.parent_block_hash, event.token_ids, event.block_size) for event in stored] == [
+        (parent, list(range(4 * index, 4 * index + 4)), BLOCK)
+        for index, parent in enumerate((None, b"x", b"y", b"z", b"w"))
     ]
     assert side.reset_cache()
     [event] = side.take_events()
