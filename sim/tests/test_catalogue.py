@@ -1,15 +1,22 @@
 """The subjects that come with the testbed: what is driven, and what each of them is not expected to withstand."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.catalogue import SUBJECTS, offloading, several
 from kv_sim.subject import Subject, Trait
 
-MEMORY, LATER, PATIENT = ("MemoryConnector", {}), ("LaterConnector", {}), ("PatientConnector", {})
-FLAKY, FLAKY_PATIENT = ("FlakyConnector", {}), ("FlakyPatientConnector", {})
-LAYERWISE, HOLDING = ("LayerwiseConnector", {}), ("HoldingConnector", {})
+Connector: TypeAlias = tuple[str, dict[str, Any]]
+"""Its class, and what is set."""
+
+MEMORY: Connector = ("MemoryConnector", {})
+LATER: Connector = ("LaterConnector", {})
+PATIENT: Connector = ("PatientConnector", {})
+FLAKY: Connector = ("FlakyConnector", {})
+FLAKY_PATIENT: Connector = ("FlakyPatientConnector", {})
+LAYERWISE: Connector = ("LayerwiseConnector", {})
+HOLDING: Connector = ("HoldingConnector", {})
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,
@@ -19,7 +26,7 @@ CHUNKS = {
 }
 
 
-def offload(**settings: Any) -> tuple[str, dict[str, Any]]:
+def offload(**settings: Any) -> Connector:
     spec = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
     return "TimedOffloadingConnector", {**spec, "load_timeout_seconds": 12, **settings}
 
@@ -31,7 +38,7 @@ NEITHER = f"{NOT_LATER} failures"
 
 # Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the
 # one used longest ago is the first to go; settings of a MultiConnector.
-KNOWN: dict[str, tuple[list[tuple[str, dict[str, Any]]], str, tuple[int, int, bool], dict[str, str]]] = {
+KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, str]]] = {
     "memory": ([MEMORY], NOT_MEMORY, (1, 1, False), {}),
     "later": ([LATER], NOT_LATER, (1, 1, False), {}),
     "patient": ([PATIENT], NOT_PATIENT, (1, 1, False), {}),
@@ -76,7 +83,7 @@ KNOWN: dict[str, tuple[list[tuple[str, dict[str, Any]]], str, tuple[int, int, bo
 }  # fmt: skip
 
 
-def connectors_of(subject: Subject) -> list[tuple[str, dict[str, Any]]]:
+def connectors_of(subject: Subject) -> list[Connector]:
     if subject.kv_connector != "MultiConnector":
         return [(subject.kv_connector, subject.extra_config)]
     children = subject.extra_config["connectors"]
@@ -95,3 +102,9 @@ def test_what_is_driven_and_spared(name: str) -> None:
     assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
+
+
+def test_several_keep_what_the_slowest_of_them_keeps() -> None:
+    both = several(offloading(blocks_per_chunk=2, store_threshold=3), offloading(blocks_per_chunk=3))
+    assert (both.blocks_per_chunk, both.keeps_from) == (6, 3)
+    assert offloading(store_threshold=0).keeps_from == 1

@@ -1,5 +1,6 @@
 """A connector's claims, tried one by one."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from kv_sim.cli import main
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance.scenarios import Claim, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
+from kv_sim.fuzz import Run
 from kv_sim.subject import Subject, Trait
 
 CONNECTORS = Path(__file__).parent / "support" / "broken_connectors.py"
@@ -85,18 +87,20 @@ def test_every_claim_is_tried_by_itself_and_all_together() -> None:
     assert {probe.name for probe in probes} == set(Trait) - traits
     assert {probe.claim for probe in probes} == {Claim.PROBED}
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset()))] == ["plain"]
+    assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset({Trait.RANKS})))] == ["plain", "ranks"]
 
 
 @pytest.mark.parametrize("trait", [Trait.GROUPS, Trait.STATES, Trait.RANKS, Trait.ZEROING])
 def test_the_worlds_of_a_claim_show_it(trait: Trait, monkeypatch: pytest.MonkeyPatch) -> None:
     from kv_sim.conformance import scenarios as module
 
-    worlds = []
+    worlds, runs = [], []
     real = module.run_seed
 
-    def watched(subject: Subject, seed: int, **options: object) -> object:
+    def watched(subject: Subject, seed: int, **options: object) -> Run:
         worlds.append(module.config_for(subject, module.Random(seed)))
-        return real(subject, seed, actions=5)
+        runs.append(real(subject, seed, actions=5))
+        return runs[-1]
 
     monkeypatch.setattr(module, "run_seed", watched)
     scenario = next(s for s in scenarios_of(OFFLOAD) if s.name == trait)
@@ -108,6 +112,8 @@ def test_the_worlds_of_a_claim_show_it(trait: Trait, monkeypatch: pytest.MonkeyP
         Trait.ZEROING: [config.zero_new_blocks and config.runner == 2 for config in worlds],
     }[trait]
     assert outcome.histories == len(worlds) == 6
+    assert outcome.steps == sum(run.steps for run in runs) > 0
+    assert outcome.coverage.situations == sum((run.coverage.situations for run in runs), Counter[str]())
     assert all(shown)
     if trait is not Trait.RANKS:
         assert all(config.world_size == 1 for config in worlds)

@@ -7,11 +7,12 @@ import pytest
 
 from kv_api import KVConnectorOutput
 from kv_sim.config import WorldConfig
-from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
-from kv_sim.examples.later import FailedStores, LaterScheduler
+from kv_sim.examples.catalogue import HOLDING, LATER, LAYERWISE, MEMORY, PATIENT
+from kv_sim.examples.later import FailedStores, Jobs, LaterScheduler
 from kv_sim.examples.memory import MemoryScheduler
-from kv_sim.examples.patient import Ended, PatientScheduler
+from kv_sim.examples.patient import Ended, PatientScheduler, Plan
 from kv_sim.examples.progress import ProgressBook
+from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject
 from kv_sim.world import World
 
@@ -255,11 +256,17 @@ def test_memory_finds_what_was_planned_and_evicts_the_oldest() -> None:
     plan = side.build_connector_meta(starting("b", [20, 21, 22, 23, 24], computed=12, tokens=9))
     assert (plan.loads, plan.stores) == ([(2, (21,)), (1, (22,))], [(0, (23,)), (3, (24,))])
     side.check()
-    told = [(type(event).__name__, event.block_hashes) for event in side.take_events()]  # type: ignore[attr-defined]
+    events: list[Any] = side.take_events()
+    told = [(type(event).__name__, event.block_hashes) for event in events]
     assert told == [
         *(("BlockStored", [letter]) for letter in (b"x", b"y", b"z", b"w")),
         ("BlockRemoved", [b"x"]),
         ("BlockStored", [b"v"]),
+    ]
+    stored = [event for event, (kind, _) in zip(events, told, strict=True) if kind == "BlockStored"]
+    assert [(event.parent_block_hash, event.token_ids, event.block_size) for event in stored] == [
+        (parent, list(range(4 * index, 4 * index + 4)), BLOCK)
+        for index, parent in enumerate((None, b"x", b"y", b"z", b"w"))
     ]
     assert side.reset_cache()
     [event] = side.take_events()
@@ -271,6 +278,117 @@ def test_memory_stores_no_block_that_is_nobodys() -> None:
     side: MemoryScheduler = side_of(MEMORY)
     side.on_new_request(request("a", "xyz"))
     assert side.build_connector_meta(starting("a", [10, 0, 12], tokens=12)).stores == [(3, (10,)), (2, (12,))]
+
+
+# Their workers
+
+
+class Copies:
+    """Notes what is copied and waited for; every copy has ended when it is asked for, well or not."""
+
+    def __init__(self, success: bool) -> None:
+        self.success = success
+        self.told: list[tuple[Any, ...]] = []
+        self.ended: list[Any] = []
+
+    def open(self) -> "Copies":
+        return self
+
+    def submit(self, direction: Direction, pairs: list[tuple[int, int]]) -> int:
+        self.told.append((direction, pairs))
+        self.ended.append(SimpleNamespace(copy_id=len(self.told), success=self.success))
+        return len(self.told)
+
+    def wait(self, copies: list[int]) -> None:
+        if copies:
+            self.told.append(("wait", copies))
+
+    def poll(self) -> list[Any]:
+        ended, self.ended = self.ended, []
+        return ended
+
+
+def worker_of(subject: Subject, metadata: Any, *, success: bool = True) -> tuple[Any, Copies]:
+    """A worker whose room begins with slot 100, after a step."""
+    copies = Copies(success)
+    world = World(WorldConfig(block_size=BLOCK, host_slots=4), subject)
+    worker = world.engine.connectors[0].side  # type: ignore[attr-defined]
+    device = SimpleNamespace(allocate_host=lambda slots: 100, copies=copies)
+    worker.register_kv_caches({"layer": SimpleNamespace(device=device)})
+    worker.bind_connector_metadata(metadata)
+    worker.handle_preemptions(metadata)
+    worker.start_load_kv(None)
+    for name in ("first", "second"):
+        worker.wait_for_layer_load(name)
+    for name in ("first", "second"):
+        worker.save_kv_layer(name, None, None)
+    worker.wait_for_save()
+    return worker, copies
+
+
+LOAD, STORE = (Direction.LOAD, [(5, 103), (6, 102)]), (Direction.STORE, [(7, 101)])
+PLAN = Plan(loads=[(5, 3), (6, 2)], stores=[(7, 1)], store_id=9)
+
+
+def test_later_copies_and_reports_by_request() -> None:
+    worker, copies = worker_of(LATER, Jobs({"a": [(5, 3), (6, 2)]}, {"b": [(7, 1)]}))
+    assert copies.told == [LOAD, STORE]
+    results = worker.get_transfer_results(set())
+    assert (results.finished_recving, results.finished_sending, results.failed_recving) == ({"a"}, {"b"}, set())
+    assert worker.get_block_ids_with_load_errors() == set()
+    assert worker.build_connector_worker_meta() is None
+    worker, _ = worker_of(LATER, Jobs({"a": [(5, 3), (6, 2)]}, {"b": [(7, 1)]}), success=False)
+    results = worker.get_transfer_results(set())
+    assert (results.finished_recving, results.finished_sending, results.failed_recving) == ({"a"}, {"b"}, {"a"})
+    for failed in ({5, 6}, set()):  # once
+        assert worker.get_block_ids_with_load_errors() == failed
+    for told in (FailedStores({"b"}), None):
+        assert worker.build_connector_worker_meta() == told
+
+
+@pytest.mark.parametrize("subject", [PATIENT, LAYERWISE], ids=["patient", "layerwise"])
+def test_patient_waits_for_its_loads_at_once_and_for_its_stores_later(subject: Subject) -> None:
+    worker, copies = worker_of(subject, PLAN)
+    assert copies.told == [LOAD, ("wait", [1]), STORE]
+    worker.handle_preemptions(PLAN)
+    assert copies.told[3:] == [("wait", [3])]
+    assert worker.get_block_ids_with_load_errors() == set()
+    for told in (Ended({9: 1}), None):
+        assert worker.build_connector_worker_meta() == told
+    worker, _ = worker_of(subject, PLAN, success=False)
+    for failed in ({5, 6}, set()):
+        assert worker.get_block_ids_with_load_errors() == failed
+    for told in (Ended({9: 1}, {9}, {3, 2}), None):
+        assert worker.build_connector_worker_meta() == told
+
+
+# HoldingConnector
+
+
+def test_holding_holds_for_two_steps_and_reports_twice() -> None:
+    scheduler: Any = side_of(HOLDING)
+    world = World(WorldConfig(block_size=BLOCK, host_slots=4), HOLDING)
+    worker = world.engine.connectors[0].side  # type: ignore[attr-defined]
+    assert scheduler.get_num_new_matched_tokens(request("a", "x"), 0) == (0, False)
+    assert not scheduler.has_pending_push_work()
+    assert scheduler.request_finished(request("a", "x"), []) == (True, None)
+    told = []
+    for _ in range(6):
+        told.append(scheduler.has_pending_push_work())
+        plan = scheduler.build_connector_meta(NOTHING)
+        worker.bind_connector_metadata(plan)
+        worker.start_load_kv(None)
+        sent = worker.get_transfer_results(set()).finished_sending
+        told.append((plan.request_ids, sent))
+        scheduler.update_connector_output(KVConnectorOutput(finished_sending=sent))
+    assert told == [
+        *(True, (["a"], set())),
+        *(True, ([], {"a"})),
+        *(True, ([], {"a"})),
+        *(True, ([], set())),
+        *(True, ([], set())),
+        *(False, ([], set())),
+    ]
 
 
 # What all of them know of steps

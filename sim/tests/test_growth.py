@@ -10,6 +10,7 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.cli import main
+from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
@@ -167,16 +168,22 @@ def test_what_is_measured_in_a_situation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is room for all in each group; a step computes sixteen blocks."""
-    worlds = []
+    worlds, at_rest = [], []
 
-    def make(*args: Any) -> World:
-        worlds.append(World(*args))
-        return worlds[-1]
+    class Watched(World):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            worlds.append(self)
 
-    monkeypatch.setattr("kv_sim.growth.situations.World", make)
+        def rest(self) -> None:
+            super().rest()
+            at_rest.append(self)
+
+    monkeypatch.setattr("kv_sim.growth.situations.World", Watched)
     monkeypatch.setattr("kv_sim.growth.situations.Meter", Counted)
     assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
     (made,) = worlds
+    assert at_rest == [made], "what must hold at rest is looked at once"
     groups = MODELS[model].groups
     config = made.config
     assert (config.num_blocks, config.host_slots) == (room * len(groups),) * 2
@@ -185,6 +192,19 @@ def test_what_is_measured_in_a_situation(
     fields = ("conversation", "shared_tokens", "own_tokens", "output_tokens")
     assert Counter(tuple(spec[field] for field in fields) for spec in specs) == prompts
     assert not made.engine.has_work
+
+
+def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = []
+
+    def make(config: WorldConfig, subject: Subject) -> World:
+        configs.append(config)
+        return World(config, subject)
+
+    monkeypatch.setattr("kv_sim.growth.situations.World", make)
+    for requests in (3, 70):
+        SITUATIONS["requests that decode"].measure(MEMORY, MODELS["full attention"], requests)
+    assert [(config.max_running, config.max_step_tokens) for config in configs] == [(3, 64), (70, 70)]
 
 
 def test_models_are_tried_that_a_connector_claims_to_work_with() -> None:

@@ -346,12 +346,13 @@ def test_an_error_of_the_call_is_raised_with_its_number_and_copy(monkeypatch):
 
 
 @pytest.mark.parametrize("answers", [{"found": 1}, {"address": 0}])
-def test_a_driver_that_is_too_old_is_named(monkeypatch, answers):
-    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Bindings(**answers, version=12040))
+@pytest.mark.parametrize(("number", "version"), [(12040, "12.4"), (11990, "11.99"), (12000, "12.0")])
+def test_a_driver_that_is_too_old_is_named(monkeypatch, answers, number, version):
+    monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Bindings(**answers, version=number))
     with pytest.raises(ConfigError) as caught:
         BatchCall()
     assert str(caught.value) == (
-        "copy_engine: the driver is of CUDA 12.4 and has no batched copy, which came with 12.8; use 'cuda'"
+        f"copy_engine: the driver is of CUDA {version} and has no batched copy, which came with 12.8; use 'cuda'"
     )
 
 

@@ -63,6 +63,7 @@ MACHINES = [
     (V1_ALONE | {V1_LIMIT: str((1 << 60) - 1)}, Available((1 << 60) - 2001, "the cgroup's memory.limit_in_bytes")),
     ({**V1_INSIDE, "proc/self/cgroup": "2:memory:/tight\n"}, Available(10, "the cgroup's memory.limit_in_bytes")),
     (V2 | {"proc/self/cgroup": "0::/pod/elsewhere\n"}, Available(51200, "MemAvailable")),
+    (V2 | {"sys/fs/memory.max": "5\n"}, Available(11000, "the cgroup's memory.max")),
     (
         V1 | {"sys/fs/cgroup/memory/memory.usage_in_bytes": "9999"},
         Available(0, "the cgroup's memory.limit_in_bytes"),

@@ -1,6 +1,7 @@
 """From specs to pages, and from pages to byte ranges, against obvious loops."""
 
 from itertools import groupby
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +120,7 @@ def test_a_plan_knows_how_large_its_ranges_are():
         (np.zeros((4, 2, 6), np.int16)[:, :, ::2], 12, "the bytes of a block don't lie together"),
         (np.zeros(4, np.int16), 2, "shape [4] with 2 bytes an element has no pages of 2 bytes"),
         (np.zeros((4, 3), np.int16), 7, "shape [4, 3] with 2 bytes an element has no pages of 7 bytes"),
+        (np.zeros((4, 3), np.int16), 0, "shape [4, 3] with 2 bytes an element has no pages of 0 bytes"),
     ],
 )
 def test_a_tensor_without_such_pages_is_refused(array, page_bytes, message):
@@ -134,6 +136,39 @@ def test_the_dimensions_of_a_block_may_be_many_and_blocks_apart():
     assert tensor.pages == (4, 60, 270, array.ctypes.data)
     assert (tensor.device, tensor.tensor is array) == ("cpu", True)
     assert (tensor.pages.span_bytes, TensorPages(0, 60, 270).span_bytes) == (3 * 270 + 60, 0)
+
+
+def test_a_dimension_of_one_may_have_any_stride():
+    array = np.lib.stride_tricks.as_strided(np.zeros(96, np.int16), (4, 1, 6), (48, 7, 2))
+    [tensor] = device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(array, 12)], [[]]))
+    assert tensor.pages == (4, 12, 48, array.ctypes.data)
+
+
+class LikeTorchs:
+    """Says of itself what a tensor of torch does, which counts strides in elements."""
+
+    device = SimpleNamespace(type="cuda")
+    shape = (4, 2, 6)
+
+    def __init__(self, strides):
+        self.stride = lambda: strides
+
+    def data_ptr(self):
+        return 4096
+
+    def element_size(self):
+        return 2
+
+
+def test_a_tensor_of_torch_counts_in_elements():
+    tensor = LikeTorchs((20, 6, 1))
+    [found] = device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, 24)], [[]]))
+    assert (found.pages, found.device, found.tensor) == ((4, 24, 40, 4096), "cuda", tensor)
+    with pytest.raises(KVError) as caught:
+        device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(LikeTorchs((20, 7, 1)), 24)], [[]]))
+    assert str(caught.value) == (
+        "KV cache tensor 0: the bytes of a block don't lie together: shape [4, 2, 6], strides [40, 14, 2] bytes"
+    )
 
 
 def test_a_slot_is_one_of_a_row():

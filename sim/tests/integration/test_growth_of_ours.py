@@ -1,5 +1,6 @@
 """What our connectors do in the scheduler doesn't grow with the length of a prompt, nor with what came before."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,9 @@ def test_the_documentation_shows_these_models_and_situations() -> None:
     rows = printed.partition("nothing grows\n")[0].splitlines()[1:]
     tried = [name for model in models_for(SUBJECTS["memory"]) for name in (model, *SITUATIONS)]
     assert [row.strip().split("  ")[0] for row in rows] == tried
+    for row in rows:
+        name, of, *works, unit, _ = re.split(r"  +", row.strip())
+        if name in SITUATIONS:
+            known = SITUATIONS[name]
+            assert (of, unit) == (known.of, known.unit)
+            assert tuple(int(work.partition(":")[0]) for work in works) == known.sizes
