@@ -51,7 +51,12 @@ def config_of(name, extra, **parallel):
         parallel_config=SimpleNamespace(
             **{"rank": 0, "world_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=False,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            async_scheduling=False,
+        ),
     )
 
 
