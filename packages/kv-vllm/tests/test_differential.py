@@ -1,5 +1,6 @@
 """The differential: what is counted, what is left out, and when it fails."""
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -8,7 +9,8 @@ from kv_vllm_parrots import Parrot, altered
 from kv_sim.config import WorldConfig, draw_config
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_vllm import differential as module
-from kv_vllm.differential import CellResult, differential, missed, run_cell, show_situations
+from kv_vllm.comparison import Divergence
+from kv_vllm.differential import CellResult, differential, missed, run_cell, show_cell, show_situations
 from kv_vllm.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
 from kv_vllm.situations import MINIMA, situations_of, wanted
 from kv_vllm.trace import Abort, Add, Call, Process, Reset, Sampled, Schedule, Trace, Turn
@@ -65,7 +67,7 @@ def test_a_missed_minimum_fails(lines, monkeypatch):
 def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
-    assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0}) == ["a"]
+    assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
 
 
 def test_the_table_has_a_line_for_each_situation(lines):
@@ -135,6 +137,81 @@ def test_an_excluded_end_is_cut_off_and_its_beginning_compared(monkeypatch):
     monkeypatch.setattr(Cell, "world", lambda *args: WorldConfig(failure_policy="recompute"))
     result = run_cell(Cell(True, 1), {"later": SUBJECTS["later"]}, [0], parrot, NEW)
     assert (result.agree, result.calls, len(result.excluded)) == (1, 1, 1)
+
+
+def test_what_was_excluded_is_counted_and_the_others_are_compared(monkeypatch):
+    call = Call("on_new_request", {}, None)
+    add = Turn(Add("r", (1,), 1, None, None, False), [call])
+    traces = iter([[NOTHING], [add, FAILS, add], [add], [add]])
+    worlds = iter([WorldConfig(spec_tokens=1, run_ahead=1), *[WorldConfig(failure_policy="recompute")] * 3])
+    monkeypatch.setattr(module, "record", lambda *args: trace_of(*next(traces)))
+    monkeypatch.setattr(Cell, "world", lambda *args: next(worlds))
+    subjects = {"later": SUBJECTS["later"], "memory": SUBJECTS["memory"]}
+    result = run_cell(Cell(True, 1), subjects, iter([0, 1]), parrot, NEW)
+    assert (result.agree, result.calls, [*result.excluded.values()]) == (3, 3, [1, 1])
+
+
+def test_what_is_shown_of_a_cell(lines):
+    divergence = Divergence(1, Schedule(2), "x()", "y()", ("z: 1, made 2",))
+    result = CellResult(
+        Cell(True, 2),
+        agree=3,
+        calls=40,
+        diverging=[("later", seed, WorldConfig(), divergence) for seed in range(13)],
+        excluded=Counter(b=2, a=1),
+        cut_short=["memory, seed 3: it ended"],
+    )
+    show_cell(result, lines.append)
+    assert "\n".join(lines).splitlines() == [
+        f"{Cell(True, 2)}: 3 of 16 histories agree, in 40 calls",
+        "  1 excluded: a",
+        "  2 excluded: b",
+        "  cut short: memory, seed 3: it ended",
+        "  diverging: " + ", ".join(f"later {seed}" for seed in range(12)),
+        f"  the first: later, seed 0, {WorldConfig().to_json()}",
+        f"    turn 1, {Schedule(2)}",
+        "      expected: x()",
+        "      made:     y()",
+        "        z: 1, made 2",
+    ]
+
+
+def test_what_is_shown_of_situations(lines, monkeypatch):
+    monkeypatch.setattr(module, "MINIMA", {"rare": 2, "a longer one": 9})
+    results = [
+        CellResult(Cell(True, 1), situations=Counter({"rare": 1, "a longer one": 5})),
+        CellResult(Cell(False, 2), situations=Counter({"rare": 2})),
+    ]
+    show_situations(results, {"rare": 2}, lines.append)
+    assert lines == [
+        "situation      least  async, runner 1   sync, runner 2",
+        "rare               2              1 !                2",
+        "a longer one       -                5                0",
+        f"missed: 'rare' in {Cell(True, 1)}: 1 of 2 times",
+    ]
+
+
+def test_what_is_excluded_or_hidden_is_explained_once(lines, monkeypatch):
+    """And only what was met; in an old vLLM, nobody misses what it hides."""
+    exclusion = EXCLUSIONS[0]
+
+    def result(cell, *args):
+        return CellResult(cell, agree=1, situations=Counter(MINIMA), excluded=Counter({exclusion.name: 1}))
+
+    monkeypatch.setattr(module, "run_cell", result)
+    names = ["later", "patient", "memory"]
+    assert differential(CELLS[:2], names, range(7), parrot, NEW, lines.append)
+    assert lines[0] == "vLLM 0.33; a cell: 7 histories of each of later, patient, memory"
+    assert lines[-1] == f"excluded: {exclusion.name}\n  {exclusion.reason}"
+    assert sum(line.startswith("excluded: ") for line in lines) == 1
+
+    def without(cell, *args):
+        return CellResult(cell, situations=Counter({n: c for n, c in MINIMA.items() if n not in hidden((0, 32))}))
+
+    monkeypatch.setattr(module, "run_cell", without)
+    assert differential(CELLS[:1], names, range(500), parrot, (0, 32), lines.append)
+    assert not differential(CELLS[:1], names, range(500), parrot, NEW, lines.append)
+    assert differential(CELLS[:1], names[:2], range(500), parrot, NEW, lines.append)
 
 
 def step(**parts):
