@@ -2,12 +2,14 @@
 
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_sim.config import WorldConfig, draw_config
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.subject import Trait
 from kv_vllm import differential as module
 from kv_vllm.comparison import Divergence
 from kv_vllm.differential import CellResult, differential, missed, run_cell, show_cell, show_situations
@@ -86,6 +88,26 @@ def test_worlds_of_a_cell_are_legal(cell, name):
         assert not (name == "patient" and world.runner == 2 and world.zero_new_blocks)
 
 
+@pytest.mark.parametrize(
+    ("cell", "drawn", "traits", "moved"),
+    [
+        (Cell(False, 1), (0, "kv_producer", True), (), (0, "kv_producer", True)),
+        (Cell(False, 1), (2, "kv_producer", False), (), (2, "kv_both", False)),
+        (Cell(False, 2), (2, "kv_consumer", True), (), (2, "kv_consumer", False)),
+        (Cell(False, 2), (0, "kv_both", True), (Trait.ZEROING,), (0, "kv_both", True)),
+        (Cell(True, 1), (0, "kv_producer", True), (Trait.ZEROING,), (1, "kv_both", True)),
+        (Cell(True, 2), (2, "kv_consumer", False), (Trait.ZEROING,), (2, "kv_consumer", False)),
+    ],
+)
+def test_how_a_world_is_moved_into_a_cell(cell, drawn, traits, moved):
+    run_ahead, role, zeroes = drawn
+    world = WorldConfig(run_ahead=run_ahead, role=role, zero_new_blocks=zeroes)
+    found = cell.world(world, SimpleNamespace(traits=traits))
+    assert (found.run_ahead, found.role, found.zero_new_blocks) == moved
+    assert (found.async_scheduling, found.runner) == (cell.async_scheduling, cell.runner)
+    assert str(cell) == f"{'AsyncScheduler' if cell.async_scheduling else 'Scheduler'}, runner {cell.runner}"
+
+
 def trace_of(*turns):
     return Trace(list(turns), all_groups=False, requires_delivery=False)
 
@@ -116,6 +138,15 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(failure_policy="recompute"), [NOTHING, FAILS, NOTHING], NEW, 2),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, NOTHING], NEW, None),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, SHARED], NEW, 2),
+        (WorldConfig(failure_policy="recompute"), [NOTHING, SHARED, NOTHING], NEW, 1),
+        (WorldConfig(), [NOTHING, TWO, GONE], (0, 32), None),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, TWO, GONE], (0, 32), None),
+        (
+            WorldConfig(spec_tokens=1),
+            [TWO, Turn(Reset(False, True, True)), Turn(Abort("q", "running"))],
+            (0, 32),
+            None,
+        ),
     ],
 )
 def test_exclusions(config, turns, version, expected):

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kv_sim.engine.engine import Engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Trait
 from kv_sim.world import World
-from kv_vllm.recorder import RecordedWorld, RecordingEngine, record
-from kv_vllm.trace import COMPARED, Abort, Add, Process, Reset, Schedule
+from kv_vllm.recorder import RecordedWorld, RecordingEngine, _sampled, record
+from kv_vllm.trace import COMPARED, Abort, Add, Process, Reset, Sampled, Schedule
 
 CODE = """
 from hashlib import sha256
@@ -142,3 +143,29 @@ def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
     )
     world.act(Rolls(*rolls))
     assert acts == [done]
+
+
+@pytest.mark.parametrize(
+    ("known", "count", "sampled"),
+    [
+        (2, 2, Sampled((3, 4), ends=True)),
+        (2, 3, Sampled((3, 4, 0), ends=True, surplus=1)),
+        (4, 1, Sampled((0,), ends=False)),
+    ],
+)
+def test_what_a_request_got(known, count, sampled):
+    asked = SimpleNamespace(all_token_ids=[1, 2, 3, 4], num_output_tokens=3, spec=SimpleNamespace(output_tokens=3))
+    assert _sampled(asked, known, count) == sampled
+    asked.spec.output_tokens = 5
+    assert _sampled(asked, known, count) == Sampled(sampled.tokens, ends=False)
+    assert _sampled(None, known, count) == Sampled((0,) * count, ends=False)
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+@pytest.mark.parametrize("running", [True, False])
+def test_the_answer_of_a_reset_is_recorded(monkeypatch, running, answer):
+    engine = object.__new__(RecordingEngine)
+    engine.turns = []
+    monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
+    assert engine.reset(running=running, connector=not running) is answer
+    assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]
