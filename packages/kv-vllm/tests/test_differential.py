@@ -267,7 +267,13 @@ def test_situations_are_counted():
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
             Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
             Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"])]),
-            Turn(Process(1, {"r": Sampled((1, 0), True, 1)}, {"finished_sending": ["a", "b"]})),
+            Turn(
+                Process(
+                    1,
+                    {"r": Sampled((1, 0), True, 1), "q": Sampled((1, 2), False)},
+                    {"finished_sending": ["a", "b"]},
+                )
+            ),
             Turn(Process(2, {}, {"invalid_block_ids": [1]})),
             Turn(Abort("r", "running"), [Call("request_finished", {}, (True, None))]),
             Turn(Reset(True, True, None)),
