@@ -50,6 +50,7 @@ def test_hybrid_memory_is_checked(register: Register, engine: Engine) -> None:
         ({"rank": 9, "local_rank": 1}, (9, 1)),
         ({"rank": 9, "local_rank": 1, "local_world_size": 4}, (9, 1)),
         ({"rank": 9, "local_world_size": 8}, (9, 1)),
+        ({"rank": 11, "local_world_size": 4}, (11, 3)),
         ({"rank": 3}, (3, 3)),
         ({"rank": 0, "local_rank": 0}, (0, 0)),
     ],

@@ -140,10 +140,11 @@ def test_a_chunk_is_known_until_it_has_left_its_last_tier():
 
 def test_what_nobody_described_is_told_as_a_placeholder_of_its_kind():
     nobodys = EventTranslator(Layout(GROUPS, 4, 4), is_describing=True)
-    (event,) = told(nobodys, [(1, 0)], removed=False)
+    event, of_window = told(nobodys, [(1, 0), (1, 1)], removed=False)
     assert event == BlockStored(
         [A.block_hashes[1]], None, [], 0, None, "CPU", None, group_idx=0, kv_cache_spec_kind="full_attention"
     )
+    assert (of_window.kv_cache_spec_kind, of_window.kv_cache_spec_sliding_window) == ("sliding_window", 8)
 
 
 def test_a_tail_is_noted_once():

@@ -294,6 +294,7 @@ def test_nothing_is_pinned_without_a_pool():
         pins.pin(3, [4, 5])
     pins.check(())
     pins.bind(Pool())
+    pins.unpin(3)
     pins.pin(3, [4])
     with pytest.raises(AssertionError, match="jobs \\[3\\] have ended, and their blocks are pinned"):
         pins.check([2])

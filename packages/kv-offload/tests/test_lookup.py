@@ -110,6 +110,7 @@ def test_the_highest_boundary_is_found(case):
 
 @given(st.integers(1, 4).flatmap(lambda per_chunk: any_group(0, per_chunk)), st.integers(0, 4))
 @example(Group(0, WINDOW, 2, 1, 1, 5, is_draft=True), 0)
+@example(Group(0, WINDOW, 2, 1, 1, 1, is_draft=True), 2)  # reads nothing, and wants its proof all the same
 def test_which_chunks_a_boundary_needs(group, blocks):
     local = 4 * blocks
     for boundary in range(local + 1, 30):

@@ -6,7 +6,7 @@ import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_vllm.comparison import DivergedError, Script, differences, follow
-from kv_vllm.trace import COMPARED, Abort, Add, Call, Reset, Schedule, Turn, arguments_of
+from kv_vllm.trace import COMPARED, Abort, Add, Call, Process, Reset, Schedule, Turn, arguments_of
 
 STEP = {"new": [{"request": "r", "blocks": [[1, 2]], "computed": 0}], "counts": {"r": 5}, "finished": []}
 TURNS = [
@@ -97,6 +97,32 @@ def test_differences_name_the_place(made, line):
     assert differences(STEP, made) == [line]
 
 
+@pytest.mark.parametrize(
+    ("expected", "made", "lines"),
+    [
+        ([1, 2], [1], ["x: [1, 2], made [1]"]),
+        ([1], "1", ["x: [1], made '1'"]),
+        ([1], 1, ["x: [1], made 1"]),
+        ("1", [1], ["x: '1', made [1]"]),
+        ({"a": 1}, [1], ["x: {'a': 1}, made [1]"]),
+        ([1], {"a": 1}, ["x: [1], made {'a': 1}"]),
+        (
+            {"a": 1, "b": 2},
+            {"b": 3, "c": 4},
+            ["x.a: 1, made 'nothing'", "x.b: 2, made 3", "x.c: 'nothing', made 4"],
+        ),
+        ([[1, 2], [3]], [[1, 5], [4]], ["x[0][1]: 2, made 5", "x[1][0]: 3, made 4"]),
+    ],
+)
+def test_values_of_any_form_are_compared(expected, made, lines):
+    assert differences(expected, made, "x") == lines
+    assert differences(expected, expected, "x") == []
+
+
+def test_a_difference_says_what_it_is():
+    assert str(DivergedError("a()", "b()")) == "expected a(), made b()"
+
+
 def test_the_order_of_scheduled_requests_is_a_difference():
     script = Script()
     script.load([Call("build_connector_meta", {"counts": {"a": 1, "b": 1}}, None)])
@@ -110,6 +136,10 @@ def test_objects_of_any_engine_are_reduced_alike():
     blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2], (3,)))
     plain = {"request": "r", "tokens": 9, "computed": 4, "hashes": 2}
     assert arguments_of("on_new_request", [request]) == plain
+    assert arguments_of("get_num_new_matched_tokens", [request, 8]) == {**plain, "local": 8}
+    assert arguments_of("get_loaded_kv_cache_group_ids", [request]) == {"request": "r"}
+    assert arguments_of("get_loaded_kv_cache_group_ids", []) == {"request": None}
+    assert arguments_of("has_pending_block_frees", []) == arguments_of("reset_cache", []) == {}
     assert arguments_of("update_state_after_alloc", [request, blocks, 4]) == {
         **plain,
         "blocks": [[1, 2], [3]],
@@ -122,6 +152,53 @@ def test_objects_of_any_engine_are_reduced_alike():
     )
     joined = {"finished_sending": ["a", "b"], "invalid_block_ids": [1, 3]}
     assert arguments_of("update_connector_output", [report]) == {"report": joined}
+
+
+@pytest.mark.parametrize("preempted", [{"d", "c"}, None])
+def test_a_step_is_reduced_to_what_both_engines_know(preempted):
+    new = SimpleNamespace(req_id="a", block_ids=([1, 2], (3,)), num_computed_tokens=4)
+    cached = SimpleNamespace(
+        req_ids=["b", "c"],
+        new_block_ids=[([5], ()), None],
+        num_computed_tokens=[6, 7],
+        num_output_tokens=[8, 9],
+        resumed_req_ids={"c", "b"},
+    )
+    output = SimpleNamespace(
+        scheduled_new_reqs=[new],
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens={"c": 1, "a": 2},
+        scheduled_spec_decode_tokens={"c": [7, 7]},
+        finished_req_ids={"z", "y"},
+        preempted_req_ids=preempted,
+        has_sync_kv_loads=True,
+    )
+    assert arguments_of("build_connector_meta", [output]) == {
+        "new": [{"request": "a", "blocks": [[1, 2], [3]], "computed": 4}],
+        "cached": [
+            {"request": "b", "new_blocks": [[5], []], "computed": 6, "output": 8},
+            {"request": "c", "new_blocks": None, "computed": 7, "output": 9},
+        ],
+        "resumed": ["b", "c"],
+        "counts": {"c": 1, "a": 2},
+        "drafts": {"c": 2},
+        "finished": ["y", "z"],
+        "preempted": ["c", "d"] if preempted else [],
+        "loads_in_step": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("report", "has_failed"),
+    [
+        ({}, False),
+        ({"finished_recving": ["a"]}, False),
+        ({"failed_recving": ["a"]}, True),
+        ({"invalid_block_ids": [1]}, True),
+    ],
+)
+def test_which_reports_have_failed_loads(report, has_failed):
+    assert Process(1, {}, report).has_failed_loads is has_failed
 
 
 def test_an_unknown_call_is_named():

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import kv_api
 from kv_api import ConfigError
+from kv_offload import OffloadingConnectorStats
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -51,7 +53,12 @@ def config_of(name, extra, **parallel):
         parallel_config=SimpleNamespace(
             **{"rank": 0, "world_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=False,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            async_scheduling=False,
+        ),
     )
 
 
@@ -122,3 +129,57 @@ def test_metrics_of_both(base):
             "vllm:kv_offload_load_bytes",
             "vllm:kv_offload_config_info",
         }
+
+
+class Answers:
+    """Stands for a connector of ours, which says what it is told to."""
+
+    def __init__(self, vllm_config, role, kv_cache_config=None):
+        self.given = vllm_config, role, kv_cache_config
+        self.events, self.stats = (), None
+
+    def get_external_cache_hit_sources(self, request, num_external_tokens):
+        return {kv_api.CacheHitSource.HOST: num_external_tokens}
+
+    def take_events(self):
+        return self.events
+
+    def get_kv_connector_stats(self):
+        return self.stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data=None):
+        return OffloadingConnectorStats(data)
+
+
+@pytest.fixture
+def answers(base):
+    """Such a connector inside vLLM."""
+    from kv_vllm.inside import VLLM_BASES, InsideVllm
+
+    made = type("Made", (InsideVllm, Answers, *VLLM_BASES), {})
+    made.__abstractmethods__ = frozenset()
+    return made
+
+
+def test_answers_are_vllms(answers, base, cache):
+    events = pytest.importorskip("vllm.distributed.kv_events")
+    metrics = pytest.importorskip(f"{V1}.offloading.metrics")
+    source = pytest.importorskip("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    config = config_of("Some", {})
+    one = answers(config, base.KVConnectorRole.WORKER, cache)
+    assert one.given == (config, kv_api.KVConnectorRole.WORKER, cache)
+    assert one.role is base.KVConnectorRole.WORKER
+    assert one.get_external_cache_hit_sources("request", 4) == {source.HOST: 4}
+    assert (one.take_events(), one.get_kv_connector_stats()) == ((), None)
+    one.events = iter([kv_api.BlockRemoved([b"h" * 32], "CPU", 0)])
+    assert [type(event) for event in one.take_events()] == [events.BlockRemoved]
+    one.stats = OffloadingConnectorStats()
+    one.stats.increase("a", 3)
+    for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):
+        assert type(stats) is metrics.OffloadingConnectorStats
+        assert stats.reduce() == {"a": 3}
+
+
+def test_without_caches_there_are_no_groups(answers, base):
+    assert answers(config_of("Some", {}), base.KVConnectorRole.SCHEDULER)._group_kinds == ()

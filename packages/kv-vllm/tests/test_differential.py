@@ -1,14 +1,18 @@
 """The differential: what is counted, what is left out, and when it fails."""
 
+from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_sim.config import WorldConfig, draw_config
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.subject import Trait
 from kv_vllm import differential as module
-from kv_vllm.differential import CellResult, differential, missed, run_cell, show_situations
+from kv_vllm.comparison import Divergence
+from kv_vllm.differential import CellResult, differential, missed, run_cell, show_cell, show_situations
 from kv_vllm.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
 from kv_vllm.situations import MINIMA, situations_of, wanted
 from kv_vllm.trace import Abort, Add, Call, Process, Reset, Sampled, Schedule, Trace, Turn
@@ -65,7 +69,7 @@ def test_a_missed_minimum_fails(lines, monkeypatch):
 def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
-    assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0}) == ["a"]
+    assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
 
 
 def test_the_table_has_a_line_for_each_situation(lines):
@@ -82,6 +86,26 @@ def test_worlds_of_a_cell_are_legal(cell, name):
         assert world.run_ahead or not world.async_scheduling
         assert not (world.run_ahead and world.role == "kv_producer")
         assert not (name == "patient" and world.runner == 2 and world.zero_new_blocks)
+
+
+@pytest.mark.parametrize(
+    ("cell", "drawn", "traits", "moved"),
+    [
+        (Cell(False, 1), (0, "kv_producer", True), (), (0, "kv_producer", True)),
+        (Cell(False, 1), (2, "kv_producer", False), (), (2, "kv_both", False)),
+        (Cell(False, 2), (2, "kv_consumer", True), (), (2, "kv_consumer", False)),
+        (Cell(False, 2), (0, "kv_both", True), (Trait.ZEROING,), (0, "kv_both", True)),
+        (Cell(True, 1), (0, "kv_producer", True), (Trait.ZEROING,), (1, "kv_both", True)),
+        (Cell(True, 2), (2, "kv_consumer", False), (Trait.ZEROING,), (2, "kv_consumer", False)),
+    ],
+)
+def test_how_a_world_is_moved_into_a_cell(cell, drawn, traits, moved):
+    run_ahead, role, zeroes = drawn
+    world = WorldConfig(run_ahead=run_ahead, role=role, zero_new_blocks=zeroes)
+    found = cell.world(world, SimpleNamespace(traits=traits))
+    assert (found.run_ahead, found.role, found.zero_new_blocks) == moved
+    assert (found.async_scheduling, found.runner) == (cell.async_scheduling, cell.runner)
+    assert str(cell) == f"{'AsyncScheduler' if cell.async_scheduling else 'Scheduler'}, runner {cell.runner}"
 
 
 def trace_of(*turns):
@@ -114,6 +138,15 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(failure_policy="recompute"), [NOTHING, FAILS, NOTHING], NEW, 2),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, NOTHING], NEW, None),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, SHARED], NEW, 2),
+        (WorldConfig(failure_policy="recompute"), [NOTHING, SHARED, NOTHING], NEW, 1),
+        (WorldConfig(), [NOTHING, TWO, GONE], (0, 32), None),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, TWO, GONE], (0, 32), None),
+        (
+            WorldConfig(spec_tokens=1),
+            [TWO, Turn(Reset(False, True, True)), Turn(Abort("q", "running"))],
+            (0, 32),
+            None,
+        ),
     ],
 )
 def test_exclusions(config, turns, version, expected):
@@ -135,6 +168,81 @@ def test_an_excluded_end_is_cut_off_and_its_beginning_compared(monkeypatch):
     monkeypatch.setattr(Cell, "world", lambda *args: WorldConfig(failure_policy="recompute"))
     result = run_cell(Cell(True, 1), {"later": SUBJECTS["later"]}, [0], parrot, NEW)
     assert (result.agree, result.calls, len(result.excluded)) == (1, 1, 1)
+
+
+def test_what_was_excluded_is_counted_and_the_others_are_compared(monkeypatch):
+    call = Call("on_new_request", {}, None)
+    add = Turn(Add("r", (1,), 1, None, None, False), [call])
+    traces = iter([[NOTHING], [add, FAILS, add], [add], [add]])
+    worlds = iter([WorldConfig(spec_tokens=1, run_ahead=1), *[WorldConfig(failure_policy="recompute")] * 3])
+    monkeypatch.setattr(module, "record", lambda *args: trace_of(*next(traces)))
+    monkeypatch.setattr(Cell, "world", lambda *args: next(worlds))
+    subjects = {"later": SUBJECTS["later"], "memory": SUBJECTS["memory"]}
+    result = run_cell(Cell(True, 1), subjects, iter([0, 1]), parrot, NEW)
+    assert (result.agree, result.calls, [*result.excluded.values()]) == (3, 3, [1, 1])
+
+
+def test_what_is_shown_of_a_cell(lines):
+    divergence = Divergence(1, Schedule(2), "x()", "y()", ("z: 1, made 2",))
+    result = CellResult(
+        Cell(True, 2),
+        agree=3,
+        calls=40,
+        diverging=[("later", seed, WorldConfig(), divergence) for seed in range(13)],
+        excluded=Counter(b=2, a=1),
+        cut_short=["memory, seed 3: it ended"],
+    )
+    show_cell(result, lines.append)
+    assert "\n".join(lines).splitlines() == [
+        f"{Cell(True, 2)}: 3 of 16 histories agree, in 40 calls",
+        "  1 excluded: a",
+        "  2 excluded: b",
+        "  cut short: memory, seed 3: it ended",
+        "  diverging: " + ", ".join(f"later {seed}" for seed in range(12)),
+        f"  the first: later, seed 0, {WorldConfig().to_json()}",
+        f"    turn 1, {Schedule(2)}",
+        "      expected: x()",
+        "      made:     y()",
+        "        z: 1, made 2",
+    ]
+
+
+def test_what_is_shown_of_situations(lines, monkeypatch):
+    monkeypatch.setattr(module, "MINIMA", {"rare": 2, "a longer one": 9})
+    results = [
+        CellResult(Cell(True, 1), situations=Counter({"rare": 1, "a longer one": 5})),
+        CellResult(Cell(False, 2), situations=Counter({"rare": 2})),
+    ]
+    show_situations(results, {"rare": 2}, lines.append)
+    assert lines == [
+        "situation      least  async, runner 1   sync, runner 2",
+        "rare               2              1 !                2",
+        "a longer one       -                5                0",
+        f"missed: 'rare' in {Cell(True, 1)}: 1 of 2 times",
+    ]
+
+
+def test_what_is_excluded_or_hidden_is_explained_once(lines, monkeypatch):
+    """And only what was met; in an old vLLM, nobody misses what it hides."""
+    exclusion = EXCLUSIONS[0]
+
+    def result(cell, *args):
+        return CellResult(cell, agree=1, situations=Counter(MINIMA), excluded=Counter({exclusion.name: 1}))
+
+    monkeypatch.setattr(module, "run_cell", result)
+    names = ["later", "patient", "memory"]
+    assert differential(CELLS[:2], names, range(7), parrot, NEW, lines.append)
+    assert lines[0] == "vLLM 0.33; a cell: 7 histories of each of later, patient, memory"
+    assert lines[-1] == f"excluded: {exclusion.name}\n  {exclusion.reason}"
+    assert sum(line.startswith("excluded: ") for line in lines) == 1
+
+    def without(cell, *args):
+        return CellResult(cell, situations=Counter({n: c for n, c in MINIMA.items() if n not in hidden((0, 32))}))
+
+    monkeypatch.setattr(module, "run_cell", without)
+    assert differential(CELLS[:1], names, range(500), parrot, (0, 32), lines.append)
+    assert not differential(CELLS[:1], names, range(500), parrot, NEW, lines.append)
+    assert differential(CELLS[:1], names[:2], range(500), parrot, NEW, lines.append)
 
 
 def step(**parts):
@@ -159,7 +267,13 @@ def test_situations_are_counted():
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
             Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
             Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"])]),
-            Turn(Process(1, {"r": Sampled((1, 0), True, 1)}, {"finished_sending": ["a", "b"]})),
+            Turn(
+                Process(
+                    1,
+                    {"r": Sampled((1, 0), True, 1), "q": Sampled((1, 2), False)},
+                    {"finished_sending": ["a", "b"]},
+                )
+            ),
             Turn(Process(2, {}, {"invalid_block_ids": [1]})),
             Turn(Abort("r", "running"), [Call("request_finished", {}, (True, None))]),
             Turn(Reset(True, True, None)),

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from enum import Enum
+from types import SimpleNamespace
 
 import pytest
 
 from kv_api.contract import Kind, Member, Phase, Side
-from kv_vllm.drift import PAIRS, Difference, compare, compare_contract, judge
+from kv_vllm import drift as module
+from kv_vllm.drift import PAIRS, Difference, compare, compare_contract, judge, parameters_of
 from kv_vllm.drift_intended import INTENDED, Intended
 
 
@@ -35,6 +37,7 @@ class Same(ABC):
 
 
 def found(theirs, ours=Ours):
+    assert {d.owner for d in compare("Ours", ours, theirs)} <= {"Ours"}
     return [(d.member, d.aspect, d.detail) for d in compare("Ours", ours, theirs)]
 
 
@@ -73,6 +76,8 @@ def test_enumerations_are_compared_by_their_members():
     assert found(here, here) == []
     assert found(Enum("There", ["MISS", "HIT"]), here) == []
     assert found(there, here) == [("", "members", "['HIT', 'MISS'], vLLM ['HIT', 'MISS', 'LATER']")]
+    assert ("HIT", "missing here", "") in found(here, Same)  # an enumeration and none are as different as any
+    assert ("load", "missing there", "") in found(here, Same)
 
 
 ROWS = (
@@ -87,6 +92,7 @@ def test_the_contract_is_compared_too():
     assert compare_contract("Same", ROWS, Same) == []
     changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY), *ROWS[2:])
     changed = (*changed[:3], Member("drop", Side.WORKER, Phase.ANY, "0.33"))
+    assert {d.owner for d in compare_contract("Same", changed, Same)} == {"contract of Same"}
     assert [(d.member, d.aspect, d.detail) for d in compare_contract("Same", changed, Same)] == [
         ("make", "missing here", ""),
         ("load", "abstract", "only in vLLM"),
@@ -105,6 +111,83 @@ def test_intended_differences_are_told_apart_and_rows_that_match_nothing_are_rep
     assert judge(differences, rows, (0, 33)) == ([(differences[0], "on purpose")], [differences[1]], [rows[2]])
     explained, others, stale = judge(differences, rows, (0, 32))
     assert ([reason for _, reason in explained], others, stale) == (["on purpose", "only once"], [], [rows[2]])
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stands for an installed vLLM, whose class `Theirs` is compared with `Ours`; a package of ours is missing."""
+    base = SimpleNamespace(KVConnectorBase_V1=Same, SupportsHMA=Same)
+    modules = {"here": SimpleNamespace(Ours=Ours), module._V1 + ".base": base}
+    monkeypatch.setattr(module, "PAIRS", (("Ours", "here", "there"), ("Gone", "nowhere", "there")))
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "nowhere" else "found")
+    monkeypatch.setattr(module, "import_module", modules.__getitem__)
+    monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
+    monkeypatch.setattr(module, "CONTRACT", ROWS)
+    monkeypatch.setattr(module, "HMA_CONTRACT", ROWS)
+
+    def compared(theirs, *intended):
+        modules["there"] = SimpleNamespace(Ours=theirs)
+        monkeypatch.setattr(module, "INTENDED", intended)
+        lines = []
+        return module.drift(lines.append), lines
+
+    return compared
+
+
+class More(Same):
+    def get_more(self): ...
+    def store(self, keys): ...
+
+
+WHAT_MORE = Intended("Ours", "get_more", "missing here", "nobody needs it")
+WHAT_STORE = Intended("Ours", "store", "parameters", "ours are better")
+OF_THE_MISSING = Intended("Gone", "x", "kind", "it is gone")
+NOTHING_LIKE_IT = Intended("Ours", "size", "kind", "was so")
+LEFT_OUT = "nowhere isn't installed: Gone isn't compared"
+
+
+def test_what_is_printed_and_what_fails(installed):
+    assert installed(Same, OF_THE_MISSING) == (True, [LEFT_OUT, "vLLM 0.33: 0 intended differences, 0 others"])
+    assert installed(More, WHAT_MORE, WHAT_STORE) == (
+        True,
+        [
+            LEFT_OUT,
+            "vLLM 0.33: 2 intended differences, 0 others",
+            "  intended  Ours.get_more: missing here  (nobody needs it)",
+            "  intended  Ours.store: parameters: (key), vLLM (keys)  (ours are better)",
+        ],
+    )
+    assert installed(More, WHAT_STORE) == (
+        False,
+        [
+            LEFT_OUT,
+            "vLLM 0.33: 1 intended differences, 1 others",
+            "  intended  Ours.store: parameters: (key), vLLM (keys)  (ours are better)",
+            "  DRIFT     Ours.get_more: missing here",
+        ],
+    )
+    assert installed(Same, NOTHING_LIKE_IT) == (
+        False,
+        [
+            LEFT_OUT,
+            "vLLM 0.33: 0 intended differences, 0 others",
+            "  STALE     Ours.size: kind is listed as intended, and doesn't differ",
+        ],
+    )
+
+
+@pytest.mark.parametrize(("name", "owner"), [("CONTRACT", "KVConnectorBase_V1"), ("HMA_CONTRACT", "SupportsHMA")])
+def test_the_contract_is_a_part_of_it(installed, monkeypatch, name, owner):
+    monkeypatch.setattr(module, name, ROWS[1:])
+    fine, lines = installed(Same)
+    assert not fine
+    assert lines[2:] == [f"  DRIFT     contract of {owner}.load: missing here"]
+
+
+def test_what_has_no_signature_has_no_parameters():
+    assert parameters_of(type("Some", (), {"size": 3}).__dict__["size"]) == []
+    assert parameters_of(dict.update) == []
+    assert parameters_of(property(lambda self, more=1: 0)) == ["more="]
 
 
 def test_the_list_is_in_order():

@@ -47,6 +47,7 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
         f"  {found.counts[kind]} times: {kind}",
     ]
     (file,) = tmp_path.iterdir()
+    assert lines[2:] == [f"  {len(failure.history)} actions, {file}: {failure.violation}"]
     assert file.name.startswith("some-protocol-request-r")
     again = read_schedule(file)
     assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
@@ -64,3 +65,6 @@ def test_a_failure_that_a_replay_does_not_show_is_told_apart(monkeypatch):
     found = found_in("ReportsEveryEnd", 1)
     assert found.failures == {}
     assert [line.split(":")[0] for line in found.unsteady] == ["seed 0"]
+    lines = []
+    assert show_found("Some", found, None, lines.append)
+    assert lines[2:] == [f"  not shown by a replay: {line}" for line in found.unsteady]

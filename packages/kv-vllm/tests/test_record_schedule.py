@@ -1,12 +1,13 @@
 """From calls to a schedule: what prompts share, in which order things happen, and what can't be said."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_api import ConfigError
+from kv_api import AttentionKind, ConfigError
 from kv_sim.engine.request import RequestSpec
 from kv_sim.schedule_file import read_schedule
 from kv_vllm.record_schedule import (
@@ -15,6 +16,7 @@ from kv_vllm.record_schedule import (
     actions_of,
     read_calls,
     subject_of,
+    world_of,
     write_schedule_of,
 )
 
@@ -73,6 +75,146 @@ def test_a_history():
     assert summary == Summary(requests=3, steps=2, shared_tokens=8 + 4, lost_tokens=0)
 
 
+def test_all_of_a_history():
+    """Two copies end in one step, one in the next; r0 has sampled more than it was to, r1 goes on for ever."""
+    calls = [
+        {**arrive("r0", "ab", 9), "skips": True},
+        STEP,
+        {"call": "match", "request": "r0"},
+        {**report(), "loads": ["r0"], "failed": ["r0"]},
+        {**report(), "stores": ["r0"]},
+        STEP,
+        report(1),
+        {**report(), "failed": ["r0"], "bad_blocks": [3]},
+        end("r0", tokens=5),
+        arrive("r1", "", 2, max_tokens=0),
+        end("r2", tokens=0),
+        arrive("r2", "ab", 10, max_tokens=7),
+    ]
+    actions, summary = actions_of(calls, 4)
+    add, step, settle = {"action": "add"}, {"action": "step"}, {"action": "settle"}
+
+    def spec(name, conversation, shared, own, output, most, skips=False):
+        return {
+            "request_id": name,
+            "conversation": conversation,
+            "shared_tokens": shared,
+            "own_tokens": own,
+            "output_tokens": output,
+            "max_tokens": most,
+            "skip_reading_prefix_cache": skips,
+        }
+
+    assert actions == [
+        {**add, "spec": spec("r0", 0, 8, 1, 5, 5, skips=True)},
+        settle,
+        settle,
+        step,
+        settle,
+        step,
+        {**add, "spec": spec("r1", 1, 0, 2, 1, 1)},
+        {**add, "spec": spec("r2", 0, 8, 2, 1, 7)},
+    ]
+    assert str(summary) == "3 requests, 2 steps; 8 tokens of prompts are shared, 0 of them not in the schedule"
+
+
+def engine(**more):
+    """What vLLM says of itself."""
+    transfer = {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_module_path": "kv_vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 4000, "blocks_per_chunk": 2, "copy_threads": 3},
+    }
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(**transfer),
+        cache_config=SimpleNamespace(block_size=16),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3, world_size=6),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=1),
+        **more,
+    )
+
+
+def blocks(count, sizes):
+    """KV caches, each of two layers; `sizes` are of the tensors."""
+    group = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=SimpleNamespace(page_size_bytes=10))
+    return SimpleNamespace(
+        num_blocks=count,
+        kv_cache_groups=[group, group],
+        kv_cache_tensors=[SimpleNamespace(size=size) for size in sizes],
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "run_ahead", "runner"),
+    [
+        ({}, 0, 1),
+        ({"max_concurrent_batches": 2, "use_v2_model_runner": True}, 1, 2),
+        ({"max_concurrent_batches": 0, "use_v2_model_runner": False}, 0, 1),
+    ],
+)
+def test_the_world_of_an_engine(more, run_ahead, runner):
+    kinds = [AttentionKind.FULL, AttentionKind.SLIDING_WINDOW]
+    groups = [SimpleNamespace(kind=kind, window_tokens=40 * place) for place, kind in enumerate(kinds)]
+    assert world_of(engine(**more), blocks(8, [160, 320]), groups) == {
+        "format": "kv-vllm calls",
+        "version": 1,
+        "world": {
+            "num_blocks": 8,
+            "block_size": 16,
+            "groups": [{"kind": "full", "window": 0}, {"kind": "sliding", "window": 40}],
+            "layers": 1,
+            "tp_size": 2,
+            "pp_size": 3,
+            "max_running": 4,
+            "max_step_tokens": 64,
+            "run_ahead": run_ahead,
+            "async_scheduling": True,
+            "runner": runner,
+            "role": "kv_both",
+            "failure_policy": "recompute",
+            "host_slots": 4000 // (20 * 6),
+        },
+        "subject": {
+            "kv_connector": "TimedOffloadingConnector",
+            "module_path": "kv_sim.offload",
+            "extra_config": {
+                "blocks_per_chunk": 2,
+                "spec_name": "WorldCPUOffloadingSpec",
+                "spec_module_path": "kv_sim.offload",
+            },
+            "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+            "blocks_per_chunk": 2,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("cache", "host_bytes", "slots"),
+    [
+        (blocks(8, []), 4000, 4000 // (40 * 6)),
+        (blocks(0, [160]), 4000, 4000 // (40 * 6)),
+        (blocks(8, [160]), None, 64 // 6),
+        (blocks(8, [160]), 5, 1),
+    ],
+)
+def test_slots_of_the_host(cache, host_bytes, slots):
+    config = engine()
+    config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
+    assert world_of(config, cache, [])["world"]["host_slots"] == slots
+
+
+def test_any_other_connector_is_what_it_is():
+    assert subject_of({"kv_connector": "Some", "kv_connector_module_path": "some.where"}) == {
+        "kv_connector": "Some",
+        "module_path": "some.where",
+        "extra_config": {},
+        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
+        "blocks_per_chunk": 1,
+    }
+
+
 def test_what_lies_beyond_a_fork_is_lost_and_counted():
     _, summary = actions_of([arrive("r0", "abc", 12), arrive("r1", "axy", 12), arrive("r2", "axy", 12)], 4)
     assert (summary.shared_tokens, summary.lost_tokens) == (4 + 12, 8)
@@ -104,7 +246,10 @@ def common(one, other):
 def test_the_testbed_reads_it(tmp_path):
     calls, out = tmp_path / "a.calls.jsonl", tmp_path / "a.jsonl"
     calls.write_text("".join(json.dumps(line) + "\n" for line in [HEAD, *CALLS]) + '{"call": "st')
-    write_schedule_of(calls, out)
+    assert write_schedule_of(calls, out) == actions_of(CALLS, 4)[1]
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    head = {"format": "kv-sim schedule", "version": 1, "violation": None}
+    assert lines == [{**head, "subject": HEAD["subject"], "world": WORLD}, *actions_of(CALLS, 4)[0]]
     schedule = read_schedule(out)
     assert (schedule.config.num_blocks, schedule.subject.kv_connector) == (16, "TimedOffloadingConnector")
     assert "cpu_bytes_to_use" not in schedule.subject.extra_config
@@ -116,7 +261,9 @@ def test_the_testbed_reads_it(tmp_path):
     [
         ("", "line 1: expected the header of 'kv-vllm calls', version 1"),
         ('{"format": "kv-sim schedule"}\n', "line 1: expected the header of 'kv-vllm calls', version 1"),
+        (json.dumps({**HEAD, "version": 2}), "line 1: expected the header of 'kv-vllm calls', version 1"),
         (json.dumps(HEAD) + "\nno\n{}\n", "line 2: this is no JSON object"),
+        (json.dumps(HEAD) + "\n{}\n[]\n", "line 3: this is no JSON object"),
     ],
 )
 def test_what_is_no_file_of_calls(text, message, tmp_path):

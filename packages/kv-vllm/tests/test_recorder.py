@@ -4,14 +4,18 @@ import os
 import subprocess
 import sys
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from kv_sim.engine.engine import Engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
+from kv_sim.memory.copies import Direction
+from kv_sim.subject import Trait
 from kv_sim.world import World
-from kv_vllm.recorder import RecordingEngine, record
-from kv_vllm.trace import COMPARED, Abort, Add, Process, Reset, Schedule
+from kv_vllm.recorder import RecordedWorld, RecordingEngine, _sampled, record
+from kv_vllm.trace import COMPARED, Abort, Add, Process, Reset, Sampled, Schedule
 
 CODE = """
 from hashlib import sha256
@@ -93,3 +97,75 @@ def test_every_request_samples_what_it_was_given():
                     if any(sampled.tokens):
                         lengths[name] += len(sampled.tokens) - sampled.surplus
                         assert lengths[name] <= limits[name]
+
+
+class Rolls(Random):
+    """Says what it was told to, and takes the first."""
+
+    def __init__(self, *rolls):
+        super().__init__()
+        self.rolls = list(rolls)
+
+    def random(self):
+        return self.rolls.pop(0)
+
+    def choice(self, some):
+        return some[0]
+
+
+@pytest.mark.parametrize(
+    ("rolls", "change", "done"),
+    [
+        ([0.29], {}, "abort r1"),
+        ([0.3, 0.09], {}, "fail 1 8"),
+        ([0.3, 0.1], {}, "anything"),
+        ([0.0], {"silent": ("abort",)}, "fail 1 8"),
+        ([0.0], {"silent": ("abort", "fail")}, "anything"),
+        ([0.0], {"silent": ("abort",), "traits": ()}, "anything"),
+        ([0.0], {"loaded": ()}, "fail 1 8"),
+        ([], {"loaded": (), "loads": False}, "anything"),
+    ],
+)
+def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
+    loaded, silent = change.get("loaded", ("r2", "r1")), change.get("silent", ())
+    traits, loads = change.get("traits", (Trait.FAILURES,)), change.get("loads", True)
+    directions = {7: Direction.STORE, 8: Direction.LOAD, 9: Direction.LOAD}
+    copies = [SimpleNamespace(copy_id=n, direction=way) for n, way in directions.items() if loads or n == 7]
+    device = SimpleNamespace(rank=1, copies=SimpleNamespace(startable=lambda: copies))
+    world, acts = object.__new__(RecordedWorld), []
+    world.engine = SimpleNamespace(scheduler=SimpleNamespace(loaded={*loaded}), devices=[device])
+    world.config, world.subject = SimpleNamespace(silent=silent), SimpleNamespace(traits=traits)
+    monkeypatch.setattr(World, "act", lambda self, random: acts.append("anything"))
+    monkeypatch.setattr(
+        World,
+        "apply",
+        lambda self, action, random: acts.append(" ".join([action.kind.value, *map(str, action.args.values())])),
+    )
+    world.act(Rolls(*rolls))
+    assert acts == [done]
+
+
+@pytest.mark.parametrize(
+    ("known", "count", "sampled"),
+    [
+        (2, 2, Sampled((3, 4), ends=True)),
+        (2, 3, Sampled((3, 4, 0), ends=True, surplus=1)),
+        (4, 1, Sampled((0,), ends=False)),
+    ],
+)
+def test_what_a_request_got(known, count, sampled):
+    asked = SimpleNamespace(all_token_ids=[1, 2, 3, 4], num_output_tokens=3, spec=SimpleNamespace(output_tokens=3))
+    assert _sampled(asked, known, count) == sampled
+    asked.spec.output_tokens = 5
+    assert _sampled(asked, known, count) == Sampled(sampled.tokens, ends=False)
+    assert _sampled(None, known, count) == Sampled((0,) * count, ends=False)
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+@pytest.mark.parametrize("running", [True, False])
+def test_the_answer_of_a_reset_is_recorded(monkeypatch, running, answer):
+    engine = object.__new__(RecordingEngine)
+    engine.turns = []
+    monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
+    assert engine.reset(running=running, connector=not running) is answer
+    assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]

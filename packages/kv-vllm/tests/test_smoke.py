@@ -1,8 +1,11 @@
 """The comparison that the smoke test makes."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -31,6 +34,69 @@ def test_each_difference_is_a_line():
     ]
 
 
+def test_a_shorter_answer_is_a_difference_too():
+    without, hits = Told([[1, 2]], [[1, 2]], 0, "0.33"), SHARED_TOKENS - 0.5
+    assert compare(without, Told([[1]], [[1, 2, 3]], hits, "0.33")) == [
+        "prompt 0, cold: token 2 is [], without []",
+        "prompt 0, warm: token 2 is [3], without []",
+        f"{SHARED_TOKENS - 0.5:g} tokens were loaded, expected at least {SHARED_TOKENS}",
+    ]
+
+
+class SomeLLM:
+    """Stands for a vLLM whose answers are the lengths of prompts, and how often it was reset."""
+
+    made: ClassVar = []
+
+    def __init__(self, **given):
+        self.made.append(given)
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000))
+        self.resets, self.asked = 0, []
+
+    def generate(self, asked, params, use_tqdm):
+        ((prompt,), self.params) = asked, params
+        self.asked.append(prompt["prompt_token_ids"])
+        ids = (len(prompt["prompt_token_ids"]), self.resets, use_tqdm)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)])]
+
+    def reset_prefix_cache(self):
+        self.resets += 1
+
+    def get_metrics(self):
+        values = (("other", 1000), (module.HITS, 5), (module.HITS, 7))
+        return [SimpleNamespace(name=name, value=value) for name, value in values]
+
+
+def test_what_one_vllm_is_asked(monkeypatch):
+    params = []
+    fake = SimpleNamespace(LLM=SomeLLM, SamplingParams=lambda **given: params.append(given), __version__="0.33.0")
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    monkeypatch.setattr(SomeLLM, "made", [])
+    lengths = [len(prompt) for prompt in prompts(1000)]
+    told = module.run_one("m", {"a": 1}, {"seed": 3, "more": 4})
+    assert told == Told([[n, 0, 0] for n in lengths], [[n, 1, 0] for n in lengths], 12, "0.33.0")
+    assert params == [
+        {"temperature": 0, "max_tokens": module.OUTPUT_TOKENS, "ignore_eos": True, "detokenize": False}
+    ]
+    assert SomeLLM.made == [
+        {
+            "model": "m",
+            "kv_transfer_config": {"a": 1},
+            "max_model_len": 1024,
+            "enable_prefix_caching": True,
+            "disable_log_stats": False,
+            "skip_tokenizer_init": True,
+            "seed": 3,
+            "more": 4,
+        }
+    ]
+
+
+def test_prompts_end_in_the_middle_of_blocks():
+    assert [len(prompt) - SHARED_TOKENS for prompt in prompts(1000)] == [1, 17, 70, 130]
+    assert min(map(min, prompts(11))) == 10
+
+
 @pytest.fixture
 def runs(monkeypatch):
     """Stands for the processes with a vLLM; what each was given."""
@@ -39,7 +105,8 @@ def runs(monkeypatch):
     def run(command, *, check, env):
         model, transfer, options, out = json.loads(command[-1])
         given.append((model, transfer, options, env))
-        told = Told([[1]], [[1]], SHARED_TOKENS if transfer else 0, "0.33.0")
+        hits = options.get("hits", SHARED_TOKENS) if transfer else 0
+        told = Told([[1]], [[1]], hits, "0.33.0")
         if "breaks" not in options:
             Path(out).write_text(json.dumps(vars(told)))
         return SimpleNamespace(returncode=int("breaks" in options))
@@ -58,12 +125,31 @@ def test_one_vllm_after_the_other_without_hurry(runs, monkeypatch):
         ("m", CONNECTOR, {"enforce_eager": True}),
     ]
     assert {run[3]["VLLM_ENGINE_READY_TIMEOUT_S"] for run in runs} == {str(READY_SECONDS)}
+    assert {run[3]["VLLM_NO_USAGE_STATS"] for run in runs} == {"1"}
+    assert runs[0][3].keys() >= os.environ.keys()
     assert lines == [
         "vLLM without the connector: it takes a minute to start, or several on busy cores",
         "vLLM with the connector: it takes a minute to start, or several on busy cores",
         f"vLLM 0.33.0, m: {SHARED_TOKENS} tokens loaded from host memory",
         "the outputs are the same",
     ]
+
+
+def test_a_difference_fails(runs):
+    lines = []
+    assert not smoke("m", {"hits": 1}, lines.append)
+    assert lines[-3:] == [
+        "vLLM 0.33.0, m: 1 tokens loaded from host memory",
+        f"  1 tokens were loaded, expected at least {SHARED_TOKENS}",
+        "FAILED",
+    ]
+
+
+def test_without_a_model_a_tiny_one_is_made(runs, monkeypatch):
+    monkeypatch.setattr("kv_vllm.tiny_model.make_model", lambda folder: folder)
+    assert smoke(None, {}, lambda line: None)
+    (model,) = {run[0] for run in runs}
+    assert Path(model).name == "model" and not Path(model).exists()
 
 
 def test_what_the_user_has_set_wins(runs, monkeypatch):
@@ -73,7 +159,6 @@ def test_what_the_user_has_set_wins(runs, monkeypatch):
 
 
 def test_one_that_does_not_start_is_told(runs):
-    with pytest.raises(
-        MissingError, match="vLLM ended with 1 without the connector: there is nothing to run it on"
-    ):
+    with pytest.raises(MissingError) as error:
         smoke("m", {"breaks": True}, lambda line: None)
+    assert str(error.value) == "vLLM ended with 1 without the connector: there is nothing to run it on?"

@@ -181,7 +181,6 @@ def actions_of(calls: Iterable[Mapping[str, Any]], block_size: int) -> tuple[lis
             case "report" if call["loads"] or call["stores"] or call["jobs"]:
                 # What this step reports ended before its hooks ran.
                 actions.insert(step, {"action": "settle"})
-                step += 1
     conversations.check()
     return actions, summary
 

@@ -184,7 +184,8 @@ class CallLog:
         self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
         schedule.parent.mkdir(parents=True, exist_ok=True)
         self._numbers: dict[str, str] = {}
-        self._ended: deque[str] = deque()
+        self._ended: deque[tuple[str, str]] = deque()
+        """Ids and numbers; an id may have come back since, and has another number then."""
         self._arrived = 0
         self._file = self.calls.open("w", encoding="utf-8")
         self._line(header)
@@ -234,9 +235,11 @@ class CallLog:
             output_tokens=request.num_output_tokens,
             held=bool(is_held),
         )
-        self._ended.append(request.request_id)
+        self._ended.append((request.request_id, self.number(request.request_id)))
         if len(self._ended) > REMEMBERED:
-            self._numbers.pop(self._ended.popleft(), None)
+            request_id, number = self._ended.popleft()
+            if self.number(request_id) == number:
+                self._numbers.pop(request_id, None)
 
     def close(self) -> None:
         """Make the schedule."""

@@ -1,11 +1,11 @@
 """HITS: what a connector finds is what it has, no more and no less.
 
-Two halves, both for subjects that claim ``Trait.KEEPS``. *No more*, at every match (``served``): each block of a hit
-was computed since the last reset that reported success. *No less*, here, at rest: requests that ended come once
-more, to an engine whose own prefix cache is empty, and the longest possible prefix must be found. Which one that is,
-is known where nothing had to be left out: no copy failed and the host had room for everything. Elsewhere they come
-too, for the other checkers to look at. After that a reset, and again: the first half now catches who goes on
-serving. KV events are judged here as well (ACCOUNTING), since only a match says what can be found.
+Two halves, both for subjects that claim ``Trait.KEEPS``. *No more*, at every match (``served``): each block of a
+hit was computed since the last reset that reported success. *No less*, here, at rest: requests that ended come
+once more, to an engine whose own prefix cache is empty, and the longest possible prefix must be found. Which one
+that is, is known where nothing had to be left out: no copy failed and the host had room for everything. Elsewhere
+they come too, for the other checkers to look at. After that a reset, and again: the first half now catches who
+goes on serving. KV events are judged here as well (ACCOUNTING), since only a match says what can be found.
 
 Where there was not room for everything, something is known of a subject that drops what was used longest ago: a
 request comes, then some that nobody has seen, and all of them again. If they fit together, all of each is found.
