@@ -45,6 +45,10 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "kv_cache_config may be left out, as before vLLM 0.21",
     ),
     Intended("MultiConnector", "check", "missing there", "a recount, for tests"),
+    *(
+        Intended("MultiConnector", name, "missing there", "ours is made of two halves")
+        for name in ("scheduler_class", "worker_class", "side")
+    ),
     Intended(
         "MultiConnector",
         "request_finished",
