@@ -274,6 +274,27 @@ def test_memory_finds_what_was_planned_and_evicts_the_oldest() -> None:
     assert side.get_num_new_matched_tokens(request("c", "yz"), 0) == (0, False)
 
 
+def test_memory_keeps_nothing_that_was_computed_on_anothers_failed_load() -> None:
+    """Of that step, from the first such block of a request on; it is stored when it is computed anew."""
+    side: MemoryScheduler = side_of(MEMORY, host_slots=8)
+    for name, blocks in (("a", "xyzw"), ("b", "uv")):
+        side.on_new_request(request(name, blocks))
+    side.build_connector_meta(starting("a", [10], tokens=4))
+    assert len(side.build_connector_meta(going_on("a", 4, 12, [11, 12, 13])).stores) == 3
+    side.update_connector_output(KVConnectorOutput())
+    side.update_connector_output(KVConnectorOutput(invalid_block_ids={12, 13, 99}))
+    side.update_connector_output(KVConnectorOutput(invalid_block_ids={12}))
+    side.check()
+    *_, event = side.take_events()
+    assert [*event.block_hashes] == [b"z", b"w"]  # type: ignore[attr-defined]
+    assert side.get_num_new_matched_tokens(request("c", "xyzw"), 0) == (8, False)
+    assert [page for _, page in side.build_connector_meta(going_on("a", 8, 8)).stores] == [(12,), (13,)]
+    side.build_connector_meta(starting("b", [14, 15], tokens=8))
+    side.update_connector_output(KVConnectorOutput(invalid_block_ids={12}))  # none of this step's
+    assert side.get_num_new_matched_tokens(request("d", "xyzw"), 0) == (16, False)
+    assert side.get_num_new_matched_tokens(request("e", "uv"), 0) == (8, False)
+
+
 def test_memory_stores_no_block_that_is_nobodys() -> None:
     side: MemoryScheduler = side_of(MEMORY)
     side.on_new_request(request("a", "xyz"))

@@ -22,6 +22,7 @@ from kv_api import (
     KVCacheEvent,
     KVCaches,
     KVConnectorMetadata,
+    KVConnectorOutput,
     Request,
     SchedulerOutput,
     SchedulerSide,
@@ -30,7 +31,7 @@ from kv_api import (
     VllmConfig,
     WorkerSide,
 )
-from kv_sim.examples.progress import ProgressBook
+from kv_sim.examples.progress import Progress, ProgressBook
 
 Page = tuple[int, tuple[int, ...]]
 """A host slot, and the block of each group that belongs there (0: none)."""
@@ -57,6 +58,8 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         self._local_tokens: dict[str, int] = {}
         self._progress = ProgressBook()
+        self._stored_now: list[tuple[Progress, dict[int, bytes]]] = []
+        """Of the last step, by request, which blocks are stored, and under which keys."""
         self._loads: list[Page] = []
         self._events: list[KVCacheEvent] = []
 
@@ -88,16 +91,34 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
         plan = Plan(loads=self._loads)
-        self._loads = []
+        self._loads, self._stored_now = [], []
         for progress, computed in self._progress.step(scheduler_output):
-            keys = self._keys(progress.request)
+            keys, stored = self._keys(progress.request), dict[int, bytes]()
             full = self._full_blocks(computed, keys)
             for index in range(progress.stored_blocks, full):
                 page = tuple(table[index] for table in progress.tables)
                 if keys[index] not in self._slot_of and 0 not in page:
                     plan.stores.append((self._slot_for(progress.request, index), page))
+                    stored[index] = keys[index]
             progress.stored_blocks = full
+            self._stored_now.append((progress, stored))
         return plan
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Where another's load within the step failed, nothing that was computed on it is kept."""
+        invalid = connector_output.invalid_block_ids
+        for progress, stored in self._stored_now if invalid else ():
+            places = (place for table in progress.tables for place, block in enumerate(table) if block in invalid)
+            first = min(places, default=None)
+            if first is not None:
+                self._drop([key for index, key in stored.items() if index >= first])
+                progress.stored_blocks = min(progress.stored_blocks, first)
+
+    def _drop(self, keys: list[bytes]) -> None:
+        held: list[Any] = [key for key in keys if key in self._slot_of]
+        self._free_slots += map(self._slot_of.pop, held)
+        if held:
+            self._events.append(BlockRemoved(held, MEDIUM_CPU))
 
     def _full_blocks(self, computed: int, keys: Sequence[bytes]) -> int:
         """Hashes lag behind: what is computed under run-ahead may have none yet."""
