@@ -16,9 +16,10 @@ the next one. It keeps statistics, as a server does. The situations:
   that a request costs once counts here; the long prompt hardly shows it.
 
 The subjects take turns step by step, so that a noisy machine is noisy to all of them. A step's time is processor
-time of `schedule` and `update_from_output` together, the best of `--repeat` rounds: a step does the same work in
-each. Reported are the mean of decoding steps and of those of short prompts, and the sum of a long prompt's. A
-connector's share is what its subject takes beyond the one without a connector.
+time of `schedule` and `update_from_output` together, and of what comes and ends in it where prompts are short, the
+best of `--repeat` rounds: a step does the same work in each. Reported are the mean of decoding steps and of those
+of short prompts, and the sum of a long prompt's. A connector's share is what its subject takes beyond the one
+without a connector.
 
     python benchmarks/connector_step.py [--repeat 6] [--steps 48] [--json FILE]
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kv_offload_cpu_device import FakeDevice
+from kv_offload_cpu_layouts import LikeTorchs
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Options
@@ -196,27 +197,11 @@ def test_auto_uses_no_batch_that_does_not_prove_itself(driver, reason, caplog):
     assert driver.failing == {"drain"} or driver.stages == []
 
 
-class OnDevice:
-    """A tensor on a device, as torch describes one."""
-
-    device = SimpleNamespace(type="cuda")
-    shape = (8, 64)
-
-    def data_ptr(self):
-        return 4096
-
-    def element_size(self):
-        return 1
-
-    def stride(self):
-        return (64, 1)
-
-
 @pytest.fixture
 def make_engine(monkeypatch):
     """Makes the engine of a device with another driver than torch's, and says what that was told."""
     memory = MappedMemory(HostLayout(2, 1, 64, 1, 64))
-    caches = CanonicalKVCaches([CanonicalKVCacheTensor(OnDevice(), 64)], [[CanonicalKVCacheRef(0, 64)]])
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(LikeTorchs(), 64)], [[CanonicalKVCacheRef(0, 64)]])
     told = []
 
     def make(driver, **options):

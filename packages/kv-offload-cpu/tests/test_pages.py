@@ -1,13 +1,12 @@
 """From specs to pages, and from pages to byte ranges, against obvious loops."""
 
 from itertools import groupby
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_offload_cpu_layouts import Job, jobs, shapes
+from kv_offload_cpu_layouts import Job, LikeTorchs, jobs, shapes
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
@@ -144,28 +143,13 @@ def test_a_dimension_of_one_may_have_any_stride():
     assert tensor.pages == (4, 12, 48, array.ctypes.data)
 
 
-class LikeTorchs:
-    """Says of itself what a tensor of torch does, which counts strides in elements."""
-
-    device = SimpleNamespace(type="cuda")
-    shape = (4, 2, 6)
-
-    def __init__(self, strides):
-        self.stride = lambda: strides
-
-    def data_ptr(self):
-        return 4096
-
-    def element_size(self):
-        return 2
-
-
 def test_a_tensor_of_torch_counts_in_elements():
-    tensor = LikeTorchs((20, 6, 1))
+    tensor = LikeTorchs(shape=(4, 2, 6), strides=(20, 6, 1), element_bytes=2)
     [found] = device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, 24)], [[]]))
     assert (found.pages, found.device, found.tensor) == ((4, 24, 40, 4096), "cuda", tensor)
+    tensor = LikeTorchs(shape=(4, 2, 6), strides=(20, 7, 1), element_bytes=2)
     with pytest.raises(KVError) as caught:
-        device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(LikeTorchs((20, 7, 1)), 24)], [[]]))
+        device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(tensor, 24)], [[]]))
     assert str(caught.value) == (
         "KV cache tensor 0: the bytes of a block don't lie together: shape [4, 2, 6], strides [40, 14, 2] bytes"
     )

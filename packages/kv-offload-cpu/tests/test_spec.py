@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from importlib.metadata import entry_points
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kv_offload_cpu_layouts import Shape, Tensor, make_caches, offloading_config
+from kv_offload_cpu_layouts import LikeTorchs, Shape, Tensor, make_caches, offloading_config
 
 from kv_api import (
     CanonicalKVCacheRef,
@@ -167,22 +166,6 @@ def test_a_subclass_brings_its_own_memory_and_engine():
     assert spec.released == 1
 
 
-class Elsewhere:
-    """A tensor in a memory that nobody here can copy."""
-
-    device = SimpleNamespace(type="xpu")
-    shape = (8, 64)
-
-    def data_ptr(self):
-        return 4096
-
-    def element_size(self):
-        return 1
-
-    def stride(self):
-        return (64, 1)
-
-
 def caches_of(tensor, page_bytes=64, ref=(0, 64), count=1):
     """As many tensors alike, of which one group refers to one."""
     return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)] * count, [[CanonicalKVCacheRef(*ref)]])
@@ -198,7 +181,7 @@ PLAIN = np.zeros((8, 64), np.int8)
 WRONG = [
     (
         ConfigError,
-        caches_of(Elsewhere()),
+        caches_of(LikeTorchs("xpu")),
         "KV caches: in ['xpu'] memory; there are copy engines for ['cpu', 'cuda']",
     ),
     (KVError, caches_of(read_only()), "KV cache tensor 0: a read-only array, so nothing can be loaded into it"),

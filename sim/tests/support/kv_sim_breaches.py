@@ -41,6 +41,11 @@ def world(referee: Referee, subject: Subject = MEMORY, *, output: int = 1, **con
     return made
 
 
+def half_of(made: World) -> Any:
+    """The scheduler's half of its connector."""
+    return made.engine.connectors[-1].side  # type: ignore[attr-defined]
+
+
 def rest(made: World) -> None:
     quiescence.come_to_rest(made)
 
@@ -83,7 +88,7 @@ def a_load_right_that_stays(referee: Referee) -> None:
 
 def a_name_that_stays(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half._later = [{"jobs": ("r1",)}]
     rest(made)
 
@@ -91,7 +96,7 @@ def a_name_that_stays(referee: Referee) -> None:
 def books_that_are_wrong_for_a_while(referee: Referee) -> None:
     """The reset at rest puts them right."""
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     wrong, forget = ["until it forgets"], half.reset_cache
 
     def check() -> None:
@@ -107,14 +112,14 @@ def books_that_are_wrong_for_a_while(referee: Referee) -> None:
 
 def books_that_are_wrong(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half._free_slots.pop()
     rest(made)
 
 
 def books_that_a_reset_at_rest_leaves_wrong(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     forget = half.reset_cache
     half.reset_cache = lambda: bool(half._free_slots.pop()) and forget()
     rest(made)
@@ -135,7 +140,7 @@ def bytes_that_are_not_counted_at_rest(referee: Referee) -> None:
 def a_load_that_is_never_reported(referee: Referee) -> None:
     """What is still going on isn't judged: of that nothing is known."""
     made = World(WorldConfig(), MEMORY, referee=referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half.get_num_new_matched_tokens = lambda request, local: (4, True)
     half.update_state_after_alloc = lambda *args: None
     made.referee.silent.add(Invariant.HITS)
@@ -147,7 +152,7 @@ def a_load_that_is_never_reported(referee: Referee) -> None:
 
 def work_that_never_ends(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half.has_pending_push_work = lambda: True
     rest(made)
 
@@ -201,7 +206,7 @@ def a_store_that_nobody_waits_for(referee: Referee) -> None:
 
 def a_hold_while_it_loads(referee: Referee) -> None:
     made = World(WorldConfig(), MEMORY, referee=referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half.get_num_new_matched_tokens = lambda request, local: (4, True)
     half.update_state_after_alloc = lambda *args: None
     half.request_finished_all_groups = lambda *args: (True, None)
@@ -221,7 +226,7 @@ def failed_blocks_of_several_groups(referee: Referee) -> None:
 
 def events_that_cannot_be_read(referee: Referee) -> None:
     made = World(WorldConfig(), MEMORY, referee=referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
 
     def events() -> Iterator[KVCacheEvent]:
         yield {}["nowhere"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from kv_sim_breaches import PROMPT, request, rest, spec, stored_once, world
+from kv_sim_breaches import PROMPT, half_of, request, rest, spec, stored_once, world
 
 from kv_api import (
     BlockRemoved,
@@ -42,7 +42,7 @@ def a_hit_from_before_a_reset(referee: Referee) -> None:
 
 def a_block_that_was_lost(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     block_hash, slot = half._slot_of.popitem()
     half._free_slots.append(slot)
     half._events.append(BlockRemoved([block_hash], "CPU"))
@@ -51,7 +51,7 @@ def a_block_that_was_lost(referee: Referee) -> None:
 
 def a_reset_that_lies(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half.reset_cache = lambda: True
     rest(made)
 
@@ -98,7 +98,7 @@ def found_and_not_announced(referee: Referee) -> None:
 
 def announced_and_not_found(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     block_hash = next(iter(half._slot_of))
     half._free_slots.append(half._slot_of.pop(block_hash))
     half.take_events = list  # it is stored again when it is asked for
@@ -108,7 +108,7 @@ def announced_and_not_found(referee: Referee) -> None:
 
 def announced_twice(referee: Referee) -> None:
     made = world(referee)
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     block_hash = next(iter(half._slot_of))
     half._free_slots.append(half._slot_of.pop(block_hash))
     referee.silent.add(Invariant.HITS)
@@ -161,7 +161,7 @@ def half_a_connector(referee: Referee) -> None:
 
 def rest_of_mirror(made: World) -> None:
     """At rest nothing is removed, so that the mirror is only compared."""
-    half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
+    half = half_of(made)
     half.reset_cache = lambda: False
     rest(made)
 

@@ -1,5 +1,6 @@
 """KV caches in many layouts, and the obvious model of what stores and loads do to their bytes."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,19 @@ from kv_api import (
     OffloadingParallelConfig,
 )
 from kv_offload_cpu import CPULoadStoreSpec
+
+
+class LikeTorchs:
+    """Says of itself what a tensor of torch does, which counts strides in elements."""
+
+    def __init__(self, kind="cuda", shape=(8, 64), strides=(64, 1), element_bytes=1):
+        self.device = SimpleNamespace(type=kind)
+        self.shape = shape
+        self.stride = lambda: strides
+        self.element_size = lambda: element_bytes
+
+    def data_ptr(self):
+        return 4096
 
 
 def offloading_config(
