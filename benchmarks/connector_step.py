@@ -15,13 +15,14 @@ the next one. It keeps statistics, as a server does. The situations:
 * `short prompts`: a step in which 4 requests of 512 tokens arrive and are computed, and the 4 before them end. All
   that a request costs once counts here; the long prompt hardly shows it.
 
-The subjects take turns step by step, so that a noisy machine is noisy to all of them. A step's time is processor
-time of `schedule` and `update_from_output` together, and of what comes and ends in it where prompts are short, the
-best of `--repeat` rounds: a step does the same work in each. Reported are the mean of decoding steps and of those
-of short prompts, and the sum of a long prompt's. A connector's share is what its subject takes beyond the one
-without a connector.
+The subjects take turns, so that a noisy machine is noisy to all of them: `--turn` steps of one, then as many of
+the next. In each round another one begins, and the turns end elsewhere: who comes after another finds the core's
+caches taken, which with `--turn 1` is so in every step. A step's time is processor time of `schedule` and
+`update_from_output` together, and of what comes and ends in it where prompts are short, the best of `--repeat`
+rounds: a step does the same work in each. Reported are the mean of decoding steps and of those of short prompts,
+and the sum of a long prompt's. A connector's share is what its subject takes beyond the one without a connector.
 
-    python benchmarks/connector_step.py [--repeat 6] [--steps 48] [--json FILE]
+    python benchmarks/connector_step.py [--repeat 6] [--steps 48] [--turn 16] [--json FILE]
 
 Needs kv-vllm and a vLLM (the CPU build does).
 """
@@ -34,6 +35,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 from time import process_time
 
@@ -239,15 +241,25 @@ def found(subject: str) -> Iterator[float]:
     yield sum(server.first_token_of("again"))
 
 
-def best_steps(run: Callable[[str], Iterator[float]], rounds: int) -> dict[str, list[float]]:
-    """By subject, the seconds of each step in the round that was best for it."""
-    found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        times = list(zip(*(run(subject) for subject in SUBJECTS), strict=True))
-        gc.collect()
-        for subject, steps in zip(SUBJECTS, zip(*times, strict=True), strict=True):
-            found[subject] = [*map(min, found.get(subject, steps), steps)]
+def one_round(run: Callable[[str], Iterator[float]], number: int, turn: int) -> dict[str, list[float]]:
+    """By subject, the seconds of its steps; ``turn`` of them at a time, at first fewer."""
+    first = number % len(SUBJECTS)
+    runs = {subject: run(subject) for subject in (*SUBJECTS[first:], *SUBJECTS[:first])}
+    found: dict[str, list[float]] = {subject: [] for subject in runs}
+    for count in chain([turn - number % turn], repeat(turn)):
+        more = [[*islice(steps, count)] for steps in runs.values()]
+        if not any(more):
+            break
+        for seconds, new in zip(found.values(), more, strict=True):
+            seconds += new
+    gc.collect()
     return found
+
+
+def best_steps(run: Callable[[str], Iterator[float]], rounds: int, turn: int) -> dict[str, list[float]]:
+    """By subject, the seconds of each step in the round that was best for it."""
+    times = [one_round(run, number, turn) for number in range(rounds)]
+    return {name: [*map(min, *(found[name] for found in times))] for name in SUBJECTS}
 
 
 def main() -> None:
@@ -255,6 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a connector costs vLLM's scheduler.")
     parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--turn", type=int, default=16)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     situations = {
@@ -271,7 +284,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     rows: dict[str, dict[str, float]] = {}
     for name, run in situations.items():
-        steps = best_steps(run, arguments.repeat)
+        steps = best_steps(run, arguments.repeat, arguments.turn)
         per = 1 if name in LONG_PROMPTS else arguments.steps
         rows[name] = {subject: sum(seconds) / per for subject, seconds in steps.items()}
     print(f"vLLM {vllm.__version__}, milliseconds; share: what is added to a scheduler without a connector")

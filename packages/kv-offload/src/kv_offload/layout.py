@@ -2,15 +2,18 @@
 
 Positions are tokens from the start of the request. A *boundary* is a number of tokens after which computing may go
 on when everything before it that a group still reads is in the GPU's blocks.
+
+Both classes are read many times in each step, so what follows from their fields is worked out once and lies beside
+them in slots. (A ``cached_property`` would move all of an object's attributes to a dictionary, where each read
+takes three times as long.)
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from kv_api import AttentionKind, make_offload_key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """One KV cache group that is offloaded."""
 
@@ -32,30 +35,24 @@ class Group:
     is_draft: bool = False
     """Layers of a draft model (EAGLE, MTP): what they keep of a token depends on the token after it."""
 
-    @cached_property
-    def tokens_per_chunk(self) -> int:
-        """Tokens that one chunk holds."""
-        return self.tokens_per_block * self.blocks_per_chunk
+    tokens_per_chunk: int = field(init=False, repr=False)
+    """Tokens that one chunk holds."""
+    reads_all: bool = field(init=False, repr=False)
+    """Whether attention reads all tokens before."""
+    has_window: bool = field(init=False, repr=False)
+    """Whether it reads only the last of them."""
+    is_stored_whole: bool = field(init=False, repr=False)
+    """Whether all blocks of a chunk are stored, and not just the last: of states only that is ever read."""
+    key_suffix: bytes = field(init=False, repr=False)
+    """What follows the hash in the keys of its chunks."""
 
-    @cached_property
-    def reads_all(self) -> bool:
-        """Whether attention reads all tokens before."""
-        return self.kind is AttentionKind.FULL
-
-    @cached_property
-    def has_window(self) -> bool:
-        """Whether it reads only the last of them."""
-        return self.kind is AttentionKind.SLIDING_WINDOW
-
-    @cached_property
-    def key_suffix(self) -> bytes:
-        """What follows the hash in the keys of its chunks."""
-        return make_offload_key(b"", self.group_id)
-
-    @cached_property
-    def is_stored_whole(self) -> bool:
-        """Whether all blocks of a chunk are stored, and not just the last: of states only that is ever read."""
-        return self.kind is not AttentionKind.STATE_SPACE or self.blocks_per_chunk == 1
+    def __post_init__(self) -> None:
+        derive = object.__setattr__
+        derive(self, "tokens_per_chunk", self.tokens_per_block * self.blocks_per_chunk)
+        derive(self, "reads_all", self.kind is AttentionKind.FULL)
+        derive(self, "has_window", self.kind is AttentionKind.SLIDING_WINDOW)
+        derive(self, "is_stored_whole", self.kind is not AttentionKind.STATE_SPACE or self.blocks_per_chunk == 1)
+        derive(self, "key_suffix", make_offload_key(b"", self.group_id))
 
     def stored_blocks(self, chunk: int) -> range:
         """The blocks, by their index in the request, that are copied when a chunk is stored."""
@@ -99,7 +96,7 @@ class Group:
         return range(blocks.start // self.blocks_per_chunk, (blocks.stop - 1) // self.blocks_per_chunk + 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """All groups that are offloaded, in the order in which jobs list them."""
 
@@ -112,38 +109,35 @@ class Layout:
     shares_tokens: bool = False
     """Whether several workers have each a part of the tokens of a block."""
 
-    @cached_property
-    def reads_back_only(self) -> bool:
-        """Whether every group reads all that came before."""
-        return all(group.reads_all for group in self.groups)
+    reads_back_only: bool = field(init=False, repr=False)
+    """Whether every group reads all that came before."""
+    reaches_all: bool = field(init=False, repr=False)
+    """Whether a lookup may need every chunk: all of them end at the same tokens, where somebody may go on.
 
-    @cached_property
-    def reaches_all(self) -> bool:
-        """Whether a lookup may need every chunk: all of them end at the same tokens, where somebody may go on.
+    If not, that is found out chunk by chunk (``progress.is_reachable``).
+    """
+    is_stored_whole: bool = field(init=False, repr=False)
+    """Whether chunks of every group are."""
+    why_no_tails: str | None = field(init=False, repr=False)
+    """Why tails are neither stored nor found; None if they are."""
 
-        If not, that is found out chunk by chunk (``progress.is_reachable``).
-        """
-        sizes = {group.tokens_per_chunk for group in self.groups}
-        reads_back = all(group.window_tokens != 1 for group in self.groups)
-        return len(sizes) == 1 and reads_back and self.retention_tokens is None
+    def __post_init__(self) -> None:
+        derive, groups = object.__setattr__, self.groups
+        reads_back = all(group.window_tokens != 1 for group in groups)
+        sizes = {group.tokens_per_chunk for group in groups}
+        derive(self, "reads_back_only", all(group.reads_all for group in groups))
+        derive(self, "reaches_all", len(sizes) == 1 and reads_back and self.retention_tokens is None)
+        derive(self, "is_stored_whole", all(group.is_stored_whole for group in groups))
+        derive(self, "why_no_tails", self._why_no_tails())
 
-    @cached_property
-    def is_stored_whole(self) -> bool:
-        """Whether chunks of every group are."""
-        return all(group.is_stored_whole for group in self.groups)
-
-    @cached_property
+    @property
     def has_tails(self) -> bool:
         """Whether tails are stored and found (``tails``)."""
         return self.why_no_tails is None
 
-    @cached_property
-    def why_no_tails(self) -> str | None:
-        """Why tails are neither stored nor found; None if they are.
-
-        A tail is one block of each group and a boundary within all of them, so chunks are blocks of one size, and
-        what anybody needs before the boundary is complete chunks or that block.
-        """
+    def _why_no_tails(self) -> str | None:
+        # A tail is one block of each group and a boundary within all of them, so chunks are blocks of one size,
+        # and what anybody needs before the boundary is complete chunks or that block.
         sizes = {group.tokens_per_block for group in self.groups}
         states = [group for group in self.groups if group.kind is AttentionKind.STATE_SPACE]
         if not states or not all(group.is_handed_over for group in states):

@@ -9,12 +9,11 @@ reset its prefix cache meanwhile.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from kv_api import BlockPool, KVError
 
 
-@runtime_checkable
 class PinningPool(Protocol):
     """A pool whose blocks can be pinned."""
 
@@ -22,6 +21,15 @@ class PinningPool(Protocol):
     def blocks(self) -> Sequence[Any]: ...
     def touch(self, blocks: Sequence[Any]) -> None: ...
     def free_blocks(self, ordered_blocks: Sequence[Any]) -> None: ...
+
+
+def can_pin(pool: BlockPool) -> TypeGuard[PinningPool]:
+    """Whether a pool is one.
+
+    ``isinstance`` would look into the ``__dict__`` of the engine's object, from Python 3.12 on. Its attributes
+    would be kept there ever after, where reading one takes longer, and an engine reads some for each block.
+    """
+    return all(hasattr(pool, name) for name in ("blocks", "touch", "free_blocks"))
 
 
 class Pins:
@@ -33,7 +41,7 @@ class Pins:
 
     def bind(self, pool: BlockPool) -> None:
         """This is the engine's pool. One that can't pin is left alone."""
-        self._pool = cast(PinningPool, pool) if isinstance(pool, PinningPool) else None
+        self._pool = pool if can_pin(pool) else None
 
     @property
     def can_pin(self) -> bool:
