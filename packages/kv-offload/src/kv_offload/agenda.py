@@ -21,6 +21,8 @@ class Agenda:
     def __init__(self) -> None:
         self.step = 0
         self._step_of: dict[str, int] = {}
+        self.listed = self._step_of.keys()
+        """Who is on the agenda."""
         self._ids_in: dict[int, set[str]] = {}
         """Only ever asked whether an id is in it: the order of looks is that of the step."""
 
@@ -60,7 +62,7 @@ class Agenda:
         for request_id in due:
             del self._step_of[request_id]
         if sum(counts.values()) == len(counts):  # each computes one token
-            looks = [*filter(due.__contains__, counts)]
+            looks = [*filter(due.__contains__, counts)] if due else []
         else:
             looks = [request_id for request_id, count in counts.items() if count > 1 or request_id in due]
         if not due <= counts.keys():

@@ -1,6 +1,7 @@
 """Which blocks somebody may write from a step on, as the engine's announcements have it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TypeVar
 
 from kv_api import SchedulerOutput
@@ -40,7 +41,8 @@ def tables_of_step(
     ]
     more: list[tuple[S, Tables]] = []
     cached = output.scheduled_cached_reqs
-    for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if blocks is not None and request_id in states:
+    told = zip(cached.req_ids, cached.new_block_ids, strict=True)
+    for request_id, blocks in compress(told, cached.new_block_ids):  # most that decode got none: None
+        if request_id in states:
             (whole if request_id in cached.resumed_req_ids else more).append((states[request_id], blocks))
     return whole, more

@@ -49,7 +49,7 @@ class Storing:
             books.agenda.put(state.context.req_id, books.agenda.step)
         for state, blocks in more:
             state.progress.append(blocks)
-            if books.agenda.step_of(state.context.req_id) is None:
+            if state.context.req_id not in books.agenda.listed:
                 books.agenda.put(state.context.req_id, books.agenda.step)
 
     def _follow_fresh(self, output: SchedulerOutput, whole: list[Got], more: list[Got]) -> None:
