@@ -31,7 +31,7 @@ class Matching:
         """What can be loaded beyond ``local`` tokens, and whether between steps. None: ask again later."""
         books = self._books
         state = books.states.get(request.request_id) or books.begin_life(request)
-        if books.agenda.step_of(request.request_id) is not None:
+        if request.request_id in books.agenda.listed:
             books.lose_blocks(state)
         state.progress.rewind()
         state.promise = Promise(local, 0)
