@@ -64,6 +64,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "later+holding": ([LATER, HOLDING], f"{NOT_LATER} keeps", (1, 1, False), {}),
     "layerwise": ([LAYERWISE], NOT_PATIENT, (1, 1, False), {}),
     "layerwise+later": ([LAYERWISE, LATER], NOT_PATIENT, (1, 1, False), {}),
+    "layerwise+patient": ([LAYERWISE, PATIENT], NOT_PATIENT, (1, 1, False), {}),
     "offload": ([offload()], "", (1, 1, True), {}),
     "offload-chunks": ([offload(**CHUNKS)], "", (2, 1, False), {}),
     "offload-in-step": ([offload(**IN_STEP)], "", (1, 1, False), {}),

@@ -1,5 +1,6 @@
 """What the examples answer, call by call: what is found, what is copied where, and what becomes of failures."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -236,6 +237,26 @@ def test_patient_forgets_what_failed() -> None:
     side.check()
     assert answer(side, "xyz") == (4, False), "y's load failed"
     assert patient_stored(side, "c", "xyz")[0] == [(11, 3)]
+
+
+def test_patient_keeps_nothing_that_was_computed_on_a_failed_load() -> None:
+    """Whoever's load it was: of that step, from the first such block on. It is stored when it is computed anew."""
+    side: PatientScheduler = side_of(PATIENT, host_slots=8)
+    for name, blocks in (("a", "xyzw"), ("b", "uv")):
+        side.on_new_request(request(name, blocks))
+    side.build_connector_meta(starting("a", [10], tokens=4))
+    side.update_connector_output(said({0: 1}))
+    assert len(side.build_connector_meta(going_on("a", 4, 12, [11, 12, 13])).stores) == 3
+    side.update_connector_output(replace(said({}), invalid_block_ids={12, 13, 99}))
+    side.update_connector_output(replace(said({1: 1}), invalid_block_ids={13}))
+    side.check()
+    assert [block for block, _ in side.build_connector_meta(going_on("a", 8, 8)).stores] == [12, 13]
+    assert answer(side, "xyzw") == (8, False)
+    side.update_connector_output(said({2: 1}))
+    side.build_connector_meta(starting("b", [14, 15], tokens=8))
+    side.update_connector_output(replace(said({3: 1}), invalid_block_ids={12}))  # none of this step's
+    assert answer(side, "xyzw") == (16, False)
+    assert answer(side, "uv") == (8, False)
 
 
 # MemoryConnector

@@ -120,6 +120,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "later+holding": several(LATER, HOLDING),
     "layerwise": LAYERWISE,
     "layerwise+later": several(LAYERWISE, LATER),
+    "layerwise+patient": several(LAYERWISE, PATIENT),
     "offload": OFFLOAD,
     "offload-chunks": OFFLOAD_CHUNKS,
     "offload-in-step": OFFLOAD_IN_STEP,

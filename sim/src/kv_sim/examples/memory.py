@@ -108,8 +108,7 @@ class MemoryScheduler(SchedulerSide, SupportsHMA):
         """Where another's load within the step failed, nothing that was computed on it is kept."""
         invalid = connector_output.invalid_block_ids
         for progress, stored in self._stored_now if invalid else ():
-            places = (place for table in progress.tables for place, block in enumerate(table) if block in invalid)
-            first = min(places, default=None)
+            first = progress.first_in(invalid)
             if first is not None:
                 self._drop([key for index, key in stored.items() if index >= first])
                 progress.stored_blocks = min(progress.stored_blocks, first)

@@ -10,6 +10,7 @@ blocks would have to be held instead.
 """
 
 from collections import OrderedDict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from kv_api import (
     VllmConfig,
     WorkerSide,
 )
-from kv_sim.examples.progress import ProgressBook
+from kv_sim.examples.progress import Progress, ProgressBook
 from kv_sim.memory.copies import Direction
 
 
@@ -78,6 +79,8 @@ class PatientScheduler(SchedulerSide):
         self._lookups: dict[str, int] = {}
         self._steps = 0
         self._progress = ProgressBook()
+        self._filled_now: list[tuple[Progress, dict[int, bytes]]] = []
+        """Of the last step, by request, which of its blocks are being stored, and under which hashes."""
         self._loads: list[tuple[int, int]] = []
         self._loading_now: set[int] = set()
 
@@ -109,12 +112,12 @@ class PatientScheduler(SchedulerSide):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
         self._steps += 1
         plan = Plan(loads=self._loads, store_id=self._next_store)
-        self._loads = []
+        self._loads, self._filled_now = [], []
         filling: dict[bytes, int] = {}
         being_stored = {h for hashes in self._filling.values() for h in hashes}
         for progress, computed in self._progress.step(scheduler_output):
             hashes, (table,) = progress.request.block_hashes, progress.tables
-            full = min(computed // self._block_size, len(hashes))
+            full, filled = min(computed // self._block_size, len(hashes)), dict[int, bytes]()
             for index in range(progress.stored_blocks, full):
                 block_hash = hashes[index]
                 if block_hash in self._slot_of or block_hash in being_stored or block_hash in filling:
@@ -123,8 +126,10 @@ class PatientScheduler(SchedulerSide):
                 if slot is None:
                     break
                 filling[block_hash] = slot
+                filled[index] = block_hash
                 plan.stores.append((table[index], slot))
             progress.stored_blocks = full
+            self._filled_now.append((progress, filled))
         self._loading_now.clear()
         if filling:
             self._filling[self._next_store] = filling
@@ -141,6 +146,7 @@ class PatientScheduler(SchedulerSide):
         return self._free_slots.pop()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._forget_what_rests_on(connector_output.invalid_block_ids)
         ended = connector_output.kv_connector_worker_meta
         if not isinstance(ended, Ended):
             return
@@ -152,6 +158,19 @@ class PatientScheduler(SchedulerSide):
             self._reports[store_id] = self._reports.get(store_id, 0) + count
             if self._reports[store_id] == self._workers:
                 self._end_store(store_id)
+
+    def _forget_what_rests_on(self, invalid: Set[int]) -> None:
+        """Of the last step nothing is kept that was computed on a load that failed, whosever load it was.
+
+        The slots are free at once: what is stored there next waits for this step's stores.
+        """
+        filling = self._filling.get(self._next_store - 1, {})
+        for progress, filled in self._filled_now if invalid else ():
+            first = progress.first_in(invalid)
+            if first is not None:
+                spoilt = [block_hash for index, block_hash in filled.items() if index >= first]
+                self._free_slots += [filling.pop(block_hash) for block_hash in spoilt if block_hash in filling]
+                progress.stored_blocks = min(progress.stored_blocks, first)
 
     def _end_store(self, store_id: int) -> None:
         del self._reports[store_id]

@@ -4,7 +4,7 @@ A connector learns of blocks from ``SchedulerOutput`` only: whole tables for new
 appended for the others. A finish comes before a new life of the same id in the same step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from kv_api import Request, SchedulerOutput
@@ -18,6 +18,11 @@ class Progress:
     tables: tuple[list[int], ...] = ()
     stored_blocks: int = 0
     """Leading blocks that need not be looked at again."""
+
+    def first_in(self, blocks: Set[int]) -> int | None:
+        """The first place at which any table has one of these blocks."""
+        places = (place for table in self.tables for place, block in enumerate(table) if block in blocks)
+        return min(places, default=None)
 
 
 class ProgressBook:
