@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -217,6 +218,16 @@ def test_whose_connector_it_is(engine):
         assert is_vllms(theirs)
     for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver_setup")):
         assert not is_vllms(other)
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
+    from kv_vllm.driver_connector import DrivenConnector
+
+    driven = object.__new__(DrivenConnector)
+    inner = SimpleNamespace(supports_divergent_local_hybrid_hits=not answer)
+    driven._guard = SimpleNamespace(requires_kv_delivery=answer, connector=inner)
+    assert (driven.requires_kv_delivery, driven.supports_divergent_local_hybrid_hits) == (answer, not answer)
 
 
 def test_worlds_with_states_are_kept_in_each_of_vllms_ways(engine):
