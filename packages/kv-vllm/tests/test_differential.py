@@ -130,6 +130,7 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), 1),
         (WorldConfig(spec_tokens=1), [TWO, NOTHING, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [ONE, GONE, PREEMPTED], (0, 32), None),
+        (WorldConfig(spec_tokens=1), [GONE, PREEMPTED, NOTHING, TWO, GONE], (0, 32), 4),
         (WorldConfig(spec_tokens=1), [NOTHING, TWO, GONE], (0, 32), 2),
         (WorldConfig(spec_tokens=1), [NOTHING, TWO, PREEMPTED], (0, 32), 2),
         (WorldConfig(spec_tokens=1), [NOTHING, TWO, GONE], NEW, None),
@@ -168,6 +169,15 @@ def test_an_excluded_end_is_cut_off_and_its_beginning_compared(monkeypatch):
     monkeypatch.setattr(Cell, "world", lambda *args: WorldConfig(failure_policy="recompute"))
     result = run_cell(Cell(True, 1), {"later": SUBJECTS["later"]}, [0], parrot, NEW)
     assert (result.agree, result.calls, len(result.excluded)) == (1, 1, 1)
+
+
+def test_a_history_that_a_checker_ended_is_named_and_compared_as_far_as_it_goes(monkeypatch):
+    turns = [Turn(Add("r", (1,), 1, None, None, False), [Call("on_new_request", {}, None)])]
+    cuts = iter(["CONTENT  some block", None])
+    monkeypatch.setattr(module, "record", lambda *args: Trace(turns, False, False, next(cuts)))
+    result = run_cell(Cell(True, 1), {"later": SUBJECTS["later"]}, [4, 5], parrot, NEW)
+    assert (result.agree, result.calls) == (2, 2)
+    assert result.cut_short == ["later, seed 4: CONTENT  some block"]
 
 
 def test_what_was_excluded_is_counted_and_the_others_are_compared(monkeypatch):
@@ -270,7 +280,7 @@ def test_situations_are_counted():
             Turn(
                 Process(
                     1,
-                    {"r": Sampled((1, 0), True, 1), "q": Sampled((1, 2), False)},
+                    {"r": Sampled((1, 0), True, 1), "q": Sampled((1, 2), False), "s": Sampled((1,), True)},
                     {"finished_sending": ["a", "b"]},
                 )
             ),

@@ -1,7 +1,8 @@
 """With a vLLM: the driver is its scheduler on the testbed's memory, and calls a connector as the testbed does."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.guard import HistoryEnds
 from kv_sim.memory.device import Device
+from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 from kv_sim.zoo.registry import PLANTED
@@ -35,10 +37,10 @@ def engine():
     return VllmEngine
 
 
-def calls_of(engine_class, subject, seed, actions=60):
+def calls_of(engine_class, subject, seed, actions=60, **changed):
     """Every call of a history, to every half, and whether it went to its end."""
     random, calls = Random(seed), []
-    config = config_for(subject, random, "vllm")
+    config = replace(config_for(subject, random, "vllm"), **changed)
     world = World(
         config, subject, engine_class=engine_class, observe=lambda side, name, *_: calls.append((side, name))
     )
@@ -63,6 +65,26 @@ def test_both_engines_make_the_same_calls(name, engine):
             continue  # there the end of a step doesn't wait for drafts
         theirs, whole = calls_of(engine, SUBJECTS[name], seed)
         ours, _ = calls_of(Engine, SUBJECTS[name], seed)
+        assert theirs == (ours if whole else ours[: len(theirs)])
+        compared += len(theirs)
+    assert compared > 1000
+
+
+@pytest.mark.parametrize("name", ["memory", "later"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_end_of_a_step_waits_for_drafts_in_both(name, is_async, engine):
+    """With runner V1 in any vLLM, and some of the drafts are wrong."""
+    drafts = {
+        "spec_tokens": 2,
+        "runner": 1,
+        "role": "kv_both",
+        "run_ahead": int(is_async),
+        "async_scheduling": is_async,
+    }
+    compared = 0
+    for seed in range(3):
+        theirs, whole = calls_of(engine, SUBJECTS[name], seed, **drafts)
+        ours, _ = calls_of(Engine, SUBJECTS[name], seed, **drafts)
         assert theirs == (ours if whole else ours[: len(theirs)])
         compared += len(theirs)
     assert compared > 1000
@@ -110,6 +132,117 @@ def test_an_illegal_report_is_the_connectors_fault_and_not_a_crash_of_vllms(monk
     with pytest.raises(Violation, match="PROTOCOL  request nobody: the end of a store is reported") as raised:
         world.apply(Action(Kind.STEP))
     assert raised.value.invariant is Invariant.PROTOCOL
+
+
+ALONE = "a failed load is recomputed, after which vLLM itself goes wrong"
+SHARED = "several requests share a failed block, and vLLM counts it as computed for one"
+
+
+@pytest.mark.parametrize(
+    ("policy", "requests", "end"),
+    [("recompute", 1, ALONE), ("recompute", 2, SHARED), ("fail", 1, None), ("fail", 2, SHARED)],
+)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_history_ends_where_vllm_goes_wrong_by_itself(policy, requests, end, goes_on, engine, monkeypatch):
+    """A load within the step fails; of two requests with one beginning the second has the first one's blocks."""
+    from kv_vllm.subjects import OUR_SUBJECTS
+
+    monkeypatch.setattr(engine, "goes_on_after_known_faults", goes_on)
+    config = WorldConfig(engine="vllm", failure_policy=policy, max_step_tokens=64)
+    world = World(config, OUR_SUBJECTS["our-offloading-in-step"])
+    world.engine.add(RequestSpec("first", 0, 17, 0, 1, 1))
+    for _ in range(4):
+        world.apply(Action(Kind.STEP))
+        world.apply(Action(Kind.SETTLE))
+    assert world.engine.reset(running=False, connector=False)
+    for number in range(requests):
+        world.engine.add(RequestSpec(f"r{number}", 0, 16, 1 + number, 3, 3))
+    assert world.apply(Action(Kind.SPOIL, {"rank": 0}))
+    if end is None or goes_on:
+        for _ in range(4):
+            world.apply(Action(Kind.STEP))
+        assert not world.engine.vllm.requests
+    else:
+        with pytest.raises(HistoryEnds, match=f"^{end}$"):
+            world.apply(Action(Kind.STEP))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_of_their_own_processes_share_no_metadata(ranks):
+    seen = []
+
+    def observe(side, name, args, answer):
+        seen.extend(
+            args if name == "bind_connector_metadata" else [answer] if name == "build_connector_meta" else []
+        )
+
+    world = World(WorldConfig(engine="vllm", tp_size=ranks), SUBJECTS["memory"], observe=observe)
+    world.apply(Action(Kind.ADD, spec("r1")))
+    world.apply(Action(Kind.STEP))
+    assert len(seen) == 1 + ranks
+    assert len({id(metadata) for metadata in seen}) == (1 + ranks if ranks > 1 else 1)
+
+
+@pytest.mark.parametrize("conversation", [0, 158])
+@pytest.mark.parametrize("limit", [18, 40])
+def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
+    """Also where its last token, at which it would stop, has come before."""
+    from kv_vllm.driver_ledger import Twin
+
+    asked = RequestSpec("r", conversation, 3, 0, 18, limit)
+    output = Twin(asked, 4, 64).future[3:][:18]
+    assert (output[-1] in output[:-1]) == (conversation == 158)
+    world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
+    world.engine.add(asked)
+    while world.engine.has_work:
+        world.apply(Action(Kind.STEP))
+    assert [twin.num_output_tokens for twin in world.engine.ledger.ended] == [18]
+
+
+@pytest.mark.parametrize(("salt", "adapter"), [(None, None), ("s", None), (None, "a")])
+def test_whose_a_request_is(salt, adapter, engine):
+    from kv_vllm.driver_ledger import Twin
+    from kv_vllm.driver_setup import request_of
+
+    request = request_of(Twin(RequestSpec("r", 0, 9, 0, 1, 1, salt, adapter), 4, 64))
+    assert request.cache_salt == salt
+    lora = request.lora_request
+    assert ([] if lora is None else [lora.lora_name]) == ([] if adapter is None else [adapter])
+
+
+def test_whose_connector_it_is(engine):
+    from kv_vllm.driver_setup import is_vllms
+    from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+
+    for theirs in (*VLLM_SUBJECTS.values(), *OUR_SUBJECTS.values()):
+        assert is_vllms(theirs)
+    for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver_setup")):
+        assert not is_vllms(other)
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
+    from kv_vllm.driver_connector import DrivenConnector
+
+    driven = object.__new__(DrivenConnector)
+    inner = SimpleNamespace(supports_divergent_local_hybrid_hits=not answer)
+    driven._guard = SimpleNamespace(requires_kv_delivery=answer, connector=inner)
+    assert (driven.requires_kv_delivery, driven.supports_divergent_local_hybrid_hits) == (answer, not answer)
+
+
+def test_worlds_with_states_are_kept_in_each_of_vllms_ways(engine):
+    """Every state, those that a repeated prompt needs, or one every so often; without states it is no matter."""
+    from kv_sim.config import STATE
+    from kv_vllm.subjects import OUR_SUBJECTS
+    from kv_vllm.vllm_world import kv_cache_config, vllm_config
+
+    seen = set()
+    for seed in range(200):
+        world = config_for(OUR_SUBJECTS["our-offloading"], Random(seed), "vllm")
+        told = vllm_config(world, None).cache_config.prefix_cache_retention_interval
+        assert told == kv_cache_config(world).prefix_cache_retention_interval
+        seen.add((STATE in world.groups, told and told // world.block_size))
+    assert seen == {(False, None), (True, None), (True, 0), (True, 2)}
 
 
 def test_what_no_vllm_can_be_is_not_asked_of_it(engine):

@@ -77,6 +77,17 @@ def test_what_is_asked_of_the_object(foreign, transfer, answer):
     ]
 
 
+def test_what_an_older_vllm_does_not_know_is_not_asked_of_it(foreign, monkeypatch):
+    from kv_vllm.handing_on import CALLED
+
+    theirs = foreign.VllmFactory.get_connector_class_by_name("ExampleConnector")
+    older = type("Older", (), {name: None for name in CALLED if name != "unregister_kv_caches"})
+    monkeypatch.setattr(foreign, "VllmBase", older)
+    made = foreign.foreign_class.__wrapped__(theirs)
+    assert made.unregister_kv_caches is kv_api.KVConnectorBase_V1.unregister_kv_caches
+    assert made.restore_kv_caches is not kv_api.KVConnectorBase_V1.restore_kv_caches
+
+
 def test_it_is_made_with_vllms_words(foreign, transfer):
     class One(foreign.ForeignConnector):
         theirs = MagicMock()

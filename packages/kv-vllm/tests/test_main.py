@@ -1,10 +1,22 @@
-"""The command line's answers to what it can't do."""
+"""The command line: what a command is run with and answers, and what it says to what it can't do."""
 
+import json
 import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.fuzz import Failure
+from kv_sim.schedule_file import read_schedule
+from kv_sim.violation import Invariant, Violation
+from kv_vllm import __main__ as module
 from kv_vllm.__main__ import main
+from kv_vllm.hunt import Found
+from kv_vllm.matrix import CELLS
+from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
 
 @pytest.fixture
@@ -36,3 +48,144 @@ def test_seeds_that_are_none(seeds, capsys):
         main(["differential", "--seeds", seeds])
     assert end.value.code == 2
     assert f"{seeds!r} is neither a seed nor a range" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["differential", "fuzz"])
+def test_without_the_testbed_it_says_so(command, no_vllm, monkeypatch, capsys):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert main([command]) == 2
+    assert capsys.readouterr().err == "kv_vllm: this needs the testbed: install kv-vllm[sim]\n"
+
+
+@pytest.fixture
+def some_vllm(monkeypatch):
+    """A vLLM of which nothing is asked but its version."""
+    monkeypatch.setattr("kv_vllm.installed.vllm_version", lambda: (0, 33))
+    monkeypatch.setitem(sys.modules, "kv_vllm.vllm_scheduler", SimpleNamespace(VllmScheduler="vLLM's"))
+
+
+USUAL = ["later", "patient", "memory"]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.parametrize(
+    ("options", "cells", "names", "seeds"),
+    [
+        ([], CELLS, USUAL, range(500)),
+        (["--runner", "2"], (CELLS[1], CELLS[3]), USUAL, range(500)),
+        (["--async", "no", "--seeds", "3-5"], CELLS[:2], USUAL, range(3, 6)),
+        (["--async", "yes", "--runner", "1", "--seeds", "7"], CELLS[2:3], USUAL, range(7, 8)),
+        (
+            ["--subject", "memory", "later", "--subject", "longest"],
+            CELLS,
+            ["memory", "later", "longest"],
+            range(500),
+        ),
+    ],
+)
+def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monkeypatch):
+    asked = []
+
+    def differential(*arguments):
+        asked.append(arguments[:-1])
+        return agrees
+
+    monkeypatch.setattr("kv_vllm.differential.differential", differential)
+    assert main(["differential", *options]) == (0 if agrees else 1)
+    assert asked == [([*cells], names, seeds, "vLLM's", (0, 33))]
+
+
+@pytest.fixture
+def hunted(some_vllm, monkeypatch):
+    """Subjects that were fuzzed, the first two seeds of each, and for how long; one in ``breaking`` fails."""
+    told, now, breaking = [], [1000.0], []
+
+    def hunt(subject, seeds, goes_on):
+        begun = now[0]
+        while goes_on():
+            now[0] += 1
+        told.append((subject, next(seeds), next(seeds), now[0] - begun))
+        if subject not in breaking:
+            return Found(histories=3)
+        failure = Failure(subject, WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)
+        return Found(3, {"a kind": failure}, Counter({"a kind": 2}))
+
+    monkeypatch.setattr("kv_vllm.hunt.hunt", hunt)
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return told, breaking
+
+
+def test_fuzzing_shares_its_time_and_begins_with_a_seed(hunted, capsys):
+    told, _ = hunted
+    names = ["memory", "vllm-example", "our-offloading"]
+    assert main(["fuzz", "--subject", *names, "--minutes", "1.5", "--seed", "7"]) == 0
+    subjects = [SUBJECTS["memory"], VLLM_SUBJECTS["vllm-example"], OUR_SUBJECTS["our-offloading"]]
+    assert told == [(subject, 7, 8, 30) for subject in subjects]
+    assert capsys.readouterr().out.splitlines() == [
+        "vLLM 0.33: memory, vllm-example, our-offloading, 1.5 minutes in all",
+        *[f"{name}: 3 histories, 0 failures" for name in names],
+    ]
+
+
+def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
+    told, _ = hunted
+    assert main(["fuzz"]) == 0
+    assert [(subject, seed) for subject, seed, _, _ in told] == [
+        (subject, 0) for subject in VLLM_SUBJECTS.values()
+    ]
+    assert all(600 / 7 <= seconds < 600 / 7 + 1 for _, _, _, seconds in told)
+
+
+@pytest.mark.parametrize("name", ["memory", "later"])
+def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, hunted, tmp_path):
+    told, breaking = hunted
+    breaking.append(SUBJECTS[name])
+    folder = tmp_path / "found"
+    folder.mkdir()
+    assert main(["fuzz", "--subject", "memory", "later", "--minutes", "1", "--save", str(folder)]) == 1
+    assert [subject for subject, *_ in told] == [SUBJECTS["memory"], SUBJECTS["later"]]
+    (file,) = folder.iterdir()
+    assert (file.name.startswith(f"{name}-content"), read_schedule(file).subject) == (True, SUBJECTS[name])
+
+
+@pytest.mark.parametrize("is_fine", [True, False])
+@pytest.mark.parametrize(
+    ("options", "model", "eager"), [([], None, False), (["--model", "some/model", "--eager"], "some/model", True)]
+)
+def test_a_smoke_test_is_of_a_model(options, model, eager, is_fine, monkeypatch):
+    asked = []
+
+    def smoke(*arguments):
+        asked.append(arguments[:-1])
+        return is_fine
+
+    monkeypatch.setattr("kv_vllm.smoke.smoke", smoke)
+    assert main(["smoke", *options]) == (0 if is_fine else 1)
+    assert asked == [(model, {"enforce_eager": eager})]
+
+
+HEAD = {
+    "format": "kv-vllm calls",
+    "version": 1,
+    "world": {"num_blocks": 16, "block_size": 4, "groups": [{"kind": "full", "window": 0}]},
+    "subject": {"kv_connector": "MemoryConnector", "extra_config": {}},
+}
+
+
+def test_a_schedule_is_made_of_calls(tmp_path, capsys):
+    calls, schedule = tmp_path / "some.calls.jsonl", tmp_path / "some.jsonl"
+    calls.write_text(json.dumps(HEAD) + "\n")
+    assert main(["schedule", str(calls), str(schedule)]) == 0
+    assert json.loads(schedule.read_text())["world"] == HEAD["world"]
+    assert capsys.readouterr().out.startswith("0 requests")
+
+
+def test_what_is_no_file_of_calls_is_named(tmp_path, capsys):
+    calls, schedule = tmp_path / "some.calls.jsonl", tmp_path / "some.jsonl"
+    assert main(["schedule", str(calls), str(schedule)]) == 2
+    assert "No such file" in capsys.readouterr().err
+    calls.write_text("{}\n")
+    assert main(["schedule", str(calls), str(schedule)]) == 2
+    told = capsys.readouterr()
+    expected = f"kv_vllm: {calls}: line 1: expected the header of 'kv-vllm calls', version 1\n"
+    assert (told.out, told.err, schedule.exists()) == ("", expected, False)

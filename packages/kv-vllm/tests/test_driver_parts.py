@@ -1,0 +1,140 @@
+"""What the driver has of its own: errors that say where they come from, its books, and their recount."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.served import Served
+from kv_sim.engine.request import RequestSpec
+from kv_sim.guard import HistoryEnds, NotCreated
+from kv_sim.memory.shadow import Shadow
+from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a test
+from kv_vllm.driver_crash import crashes
+from kv_vllm.driver_ledger import Ledger, Twin
+from kv_vllm.driver_view import SchedulerView
+
+
+def broken(error):
+    raise error
+
+
+def raised(error, *, silent=(), **options):
+    """What an error of vLLM's becomes."""
+    referee = Referee()
+    referee.silent |= set(silent)
+    with pytest.raises(Exception) as found, crashes(referee, "schedule", **options):  # noqa: PT011 - any
+        broken(error)
+    return found.value
+
+
+LINE = broken.__code__.co_firstlineno + 1
+SAID = f"vLLM, schedule: ValueError: no such block (test_driver_parts.py:{LINE} in broken)"
+
+
+def test_an_error_of_vllms_is_a_violation_that_says_where_it_was_raised():
+    violation = raised(ValueError("no such block"))
+    assert (type(violation), str(violation)) == (Violation, f"NO-CRASH  {SAID}")
+    assert type(raised(ValueError("no such block"), raises=NotCreated)) is NotCreated
+
+
+def test_where_crashes_are_no_matter_the_history_ends():
+    end = raised(ValueError("no such block"), silent=[Invariant.NO_CRASH])
+    assert (type(end), str(end)) == (HistoryEnds, SAID)
+    assert type(raised(ValueError("no such block"), silent=[Invariant.CONTENT])) is Violation
+
+
+@pytest.mark.parametrize(
+    "error", [Violation(Invariant.CONTENT, "x"), HistoryEnds("x"), OwnError("x"), RuntimeError("x")], ids=repr
+)
+def test_what_is_no_crash_is_let_through(error):
+    assert raised(error, but=RuntimeError) is error
+
+
+def ended(name, computed=4):
+    """A request of vLLM's that stopped."""
+    status = SimpleNamespace(name="FINISHED_STOPPED")
+    return SimpleNamespace(
+        request_id=name, status=status, num_computed_tokens=computed, num_output_tokens=1, num_preemptions=0
+    )
+
+
+@pytest.fixture
+def ledger():
+    referee = Referee()
+    made = Ledger(4, referee, Shadow(1, referee), Served(referee, 4, is_on=False), Mirror(referee))
+    made.twins = {name: Twin(RequestSpec(name, 0, 10, 0, 1, 1), 4, 64) for name in "abcdefgh"}
+    return made
+
+
+@pytest.mark.parametrize("registers", [None, False, True])
+@pytest.mark.parametrize("holds", [False, True])
+def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, registers, holds):
+    if registers is not None:
+        ledger.registered("a", registers)
+    ledger.finished(ended("a"), holds)
+    assert [(twin.request_id, twin.is_held) for twin in ledger.ended] == [("a", holds or bool(registers))]
+    ledger.finished(ended("a"), False)
+    assert not ledger.ended[-1].is_held, "it was for that end only"
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_blocks_are_not_held_for_a_store_while_a_load_fills_them(ledger, holds):
+    ledger.matched("a", 4, (4, True))
+    ledger.allocated("a", ([1, 2],), 4)
+    if not holds:
+        ledger.finished(ended("a"), holds)
+        return
+    with pytest.raises(Violation, match="PROTOCOL  request a: request_finished holds its blocks") as found:
+        ledger.finished(ended("a"), holds)
+    assert found.value.invariant is Invariant.PROTOCOL
+
+
+def test_what_ended_is_told_in_order(ledger):
+    for name in "hgfedcba":
+        ledger.matched(name, 0, (4, True))
+        ledger.allocated(name, ([ord(name)],), 4)
+    output = SimpleNamespace(finished_sending=None, finished_recving={*"hgfedcba"}, failed_recving=None)
+    ledger.judge(output)
+    assert (output.finished_sending, [*output.finished_recving]) == (None, [*"abcdefgh"])
+
+
+def block(number, count=0):
+    return SimpleNamespace(block_id=number, ref_cnt=count, is_null=number == 0)
+
+
+def view(counts=(9, 2, 1, 1), twins=("r", "q")):
+    """Two requests of vLLM's that share block 1, one of which has no block where its window has passed; block 3
+    waits to be freed."""
+    tables = {"r": ([1, 2], [0, 0]), "q": ([1], [0])}
+    manager = SimpleNamespace(
+        block_pool=SimpleNamespace(blocks=[block(number, count) for number, count in enumerate(counts)]),
+        get_block_ids=tables.__getitem__,
+    )
+    vllm = SimpleNamespace(
+        requests=dict.fromkeys(tables), deferred_frees=[(1, [block(3), block(0)])], kv_cache_manager=manager
+    )
+    return SchedulerView(vllm, SimpleNamespace(twins=dict.fromkeys(twins)), None)
+
+
+def test_a_recount_finds_every_reference():
+    view().check()
+    view(twins=("q", "r")).check()
+
+
+@pytest.mark.parametrize("counts", [(9, 1, 1, 1), (9, 2, 1, 0), (9, 2, 2, 1), (9, 2, 1, 1, 1)])
+def test_a_recount_finds_what_is_held_by_nobody_or_by_too_many(counts):
+    held = {number: count for number, count in enumerate(counts) if number and count}
+    with pytest.raises(AssertionError) as found:
+        view(counts).check()
+    assert str(found.value).startswith(f"references {held} != tables and deferred frees {{1: 2, 2: 1, 3: 1}}")
+
+
+@pytest.mark.parametrize("twins", [("r",), ("r", "q", "s")])
+def test_a_recount_finds_a_request_that_one_of_both_does_not_know(twins):
+    with pytest.raises(AssertionError) as found:
+        view(twins=twins).check()
+    assert str(found.value).startswith(f"twins {[*twins]} != requests ['r', 'q']")
