@@ -41,8 +41,8 @@ def tables_of_step(
     ]
     more: list[tuple[S, Tables]] = []
     cached = output.scheduled_cached_reqs
-    told = zip(cached.req_ids, cached.new_block_ids, strict=True)
-    for request_id, blocks in compress(told, cached.new_block_ids):  # most that decode got none: None
+    got = compress(cached.req_ids, cached.new_block_ids)  # most that decode got none: None
+    for request_id, blocks in zip(got, filter(None, cached.new_block_ids), strict=True):
         if request_id in states:
             (whole if request_id in cached.resumed_req_ids else more).append((states[request_id], blocks))
     return whole, more
