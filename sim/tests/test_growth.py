@@ -10,7 +10,7 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.cli import main
-from kv_sim.config import WorldConfig
+from kv_sim.config import STATE, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
@@ -156,7 +156,7 @@ class Counted:
         ("a request after others", 4, 14 + 15 + 16, 28, 4, {(0, 0, 9, 2): 5}),
     ],
 )
-@pytest.mark.parametrize("model", ["full attention", "full attention and a window"])
+@pytest.mark.parametrize("model", [*MODELS])
 def test_what_is_measured_in_a_situation(
     name: str,
     size: int,
@@ -188,6 +188,7 @@ def test_what_is_measured_in_a_situation(
     config = made.config
     assert (config.num_blocks, config.host_slots) == (room * len(groups),) * 2
     assert (config.groups, config.max_running, config.max_step_tokens) == (groups, running, 64)
+    assert config.hands_over_states == (STATE in groups)
     specs = [action.args["spec"] for action in made.history if action.kind is Kind.ADD]
     fields = ("conversation", "shared_tokens", "own_tokens", "output_tokens")
     assert Counter(tuple(spec[field] for field in fields) for spec in specs) == prompts

@@ -8,6 +8,7 @@ import pytest
 
 from kv_sim.cli import main
 from kv_sim.replay.chart import Mark
+from kv_sim.replay.style import STYLE
 
 
 class Page(HTMLParser):
@@ -298,3 +299,20 @@ def test_what_the_chart_of_size_is_told(small, tmp_path, drawn):
     lines, _, axis, show_x, mark = drawn["log_chart"]
     assert [size for size, _ in lines[0].points] == [512, 2560] == [512, mark.x]
     assert (axis, show_x(2560.0), mark.text) == ("capacity in tokens (logarithmic)", "2560", "5 blocks, lru")
+
+
+def test_more_curves_than_colours(small, tmp_path, monkeypatch):
+    """They begin again with the first one: a curve of a colour that the page lacks isn't seen."""
+    names = [f"Policy{number}" for number in range(7)]
+    code = "".join(f"class {name}(LRUPolicy): ...\n" for name in names)
+    (tmp_path / "seven_policies.py").write_text(f"from kv_offload_cpu.policy import LRUPolicy\n{code}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    page = tmp_path / "page.html"
+    options = ["--jobs", "1", "--capacity", "2blocks,5blocks", "--cache-policy-module-path", "seven_policies"]
+    for command in ("replay", "size"):
+        assert main([command, str(small), *options, "--policy", ",".join(names), "--html", str(page)]) == 0
+        legends = re.findall(r'class="line (\w+)"[^>]*/></svg>([^<]*)', page.read_text(encoding="utf-8"))
+        styles = [style for style, name in legends if name in names]
+        assert styles == [f"c{number % 5}" for number in range(7)]
+        for style, _ in legends:
+            assert f".line.{style} {{" in STYLE
