@@ -293,7 +293,7 @@ def has_a_dictionary(thing, attribute):
 
 
 def test_the_engines_objects_are_read_without_their_dictionaries(connect):
-    """Each attribute takes three times as long to read ever after, and an engine's pool reads some for a block."""
+    """Each attribute takes longer to read ever after, and an engine's pool reads some for a block."""
     connector, request, pool = connect(Boundless({})), Request("r", range(33)), Pool()
     blocks = Blocks([*range(1, 10)])
     connector.bind_gpu_block_pool(pool)

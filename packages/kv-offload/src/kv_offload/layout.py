@@ -3,9 +3,9 @@
 Positions are tokens from the start of the request. A *boundary* is a number of tokens after which computing may go
 on when everything before it that a group still reads is in the GPU's blocks.
 
-Both classes are read many times in each step, so what follows from their fields is worked out once and lies beside
-them in slots. (A ``cached_property`` would move all of an object's attributes to a dictionary, where each read
-takes three times as long.)
+Both classes are read many times in each step, so what follows from their fields is worked out once and lies
+beside them in slots. (A ``cached_property`` would move all attributes of an object to a dictionary, where reading
+one takes longer.)
 """
 
 from dataclasses import dataclass, field
