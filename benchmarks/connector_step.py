@@ -259,7 +259,7 @@ def one_round(run: Callable[[str], Iterator[float]], number: int, turn: int) -> 
 def best_steps(run: Callable[[str], Iterator[float]], rounds: int, turn: int) -> dict[str, list[float]]:
     """By subject, the seconds of each step in the round that was best for it."""
     times = [one_round(run, number, turn) for number in range(rounds)]
-    return {name: [*map(min, *(found[name] for found in times))] for name in SUBJECTS}
+    return {name: [*map(min, zip(*(found[name] for found in times), strict=True))] for name in SUBJECTS}
 
 
 def main() -> None:
@@ -270,6 +270,8 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=16)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
+    if min(arguments.repeat, arguments.steps, arguments.turn) < 1:
+        parser.error("--repeat, --steps and --turn: expected at least 1 of each")
     situations = {
         "decode": lambda subject: decode(subject, arguments.steps),
         "prompts only": lambda subject: decode(subject, arguments.steps, prompt_only=True),

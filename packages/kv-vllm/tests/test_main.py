@@ -64,6 +64,17 @@ def some_vllm(monkeypatch):
     monkeypatch.setitem(sys.modules, "kv_vllm.vllm_scheduler", SimpleNamespace(VllmScheduler="vLLM's"))
 
 
+def noting(answer):
+    """A function that gives this answer, and what it was asked, but for what prints its lines."""
+    asked = []
+
+    def command(*arguments):
+        asked.append(arguments[:-1])
+        return answer
+
+    return command, asked
+
+
 USUAL = ["later", "patient", "memory"]
 
 
@@ -84,12 +95,7 @@ USUAL = ["later", "patient", "memory"]
     ],
 )
 def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monkeypatch):
-    asked = []
-
-    def differential(*arguments):
-        asked.append(arguments[:-1])
-        return agrees
-
+    differential, asked = noting(agrees)
     monkeypatch.setattr("kv_vllm.differential.differential", differential)
     assert main(["differential", *options]) == (0 if agrees else 1)
     assert asked == [([*cells], names, seeds, "vLLM's", (0, 33))]
@@ -153,12 +159,7 @@ def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, hunted, tmp_pa
     ("options", "model", "eager"), [([], None, False), (["--model", "some/model", "--eager"], "some/model", True)]
 )
 def test_a_smoke_test_is_of_a_model(options, model, eager, is_fine, monkeypatch):
-    asked = []
-
-    def smoke(*arguments):
-        asked.append(arguments[:-1])
-        return is_fine
-
+    smoke, asked = noting(is_fine)
     monkeypatch.setattr("kv_vllm.smoke.smoke", smoke)
     assert main(["smoke", *options]) == (0 if is_fine else 1)
     assert asked == [(model, {"enforce_eager": eager})]

@@ -23,8 +23,8 @@ class PinningPool(Protocol):
     def free_blocks(self, ordered_blocks: Sequence[Any]) -> None: ...
 
 
-def can_pin(pool: BlockPool) -> TypeGuard[PinningPool]:
-    """Whether a pool is one.
+def is_pinning(pool: BlockPool) -> TypeGuard[PinningPool]:
+    """Whether the blocks of a pool can be pinned.
 
     ``isinstance`` would look into the ``__dict__`` of the engine's object, from Python 3.12 on. Its attributes
     would be kept there ever after, where reading one takes longer, and an engine reads some for each block.
@@ -41,7 +41,7 @@ class Pins:
 
     def bind(self, pool: BlockPool) -> None:
         """This is the engine's pool. One that can't pin is left alone."""
-        self._pool = pool if can_pin(pool) else None
+        self._pool = pool if is_pinning(pool) else None
 
     @property
     def can_pin(self) -> bool:
