@@ -3,6 +3,7 @@
 import inspect
 import pickle
 from enum import Enum
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,6 +293,58 @@ def test_no_position_is_noted_while_a_request_grows(step: int) -> None:
             assert context.get_offload_key_position(growing[place]) == 16 * (place + 1)
     assert context.get_offload_key_position(growing[known + 2]) == 16 * (known + 3)
     assert context._key_positions == {}
+
+
+class Searched(list[kv_api.OffloadKey]):
+    """Counts searches."""
+
+    searches = 0
+
+    def index(self, *arguments: Any) -> int:
+        self.searches += 1
+        return super().index(*arguments)
+
+
+@pytest.mark.parametrize("step", [1, 2, 128])
+def test_that_a_request_goes_on_where_it_was_is_seen_without_a_search(step: int) -> None:
+    context, growing = kv_api.ReqContext("r"), Searched()
+    context.derive_offload_key_positions(growing, 16)
+    for known in range(0, 20 * step, step):
+        growing += [kv_api.make_offload_key(b"%d" % number, 0) for number in range(known, known + step)]
+        if known:
+            assert context.is_offload_key_before(growing[known], growing[known - 1]) is False
+            assert growing.searches == (step > 1)
+    assert context.get_offload_key_position(growing[known + step // 2]) == 16 * (known + step // 2 + 1)
+    assert context._key_positions == {}
+
+
+def test_of_a_request_that_nobody_knows_no_key_is_before_another() -> None:
+    key, other = (kv_api.make_offload_key(b"%d" % number, 0) for number in range(2))
+    assert kv_api.ReqContext("r").is_offload_key_before(key, other) is False
+
+
+@pytest.mark.parametrize("end_of_second", [None, 5, 90])
+@pytest.mark.parametrize("has_others", [False, True])
+def test_which_key_is_before_another_follows_from_their_positions(
+    has_others: bool, end_of_second: int | None
+) -> None:
+    """Whatever was asked before the request grew."""
+    keys = [kv_api.make_offload_key(b"%d" % number, 0) for number in range(4)]
+    pairs = [*product(keys, keys)]
+    for before, asked, now, (key, other) in product(range(1, 5), [None, *pairs], range(1, 5), pairs):
+        context, growing = kv_api.ReqContext("r"), keys[:before]
+        context.derive_offload_key_positions(growing, 16)
+        if has_others:
+            context.derive_offload_key_positions([kv_api.make_offload_key(b"0", 1)], 48)
+        if asked is not None:
+            context.is_offload_key_before(*asked)
+        growing += keys[before:now]
+        ends = {key: 16 * (place + 1) for place, key in enumerate(growing)}
+        if end_of_second is not None:
+            context.set_offload_key_position(keys[1], end_of_second)
+            ends[keys[1]] = end_of_second
+        expected = key in ends and other in ends and ends[key] < ends[other]
+        assert context.is_offload_key_before(key, other) is expected, (before, asked, now, key, other)
 
 
 class Keys(list[kv_api.OffloadKey]):

@@ -35,6 +35,27 @@ def test_batches_of_one_request(make, keys, store, recency):
     assert evict_all(manager, keys, 6) == keys([5, 4, 3, 2, 1, 0])
 
 
+class TellsPositions(ReqContext):
+    """A context like vLLM's, which tells positions that were noted, and no order."""
+
+    @property
+    def is_offload_key_before(self):
+        raise AttributeError("is_offload_key_before")
+
+
+@pytest.mark.parametrize("context", [ReqContext, TellsPositions])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_batches_that_come_in_another_order(make, keys, store, recency, context, is_known):
+    """The head leaves last if anybody has said where chunks lie; else what came last is taken for the tail."""
+    manager, request = make(4, recency), context("backwards")
+    for place, key in enumerate(keys(range(4))):
+        if is_known:
+            request.set_offload_key_position(key, 16 * (place + 1))
+    store(manager, [2, 3], request)
+    store(manager, [0, 1], request)
+    assert evict_all(manager, keys, 4) == keys([3, 2, 1, 0] if is_known else [1, 0, 3, 2])
+
+
 def test_batches_that_complete_in_another_order(make, keys, recency):
     manager, context = make(4, recency), ReqContext("long")
     manager.prepare_store(keys([0, 1]), context)

@@ -110,6 +110,14 @@ class _DerivedPositions:
         self.border = self.place + 1
         return self.border * self.tokens_per_chunk
 
+    def go_on(self, last: OffloadKey, new: OffloadKey) -> bool:
+        """Whether the first new key is ``new`` and ``last`` the one before it: what `find` would say of both."""
+        keys, border, count = self.keys, self.border, len(self.keys)
+        if 0 < border < count and keys[border] == new and keys[border - 1] == last:
+            self.place, self.border = border - 1, count
+            return True
+        return False
+
     def note(self, positions: dict[OffloadKey, int]) -> None:
         """Note where the chunks end whose keys are new. What was set there stays."""
         first, stop, size = self.num_noted + 1, len(self.keys) + 1, self.tokens_per_chunk
@@ -164,6 +172,17 @@ class ReqContext:
                 derived.note(self._key_positions)
             return self._key_positions.get(key)
         return position
+
+    def is_offload_key_before(self, key: OffloadKey, other: OffloadKey) -> bool:
+        """Whether the chunk of ``key`` is known to end before that of ``other``.
+
+        Most often ``key`` is the first new one of a request that goes on after ``other``, which is seen at once.
+        vLLM's class doesn't have this method.
+        """
+        if not self._key_positions and len(self._derived) == 1 and self._derived[0].go_on(other, key):
+            return False
+        other_end, end = self.get_offload_key_position(other), self.get_offload_key_position(key)
+        return end is not None and other_end is not None and end < other_end
 
 
 class OffloadPolicy(Enum):

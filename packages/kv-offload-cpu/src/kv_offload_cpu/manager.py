@@ -36,6 +36,7 @@ from kv_offload_cpu.pick import distinct
 from kv_offload_cpu.policy import find_policy
 from kv_offload_cpu.pool import ChunkPool
 from kv_offload_cpu.runs import Runs
+from kv_offload_cpu.slots import pack
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 from kv_offload_cpu.tracker import OfferTracker
 
@@ -111,7 +112,7 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
         slots, used = self._pool.pin(keys)
         self._access(used, self._run(req_context))
-        return CPULoadStoreSpec(slots)
+        return CPULoadStoreSpec(pack(slots))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         pool = self._pool
@@ -144,8 +145,8 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
         if len(stores) == 1:
-            only = self.prepare_store(*stores[0])
-            return [] if only is None else [only]
+            only = self._entry.place(*stores[0], self._pool.begin_store)
+            return [] if only is None else [_prepared(*only)]
         placed = self._entry.place_all(stores)
         return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 
@@ -232,7 +233,7 @@ def _has_landed(keys: list[OffloadKey], slots: list[int]) -> None:
 
 
 def _prepared(keys: list[OffloadKey], slots: list[int], evicted: list[OffloadKey]) -> PrepareStoreOutput:
-    return PrepareStoreOutput(keys, CPULoadStoreSpec(slots), evicted)
+    return PrepareStoreOutput(keys, CPULoadStoreSpec(pack(slots)), evicted)
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

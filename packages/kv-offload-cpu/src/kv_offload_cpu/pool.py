@@ -35,6 +35,7 @@ from kv_api import KVError, OffloadKey
 from kv_offload_cpu.fences import Fences, JobKind
 from kv_offload_cpu.pick import pick
 from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.slots import numbers, put
 from kv_offload_cpu.under_way import UnderWay
 
 _Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
@@ -50,7 +51,7 @@ class ChunkPool:
         self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
         self.fences = Fences()
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free = numbers(capacity)[::-1]
         self._found: tuple[list[OffloadKey], list[int]] = [], []
         self._loads = UnderWay()
         self._stores = UnderWay()
@@ -144,10 +145,8 @@ class ChunkPool:
         """
         slots = self._next_free(len(keys))
         del self._free[-len(keys) :]
-        slot_of, key_of = self.slot_of, self.key_of
-        for key, slot in zip(keys, slots):  # noqa: B905 - as many
-            slot_of[key] = slot
-            key_of[slot] = key
+        self.slot_of.update(zip(keys, slots, strict=True))
+        put(keys, slots, self.key_of)
         return slots
 
     def enter_if_new(self, keys: list[OffloadKey]) -> list[int] | None:
@@ -163,9 +162,7 @@ class ChunkPool:
                     del slot_of[key]
             return None
         del self._free[-len(keys) :]
-        key_of = self.key_of
-        for key, slot in zip(keys, slots):  # noqa: B905 - as many
-            key_of[slot] = key
+        put(keys, slots, self.key_of)
         return slots
 
     def _next_free(self, count: int) -> list[int]:

@@ -1,9 +1,33 @@
 """What a policy knows a request by, kept with the request, so that it ends with it."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu.policy.base import Run
+
+_IsBefore: TypeAlias = Callable[[OffloadKey, OffloadKey], bool]
+
+
+class _KeptRun(Run):
+    """The run of a request that is kept by it."""
+
+    __slots__ = ("_is_before", "_key_of")
+
+    def __init__(self, key_of: Sequence[OffloadKey], req_context: ReqContext) -> None:
+        position = req_context.get_offload_key_position
+        super().__init__(lambda slot: position(key_of[slot]))
+        self._key_of = key_of
+        self._is_before: _IsBefore | None = getattr(req_context, "is_offload_key_before", None)
+
+    def is_before(self, slot: int, other: int) -> bool:
+        if self._is_before is None:
+            return super().is_before(slot, other)
+        return self._is_before(self._key_of[slot], self._key_of[other])
+
+    def close(self) -> None:
+        super().close()
+        self._is_before = None
 
 
 class Runs:
@@ -11,21 +35,15 @@ class Runs:
 
     def __init__(self, key_of: Sequence[OffloadKey]) -> None:
         self._key_of = key_of
-        self._kept: type[Run] = type("KeptRun", (Run,), {"__slots__": ()})
+        self._kept: type[_KeptRun] = type("KeptRun", (_KeptRun,), {"__slots__": ()})
 
     def of(self, req_context: ReqContext) -> Run:
         """The run of a request."""
         run = req_context.get_state(self._kept)
         if run is None:
-            run = self._kept(_positions(self._key_of, req_context))
+            run = self._kept(self._key_of, req_context)
             req_context.set_state(run)
         return run
-
-
-def _positions(key_of: Sequence[OffloadKey], req_context: ReqContext) -> Callable[[int], int | None]:
-    """Where in the request the chunk in a slot ends."""
-    position = req_context.get_offload_key_position
-    return lambda slot: position(key_of[slot])
 
 
 def in_token_order(slots: list[int], run: Run, key_of: Sequence[OffloadKey]) -> list[int]:

@@ -76,13 +76,11 @@ class OffloadingConnectorStats(KVConnectorStats):
     """Counts of one side; ``data`` has the payload."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        if data and "data" in data:
-            self.data = data
-        else:
-            self.reset()
+        known = bool(data) and "data" in data
+        self.data = data if known else {"types": {}, "data": {}, "info": None}
 
     def reset(self) -> None:
-        self.data = {"types": {}, "data": {}, "info": None}
+        self.data = OffloadingConnectorStats().data
 
     def is_empty(self) -> bool:
         return not self.data["data"] and self.data.get("info") is None

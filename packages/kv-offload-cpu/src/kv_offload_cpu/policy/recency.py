@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kv_offload_cpu.pick import pick
 from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import Run
+from kv_offload_cpu.slots import put
 
 _SLACK = 64  # dead entries that are not worth a sweep
 
@@ -81,8 +82,7 @@ class RecencyList:
             if ours and run.is_before(fresh[0], ours[-1]):
                 _note_late(ours, fresh[0])
             ours += fresh
-        for slot in fresh:
-            places[slot] = ours
+        put([ours] * len(fresh), fresh, places)
         self._entries += len(fresh)
         if self._entries > 2 * self._size + _SLACK:
             self._sweep()

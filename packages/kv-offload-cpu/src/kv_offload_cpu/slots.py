@@ -1,0 +1,64 @@
+"""Slot numbers, and columns with an item for each slot.
+
+Slots that are free side by side are taken side by side, and are free again that way when their chunks leave
+together, so a store most often gets a *span*: 7, 8, 9. Of a span a column is read or written in one go. Whether a
+list is one is seen by comparing it with a part of all numbers. That costs next to nothing where it lists the same
+objects, so whoever has slots to give takes them from `numbers`.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+FEW: Final = 16
+"""So many slots are handled one by one in no more time than it takes to see that they are a span."""
+
+
+class _Numbers(NamedTuple):
+    """The same numbers twice."""
+
+    listed: list[int]
+    packed: "array[int]"
+
+
+_known = _Numbers([], array("i"))
+"""As many as anybody asked for. Replaced at once: whoever uses what it was, or finds fewer, is only slower."""
+
+
+def numbers(count: int) -> list[int]:
+    """0, 1, 2, … before ``count``, the same objects for everybody."""
+    global _known
+    listed = _known.listed
+    if len(listed) < count:
+        listed = [*listed, *range(len(listed), count)]
+        _known = _Numbers(listed, array("i", listed))
+    return listed[:count]
+
+
+def put(values: Sequence[Value], slots: Sequence[int], column: list[Value]) -> None:
+    """Write each slot's value. There are as many."""
+    where = _span(slots, _known.listed) if len(slots) > FEW else None
+    if where is not None:
+        column[where] = values
+        return
+    for slot, value in zip(slots, values):  # noqa: B905 - as many
+        column[slot] = value
+
+
+def pack(slots: list[int]) -> "Sequence[int]":
+    """The slots for who needs 32-bit integers: of a span these, otherwise the same list."""
+    if len(slots) <= FEW:
+        return slots
+    known = _known
+    where = _span(slots, known.listed)
+    return slots if where is None else known.packed[where]
+
+
+def _span(slots: Sequence[int], listed: list[int]) -> slice | None:
+    """The part of a column that some slots are; None if they are no span."""
+    first, last = slots[0], slots[-1]
+    if last - first != len(slots) - 1 or slots != listed[first : last + 1]:
+        return None
+    return slice(first, last + 1)
