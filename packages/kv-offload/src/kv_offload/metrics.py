@@ -76,8 +76,7 @@ class OffloadingConnectorStats(KVConnectorStats):
     """Counts of one side; ``data`` has the payload."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        known = bool(data) and "data" in data
-        self.data = data if known else {"types": {}, "data": {}, "info": None}
+        self.data = data if data and "data" in data else {"types": {}, "data": {}, "info": None}
 
     def reset(self) -> None:
         self.data = OffloadingConnectorStats().data
