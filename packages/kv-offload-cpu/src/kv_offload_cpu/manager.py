@@ -145,8 +145,8 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
         if len(stores) == 1:
-            only = self._entry.place(*stores[0], self._pool.begin_store)
-            return [] if only is None else [_prepared(*only)]
+            only = self.prepare_store(*stores[0])
+            return [] if only is None else [only]
         placed = self._entry.place_all(stores)
         return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 

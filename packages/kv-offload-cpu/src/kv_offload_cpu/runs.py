@@ -10,7 +10,7 @@ _IsBefore: TypeAlias = Callable[[OffloadKey, OffloadKey], bool]
 
 
 class _KeptRun(Run):
-    """The run of a request that is kept by it."""
+    """The run of a request, kept by it, which is asked what comes first if it can tell (vLLM's can't)."""
 
     __slots__ = ("_is_before", "_key_of")
 

@@ -36,8 +36,7 @@ class Outcomes:
             for job_id, ended in meta.completed_jobs.items():
                 job = books.jobs.end(job_id, ended) if all_is_well else None
                 if job is not None:
-                    if books.engine.holds_blocks:
-                        books.pins.unpin(job_id)
+                    self._unpin(job)
                     self._complete(job)
                     continue
                 report = books.jobs.report(job_id, ended, failed_jobs.get(job_id, 0), unended_jobs.get(job_id, 0))
@@ -47,8 +46,7 @@ class Outcomes:
                 late = books.jobs.report_late(job_id, ended)
                 if late is not None:
                     self._complete(late)
-        if self._awaits_reset:
-            self._end_reset()
+        self._end_reset()
 
     def _take_report(self, report: Report) -> None:
         job = report.job
@@ -56,14 +54,19 @@ class Outcomes:
             self._books.stats.increase(STORE_FAILURE if job.kind is STORE else LOAD_FAILURE)
             if job.kind is not STORE:
                 self._fail_load(job, is_stale=report.is_stale)
-        if report.is_done and self._books.engine.holds_blocks:
-            self._books.pins.unpin(job.job_id)
+        if report.is_done:
+            self._unpin(job)
         if not report.is_done or report.is_stale:
             return
         if job.unended:
             self._books.manager.drop(job.keys)
         else:
             self._complete(job)
+
+    def _unpin(self, job: Job) -> None:
+        """Every worker has reported its end."""
+        if self._books.engine.holds_blocks:
+            self._books.pins.unpin(job.job_id)
 
     def _complete(self, job: Job) -> None:
         """Nobody copies for the job any more."""
@@ -119,8 +122,7 @@ class Outcomes:
         self._end_reset()
 
     def _end_reset(self) -> None:
-        """If that was the last of the jobs from before, the medium hears of it."""
-        if not self._books.jobs.stale:
+        if self._awaits_reset and not self._books.jobs.stale:
             self._awaits_reset = False
             self._books.manager.on_reset_flushed()
 
