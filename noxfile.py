@@ -27,6 +27,9 @@ from typing import Any
 import nox
 
 PYTHONS = ["3.11", "3.12", "3.13"]
+NEWEST = "3.14"
+"""Supported, too, and tried on request: few machines have them all."""
+
 ROOT = Path(__file__).parent
 RUN = ROOT / ".nox" / f"run-{uuid.uuid4().hex[:8]}"
 WHEELS = RUN / "wheels"
@@ -244,6 +247,14 @@ def upgraded(session: nox.Session, folder: str) -> None:
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
 
 
+@nox.session(python=NEWEST, default=False)
+@each(list(PROJECTS))
+def newest(session: nox.Session, folder: str) -> None:
+    """Test one package alone on the newest Python."""
+    install_one(session, folder)
+    test_alone(session, folder, AGAIN)
+
+
 def torch_build(session: nox.Session) -> tuple[list[str], dict[str, str]]:
     """The arguments and the environment with which an installation takes a CPU build of torch."""
     session.install("pip")
@@ -311,7 +322,7 @@ def check_against_vllm(session: nox.Session) -> None:
 
 if marked("vllm"):
 
-    @nox.session(python=PYTHONS[0], default=False)
+    @nox.session(python=PYTHONS, default=False)
     def vllm(session: nox.Session) -> None:
         """Check against vLLM's CPU build, and then against a newer vLLM's Python over its compiled files."""
         install_vllm(session)

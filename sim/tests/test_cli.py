@@ -165,10 +165,7 @@ MISUSES = [
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1e6}}]}}]}'""",
         "the subject 'offload' is the same with copies of the testbed's (kv_sim.offload:WorldCPUOffloadingSpec)",
     ),
-    (
-        f"fuzz --connector later --extra {100_000 * '['}",
-        "--extra: no JSON that can be read: maximum recursion depth exceeded",
-    ),
+    (f"fuzz --connector later --extra {100_000 * '['}", "--extra: no JSON that can be read: "),
     (
         f"fuzz --connector later --extra 1{5000 * '0'}",
         "--extra: no JSON that can be read: Exceeds the limit (4300 digits)",

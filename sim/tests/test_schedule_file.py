@@ -205,7 +205,7 @@ def test_a_failure_becomes_a_schedule_in_any_script(tmp_path: Path) -> None:
 
 ACTIONS = [
     ("{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
-    (100_000 * "[", "no JSON that can be read: maximum recursion depth exceeded"),
+    (100_000 * "[", "no JSON that can be read: "),
     ("1" + 5000 * "0", "no JSON that can be read: Exceeds the limit (4300 digits)"),
     ("[1]", "expected an object, got [1] (a list)"),
     ("{}", "unknown action None; known: add, abort"),

@@ -8,12 +8,13 @@ import pytest
 
 import kv_api
 
-# All that `dataclasses`, `enum`, `typing`, `contextlib`, `array` and `warnings` pull in, on 3.11 to 3.13.
+# All that `dataclasses`, `enum`, `typing`, `contextlib`, `array` and `warnings` pull in, on 3.11 to 3.15.
 KNOWN = {
-    "_ast", "_collections", "_functools", "_opcode", "_opcode_metadata", "_operator", "_sre", "_tokenize",
-    "_typing", "_weakrefset", "annotationlib", "array", "ast", "collections", "contextlib", "copy", "copyreg",
-    "dataclasses", "dis", "enum", "functools", "importlib", "inspect", "itertools", "keyword", "linecache",
-    "opcode", "operator", "re", "reprlib", "token", "tokenize", "types", "typing", "warnings", "weakref",
+    "_ast", "_collections", "_contextvars", "_functools", "_opcode", "_opcode_metadata", "_operator",
+    "_py_warnings", "_sre", "_tokenize", "_types", "_typing", "_weakrefset", "annotationlib", "array", "ast",
+    "collections", "contextlib", "copy", "copyreg", "dataclasses", "dis", "enum", "functools", "importlib",
+    "inspect", "io", "itertools", "keyword", "linecache", "opcode", "operator", "re", "reprlib", "token",
+    "tokenize", "types", "typing", "warnings", "weakref",
 }  # fmt: skip
 
 SCRIPT = """

@@ -106,12 +106,18 @@ def test_a_broken_entry_point_names_its_distribution(zoo: str, install: Install,
     install("kvf-one", "1.0", kv_connectors=f"One = {value}")
     with pytest.raises(ConfigError) as refused:
         KVConnectorFactory.get_connector_class_by_name("One")
+    if sys.version_info >= (3, 15) and value == ":Two":
+        message = "entry points can't be read: those of kvf-one 1.0 are malformed"  # Python itself refuses it
     assert str(refused.value).startswith(message)
 
 
-def test_a_distribution_that_lost_its_metadata(zoo: str, folder: Path, install: Install) -> None:
+@pytest.mark.parametrize("left", [None, b"", b"Name: \xff\n"], ids=["no file", "empty", "no text"])
+def test_a_distribution_that_lost_its_metadata(
+    zoo: str, folder: Path, install: Install, left: bytes | None
+) -> None:
     install("kvf-one", "1.0", kv_connectors=f"One = {zoo}:Two")
-    (folder / "kvf_one-1.0.dist-info" / "METADATA").unlink()
+    file = folder / "kvf_one-1.0.dist-info" / "METADATA"
+    file.unlink() if left is None else file.write_bytes(left)
     [offer] = KVConnectorFactory._registry.offers("One")
     assert offer.origin == "from an unnamed distribution"
 

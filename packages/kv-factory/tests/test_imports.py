@@ -6,11 +6,12 @@ import sys
 
 # What kv_api needs, and `threading`, `contextvars` and `importlib`.
 KNOWN = {
-    "_ast", "_collections", "_contextvars", "_functools", "_opcode", "_opcode_metadata", "_operator", "_sre",
-    "_struct", "_tokenize", "_typing", "_weakrefset", "annotationlib", "array", "ast", "collections",
-    "contextlib", "contextvars", "copy", "copyreg", "dataclasses", "dis", "enum", "functools", "importlib",
-    "inspect", "itertools", "keyword", "linecache", "opcode", "operator", "re", "reprlib", "struct", "threading",
-    "token", "tokenize", "types", "typing", "warnings", "weakref",
+    "_ast", "_collections", "_contextvars", "_functools", "_opcode", "_opcode_metadata", "_operator",
+    "_py_warnings", "_sre", "_struct", "_tokenize", "_types", "_typing", "_weakrefset", "annotationlib",
+    "array", "ast", "collections", "contextlib", "contextvars", "copy", "copyreg", "dataclasses", "dis",
+    "enum", "functools", "importlib", "inspect", "io", "itertools", "keyword", "linecache", "opcode",
+    "operator", "re", "reprlib", "struct", "threading", "token", "tokenize", "types", "typing", "warnings",
+    "weakref",
 }  # fmt: skip
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import pytest
 import kv_offload_cpu
 
 CODE = """
-import sys
+import sys, pathlib, traceback  # which bring, on 3.14 and 3.15, what is looked for here
 before = set(sys.modules)
 {code}
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}}

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 CODE = """
-import sys
+import sys, traceback  # which brings a module, on 3.15, that is not among the names
 before = set(sys.modules)
 import kv_offload
 new = {name.partition(".")[0] for name in set(sys.modules) - before}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 CODE = """
-import sys
+import sys, traceback  # which brings a module, on 3.15, that is not among the names
 before = set(sys.modules)
 import {module}
 new = {{name.partition(".")[0] for name in set(sys.modules) - before}}

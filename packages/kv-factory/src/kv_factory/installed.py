@@ -35,7 +35,11 @@ def _label(distribution: "Distribution | None") -> str:
     """Name and version. A distribution that lost its metadata has neither."""
     if distribution is None:
         return "an unknown distribution"
-    known = [distribution.metadata[key] for key in ("Name", "Version") if key in distribution.metadata]
+    try:
+        metadata = distribution.metadata
+    except Exception:  # noqa: BLE001 - whatever has become of the file, what it names can be used
+        metadata = None
+    known = [metadata[key] for key in ("Name", "Version") if metadata and key in metadata]
     return " ".join(known) or "an unnamed distribution"
 
 
