@@ -90,6 +90,17 @@ class TestFences:
         connector.on_new_request(b)
         assert run(connector, b, [1]).jobs_to_flush == {0}
 
+    def test_who_goes_on_after_a_pause_waits_for_none_of_its_own_blocks(self, fenced):
+        connector, _ = fenced()
+        a = self.begin(connector)
+        connector.build_connector_meta(step())  # a session: it waits for its next input, and keeps its blocks
+        a.tokens += [90, 91, 92, 93]
+        a.num_prompt_tokens = 12
+        connector.update_state_after_alloc(a, Blocks([1, 2, 3]), 0)
+        meta = connector.build_connector_meta(step(new=[("a", ([1, 2, 3],))], counts={"a": 4}))
+        assert meta == plan(stores={1: TransferJob("a", gpu(3, index=2), Slots([2]))})
+        connector.side.check()
+
     def test_a_store_that_has_ended_makes_nobody_wait(self, fenced):
         connector, _ = fenced()
         a = self.begin(connector)

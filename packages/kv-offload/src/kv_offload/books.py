@@ -13,6 +13,7 @@ from kv_offload.agenda import Agenda
 from kv_offload.block_index import BlockIndex
 from kv_offload.describe import EngineDescription
 from kv_offload.events import EventTranslator
+from kv_offload.fresh import Tables, fresh_blocks
 from kv_offload.jobs import JobBook
 from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata
@@ -77,6 +78,19 @@ class Books:
         state.progress.rewind()
         if self.states.get(state.context.req_id) is state:
             self.agenda.hasten(state.context.req_id)
+
+    def note_fresh(self, state: RequestState | None, tables: Tables) -> None:
+        """A request got these blocks, and may write them but for those with tokens that it was found to have.
+
+        One that goes on where it paused (a session) isn't asked about again: its table begins with what it has.
+        """
+        if state is None:
+            self.fresh |= fresh_blocks(self.layout, tables, 0)
+            return
+        found = fresh_blocks(self.layout, tables, state.promise.local)
+        if state.progress.has_blocks:
+            found.difference_update(*(progress.table for progress in state.progress.groups))
+        self.fresh |= found
 
     def open_region(self) -> None:
         """Lock the manager until the step is planned."""

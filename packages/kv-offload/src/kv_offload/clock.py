@@ -1,4 +1,4 @@
-"""The only place that reads time. Nothing is decided by it but when a load has taken too long."""
+"""The only place that reads time. Nothing is decided by it but when a copy has taken too long."""
 
 from time import monotonic
 from typing import Final, Protocol

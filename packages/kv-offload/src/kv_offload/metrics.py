@@ -49,7 +49,7 @@ METRICS: Final[Mapping[str, OffloadingMetricMetadata]] = {
         "Seconds from a request's first lookup that was put off to the one that was not, or to its end.",
         buckets=ASYNC_BUCKETS,
     ),
-    ALLOCATION_FAILURE: OffloadingCounterMetadata("Offers of chunks for which the medium had no room."),
+    ALLOCATION_FAILURE: OffloadingCounterMetadata("Attempts to store for which there was no room."),
     LOAD_FAILURE: OffloadingCounterMetadata("Loads that failed."),
     STORE_FAILURE: OffloadingCounterMetadata("Stores that failed."),
 }

@@ -2,7 +2,7 @@
 
 Python adds two ``bytes`` by way of the buffer protocol, which costs more than copying them. Hashes come from one
 function and are of one length, so many of them are joined with the suffix between them, and cut again, in two
-calls. Where they aren't as long as the first of them, each is added by itself. How many come at once is most often
+calls; where their lengths don't add up to that, each is added by itself. How many come at once is most often
 what it was before: a step's share of a prompt.
 """
 

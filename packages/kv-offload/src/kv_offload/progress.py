@@ -132,9 +132,10 @@ class Progress:
     # -- blocks --------------------------------------------------------------------------------
 
     def begin(self, tables: Sequence[Sequence[int]]) -> None:
-        """The request runs with these whole tables, by group id."""
+        """The request runs with these whole tables, by group id. Its prompt may be longer than it was."""
         for progress in self.groups:
             progress.set_table(tables[progress.group.group_id])
+        self.next_end = 0
 
     def append(self, tables: Sequence[Sequence[int]]) -> None:
         """The request got these blocks more."""

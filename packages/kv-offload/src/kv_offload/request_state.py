@@ -56,7 +56,7 @@ class RequestState:
     promise: Promise = field(default=Promise(0, 0))
     refused: set[OffloadKey] = field(default_factory=set)
     deferrals: int = 0
-    """Queries in a row that were answered "ask again"."""
+    """Queries that were answered "ask again", since it last got blocks."""
     deferred_since: float | None = None
     store_refusals: int = 0
     """Offers in a row for which the medium had no room."""

@@ -30,7 +30,6 @@ from kv_api import (
 from kv_offload.books import Books
 from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
-from kv_offload.fresh import fresh_blocks
 from kv_offload.handed_states import HandedStates
 from kv_offload.jobs import STORE
 from kv_offload.matching import Matching
@@ -84,7 +83,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         books, tables = self._books, blocks.get_block_ids()
         state = books.states.get(request.request_id)
-        books.fresh |= fresh_blocks(books.layout, tables, state.promise.local if state else 0)
+        books.note_fresh(state, tables)
         if state is not None:
             state.deferrals = 0
         if num_external_tokens == 0:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kv_api import BlockIds, OffloadKey, PrepareStoreOutput, SchedulerOutput
 from kv_offload.books import Books
-from kv_offload.fresh import Tables, fresh_blocks, tables_of_step
+from kv_offload.fresh import Tables, tables_of_step
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
 from kv_offload.request_state import RequestState
@@ -56,7 +56,7 @@ class Storing:
         """Learn which blocks somebody may write, and fence them."""
         books, fresh = self._books, self._books.fresh
         for state, blocks in whole:
-            fresh |= fresh_blocks(books.layout, blocks, state.promise.local)
+            books.note_fresh(state, blocks)
         for _, blocks in more:
             fresh.update(*blocks)
         fresh.discard(0)

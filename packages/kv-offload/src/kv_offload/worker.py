@@ -38,7 +38,7 @@ class OffloadingWorkerSide(WorkerSide):
     """Runs the jobs of one rank."""
 
     clock: ClassVar[Clock] = staticmethod(read_clock)
-    """Says when a load has taken too long."""
+    """Says when a copy has taken too long."""
 
     def __init__(
         self,
