@@ -15,7 +15,7 @@ from typing import Any
 
 PACKAGES = {
     "kv_multi": ("*.py",),
-    "kv_offload": ("*.py",),
+    "kv_offload": ("**/*.py",),
     "kv_offload_cpu": (
         "manager.py",
         "pool.py",

@@ -9,10 +9,15 @@ import pytest
 from kv_sim_notes import Notes
 
 from kv_api import TwoSidedConnector
+from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.checkers import conservation, geometry
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory.copies import Copy, Direction, State
 from kv_sim.memory.shadow import Shadow
+from kv_sim.violation import Violation
+from kv_sim.world import World
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
 
@@ -185,6 +190,16 @@ def test_books_are_recounted_of_a_connector_of_its_half_and_of_its_children() ->
     told = [message.split("\n")[0] for message in one.referee.told]
     books = (("Half", "a"), ("Wrong", "itself"), ("Wrong", "itself"), ("Half", "b"), ("Half", "c"))
     assert told == [whole.format(*book) for book in books]
+
+
+@pytest.mark.parametrize("part", [CPUOffloadingManager, CPUOffloadingWorker])
+def test_a_medium_is_recounted_with_its_connector(monkeypatch: pytest.MonkeyPatch, part: type[Any]) -> None:
+    def check(self: Any) -> None:
+        raise AssertionError("one too many")
+
+    monkeypatch.setattr(part, "check", check)
+    with pytest.raises(Violation, match=r"at rest the books of .* are wrong: one too many"):
+        World(WorldConfig(), SUBJECTS["offload"]).rest()
 
 
 @pytest.mark.parametrize(

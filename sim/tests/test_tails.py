@@ -8,7 +8,7 @@ import pytest
 
 from kv_api import BlockRemoved, BlockStored, ConfigError, Request
 from kv_offload import OffloadingConnector
-from kv_offload.pins import Pins
+from kv_offload.scheduler.state.pins import Pins
 from kv_sim.actions import Action, Kind
 from kv_sim.brief import brief_step
 from kv_sim.checkers.accounting import Mirror

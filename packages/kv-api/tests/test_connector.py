@@ -189,6 +189,22 @@ def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
     assert side._kv_cache_manager is manager
 
 
+@pytest.mark.parametrize("role", [SCHEDULER, WORKER])
+def test_a_half_may_be_made_of_more(role: kv_api.KVConnectorRole) -> None:
+    made: list[Any] = []
+
+    class Connector(TwoClassConnector):
+        def build_side(self, side_class: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
+            made.append((side_class, vllm_config, kv_cache_config))
+            return "the half"
+
+    config, cache = make_config(), "blocks"
+    connector = Connector(config, role, cache)  # type: ignore[arg-type]
+    side: Any = connector.side
+    assert side == "the half"
+    assert made == [(FakeScheduler if role is SCHEDULER else FakeWorker, config, cache)]
+
+
 def test_metadata_is_there_only_within_a_step(connector_class: Any) -> None:
     worker = connector_class(make_config(), WORKER)
     side = getattr(worker, "side", worker)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_offload.agenda import Agenda
+from kv_offload.scheduler.state.agenda import Agenda
 
 IDS = [f"r{number}" for number in range(6)]
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import AttentionKind, GPULoadStoreSpec, KVError, ReqContext
-from kv_offload.layout import Group, Layout
-from kv_offload.progress import Progress
-from kv_offload.stores import beginning, chosen, in_batches, keys_of, source_of
-from kv_offload.storing import _note_left
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.storing.batches import beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.scheduler.storing.storing import _note_left
+from kv_offload.shape.layout import Group, Layout
 
 FULL, WINDOW, STATE = AttentionKind.FULL, AttentionKind.SLIDING_WINDOW, AttentionKind.STATE_SPACE
 CHUNKS = 12

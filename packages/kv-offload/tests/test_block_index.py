@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_work import work_of
 
-from kv_offload.block_index import BlockIndex
+from kv_offload.scheduler.state.block_index import BlockIndex
 
 blocks = st.lists(st.integers(1, 9), unique=True, max_size=5)
 nulls = st.integers(0, 2)

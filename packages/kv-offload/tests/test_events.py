@@ -7,8 +7,8 @@ from kv_offload_calls import key, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, step
 
 from kv_api import BlockRemoved, BlockStored, Locality, Medium, OffloadingEvent
-from kv_offload.events import EventTranslator
-from kv_offload.layout import Group, Layout
+from kv_offload.scheduler.events import EventTranslator
+from kv_offload.shape.layout import Group, Layout
 
 
 def test_events_are_those_of_the_manager(fenced):

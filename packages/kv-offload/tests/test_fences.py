@@ -12,8 +12,8 @@ from kv_api import (
     LookupResult,
 )
 from kv_offload import TransferJob
-from kv_offload.fresh import fresh_blocks, tables_of_step
-from kv_offload.layout import Group, Layout
+from kv_offload.scheduler.state.fresh import fresh_blocks, tables_of_step
+from kv_offload.shape.layout import Group, Layout
 
 
 class TestFences:

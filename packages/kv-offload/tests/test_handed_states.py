@@ -10,7 +10,7 @@ from kv_offload_pool import Pool
 
 from kv_api import GPULoadStoreSpec, KVError, OffloadPolicy
 from kv_offload import TransferJob
-from kv_offload.pins import Pins
+from kv_offload.scheduler.state.pins import Pins
 
 STATES = kv_cache_config(((FULL, 4, 0), (STATE, 4, 0), (STATE, 4, 0)), hands_over=True)
 

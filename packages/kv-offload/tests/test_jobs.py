@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_offload.jobs import JobBook, JobKind
+from kv_offload.scheduler.state.jobs import JobBook, JobKind
 
 WORKERS = 2
 OWNERS = 3

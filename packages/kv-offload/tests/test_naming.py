@@ -3,7 +3,7 @@
 import pytest
 
 from kv_api import make_offload_key
-from kv_offload.naming import PIECE, names
+from kv_offload.shape.naming import PIECE, names
 
 COUNTS = (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 7)
 

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
 
 from kv_api import ReqContext
-from kv_offload.layout import Group, Layout
-from kv_offload.progress import GroupProgress, Progress, is_reachable
+from kv_offload.scheduler.state.progress import GroupProgress, Progress
+from kv_offload.shape.layout import Group, Layout
+from kv_offload.shape.reach import Ends, is_reachable
 
 
 @st.composite
@@ -24,7 +25,7 @@ def groups_under_way(draw):
     return layout, progress, draw(st.integers(0, chunks))
 
 
-@given(groups_under_way(), st.lists(st.integers(0, 90), max_size=2), st.booleans())
+@given(groups_under_way(), st.builds(Ends, st.integers(0, 90), st.integers(0, 90)), st.booleans())
 def test_what_is_offered(case, ends, with_loaded):
     layout, progress, stop = case
     group = progress.group

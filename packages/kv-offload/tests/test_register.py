@@ -9,7 +9,7 @@ from kv_offload_configs import FULL, STATE, kv_cache_config
 
 from kv_api import ConfigError
 from kv_offload.describe import describe_engine
-from kv_offload.register import canonical_caches, pages_of
+from kv_offload.worker.register import canonical_caches, pages_of
 
 
 class Marked(np.ndarray):

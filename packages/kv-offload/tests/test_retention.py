@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
 
 from kv_api import ReqContext
-from kv_offload.layout import Group, Layout
-from kv_offload.lookup import Answers, find_match
-from kv_offload.progress import is_reachable
+from kv_offload.scheduler.loading.lookup import Answers, find_match
+from kv_offload.shape.layout import Group, Layout
+from kv_offload.shape.reach import Ends, is_reachable
 
 from .test_lookup import HIT, Known, keys_of
 
@@ -48,8 +48,9 @@ def found(layout, stored, shared, limit):
 def stored_of(layout, prompt, junction):
     """What a prompt has, and what of it is stored; by group."""
     everything = [range(prompt // group.tokens_per_chunk) for group in layout.groups]
+    ends = Ends(prompt, prompt, junction)
     stored = [
-        [c for c in chunks if is_reachable(layout, group, (c + 1) * group.tokens_per_chunk, (prompt, junction))]
+        [c for c in chunks if is_reachable(layout, group, (c + 1) * group.tokens_per_chunk, ends)]
         for group, chunks in zip(layout.groups, everything, strict=True)
     ]
     return everything, stored
@@ -126,7 +127,8 @@ def test_less_is_stored(layout, prompt):
     for group in layout.groups:
         if group.has_window and not group.is_draft and not group.restart_tokens:
             size = group.tokens_per_chunk
-            chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, (prompt, 0))]
+            ends = Ends(prompt, prompt)
+            chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, ends)]
             assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
 
 
@@ -155,25 +157,28 @@ def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, b
     assert job.gpu_spec.block_ids.tolist()[10:] == blocks
 
 
+NOWHERE = Ends(0, 0)
+
+
 def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
     for is_draft, reached in ((False, [16]), (True, [12, 16])):
         groups = Group(0, FULL, 16, 1, 4, is_draft=is_draft), Group(1, WINDOW, 4, 1, 1, 5)
         assert [
-            end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, ())
+            end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, NOWHERE)
         ] == reached
 
 
 @pytest.mark.parametrize(
     ("size", "other_size", "ends", "reached"),
     [
-        (16, 4, (), [16, 32]),
-        (16, 4, (8,), [4, 8, 16, 32]),  # who repeats 8 tokens goes on after 7, and reads from 3 on
-        (16, 4, (9,), [8, 16, 32]),
-        (16, 4, (10,), [8, 12, 16, 32]),
-        (16, 4, (9, 24), [8, 16, 20, 24, 32]),
-        (4, 8, (), [4, 8, 12, 16, 20, 24, 28, 32]),
-        (8, 16, (), [8, 16, 24, 32]),  # chunks of one are a multiple of the other's
-        (8, 12, (), [4, 8, 12, 16, 20, 24, 28, 32]),  # goes on within chunks
+        (16, 4, NOWHERE, [16, 32]),
+        (16, 4, Ends(8, 0), [4, 8, 16, 32]),  # who repeats 8 tokens goes on after 7, and reads from 3 on
+        (16, 4, Ends(0, 9), [8, 16, 32]),
+        (16, 4, Ends(10, 10), [8, 12, 16, 32]),
+        (16, 4, Ends(9, 24), [8, 16, 20, 24, 32]),
+        (4, 8, NOWHERE, [4, 8, 12, 16, 20, 24, 28, 32]),
+        (8, 16, NOWHERE, [8, 16, 24, 32]),  # chunks of one are a multiple of the other's
+        (8, 12, NOWHERE, [4, 8, 12, 16, 20, 24, 28, 32]),  # goes on within chunks
     ],
 )
 def test_what_nobody_can_reach_is_left_out(size, other_size, ends, reached):

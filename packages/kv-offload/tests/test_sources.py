@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import CacheHitSource
-from kv_offload.sources import Supply, count_sources
+from kv_offload.scheduler.state.sources import Supply, count_sources
 
 HOST, DISK, UNKNOWN = CacheHitSource.HOST, CacheHitSource.DISK, CacheHitSource.EXTERNAL_UNSPECIFIED
 

@@ -6,9 +6,9 @@ from kv_offload_configs import FULL, STATE
 from kv_offload_medium import Known
 
 from kv_api import LookupResult, ReqContext, make_offload_key
-from kv_offload.layout import Group, Layout
-from kv_offload.lookup import Answers, Match, find_match
-from kv_offload.tail_lookup import TailAnswers
+from kv_offload.scheduler.loading.lookup import Answers, Match, find_match
+from kv_offload.scheduler.loading.tail_lookup import TailAnswers
+from kv_offload.shape.layout import Group, Layout
 
 HIT, MISS, PENDING, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY
 PER_HASH = 2

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_offload.watched import WatchedBlocks
+from kv_offload.scheduler.state.watched import WatchedBlocks
 
 blocks = st.sets(st.integers(1, 8))
 

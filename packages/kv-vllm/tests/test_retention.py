@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from kv_api import AttentionKind
-from kv_offload.layout import Group, Layout
-from kv_offload.progress import is_reachable
+from kv_offload.shape.layout import Group, Layout
+from kv_offload.shape.reach import Ends, is_reachable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -21,7 +21,7 @@ def vllms_chunks(spec, manager, prompt, alignment, interval, junction):
 
 def our_chunks(layout, group, prompt, junction):
     size = group.tokens_per_chunk
-    ends = (prompt, junction)
+    ends = Ends(prompt, prompt, junction)
     return {c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, ends)}
 
 

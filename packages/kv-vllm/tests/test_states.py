@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
-from kv_offload.handed_states import HandedStates
-from kv_offload.jobs import JobBook
-from kv_offload.pins import Pins
-from kv_offload.tails import Tails
+from kv_offload.scheduler.state.jobs import JobBook
+from kv_offload.scheduler.state.pins import Pins
+from kv_offload.scheduler.storing.handed_states import HandedStates
+from kv_offload.scheduler.storing.tails import Tails
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec

@@ -11,14 +11,11 @@ from typing import ClassVar
 
 from kv_api import CanonicalKVCaches, KVCaches, KVTransferConfig
 from kv_factory import KVConnectorFactory, OffloadingSpecFactory
-from kv_offload.connector import OffloadingConnector
-from kv_offload.scheduler import OffloadingSchedulerSide
-from kv_offload.worker import OffloadingWorkerSide
+from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
-from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
-from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory
+from kv_offload_cpu.worker import HostMemory
 from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
 
@@ -108,9 +105,7 @@ class RecountedSchedulerSide(OffloadingSchedulerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        manager = self._books.manager
-        assert isinstance(manager, CPUOffloadingManager), f"{manager} is not what the spec makes"
-        manager.check()
+        _recount(self._books.manager)
 
 
 class TimedWorkerSide(OffloadingWorkerSide):
@@ -127,8 +122,14 @@ class TimedWorkerSide(OffloadingWorkerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        if isinstance(self._medium, CPUOffloadingWorker):
-            self._medium.check()
+        _recount(self._medium)
+
+
+def _recount(medium: object) -> None:
+    """What a medium is made of has a ``check`` if it can recount itself, as that of host memory has."""
+    check = getattr(medium, "check", None)
+    if check is not None:
+        check()
 
 
 class TimedOffloadingConnector(OffloadingConnector):

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from kv_offload.connector import OffloadingConnector
-from kv_offload.scheduler import OffloadingSchedulerSide
+from kv_offload.scheduler.side import OffloadingSchedulerSide
 from kv_sim.replay.timed.medium import ReplayWorkerSide
 
 

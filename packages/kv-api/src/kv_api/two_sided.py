@@ -12,7 +12,7 @@ Use ``TwoSidedHMAConnector`` when the scheduler's half has ``request_finished_al
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from kv_api.connector import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from kv_api.engine import (
@@ -40,8 +40,11 @@ from kv_api.metadata import (
 )
 from kv_api.output import KVConnectorOutput, KVConnectorTransferResults
 from kv_api.scheduler_side import SchedulerSide
+from kv_api.side import ConnectorSide
 from kv_api.stats import CacheHitSource, KVConnectorStats
 from kv_api.worker_side import WorkerSide
+
+_Side = TypeVar("_Side", bound=ConnectorSide)
 
 
 class _AbsentSide:
@@ -78,9 +81,15 @@ class TwoSidedConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide = absent
         self._worker: WorkerSide = absent
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = self.scheduler_class(vllm_config, kv_cache_config)
+            self._scheduler = self.build_side(self.scheduler_class, vllm_config, kv_cache_config)
         else:
-            self._worker = self.worker_class(vllm_config, kv_cache_config)
+            self._worker = self.build_side(self.worker_class, vllm_config, kv_cache_config)
+
+    def build_side(
+        self, side_class: type[_Side], vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> _Side:
+        """Make the half of the object's role. To be overridden where a half is made of more than these two."""
+        return side_class(vllm_config, kv_cache_config)
 
     @property
     def side(self) -> SchedulerSide | WorkerSide:

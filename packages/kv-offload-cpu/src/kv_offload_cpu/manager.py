@@ -3,7 +3,7 @@
 The manager joins four things that know nothing of each other: the pool, which has the state of every chunk (see
 there for the states and how they are kept); the policy, which has the order in which chunks leave; the tracker,
 which says what is worth storing; and what is told to others, events and counters. How an offer gets its places is
-in ``entry``.
+in ``intake``.
 
 **Invariants** (``check`` recounts them, and everything below): the policy holds exactly the chunks that are in
 flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_store`` that is refused changes
@@ -28,9 +28,9 @@ from kv_api import (
     RequestOffloadingContext,
     StoreOffer,
 )
-from kv_offload_cpu.entry import Entry
 from kv_offload_cpu.events import EventLog
 from kv_offload_cpu.fences import JobKind
+from kv_offload_cpu.intake import Intake
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.pick import distinct
 from kv_offload_cpu.policy import find_policy
@@ -74,8 +74,8 @@ class CPUOffloadingManager(OffloadingManager):
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
         self._events = EventLog() if enable_events else None
         self._counters = Counters(skips=self._tracker is not None)
-        self._entry = Entry(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
-        self._access = self._entry.access
+        self._intake = Intake(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
+        self._access = self._intake.access
         self._info = info
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -123,7 +123,7 @@ class CPUOffloadingManager(OffloadingManager):
             pool.end_stale_jobs(stale, JobKind.LOAD)
 
     def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
-        """Load at once what ``lookup_prefix`` finds, and say how much that is.
+        """Load at once what ``lookup_prefix`` finds, and say how much that is; for replays, which have no copies.
 
         The same as ``prepare_load`` and ``complete_load`` of it with nothing between them.
         """
@@ -139,7 +139,7 @@ class CPUOffloadingManager(OffloadingManager):
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        placed = self._entry.place(keys, req_context, self._pool.begin_store)
+        placed = self._intake.place(keys, req_context, self._pool.begin_store)
         return None if placed is None else _prepared(*placed)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
@@ -147,12 +147,12 @@ class CPUOffloadingManager(OffloadingManager):
         if len(stores) == 1:
             only = self.prepare_store(*stores[0])
             return [] if only is None else [only]
-        placed = self._entry.place_all(stores)
+        placed = self._intake.place_all(stores)
         return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
-        """Store at once: the same as ``prepare_store`` and ``complete_store`` with nothing between them."""
-        placed = self._entry.place(keys, req_context, _has_landed)
+        """Store at once, as in a replay: ``prepare_store`` and ``complete_store`` with nothing between them."""
+        placed = self._intake.place(keys, req_context, _has_landed)
         if placed is None:
             return None
         stored = Stored(*placed)

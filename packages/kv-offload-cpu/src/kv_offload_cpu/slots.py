@@ -24,7 +24,7 @@ class _Numbers(NamedTuple):
 
 
 _known = _Numbers([], array("i"))
-"""As many as anybody asked for. Replaced at once: whoever uses what it was, or finds fewer, is only slower."""
+"""As many as anybody asked for. Swapped as one: whoever still uses a shorter one is right, and only slower."""
 
 
 def numbers(count: int) -> list[int]:

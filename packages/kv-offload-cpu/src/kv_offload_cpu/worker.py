@@ -29,7 +29,7 @@ class StoreRole(Enum):
 
     WRITES = auto()
     ACKNOWLEDGES = auto()
-    """Another worker holds the same bytes and writes them."""
+    """Another worker holds the same bytes and writes them. vLLM's connector needs it, ours submits none."""
 
 
 class HostMemory(Protocol):

@@ -1,13 +1,11 @@
 """``OffloadingConnector``: the two halves under one name, and what an engine asks of the class itself."""
 
-from functools import partial
 from typing import Any
 
 from kv_api import (
     ConfigError,
     KVCacheConfig,
     KVConnectorPromMetrics,
-    KVConnectorRole,
     KVConnectorStats,
     TwoSidedHMAConnector,
     VllmConfig,
@@ -17,8 +15,8 @@ from kv_factory import OffloadingSpecFactory
 from kv_offload.describe import GroupDescription, describe_engine, describe_group
 from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload.prom import OffloadPromMetrics
-from kv_offload.scheduler import OffloadingSchedulerSide
-from kv_offload.worker import OffloadingWorkerSide
+from kv_offload.scheduler.side import OffloadingSchedulerSide
+from kv_offload.worker.side import OffloadingWorkerSide
 
 
 class OffloadingConnector(TwoSidedHMAConnector):
@@ -27,16 +25,11 @@ class OffloadingConnector(TwoSidedHMAConnector):
     scheduler_class = OffloadingSchedulerSide
     worker_class = OffloadingWorkerSide
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
-    ) -> None:
+    def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
+        """A half is also made of what the engine is, and of the medium that its configuration names."""
         engine = describe_engine(vllm_config, kv_cache_config, self.describe_group)
         spec = OffloadingSpecFactory.create_spec(engine.config)
-        # What the base class makes a half of: the class with what was just found out. It hides the class's own.
-        here: Any = self
-        here.scheduler_class = partial(type(self).scheduler_class, engine=engine, spec=spec)
-        here.worker_class = partial(type(self).worker_class, engine=engine, spec=spec)
-        super().__init__(vllm_config, role, kv_cache_config)
+        return side_class(vllm_config, kv_cache_config, engine, spec)
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:

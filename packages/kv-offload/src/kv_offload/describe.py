@@ -21,8 +21,8 @@ from kv_api import (
     OffloadingParallelConfig,
     VllmConfig,
 )
-from kv_offload.layout import Group, Layout
 from kv_offload.options import HoldBlocks, Options, parse_options
+from kv_offload.shape.layout import Group, Layout
 
 
 @dataclass(frozen=True)

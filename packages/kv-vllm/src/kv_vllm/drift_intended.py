@@ -47,7 +47,7 @@ INTENDED: Final[tuple[Intended, ...]] = (
     Intended("MultiConnector", "check", "missing there", "a recount, for tests"),
     *(
         Intended("MultiConnector", name, "missing there", "ours is made of two halves")
-        for name in ("scheduler_class", "worker_class", "side")
+        for name in ("scheduler_class", "worker_class", "side", "build_side")
     ),
     Intended(
         "MultiConnector",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from kv_api import CanonicalKVCaches, KVCacheEvent, KVCaches
 from kv_offload import OffloadingConnector as OurOffloadingConnector
-from kv_offload.worker import OffloadingWorkerSide
+from kv_offload import OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.worker import HostMemory

@@ -1,1 +1,4 @@
-"""The ten checkers, a file each. ``violation.Invariant`` names them."""
+"""What a history is judged by, beyond what the engine model, its memory and its guard notice themselves.
+
+``violation.Invariant`` names the ten invariants, and ARCHITECTURE.md says which file looks after which.
+"""

@@ -13,17 +13,18 @@ from kv_api import (
     VllmConfig,
 )
 from kv_offload.describe import EngineDescription
-from kv_offload.handed_states import HandedStates
-from kv_offload.jobs import Job
-from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
-from kv_offload.outcomes import Outcomes
-from kv_offload.progress import Progress
-from kv_offload.request_state import RequestState
-from kv_offload.scheduler import OffloadingSchedulerSide
-from kv_offload.stores import Batch, beginning
-from kv_offload.storing import Storing
-from kv_offload.tails import Tails
+from kv_offload.scheduler.loading.matching import Matching
+from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.side import OffloadingSchedulerSide
+from kv_offload.scheduler.state.jobs import Job
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.batches import Batch, beginning
+from kv_offload.scheduler.storing.handed_states import HandedStates
+from kv_offload.scheduler.storing.storing import Storing
+from kv_offload.scheduler.storing.tails import Tails
+from kv_offload.shape.reach import Ends
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
 
 
@@ -104,7 +105,7 @@ class FreedBlocksNotFenced(TimedOffloadingConnector):
 
 
 class _SkipsChunks(Progress):
-    def offers(self, stops: Sequence[int], ends: Sequence[int], *, with_loaded: bool) -> Batch:
+    def offers(self, stops: Sequence[int], ends: Ends | None, *, with_loaded: bool) -> Batch:
         return beginning(self._layout, super().offers(stops, ends, with_loaded=with_loaded), 1)
 
 

@@ -10,10 +10,10 @@ from kv_api import (
     OffloadKey,
     Request,
 )
-from kv_offload.matching import Matching
-from kv_offload.outcomes import Outcomes
-from kv_offload.progress import Progress
-from kv_offload.request_state import RequestState
+from kv_offload.scheduler.loading.matching import Matching
+from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.request_state import RequestState
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
 from kv_sim.zoo.offload import PartedScheduler
 

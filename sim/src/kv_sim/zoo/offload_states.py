@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from kv_api import SchedulerOutput
-from kv_offload.books import Books
-from kv_offload.boundary_store import Source
-from kv_offload.handed_states import HandedStates, Taken, offers_of
-from kv_offload.jobs import JobBook
-from kv_offload.request_state import RequestState
-from kv_offload.tail_lookup import tail_key
-from kv_offload.tails import Tables, Tails
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.jobs import JobBook
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.boundary_store import Source
+from kv_offload.scheduler.storing.handed_states import HandedStates, Taken, offers_of
+from kv_offload.scheduler.storing.tails import Tables, Tails
+from kv_offload.shape.naming import tail_key
 from kv_sim.offload import TimedOffloadingConnector
 from kv_sim.zoo.offload import PartedScheduler
 

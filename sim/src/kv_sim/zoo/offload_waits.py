@@ -3,8 +3,8 @@
 from typing import Any
 
 from kv_api import BlockIds, LookupResult, OffloadKey, Request
-from kv_offload.matching import Matching
-from kv_offload.outcomes import Outcomes
+from kv_offload.scheduler.loading.matching import Matching
+from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
 from kv_sim.memory.device import Device

@@ -9,9 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kv_api import CanonicalKVCaches, KVCaches
-from kv_offload.connector import OffloadingConnector
-from kv_offload.scheduler import OffloadingSchedulerSide
-from kv_offload.worker import OffloadingWorkerSide
+from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec

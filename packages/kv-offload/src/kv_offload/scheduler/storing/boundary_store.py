@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kv_api import GPULoadStoreSpec, OffloadKey
-from kv_offload.books import Books
-from kv_offload.jobs import Job
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
-from kv_offload.request_state import RequestState
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.jobs import Job
+from kv_offload.scheduler.state.request_state import RequestState
 
 
 class Source(NamedTuple):
@@ -62,8 +62,7 @@ def _begin(
         state.context.req_id,
         GPULoadStoreSpec(blocks, sizes, firsts),
         output.store_spec,
-        False,
-        is_final and books.engine.holds_blocks,
-        is_final,
+        is_held=is_final and books.engine.holds_blocks,
+        is_computed=is_final,
     )
     return job, stored

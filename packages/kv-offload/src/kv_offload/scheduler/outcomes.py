@@ -8,10 +8,10 @@ every job stale, and the medium is told when the last of those has ended.
 from collections.abc import Iterable
 
 from kv_api import KVConnectorOutput
-from kv_offload.books import Books
-from kv_offload.jobs import STORE, Job, Report
 from kv_offload.metadata import OffloadingWorkerMetadata
 from kv_offload.metrics import LOAD_FAILURE, STORE_FAILURE
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.jobs import STORE, Job, Report
 
 
 class Outcomes:

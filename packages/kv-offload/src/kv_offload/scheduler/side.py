@@ -1,10 +1,4 @@
-"""The scheduler's half: the engine's calls, in order, for those who know what to do.
-
-Decisions are pure code: how far a request can be loaded (``lookup``), what of it is to be stored (``progress``),
-what a job copies (``loads``, ``stores``), whom a block has to wait for (``jobs``). Three parts ask the medium and
-keep the books (``books``) accordingly: ``matching`` promises and loads, ``storing`` stores and fences,
-``outcomes`` learns what became of it.
-"""
+"""The engine's calls, in order, for those who know what to do."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -27,17 +21,17 @@ from kv_api import (
     SupportsHMA,
     VllmConfig,
 )
-from kv_offload.books import Books
 from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
-from kv_offload.handed_states import HandedStates
-from kv_offload.jobs import STORE
-from kv_offload.matching import Matching
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats, kinds_of
-from kv_offload.outcomes import Outcomes
-from kv_offload.storing import Storing
-from kv_offload.tails import Tails
+from kv_offload.scheduler.loading.matching import Matching
+from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.jobs import STORE
+from kv_offload.scheduler.storing.handed_states import HandedStates
+from kv_offload.scheduler.storing.storing import Storing
+from kv_offload.scheduler.storing.tails import Tails
 
 
 class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):

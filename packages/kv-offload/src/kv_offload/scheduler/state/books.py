@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from kv_api import OffloadingManager, Request
-from kv_offload.agenda import Agenda
-from kv_offload.block_index import BlockIndex
 from kv_offload.describe import EngineDescription
-from kv_offload.events import EventTranslator
-from kv_offload.fresh import Tables, fresh_blocks
-from kv_offload.jobs import JobBook
 from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata
 from kv_offload.metrics import OffloadingConnectorStats
-from kv_offload.pins import Pins
-from kv_offload.request_state import RequestState, begin_life
+from kv_offload.scheduler.events import EventTranslator
+from kv_offload.scheduler.state.agenda import Agenda
+from kv_offload.scheduler.state.block_index import BlockIndex
+from kv_offload.scheduler.state.fresh import Tables, fresh_blocks
+from kv_offload.scheduler.state.jobs import JobBook
+from kv_offload.scheduler.state.pins import Pins
+from kv_offload.scheduler.state.request_state import RequestState, begin_life
 
 
 class Books:

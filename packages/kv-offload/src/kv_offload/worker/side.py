@@ -30,8 +30,8 @@ from kv_offload.clock import Clock, read_clock
 from kv_offload.describe import EngineDescription
 from kv_offload.log import warn
 from kv_offload.metadata import OffloadingConnectorMetadata, TransferJob
-from kv_offload.register import canonical_caches
-from kv_offload.running import RunningJobs
+from kv_offload.worker.register import canonical_caches
+from kv_offload.worker.running import RunningJobs
 
 
 class OffloadingWorkerSide(WorkerSide):

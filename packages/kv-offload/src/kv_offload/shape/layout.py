@@ -80,14 +80,14 @@ class Group:
     def chunks_needed(self, local: int, boundary: int) -> range:
         """The chunks that must be there so that a request can go on at ``boundary``.
 
-        Those that a load reads; and of a draft model the one with the token at the boundary, too, since it proves
-        that the token before was computed with the same one after it.
+        Those that a load reads; and of a draft model the one with the token at the boundary, too: then the token
+        before was computed with the same one after it (unless somebody's tokens ended between two chunks).
         """
         chunks = self.chunks_of(self.blocks_to_load(local, boundary))
         if not self.is_draft:
             return chunks
-        proof = boundary // self.tokens_per_chunk
-        return range(chunks.start if chunks else proof, proof + 1)
+        after = boundary // self.tokens_per_chunk
+        return range(chunks.start if chunks else after, after + 1)
 
     def chunks_of(self, blocks: range) -> range:
         """The chunks that a range of blocks lies in."""
@@ -105,7 +105,7 @@ class Layout:
     grain_tokens: int
     """A multiple of every group's block."""
     retention_tokens: int | None = None
-    """Windows are worth keeping every so many tokens (``retention``); None: all of them."""
+    """Windows are worth keeping every so many tokens (``reach``); None: all of them."""
     shares_tokens: bool = False
     """Whether several workers have each a part of the tokens of a block."""
 
@@ -114,7 +114,7 @@ class Layout:
     reaches_all: bool = field(init=False, repr=False)
     """Whether a lookup may need every chunk: all of them end at the same tokens, where somebody may go on.
 
-    If not, that is found out chunk by chunk (``progress.is_reachable``).
+    If not, that is found out chunk by chunk (``reach``).
     """
     is_stored_whole: bool = field(init=False, repr=False)
     """Whether chunks of every group are."""

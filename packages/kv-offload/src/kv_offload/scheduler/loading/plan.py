@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_api import AttentionKind, GPULoadStoreSpec, OffloadKey
-from kv_offload.layout import Layout
-from kv_offload.progress import Progress
-from kv_offload.sources import Supply
-from kv_offload.tail_lookup import tail_key
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.sources import Supply
+from kv_offload.shape.layout import Layout
+from kv_offload.shape.naming import tail_key
 
 
 @dataclass

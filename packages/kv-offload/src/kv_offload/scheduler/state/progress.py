@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
-from kv_offload.block_index import BlockIndex
-from kv_offload.layout import Group, Layout
-from kv_offload.naming import names
-from kv_offload.retention import is_retained
+from kv_offload.scheduler.state.block_index import BlockIndex
+from kv_offload.shape.layout import Group, Layout
+from kv_offload.shape.naming import names
+from kv_offload.shape.reach import Ends, is_reachable
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class GroupProgress:
         elif stop > known:
             self.keys += names(hashes[(known + 1) * size - 1 : stop * size : size], group.key_suffix)
 
-    def offers(self, stop: int, ends: Sequence[int], layout: Layout, *, with_loaded: bool) -> Sequence[int]:
-        """The chunks before ``stop`` that were not offered and may be stored; ``ends`` as in `is_reachable`."""
+    def offers(self, stop: int, ends: Ends | None, layout: Layout, *, with_loaded: bool) -> Sequence[int]:
+        """The chunks before ``stop`` that were not offered and may be stored; ``ends``: see `Progress.offers`."""
         group, first = self.group, self.cursor
         if first >= stop or group.is_handed_over:
             return ()
@@ -83,7 +83,7 @@ class GroupProgress:
         if 0 in self.table[first * group.blocks_per_chunk : stop * group.blocks_per_chunk]:
             is_there = self._are_there(range(first, stop))
             chunks = [chunk for chunk in chunks if is_there[chunk - first]]
-        if group.has_window and not layout.reaches_all:
+        if group.has_window and ends is not None:
             size = group.tokens_per_chunk
             chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
         if chunks and chunks[-1] - chunks[0] == len(chunks) - 1:
@@ -197,8 +197,8 @@ class Progress:
             found.append(min(ended, len(progress.keys), len(progress.table) // group.blocks_per_chunk))
         return found
 
-    def offers(self, stops: Sequence[int], ends: Sequence[int], *, with_loaded: bool) -> list[Sequence[int]]:
-        """What lies before ``stops`` and was not offered. ``ends``: where the request's tokens may end."""
+    def offers(self, stops: Sequence[int], ends: Ends | None, *, with_loaded: bool) -> list[Sequence[int]]:
+        """What lies before ``stops`` and was not offered; of windows what ``ends`` lets reach, or all of it."""
         found = []
         for place, progress in enumerate(self.groups):
             found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
@@ -230,27 +230,3 @@ class Progress:
         """Recount."""
         for progress in self.groups:
             progress.check()
-
-
-def is_reachable(layout: Layout, group: Group, end: int, ends: Sequence[int]) -> bool:
-    """Whether a lookup could ever need the window's chunk that ends at ``end``.
-
-    Requests that share a part of the tokens go on where a chunk of a full-attention group ends, or a token before
-    if there is a draft model; one that repeats all of them, a token before one of ``ends``. Where a window's
-    chunks are finer than that, and it is short, some lie out of its reach. A window that begins anew reaches all.
-    """
-    if not group.has_window or group.is_draft or group.restart_tokens:
-        return True
-    if layout.retention_tokens is not None:
-        return is_retained(layout, group, end, ends)
-    sizes = {other.tokens_per_chunk for other in layout.groups if other.reads_all}
-    if len(sizes) != 1:
-        return True
-    (size,) = sizes
-    chunks = {other.tokens_per_chunk for other in layout.groups}
-    if any(size % chunk and chunk % size for chunk in chunks):
-        return True  # then one goes on within chunks, too, where the last chunk of another group ends
-    has_drafts = any(other.is_draft for other in layout.groups)
-    start = end - group.tokens_per_chunk
-    boundaries = [-(-end // size) * size - has_drafts, *(last - 1 for last in ends if last > start + 1)]
-    return any(group.first_needed(boundary) < end for boundary in boundaries)

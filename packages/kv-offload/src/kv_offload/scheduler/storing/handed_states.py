@@ -21,9 +21,9 @@ one while it runs: the block is *pinned*, a reference in the engine's own pool, 
 from collections.abc import Iterable, Mapping, Sequence
 
 from kv_api import OffloadKey, SchedulerOutput
-from kv_offload.books import Books
-from kv_offload.boundary_store import Source, store_of_running
-from kv_offload.request_state import RequestState
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.boundary_store import Source, store_of_running
 
 Offer = tuple[int, int, int]
 """Group id, block, and the tokens that the state in it has seen."""

@@ -5,8 +5,8 @@ somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that 
 when it has ended, and its blocks are held meanwhile.
 
 What a step completes is planned request by request, offered to the medium all together, and then begun. For lack
-of room the beginning of an offer is stored, as much as fits; the rest is offered again after 1, 2, 4, … steps, and
-a last time when it ends.
+of room an offer is halved until its beginning fits; the rest is offered again, passing over 1, 2, 4, … steps in
+between, and a last time when the request ends.
 """
 
 import sys
@@ -14,12 +14,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kv_api import BlockIds, OffloadKey, PrepareStoreOutput, SchedulerOutput
-from kv_offload.books import Books
-from kv_offload.fresh import Tables, tables_of_step
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import ALLOCATION_FAILURE
-from kv_offload.request_state import RequestState
-from kv_offload.stores import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.fresh import Tables, tables_of_step
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.batches import Batch, Plan, beginning, chosen, in_batches, keys_of, source_of
+from kv_offload.shape.reach import Ends
 
 Got = tuple[RequestState, Tables]
 """A request, and the blocks that it got."""
@@ -117,9 +118,10 @@ class Storing:
         is_open = tokens == known > prompt and not is_final
         progress.extend_keys(request, tokens)
         stops = progress.stops(tokens, tokens - is_open)
-        ends = (prompt, tokens)
-        if self._books.layout.retention_tokens is not None:
-            ends = (min(prompt, limit), min(getattr(request, "shared_prefix_boundary", 0), limit))
+        ends = None
+        if not self._books.layout.reaches_all:
+            shared = getattr(request, "shared_prefix_boundary", 0)
+            ends = Ends(min(prompt, limit), tokens, min(shared, limit))
         offers = progress.offers(stops, ends, with_loaded=state.offers_loaded)
         return Plan(state, in_batches(self._books.layout, offers), stops, limit, known, is_final)
 

@@ -9,15 +9,16 @@ computes what was promised.
 from collections.abc import Mapping, Sequence
 
 from kv_api import CacheHitSource, KVError, LookupResult, OffloadKey, Request
-from kv_offload.books import Books
 from kv_offload.clock import Clock
-from kv_offload.loads import LoadPlan, plan_load
-from kv_offload.lookup import Answers, Match, find_match
 from kv_offload.metadata import TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
-from kv_offload.request_state import Promise, RequestState
-from kv_offload.sources import count_sources
-from kv_offload.tail_lookup import TailAnswers, tail_key
+from kv_offload.scheduler.loading.lookup import Answers, Match, find_match
+from kv_offload.scheduler.loading.plan import LoadPlan, plan_load
+from kv_offload.scheduler.loading.tail_lookup import TailAnswers
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.request_state import Promise, RequestState
+from kv_offload.scheduler.state.sources import count_sources
+from kv_offload.shape.naming import tail_key
 
 
 class Matching:

@@ -24,11 +24,11 @@ from kv_api import (
     TierFilter,
     TierMatcher,
 )
-from kv_offload.block_index import BlockIndex
-from kv_offload.layout import Layout
 from kv_offload.log import warn
-from kv_offload.progress import Progress
-from kv_offload.sources import Supply
+from kv_offload.scheduler.state.block_index import BlockIndex
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.sources import Supply
+from kv_offload.shape.layout import Layout
 
 
 class Promise(NamedTuple):
@@ -70,7 +70,7 @@ class RequestState:
     """Of the last load: which tokens the chunks of each group bring."""
 
     def refuse_store(self, next_step: int) -> None:
-        """There was no room: try again after 1, 2, 4, … steps, so that waiting for room costs little."""
+        """There was no room: pass over 1, 2, 4, … steps before the next try, so that waiting costs little."""
         self.retry_step = next_step + (1 << min(self.store_refusals, 16))
         self.store_refusals += 1
 

@@ -3,7 +3,8 @@
 A rule takes a limit and answers with the highest boundary up to it at which its group could go on. It only ever
 goes down as the limit does, so asking all groups again and again with the lowest answer comes to an end: there all
 agree. A group that reads all tokens is asked once, since it could also go on wherever less is read. The others may
-go down in turns, a chunk each, so what a window was found to have is remembered: no chunk is looked at again.
+lower the limit by a chunk in each round, so chunks that are known to be there are remembered: none is asked for
+twice.
 
 Chunks that are not readable yet (a store is under way, or a tier is still being asked) are first taken for hits.
 If the boundary then needs one of them, waiting would pay, and the caller is told so; if it may not wait, they are
@@ -17,8 +18,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kv_api import AttentionKind, LookupResult, OffloadingManager, OffloadKey, ReqContext
-from kv_offload.layout import Group
-from kv_offload.tail_lookup import TailAnswers
+from kv_offload.scheduler.loading.tail_lookup import TailAnswers
+from kv_offload.shape.layout import Group
 
 
 class Match(NamedTuple):

@@ -25,7 +25,7 @@ from kv_api import (
     get_offload_block_hash,
     get_offload_group_idx,
 )
-from kv_offload.layout import Group, Layout
+from kv_offload.shape.layout import Group, Layout
 
 MEDIA = {Medium.CPU: MEDIUM_CPU, Medium.STORAGE: MEDIUM_STORAGE}
 

@@ -17,7 +17,7 @@ from kv_api import (
     KVCacheConfig,
     KVCaches,
 )
-from kv_offload.layout import Layout
+from kv_offload.shape.layout import Layout
 
 
 class Pages(NamedTuple):

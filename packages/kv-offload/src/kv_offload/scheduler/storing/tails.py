@@ -7,8 +7,8 @@ over beside the states that end chunks (``handed_states``). The tokens up to the
 blocks of the request's table, where more are only appended. All of it is stored as one, under the hash at the
 boundary; what the blocks hold after it is nobody's.
 
-An offer is taken in the step that makes it or never, and only if the states of all groups are offered; and if
-nobody but that copy writes the block in this step. ``layout.why_no_tails`` says for which engines none is taken.
+An offer is taken in the step that makes it or never, and only if the states of all groups are offered, in blocks
+that this step writes by that copy alone. ``layout.why_no_tails`` says for which engines none is taken.
 
 A request that ends exactly there, which only an abort brings about, has its states in its tables still: these are
 registered just before it is told to have ended. They are held with its other blocks, or, where fences hold,
@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kv_api import BlockIds, PartialTails, SchedulerOutput
-from kv_offload.books import Books
-from kv_offload.boundary_store import Source, store_of_ended, store_of_running
-from kv_offload.handed_states import Offer, most_tokens, offers_of
-from kv_offload.request_state import RequestState
-from kv_offload.tail_lookup import tail_key
+from kv_offload.scheduler.state.books import Books
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.storing.boundary_store import Source, store_of_ended, store_of_running
+from kv_offload.scheduler.storing.handed_states import Offer, most_tokens, offers_of
+from kv_offload.shape.naming import tail_key
 
 Tables = Sequence[Sequence[int]]
 """The blocks of each group, by its place in the layout."""

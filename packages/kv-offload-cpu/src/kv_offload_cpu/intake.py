@@ -28,7 +28,7 @@ Placed: TypeAlias = tuple[list[OffloadKey], list[int], list[OffloadKey]]
 """What a store took in, where to, and what had to go for it: what `Stored` says."""
 
 
-class Entry:
+class Intake:
     """Gives places to what is stored; ``run_of`` says what the policy knows a request by."""
 
     def __init__(

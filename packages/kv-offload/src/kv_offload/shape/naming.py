@@ -1,4 +1,4 @@
-"""From block hashes to keys: a chunk's hash, and behind it which group's it is. Pure.
+"""From block hashes to keys: the hash of a chunk or a tail, and behind it which group's it is.
 
 Python adds two ``bytes`` by way of the buffer protocol, which costs more than copying them. Hashes come from one
 function and are of one length, so many of them are joined with the suffix between them, and cut again, in two
@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final
 
 from kv_api import OffloadKey
+from kv_offload.shape.layout import Group, Layout
 
 PIECE: Final = 256
 """Keys that are cut in one call, at most."""
@@ -31,6 +32,11 @@ def names(hashes: Sequence[bytes], suffix: bytes) -> list[OffloadKey]:
         else:
             keys += map(add, piece, repeat(suffix))
     return keys
+
+
+def tail_key(layout: Layout, group: Group, hashes: Sequence[bytes], boundary: int) -> OffloadKey:
+    """What the tail of a group is stored under."""
+    return OffloadKey(hashes[boundary // layout.tokens_per_hash - 1] + group.key_suffix)
 
 
 @lru_cache(maxsize=64)

@@ -17,8 +17,8 @@ Nobody looks through all live jobs to find some: a request knows its own, and of
 (``boundary_store``), which may be of tails, the keys are counted.
 
 **Invariants** (``check``): a job is live, abandoned or stale, never two of them. Live jobs wait for somebody. A
-store is either kept or watched; so is no load, but one that was given up is watched. A request's ``stores`` are
-its live ones, and ``_boundary_keys`` has the keys of those at a boundary.
+store is kept or watched, never both; a load is neither, unless it was given up: then it is watched. A request's
+``stores`` are its live ones, and ``_boundary_keys`` has the keys of those at a boundary.
 """
 
 from collections import Counter
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kv_api import OffloadKey
-from kv_offload.request_state import RequestState
-from kv_offload.watched import WatchedBlocks
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.scheduler.state.watched import WatchedBlocks
 
 
 class JobKind(Enum):

@@ -1,9 +1,9 @@
 """Pins on GPU blocks: references in the engine's own pool, so that nobody else gets a block that a store reads.
 
 The pool is the engine's, and is told to this half at start (``bind_gpu_block_pool``); it is vLLM's to look at:
-``blocks`` by id, ``touch`` adds a reference to each of some blocks, ``free_blocks`` takes one away. What is pinned
-is counted by the engine as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to
-reset its prefix cache meanwhile.
+``blocks`` by id, ``touch`` adds a reference to each of some blocks, ``free_blocks`` takes one away. The engine
+counts what is pinned as in use: it waits instead of preempting (``has_pending_block_frees``), and refuses to reset
+its prefix cache meanwhile.
 
 **Invariant** (``check``): pinned are the blocks of jobs whose end is still to be reported, and of no others.
 """

@@ -16,12 +16,8 @@ them already; but the engine asks with the whole blocks that it found, so a wait
 from collections.abc import Callable, Collection, Sequence
 
 from kv_api import AttentionKind, LookupResult, OffloadingManager, OffloadKey, ReqContext
-from kv_offload.layout import Group, Layout
-
-
-def tail_key(layout: Layout, group: Group, hashes: Sequence[bytes], boundary: int) -> OffloadKey:
-    """What the tail of a group is stored under."""
-    return OffloadKey(hashes[boundary // layout.tokens_per_hash - 1] + group.key_suffix)
+from kv_offload.shape.layout import Group, Layout
+from kv_offload.shape.naming import tail_key
 
 
 class TailAnswers:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from kv_api import GPULoadStoreSpec, KVError, OffloadKey
-from kv_offload.layout import Layout
-from kv_offload.progress import Progress
-from kv_offload.request_state import RequestState
+from kv_offload.scheduler.state.progress import Progress
+from kv_offload.scheduler.state.request_state import RequestState
+from kv_offload.shape.layout import Layout
 
 Batch = list[Sequence[int]]
 """Chunks by group, in the order of the layout."""

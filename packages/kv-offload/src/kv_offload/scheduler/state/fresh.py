@@ -5,7 +5,7 @@ from itertools import compress
 from typing import TypeVar
 
 from kv_api import SchedulerOutput
-from kv_offload.layout import Layout
+from kv_offload.shape.layout import Layout
 
 Tables = Sequence[Sequence[int]]
 """Block ids by group."""
