@@ -1,56 +1,107 @@
-"""docs/connector.md says what happens: its connector, the commands, the mistake and the failure as printed."""
+"""docs/connector.md and docs/medium.md say what happens: what is written, run and printed, and one mistake."""
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kv_sim.cli import main
 
-GUIDE = Path(__file__).parents[3] / "docs" / "connector.md"
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-[CONNECTOR, MISTAKE] = [text for kind, text in BLOCKS if kind == "python"]
-[TABLE, FAILURE] = [text for kind, text in BLOCKS if kind == ""]
-COMMAND = re.search(r"^kv-sim conform my_connector:DictConnector (--.*)$", GUIDE.read_text(), re.MULTILINE)
-RIGHT = re.search(r"^        computed = .*\n", CONNECTOR, re.MULTILINE)
+DOCS = Path(__file__).parents[3] / "docs"
 
 Conform = Callable[..., str]
 
 
+@dataclass
+class Guide:
+    """What a guide has its reader write and run, and what it says is printed."""
+
+    named: str
+    """What follows ``kv-sim conform``."""
+    module: str
+    written: str
+    mistake: str
+    table: str
+    failure: str
+    probe: list[str]
+    """The options of its first command."""
+
+    @property
+    def broken(self) -> str:
+        """What is written, with the mistake in place of the line that begins like it."""
+        start = re.escape(self.mistake.partition("=")[0])
+        text, count = re.subn(rf"^{start}=.*\n", lambda line: self.mistake, self.written, flags=re.MULTILINE)
+        assert count == 1
+        return text
+
+
+def read(name: str, named: str) -> Guide:
+    text = (DOCS / f"{name}.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    [written, mistake] = [block for kind, block in blocks if kind == "python"]
+    [table, failure] = [block for kind, block in blocks if kind == ""]
+    command = re.search(rf"^kv-sim conform {re.escape(named)} (--probe.*)$", text, re.MULTILINE)
+    assert command is not None
+    return Guide(named, f"my_{name}", written, mistake, table, failure, command.group(1).split())
+
+
+CONNECTOR = read("connector", "my_connector:DictConnector")
+MEDIUM = read("medium", "--spec my_medium:ShelfSpec")
+BOTH = pytest.mark.parametrize("guide", [CONNECTOR, MEDIUM], ids=["connector", "medium"])
+
+
 @pytest.fixture
 def conform(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conform:
-    """Runs ``kv-sim conform`` on a connector in an empty folder; each under another name, since modules stay."""
+    """Runs ``kv-sim conform`` in an empty folder; each module under another name, since they stay."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    def run(module: str, text: str, *options: str) -> str:
+    def run(guide: Guide, module: str, text: str, *options: str) -> str:
+        module = f"{module}_{guide.module}"
         (tmp_path / f"{module}.py").write_text(text)
-        main(["conform", f"{module}:DictConnector", *options])
-        return capsys.readouterr().out.replace(module, "my_connector")
+        main(["conform", *guide.named.replace(guide.module, module).split(), *options])
+        return capsys.readouterr().out.replace(module, guide.module)
 
     return run
 
 
-def test_the_connector_holds_what_the_guide_says(conform: Conform) -> None:
-    assert COMMAND is not None
-    assert conform("guide_right", CONNECTOR, *COMMAND.group(1).split()).startswith(TABLE)
+@BOTH
+def test_what_it_writes_holds_what_it_says(conform: Conform, guide: Guide) -> None:
+    assert conform(guide, "right", guide.written, *guide.probe).startswith(guide.table)
 
 
-def test_the_mistake_fails_as_printed(conform: Conform) -> None:
-    assert RIGHT is not None
-    out = conform("guide_wrong", CONNECTOR.replace(RIGHT.group(), MISTAKE))
-    command, _, printed = FAILURE.partition("\n")
-    assert command == "$ kv-sim conform my_connector:DictConnector"
+@BOTH
+def test_the_mistake_fails_as_printed(conform: Conform, guide: Guide) -> None:
+    out = conform(guide, "wrong", guide.broken)
+    command, _, printed = guide.failure.partition("\n")
+    assert command == f"$ kv-sim conform {guide.named}"
     assert out.startswith(printed)
 
 
 def test_a_fixed_connector_passes_the_schedule_of_the_broken_one(
     conform: Conform, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert RIGHT is not None
-    conform("guide_broken", CONNECTOR.replace(RIGHT.group(), MISTAKE))
-    (tmp_path / "guide_mended.py").write_text(CONNECTOR)
+    conform(CONNECTOR, "broken", CONNECTOR.broken)
+    (tmp_path / "guide_mended.py").write_text(CONNECTOR.written)
     [file] = tmp_path.glob("*.jsonl")
     assert main(["replay-schedule", str(file)]) == 1
     assert main(["replay-schedule", str(file), "--connector", "guide_mended:DictConnector"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra", "traits"),
+    [
+        ("kv_sim.offload:TimedOffloadingConnector", '{"load_timeout_seconds": 8}', "losses"),
+        ("OffloadingConnector", '{"hold_blocks": "never"}', "groups,failures,repeats,reset"),
+    ],
+)
+def test_the_medium_holds_what_else_is_said_of_it(
+    conform: Conform, connector: str, extra: str, traits: str
+) -> None:
+    text = (DOCS / "medium.md").read_text()
+    assert f"--spec my_medium:ShelfSpec --extra '{extra}' --traits {traits}\n" in text
+    out = conform(MEDIUM, f"of_{traits[:6]}", MEDIUM.written, connector, "--extra", extra, "--traits", traits)
+    results = [line.split()[-1] for line in out.partition("\n\n")[0].splitlines()[1:]]
+    assert set(results) == {"holds"} and len(results) == len(traits.split(",")) + 1 + ("," in traits), out
