@@ -29,6 +29,8 @@ from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_byt
         ("512token", 1),
         ("3Gblock", 3_000_000_000),
         ("2 M blocks", 2_000_000),
+        ("1.001kblocks", 1001),
+        ("9007199254740993blocks", 9007199254740993),
     ],
 )
 def test_capacities(text, blocks):

@@ -48,9 +48,13 @@ BESIDE = trace_of((0, 16, 40, [1]), (1, 3, 1, [2]), block_tokens=128)
 
 NOBODY_ELSE = toy(connector=NOTHING, max_step_tokens=8, page_tokens=2)
 
+ALL_BUT_ONE = trace_of((0, 9, 40, [1]), block_tokens=16)
+"""After its first step a token of the prompt is left, as a token is of whoever decodes."""
+
 
 @example(FULL, TINY)
 @example(BESIDE, NOBODY_ELSE)
+@example(ALL_BUT_ONE, NOBODY_ELSE)
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)
