@@ -60,6 +60,8 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
         curve = lru_curve(columns, shape, max(capacity, gpu_blocks))
         assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
+        found = sweep(columns, shape, ["lru"], [capacity], gpu_blocks=gpu_blocks)
+        assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
 
 
 @given(requests=traces, gpu_blocks=st.integers(1, 20))
@@ -150,6 +152,10 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     columns = trace_of([[1, 2, 3, 4, 5, 6]] * 2)
     outcome = replay_cache(columns, Setup("lru", 4))
     assert outcome.cpu_hits.tolist() == [0, 3]
+    assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+    # The GPU has the first block. The second and the third are loaded, and the others fit beside the first.
+    outcome = replay_cache(columns, Setup("lru", 4, gpu_blocks=1))
+    assert (outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist()) == ([0, 1], [0, 2])
     assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
     # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
     found = sweep(columns, shape_of(columns), ["lru"], [4, 6])

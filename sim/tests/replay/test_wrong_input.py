@@ -309,6 +309,10 @@ OPTIONS = {
     ("--capacity", "64"): "--capacity 64: 64 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
     ("--capacity", "64g"): "--capacity 64g: 'g' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
     ("--capacity", "64G"): "--capacity 64G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+    ("--capacity", "64k"): "--capacity 64k: 'k' can mean KB (powers of 1000) or KiB (powers of 1024): say which",
+    ("--capacity", "64Mbit"): (
+        "--capacity 64Mbit: 'Mbit' would be bits: say MB (powers of 1000) or MiB (powers of 1024)"
+    ),
     ("--capacity", "64Gb"): "--capacity 64Gb: 'Gb' would be bits: say GB (powers of 1000) or GiB (powers of 1024)",
     ("--capacity", "64gigs"): (
         "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
