@@ -87,7 +87,20 @@ def test_a_swept_fifo_does_not_keep_what_is_taken():
         queue.remove(item)
     assert queue._dead_count < 1000
     assert max(map(len, queue._stretches)) <= 512
+    assert list(queue) == [*range(301, 3000, 2)]
     assert queue.take(3) == [301, 303, 305]
+
+
+def test_an_item_that_was_taken_out_twice():
+    queue = Fifo()
+    for _ in range(2):
+        queue.push("a")
+        queue.remove("a")
+    queue.push("ba")
+    assert queue.take(1) == ["b"]
+    queue.check()
+    assert list(queue) == ["a"]
+    assert not queue._dead, "nothing is known of what is gone"
 
 
 def test_fifo_sweeps():

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
@@ -72,6 +72,7 @@ def test_the_gpu_s_tier_is_lru_with_the_head_last(requests, gpu_blocks):
     assert not outcome.cpu_hits.any()
 
 
+@example(requests=[[], [1, 2], [1], [9], [9], [1, 2]])  # 9 is in the way of two that are needed by one request
 @given(requests=traces)
 def test_min_is_belady_on_prefixes(requests):
     columns = trace_of(requests)
@@ -162,6 +163,7 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
 
 
+@example(requests=[[1]], steps=[], capacity=1, gpu_blocks=0, windows=2)
 @given(
     requests=traces,
     steps=st.lists(st.sampled_from([0, 0.5, 1, 3, 700, 100_000]), min_size=40, max_size=40),
