@@ -114,6 +114,15 @@ def test_fifo_sweeps():
     assert list(queue) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]
 
 
+def test_a_place_that_is_not_known_is_before_nothing_and_after_nothing():
+    run = Run({0: 10, 1: 20, 2: 20}.get)
+    assert run.is_before(0, 1)
+    assert not any(run.is_before(*pair) for pair in [(1, 0), (1, 2), (0, 3), (3, 0), (3, 3)])
+    assert (run.in_token_order([1, 0]), run.in_token_order([1, 3, 0])) == ([0, 1], [1, 3, 0])
+    run.close()
+    assert not run.is_before(0, 1) and run.in_token_order([1, 0]) == [1, 0]
+
+
 def test_ghosts():
     ghosts = Ghosts()
     ghosts.add([b"a", b"b", b"c"])
