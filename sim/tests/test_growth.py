@@ -60,6 +60,9 @@ def test_work_is_counted_once_and_is_always_the_same() -> None:
     connector.on_new_request(100)
     one = meter.take()["on_new_request"]
     assert 200 < one < 1000
+    connector.on_new_request(100)
+    connector.on_new_request(100)
+    assert meter.take()["on_new_request"] == 2 * one
     connector.on_new_request(200)
     assert 1.9 < meter.take()["on_new_request"] / one < 2.1
     assert connector.reset_cache() == 7
@@ -91,6 +94,12 @@ def test_counting_leaves_nothing_behind() -> None:
     assert meter.take()["shutdown"] > 0
     connector.on_new_request(1)
     assert meter.take()["on_new_request"] > 0, "it counts on after a failure"
+    gc.disable()
+    try:
+        connector.on_new_request(1)
+        assert not gc.isenabled(), "who switched it off still wants it off"
+    finally:
+        gc.enable()
 
 
 def test_what_the_garbage_collector_runs_is_nobodys_work() -> None:

@@ -87,7 +87,20 @@ def test_a_swept_fifo_does_not_keep_what_is_taken():
         queue.remove(item)
     assert queue._dead_count < 1000
     assert max(map(len, queue._stretches)) <= 512
+    assert list(queue) == [*range(301, 3000, 2)]
     assert queue.take(3) == [301, 303, 305]
+
+
+def test_an_item_that_was_taken_out_twice():
+    queue = Fifo()
+    for _ in range(2):
+        queue.push("a")
+        queue.remove("a")
+    queue.push("ba")
+    assert queue.take(1) == ["b"]
+    queue.check()
+    assert list(queue) == ["a"]
+    assert not queue._dead, "nothing is known of what is gone"
 
 
 def test_fifo_sweeps():
@@ -99,6 +112,15 @@ def test_fifo_sweeps():
         assert queue._size <= 2 * len(queue) + 65
     queue.check()
     assert list(queue) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 3]
+
+
+def test_a_place_that_is_not_known_is_before_nothing_and_after_nothing():
+    run = Run({0: 10, 1: 20, 2: 20}.get)
+    assert run.is_before(0, 1)
+    assert not any(run.is_before(*pair) for pair in [(1, 0), (1, 2), (0, 3), (3, 0), (3, 3)])
+    assert (run.in_token_order([1, 0]), run.in_token_order([1, 3, 0])) == ([0, 1], [1, 3, 0])
+    run.close()
+    assert not run.is_before(0, 1) and run.in_token_order([1, 0]) == [1, 0]
 
 
 def test_ghosts():

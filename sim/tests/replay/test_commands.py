@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
-from kv_sim.replay.sizing import recommend, usual_capacities
+from kv_sim.replay.sizing import recommend, size_trace, usual_capacities
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.units import Footprint
@@ -239,11 +239,19 @@ def test_options_of_engine_fidelity_are_of_no_other(small, capsys):
 def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
     setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400)]
-    one, two = (replay_all(trace, setups, jobs) for jobs in (1, 2))
+    shares = {1: [], 2: []}
+    one, two = (replay_all(trace, setups, jobs, shares[jobs].append) for jobs in (1, 2))
+    assert shares[1] == sorted(shares[1]) and shares[1][-1] == 1.0 and len(set(shares[1])) > 4
+    assert shares[2] == [1 / 3, 2 / 3, 1.0]
     for a, b in zip(one, two, strict=True):
         assert (a.setup, a.stored, a.evicted, a.stores_refused) == (b.setup, b.stored, b.evicted, b.stores_refused)
         assert a.cpu_hits.tolist() == b.cpu_hits.tolist()
         assert a.gpu_hits.tolist() == b.gpu_hits.tolist()
+
+
+def test_a_replay_in_no_process(synthetic):
+    with pytest.raises(ConfigError, match=r"^--jobs: expected at least 1, got 0$"):
+        size(synthetic, ["lru"], jobs=0)
 
 
 def test_a_store_threshold_skips_stores(synthetic):
@@ -402,6 +410,20 @@ def test_the_library_takes_what_the_command_takes(small):
     assert size(small, ["lru"]) == size(small, ["lru"], usual_capacities(6, 20))
     assert size(small, ["lru"]).capacities == (1, 2, 3, 4, 5, 6)
     assert size(small, ["lru"], points=2).capacities == (1, 6)
+
+
+def test_a_gain_is_the_best_policys():
+    found = size(open_trace("mooncake-synthetic", TraceOptions(requests=20)), ["lru"], [1, 3, 4])
+    curves = {"lru": ratios(0.1, 0.2, 0.6), "arc": ratios(0.3, 0.5, 0.5)}
+    assert replace(found, curves=curves).gains() == pytest.approx([(0.5 - 0.3) / 2, 0.6 - 0.5, 0.0])
+
+
+@pytest.mark.parametrize(("policies", "capacities"), [([], [1]), (["lru"], [])])
+def test_a_sweep_of_nothing(policies, capacities):
+    columns = open_trace("mooncake-synthetic", TraceOptions(requests=20))
+    with pytest.raises(ConfigError) as caught:
+        size_trace(columns, shape_of(columns), policies, capacities, Footprint(512, None))
+    assert str(caught.value) == "size needs at least one policy and one capacity"
 
 
 def test_the_library(synthetic):

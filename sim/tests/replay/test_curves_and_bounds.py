@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
@@ -60,6 +60,8 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
         curve = lru_curve(columns, shape, max(capacity, gpu_blocks))
         assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
+        found = sweep(columns, shape, ["lru"], [capacity], gpu_blocks=gpu_blocks)
+        assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
 
 
 @given(requests=traces, gpu_blocks=st.integers(1, 20))
@@ -70,6 +72,7 @@ def test_the_gpu_s_tier_is_lru_with_the_head_last(requests, gpu_blocks):
     assert not outcome.cpu_hits.any()
 
 
+@example(requests=[[], [1, 2], [1], [9], [9], [1, 2]])  # 9 is in the way of two that are needed by one request
 @given(requests=traces)
 def test_min_is_belady_on_prefixes(requests):
     columns = trace_of(requests)
@@ -151,11 +154,16 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     outcome = replay_cache(columns, Setup("lru", 4))
     assert outcome.cpu_hits.tolist() == [0, 3]
     assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+    # The GPU has the first block. The second and the third are loaded, and the others fit beside the first.
+    outcome = replay_cache(columns, Setup("lru", 4, gpu_blocks=1))
+    assert (outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist()) == ([0, 1], [0, 2])
+    assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
     # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
     found = sweep(columns, shape_of(columns), ["lru"], [4, 6])
     assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
 
 
+@example(requests=[[1]], steps=[], capacity=1, gpu_blocks=0, windows=2)
 @given(
     requests=traces,
     steps=st.lists(st.sampled_from([0, 0.5, 1, 3, 700, 100_000]), min_size=40, max_size=40),

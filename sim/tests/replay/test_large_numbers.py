@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kv_sim.cli import main
-from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_much
+from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
 from kv_sim.replay.timed.settings import EngineSettings, plan
 
 REQUESTS = [
@@ -59,6 +59,7 @@ ENGINE = {
     ("--hbm-bandwidth", "1e5", "--max-running", "1", "--max-model-len", "512"): (
         f"the forward pass of a step could take 2.02e+05 s, {GPU}"
     ),
+    ("--hbm-bandwidth", "1e7"): f"the forward pass of a step could take 2.2e+06 s, {GPU}",
     ("--gpu-flops", "1e6"): f"the forward pass of a step could take 1.39e+09 s, {GPU}",
     ("--arrival-scale", "1e14"): (
         "request 1 arrives after 1e+11 s, and a replay's clock ends at 1e+09 s; check --time-unit and "
@@ -86,6 +87,8 @@ def test_a_configuration_that_is_too_deep_is_refused_in_a_line(run):
         ("--arrival-scale", "0"),
         ("--link-bandwidth", "1e6"),
         ("--gpu-flops", "1e12"),
+        ("--hbm-bandwidth", "1e7", "--max-running", "1"),
+        ("--step-microseconds", "86400e6"),
         ("--requests", HUGE),
         ("--connector-config", CONFIG.replace("}", ', "kv_connector_extra_config": {"cpu_bytes_to_use": 1e13}}')),
     ],
@@ -109,7 +112,8 @@ def test_a_cache_beyond_all_blocks_answers_as_one_that_holds_them_and_takes_no_m
     assert answers[0]["cpu"]["block"] == 0.625
 
 
-def test_as_many_blocks_as_a_replay_keeps_books_of():
+def test_as_much_as_a_replay_takes():
+    refuse_too_late(0, 1e9)
     settings = EngineSettings()
     refuse_too_much(settings, replace(plan(settings, 512), gpu_blocks=MOST_BLOCKS))
 

@@ -29,6 +29,8 @@ from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_byt
         ("512token", 1),
         ("3Gblock", 3_000_000_000),
         ("2 M blocks", 2_000_000),
+        ("1.001kblocks", 1001),
+        ("9007199254740993blocks", 9007199254740993),
     ],
 )
 def test_capacities(text, blocks):
@@ -61,7 +63,7 @@ def test_numbers_for_people():
     sizes = {
         0: "0 B", 99: "99 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 100_000: "97.7 KiB",
         1023 * 1024: "1023 KiB", 2**20: "1 MiB", 1234 * 2**20: "1.21 GiB", 2**30: "1 GiB",
-        1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
+        1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 3 * 2**39: "1.5 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
         12_345 * 2**40: "12,345 TiB",
     }  # fmt: skip
     assert {size: show_bytes(size) for size in sizes} == sizes

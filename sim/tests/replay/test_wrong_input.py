@@ -309,6 +309,10 @@ OPTIONS = {
     ("--capacity", "64"): "--capacity 64: 64 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
     ("--capacity", "64g"): "--capacity 64g: 'g' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
     ("--capacity", "64G"): "--capacity 64G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+    ("--capacity", "64k"): "--capacity 64k: 'k' can mean KB (powers of 1000) or KiB (powers of 1024): say which",
+    ("--capacity", "64Mbit"): (
+        "--capacity 64Mbit: 'Mbit' would be bits: say MB (powers of 1000) or MiB (powers of 1024)"
+    ),
     ("--capacity", "64Gb"): "--capacity 64Gb: 'Gb' would be bits: say GB (powers of 1000) or GiB (powers of 1024)",
     ("--capacity", "64gigs"): (
         "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
@@ -325,6 +329,9 @@ OPTIONS = {
         "64Tib",
     ): "--capacity 64Tib: 'Tib' would be bits: say TB (powers of 1000) or TiB (powers of 1024)",
     ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
+    ("--capacity", "1e100blocks"): (
+        "--capacity 1e100blocks: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
+    ),
     ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
     ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
     ("--capacity", "1MiB", "--bytes-per-token", "131072"): (
@@ -348,6 +355,7 @@ OPTIONS = {
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",
+    ("--block-size", "100000001"): "--block-size: expected at most 100000000, got 100000001",
     ("--requests", "0"): "--requests: expected at least 1, got 0",
     ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
     ("--jobs", "0"): "--jobs: more than 0, got 0",

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from hypothesis import given
 from kv_sim_timed_traces import ListedTrace, answer, servers, toy, trace_of, traces
 
-from kv_sim.replay.timed import Answers, Contents, EngineSettings, replay_engine
+from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread, rows
+from kv_sim.replay.timed.settings import plan
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -51,6 +52,7 @@ def test_the_table_has_both_columns() -> None:
         "  link    1 GB/s × 1 each way and GPU, 1 µs a copy, 1 copies a block",
         "  steps   at most 64 tokens and 8 requests; 10 µs each beside the forward pass",
     ]
+    assert " ".join(lines[6].split()) == "with the connector without"
     table = [line.split("  ") for line in lines[6:]]
     rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in table}
     assert rows["requests"] == ["8", "8"]
@@ -61,6 +63,19 @@ def test_the_table_has_both_columns() -> None:
     last = checked.splitlines()[-1]
     assert last == "contents were checked: every slot that was read held what it should"
     assert "contents" not in replay_engine(TRACE, toy(gpu_blocks=5, limit=1)).table()
+
+
+def test_what_a_replay_rests_on_is_shown() -> None:
+    settings = EngineSettings(tp_size=2)
+    shown = EngineReplay("made", settings, plan(settings, 512), BUSY, IDLE).table()
+    assert shown.splitlines()[:5] == [
+        "made, 512 tokens a block, on 2 × H100 with Llama-3.1-8B",
+        "  model   8.03 G parameters, 32 layers, 32 heads, 8 of KV, of 128, 2 bytes a number; "
+        "131,072 bytes of KV a token; at most 131,072 tokens",
+        "  GPU     989 TFLOP/s × 0.5, 3.35 TB/s × 0.8, 80 GiB × 0.92; 2,115 blocks = 1,082,880 tokens",
+        "  link    64 GB/s × 0.85 each way and GPU, 0.5 µs a copy, 1,024 copies a block",
+        "  steps   at most 8,192 tokens and 1,024 requests; 1000 µs each beside the forward pass",
+    ]
 
 
 def spread(mean: float) -> Spread:
@@ -153,6 +168,7 @@ def test_json_has_everything() -> None:
     replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=4, max_model_len=18), seen.append)
     assert seen == [*range(1, 5), *range(5, 9)], "those that are refused, too"
     values = json.loads(json.dumps(replay.as_json()))
+    assert values["trace"] == "listed"
     assert values["with_connector"]["refused"] == {"is longer than the model's maximum": 4}
     assert values["settings"]["stepping"] == "fused"
     assert values["settings"]["gpu"]["link_bandwidth"] == 1e9

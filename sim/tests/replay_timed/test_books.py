@@ -54,6 +54,28 @@ def test_the_digest_covers_every_copy() -> None:
     assert {len(digest) for digest in digests} == {32}
 
 
+def test_what_ended_is_added_up() -> None:
+    counted = books()
+    for index, (tokens, outputs, preemptions, times) in enumerate(
+        [
+            # A block of four tokens on the GPU and two beyond it, the second of them all but its last token.
+            (14, 3, 2, Times(100, 110, 150, 251, load_wait=7, local_tokens=4, external_tokens=7)),
+            (9, 1, 1, Times(200, 260, 280, 280, local_tokens=8)),
+            (8, 2, 0, Times(300, 305, 340, 370, load_wait=9, local_tokens=0, external_tokens=4)),
+        ]
+    ):
+        request = TracedRequest(index, TraceRequest(0.0, tokens, outputs, (1, 2, 3)), Names(), 4)
+        request.num_output_tokens, request.num_preemptions, request.times = outputs, preemptions, times
+        counted.end(request)
+    assert (counted.prompt_tokens, counted.prompt_blocks, counted.full_blocks) == (31, 4 + 3 + 2, 3 + 2 + 2)
+    assert (counted.output_tokens, counted.preemptions) == (6, 3)
+    assert (counted.local_tokens, counted.external_tokens) == (4 + 8 + 0, 7 + 0 + 4)
+    assert (counted.local_blocks, counted.external_blocks) == (1 + 2 + 0, 2 + 0 + 1)
+    assert [*counted.ttft] == [50, 80, 40] and [*counted.latency] == [151, 80, 70]
+    assert [*counted.queued] == [10, 60, 5]
+    assert [*counted.load_wait] == [7, 9] and [*counted.per_token] == [101 // 2, 30]
+
+
 def digest_after(index: int, outputs: int, preemptions: int, times: Times) -> str:
     counted = books()
     request = TracedRequest(index, TraceRequest(0.0, 8, outputs, (1, 2)), Names(), 4)

@@ -40,6 +40,15 @@ def test_nothing_is_wrong_with_ours(blocks_per_chunk: int, found: int) -> None:
     assert (answers.requests, answers.cpu_hit_tokens, answers.gpu_hit_tokens) == (12, 9 * found, 0)
 
 
+def test_two_media_have_host_memory_of_their_own() -> None:
+    children = [toy(chunks=64).transfer_config() for _ in range(2)]
+    children[1]["kv_connector_extra_config"]["blocks_per_chunk"] = 2
+    several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": children}}
+    settings = toy(gpu_blocks=5, contents=Contents.CHECKED, connector={"kv_role": "kv_both", **several})
+    answers = answer(TRACE, settings)
+    assert answers.cpu_hit_tokens == 9 * 12
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -48,9 +48,13 @@ BESIDE = trace_of((0, 16, 40, [1]), (1, 3, 1, [2]), block_tokens=128)
 
 NOBODY_ELSE = toy(connector=NOTHING, max_step_tokens=8, page_tokens=2)
 
+ALL_BUT_ONE = trace_of((0, 9, 40, [1]), block_tokens=16)
+"""After its first step a token of the prompt is left, as a token is of whoever decodes."""
+
 
 @example(FULL, TINY)
 @example(BESIDE, NOBODY_ELSE)
+@example(ALL_BUT_ONE, NOBODY_ELSE)
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)
@@ -85,6 +89,21 @@ def test_a_busy_server(changes: dict[str, object]) -> None:
     fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
     assert comparable(fused) == comparable(single)
     assert fused.requests == 60
+
+
+COMES_BACK = trace_of((0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7]))
+
+
+@pytest.mark.parametrize(("seconds", "failed"), [(0, 0), (1e-3, 0), (50e-6, 1)])
+def test_a_load_that_takes_too_long_is_given_up_in_time(seconds: float, failed: int) -> None:
+    """It takes 200 microseconds; nothing else happens meanwhile."""
+    settings = toy(gpu_blocks=4, copy_microseconds=100.0)
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["load_timeout_seconds"] = seconds
+    settings = replace(settings, connector=transfer)
+    fused, single = answer(COMES_BACK, settings), answer(COMES_BACK, settings, Stepping.SINGLE)
+    assert comparable(fused) == comparable(single)
+    assert fused.connector.get("vllm:kv_offload_load_failure", 0) == failed
 
 
 def test_most_steps_of_long_outputs_are_fused() -> None:

@@ -75,6 +75,7 @@ def test_a_port_hears_of_its_own_jobs() -> None:
     ports = link.open(), link.open()
     for port in ports:
         port.submit(7, Way.STORE, 1, now=0, ready=0)
+    ports[0].submit(8, Way.STORE, 1, now=0, ready=0)
     assert ports[1].wait([7, 8]) == 202
     assert link.has_news and not link.is_idle
     assert [[job.end for job in port.poll(202)] for port in ports] == [[101], [202]]
@@ -161,5 +162,5 @@ def test_a_copy_engine_over_the_link() -> None:
         CopyResult(3, True, 80, 101e-9),
     ]
     engine.wait([0, 1, 3])
-    assert (clock.now, engine.poll()) == (362, [])
+    assert (clock.now, clock.waited_ns, engine.poll()) == (362, 302, [])
     engine.shutdown()

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_api import Request
 from kv_sim.replay.timed.request import Names, Tokens, TracedRequest
 from kv_sim.replay.trace import TraceRequest
 
@@ -20,12 +21,24 @@ def test_blocks_that_the_trace_names_are_shared_and_all_others_are_a_requests_ow
     assert first.numbers == [0, 2, 4, 6, *own]
     assert second.numbers == [0, 2, 8, 10, *(Names.own(1, place) for place in (4, 5))]
     assert held(2, 40, 1, [8], names).numbers == [4, 6, *(Names.own(2, place) for place in range(2, 11))]
+    assert held(3, 11, 1, [7, 8], names).numbers == [0, 2, Names.own(3, 2)]
     assert own == [0b1001, 0b1011] and Names.own(1, 0) == 1 << 25 | 1
     assert first.hashes_up_to(22) == [number.to_bytes(8, "big") for number in first.numbers[:5]]
     assert first.times.arrival == 0 and second.times.arrival == 1_000_000
     assert first.hashes.size == 0, "nobody looks at contents"
     first.forget_blocks()
     assert (first.numbers, list(first.hashes_up_to(22)), first.hashes.size) == ([], [], 0)
+
+
+def test_a_connector_can_read_all_of_it() -> None:
+    request = held(5, 6, 2, [1], Names())
+    names = [name for name, member in vars(Request).items() if isinstance(member, property)]
+    request.num_output_tokens = 1
+    values = {name: getattr(request, name) for name in names}
+    assert (values["request_id"], values["num_tokens"], values["num_prompt_tokens"]) == ("5", 7, 6)
+    tokens = list(Tokens(request.numbers, 4, 7))
+    assert (list(values["all_token_ids"]), list(request.prompt_token_ids)) == (tokens, tokens[:6])
+    assert [name for name in names if values[name] is None] == ["cache_salt", "lora_request", "kv_transfer_params"]
 
 
 def test_every_slot_of_two_requests_holds_something_else_but_for_what_they_share() -> None:

@@ -303,6 +303,10 @@ def test_the_media_of_a_configuration_are_timed() -> None:
     assert not decides_in_known_steps(found), "one of them may count steps"
     found[EXTRA]["connectors"][1:2] = []
     assert decides_in_known_steps(found) and decides_in_known_steps(NOTHING)
+    for timeout in ("load_timeout_seconds", "store_timeout_seconds"):
+        for seconds, is_known in ((0.5, False), (0, True)):
+            found[EXTRA]["connectors"][0][EXTRA][timeout] = seconds
+            assert decides_in_known_steps(found) == is_known, (timeout, seconds)
 
 
 def test_a_mistake_in_a_mediums_settings_is_the_mediums_error() -> None:

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 
 RECORD: Final = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
@@ -18,8 +17,6 @@ _PIECE: Final = 1 << 20
 
 def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
     """Write every reference of a trace, in order; returns how many. ``size`` is what each block counts."""
-    if not path.resolve().parent.is_dir():
-        raise ConfigError(f"--write-oracle {path}: there is no such folder")
     total = columns.references
     following: dict[int, int] = {}
     times = np.repeat(columns.arrivals.astype(np.uint32), columns.counts)

@@ -109,7 +109,7 @@ def usual_capacities(unique_blocks: int, points: int) -> list[int]:
     low = max(1.0, top * SMALLEST_SHARE)
     step = (log(top) - log(low)) / (points - 1)
     sizes = [round(exp(log(low) + step * index)) for index in range(points)]
-    return sorted({min(max(size, 1), top) for size in sizes})
+    return sorted({min(size, top) for size in sizes})
 
 
 def size_trace(

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from kv_api import ConfigError
@@ -16,7 +17,8 @@ _BYTES: Final[dict[str, int]] = {
 _TOKENS: Final = ("tokens", "token", "tok")
 _BLOCKS: Final = ("blocks", "block")
 _COUNTS: Final = {"": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3}
-_SIZE: Final = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([A-Za-z ]*?)\s*")
+_SIZE: Final = re.compile(r"\s*([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[0-9]{1,2})?)\s*([A-Za-z ]*?)\s*")
+"""Of so many digits that what is counted or shown of it later fits a float."""
 
 EXPECTED: Final = "20000blocks, 10Mtokens, 64GiB or 64GB"
 
@@ -87,11 +89,11 @@ def show_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _split(text: str, option: str) -> tuple[float, str]:
+def _split(text: str, option: str) -> tuple[Fraction, str]:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ConfigError(f"{option} {text}: expected a size such as {EXPECTED}")
-    return float(match[1].replace("_", "")), match[2]
+    return Fraction(match[1].replace("_", "")), match[2]  # of a float, 1.001 thousands would be 1000
 
 
 def _byte_scale(unit: str) -> int | None:

@@ -215,7 +215,7 @@ class Drive:
         # One more step is quiet as long as its hooks run before a copy ends.
         last, count, context = copy_end - costs.overhead_ns, len(sleepers), sleepers.context
         now, steps, most = clock.now, 0, alarm - sleepers.steps
-        while steps < most and now < last and (not steps or now < self._next_arrival):
+        while steps < most and now < last and now < self._next_arrival:
             now += costs.overhead_ns + costs.forward_ns(count, context, context)
             context += count
             steps += 1

@@ -19,6 +19,7 @@ from kv_sim.replay.timed.nothing import NoConnector
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
 _PLACE: Final = "connector config"
+_TIMEOUTS: Final = ("load_timeout_seconds", "store_timeout_seconds")
 
 NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__module__, "kv_role": "kv_both"}
 """A server without a connector."""
@@ -34,12 +35,15 @@ def timed_config(written: Mapping[str, Any]) -> dict[str, Any]:
 def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
     """Whether it is known in which steps the connectors of a timed configuration can decide anything.
 
-    It is of those that we know. A class of somebody else may count steps.
+    It is of those that we know. A class of somebody else may count steps, and who gives up a copy that takes too
+    long does so in a step in which no copy ends.
     """
     found = KVConnectorFactory.get_connector_class(KVTransferConfig.from_mapping(timed))
     if found is MultiConnector:
         return all(decides_in_known_steps(child) for child in timed[_EXTRA]["connectors"])
-    return found in (NoConnector, ReplayOffloadingConnector)
+    if found is ReplayOffloadingConnector:
+        return not any(timed[_EXTRA].get(timeout) for timeout in _TIMEOUTS)
+    return found is NoConnector
 
 
 def _timed(written: object, place: str, role: str | None) -> dict[str, Any]:
