@@ -81,7 +81,7 @@ def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
 def test_what_the_workers_report(log, jobs):
     for name in ("x", "y", "z"):
         log.arrive(request_of(name))
-    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs)
+    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata="of nobody's children")
     output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={5, 4}, failed_recving={"z", "y"})
     output.kv_connector_worker_meta = meta
     log.report(output)
@@ -97,6 +97,13 @@ def test_what_the_workers_report(log, jobs):
         ),
         told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
     ]
+
+
+def test_the_jobs_of_several_connectors_are_those_of_each(log):
+    one, other = SimpleNamespace(completed_jobs={7: 2}), SimpleNamespace(completed_jobs={3: 1, 9: 1})
+    several = SimpleNamespace(metadata=(one, None, SimpleNamespace(metadata=(other,))))
+    log.report(KVConnectorOutput(kv_connector_worker_meta=several))
+    assert written(log) == [told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[3, 7, 9])]
 
 
 def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
@@ -230,6 +237,24 @@ def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
     else:
         with pytest.raises(AssertionError, match="a call of the scheduler's side, and the role is"):
             made.log  # noqa: B018
+
+
+@pytest.mark.parametrize(("hash_tokens", "path"), [(8, "some.jsonl"), (16, "")])
+def test_what_cannot_be_recorded_is_refused_before_another_is_made(
+    module,
+    base,  # noqa: F811
+    cache,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    hash_tokens,
+    path,
+):
+    monkeypatch.setattr(module.KVConnectorFactory, "create_connector", MagicMock(side_effect=AssertionError))
+    cache.hash_block_size = hash_tokens
+    config = config_of("RecordingConnector", {"connector": BEHIND, "record_path": path and str(tmp_path / path)})
+    with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
+        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_one_that_knows_one_group_only(module, base, cache, tmp_path):  # noqa: F811
