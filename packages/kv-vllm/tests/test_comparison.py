@@ -119,6 +119,16 @@ def test_values_of_any_form_are_compared(expected, made, lines):
     assert differences(expected, expected, "x") == []
 
 
+def test_a_call_is_answered_as_it_was():
+    script = Script()
+    with pytest.raises(DivergedError) as raised:  # before the first turn nothing is expected
+        script.call("reset_cache")
+    assert (raised.value.expected, raised.value.made) == ("no further call", "reset_cache()")
+    script.load([Call("reset_cache", {}, False), Call("has_pending_block_frees", {}, True)])
+    assert (script.call("reset_cache"), script.call("has_pending_block_frees")) == (False, True)
+    script.end()
+
+
 def test_a_difference_says_what_it_is():
     assert str(DivergedError("a()", "b()")) == "expected a(), made b()"
 

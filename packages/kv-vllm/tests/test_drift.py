@@ -43,6 +43,7 @@ def found(theirs, ours=Ours):
 
 def test_the_same_interface_has_no_drift():
     assert found(Same) == []
+    assert found(Difference, Difference) == []  # nor has one in which nothing could be abstract
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_enumerations_are_compared_by_their_members():
     assert found(there, here) == [("", "members", "['HIT', 'MISS'], vLLM ['HIT', 'MISS', 'LATER']")]
     assert ("HIT", "missing here", "") in found(here, Same)  # an enumeration and none are as different as any
     assert ("load", "missing there", "") in found(here, Same)
+    assert ("load", "missing here", "") in found(Same, here)
 
 
 ROWS = (
@@ -90,13 +92,14 @@ ROWS = (
 
 def test_the_contract_is_compared_too():
     assert compare_contract("Same", ROWS, Same) == []
-    changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY), *ROWS[2:])
-    changed = (*changed[:3], Member("drop", Side.WORKER, Phase.ANY, "0.33"))
+    changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY))
+    changed = (*changed, ROWS[2]._replace(abstract=True), Member("drop", Side.WORKER, Phase.ANY, "0.33"))
     assert {d.owner for d in compare_contract("Same", changed, Same)} == {"contract of Same"}
     assert [(d.member, d.aspect, d.detail) for d in compare_contract("Same", changed, Same)] == [
         ("make", "missing here", ""),
         ("load", "abstract", "only in vLLM"),
         ("store", "kind", "property, vLLM method"),
+        ("size", "abstract", "only here"),
         ("drop", "missing there", "since 0.33"),
     ]
 

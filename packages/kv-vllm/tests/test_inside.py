@@ -115,11 +115,18 @@ def test_a_child_of_vllms_is_of_our_class(base):
     ],
 )
 def test_what_a_recorder_refuses(extra, message, base):
-    from kv_vllm.recording import inner_transfer
+    """Also when vLLM asks its class something, which it does before it makes one."""
+    from kv_vllm.recording import RecordingConnector, inner_transfer
 
-    with pytest.raises(ConfigError) as refused:
-        inner_transfer(transfer("RecordingConnector", **extra))
-    assert str(refused.value) == message
+    config = transfer("RecordingConnector", **extra)
+    for asked, given in (
+        (inner_transfer, config),
+        (RecordingConnector.supports_sleep_mode, config),
+        (RecordingConnector.requires_piecewise_for_cudagraph, extra),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            asked(given)
+        assert str(refused.value) == message
 
 
 def test_a_recorder_needs_a_path(base):

@@ -64,10 +64,8 @@ class Difference:
 
 
 def members_of(cls: type) -> dict[str, Any]:
-    """The public members of a class, and its constructor; what every class or ABC has is left out."""
-    names = (
-        name for name in dir(cls) if name == "__init__" or not (name.startswith("_") or hasattr(object, name))
-    )
+    """The public members of a class, and its constructor."""
+    names = (name for name in dir(cls) if name == "__init__" or not name.startswith("_"))
     return {name: inspect.getattr_static(cls, name) for name in names}
 
 
@@ -79,11 +77,9 @@ def kind_of(member: Any) -> Kind:
 def parameters_of(member: Any) -> list[str]:
     """The parameters of a method, with ``*`` or ``**`` in front, and ``=`` behind what is optional."""
     function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-    if not callable(function):
-        return []
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # no function, or written in C
         return []
     return [
         f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is inspect.Parameter.empty else '='}"

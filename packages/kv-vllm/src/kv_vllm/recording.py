@@ -36,7 +36,12 @@ REMEMBERED: Final = 1000
 
 def inner_transfer(transfer: Any) -> Any:
     """The configuration of the connector behind it."""
-    extra: Mapping[str, Any] = transfer.kv_connector_extra_config
+    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
+    return KVTransferConfig(**{**inherited, **_given(transfer.kv_connector_extra_config)})
+
+
+def _given(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of the connector behind it."""
     for key in extra:
         nearest = None if key in KEYS else nearest_name(key, KEYS)
         if nearest is not None:
@@ -46,8 +51,7 @@ def inner_transfer(transfer: Any) -> Any:
         raise ConfigError(
             f"kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got {given!r}"
         )
-    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
-    return KVTransferConfig(**{**inherited, **given})
+    return given
 
 
 def record_path(transfer: Any) -> Path:
@@ -95,7 +99,7 @@ class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        given = extra_config.get("connector") or {}
+        given = _given(extra_config)
         inner = KVConnectorFactory.get_connector_class(KVTransferConfig(**{"kv_role": "kv_both", **given}))
         return bool(inner.requires_piecewise_for_cudagraph(given.get("kv_connector_extra_config", {})))
 
