@@ -139,6 +139,7 @@ def test_the_order_of_scheduled_requests_is_a_difference():
     with pytest.raises(DivergedError) as raised:
         script.compare("build_connector_meta", {"counts": {"b": 1, "a": 1}})
     assert raised.value.details == ("counts: order ['a', 'b'], made ['b', 'a']",)
+    assert differences({"a": 1, "b": 1}, {"b": 1, "a": 2}) == ["arguments: order ['a', 'b'], made ['b', 'a']"]
 
 
 def test_objects_of_any_engine_are_reduced_alike():

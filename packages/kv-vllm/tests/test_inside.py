@@ -112,6 +112,15 @@ def test_a_child_of_vllms_is_of_our_class(base):
             "got {'kv_role': 'kv_both'}",
         ),
         ({"conector": {}}, "kv_connector_extra_config: unknown key 'conector'; did you mean 'connector'?"),
+        (
+            {"connector": {"kv_connector": "ExampleConnector"}, "record_paht": "some.jsonl"},
+            "kv_connector_extra_config: unknown key 'record_paht'; did you mean 'record_path'?",
+        ),
+        (
+            {"connector": "ExampleConnector"},
+            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
+            "got 'ExampleConnector'",
+        ),
     ],
 )
 def test_what_a_recorder_refuses(extra, message, base):
@@ -129,12 +138,15 @@ def test_what_a_recorder_refuses(extra, message, base):
         assert str(refused.value) == message
 
 
-def test_a_recorder_needs_a_path(base):
+@pytest.mark.parametrize("given", [None, "", 3])
+def test_a_recorder_needs_a_path(given, base):
     from kv_vllm.recording import record_path
 
     with pytest.raises(ConfigError) as refused:
-        record_path(transfer("RecordingConnector"))
-    assert str(refused.value) == "kv_connector_extra_config.record_path: expected the path of a file, got None"
+        record_path(transfer("RecordingConnector", **({} if given is None else {"record_path": given})))
+    assert (
+        str(refused.value) == f"kv_connector_extra_config.record_path: expected the path of a file, got {given!r}"
+    )
 
 
 def test_context_parallelism_is_refused(base):

@@ -224,6 +224,41 @@ def test_what_is_asked_of_the_class_behind_it(module, config):
     assert module.record_path(transfer).name == "some.jsonl"
 
 
+def test_what_the_one_behind_it_does_not_say_is_that_of_the_recorder(module):
+    own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}
+    other = {"kv_role": "kv_consumer", "engine_id": "f", "kv_load_failure_policy": "recompute"}
+    for said in ({}, other):
+        behind = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"a": 1}, **said}
+        inner = module.inner_transfer(
+            module.KVTransferConfig("RecordingConnector", **own, kv_connector_extra_config={"connector": behind})
+        )
+        assert {name: getattr(inner, name) for name in own} == {**own, **said}
+        assert (inner.kv_connector, inner.kv_connector_extra_config) == ("ExampleConnector", {"a": 1})
+
+
+def test_its_metrics_are_those_of_the_one_behind_it(module, config, monkeypatch):
+    behind = MagicMock()
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    made = module.RecordingConnector.build_prom_metrics(config, "types", ["engine"], {0: ["0"]})
+    assert made is behind.build_prom_metrics.return_value
+    (given, *others), _ = behind.build_prom_metrics.call_args
+    assert (given.kv_transfer_config.kv_connector, others) == (
+        "OffloadingConnector",
+        ["types", ["engine"], {0: ["0"]}],
+    )
+    assert config.kv_transfer_config.kv_connector == "RecordingConnector"
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_needs_the_graphs_that_the_one_behind_it_needs(module, monkeypatch, answer):
+    behind = MagicMock(**{"requires_piecewise_for_cudagraph.return_value": answer})
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    for extra in ({}, {"kv_connector_extra_config": {"a": 1}}):
+        given = {"connector": {"kv_connector": "ExampleConnector", **extra}}
+        assert module.RecordingConnector.requires_piecewise_for_cudagraph(given) is answer
+        behind.requires_piecewise_for_cudagraph.assert_called_with(extra.get("kv_connector_extra_config", {}))
+
+
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
 def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):  # noqa: F811
     made = module.RecordingConnector(config, base.KVConnectorRole[role], cache)
@@ -260,6 +295,10 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
 def test_one_that_knows_one_group_only(module, base, cache, tmp_path):  # noqa: F811
     behind = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     config = config_of("RecordingConnector", {"connector": behind, "record_path": str(tmp_path / "some.jsonl")})
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    connector = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert type(connector.inner).__name__ == "ExampleConnector"
+    connector.shutdown()
     cache.kv_cache_groups *= 2
     with pytest.raises(ConfigError) as refused:
         module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
