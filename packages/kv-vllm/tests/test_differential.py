@@ -264,14 +264,14 @@ def test_situations_are_counted():
     def match(answer):
         return Call("get_num_new_matched_tokens", {"request": "r"}, answer)
 
-    alloc = Call("update_state_after_alloc", {"request": "r"}, None)
+    alloc, others = (Call("update_state_after_alloc", {"request": name}, None) for name in "rq")
     counts = situations_of(
         trace_of(
-            Turn(Add("r", (1,), 1, None, None, False)),
-            Turn(Add("r", (1,), 1, None, None, False)),
+            *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "q", "r")],
             Turn(Schedule(1), [match((None, False)), step()]),
             Turn(Schedule(2), [match((4, True)), step()]),
-            Turn(Schedule(3), [match((4, True)), alloc, step()]),
+            Turn(Schedule(2), [alloc, match((4, False)), others, step()]),
+            Turn(Schedule(3), [match((0, False)), alloc, match((4, True)), alloc, step()]),
             Turn(Schedule(4), [match((4, False)), alloc, step(new=[{"request": "r"}], finished=["r"])]),
             Turn(Schedule(5), [step(preempted=["r"])]),
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
@@ -293,9 +293,9 @@ def test_situations_are_counted():
         WorldConfig(failure_policy="fail"),
     )
     assert {name: count for name, count in counts.items() if count} == {
-        "an id comes back": 1,
+        "an id comes back": 2,
         "ask again": 1,
-        "failed allocation": 1,
+        "failed allocation": 2,
         "asynchronous hit": 1,
         "in-step hit": 1,
         "an id is finished and new in one step": 1,

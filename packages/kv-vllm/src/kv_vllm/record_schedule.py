@@ -11,9 +11,9 @@ makes it longer, and one that leaves it has the rest for itself. So a schedule c
 what lies beyond a fork, nor that a prompt has what a request generated: how many tokens that are, the summary
 tells.
 
-Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; resets
-of the engine's prefix cache alone, of which no connector hears. An engine is refused whose blocks no schedule can
-have: those of states, and of sizes that differ from each other or from what one hash stands for.
+Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
+resets of the engine's prefix cache alone, of which no connector hears. An engine is refused whose blocks no
+schedule can have: those of states, and of sizes that differ from each other or from what one hash stands for.
 """
 
 import json
