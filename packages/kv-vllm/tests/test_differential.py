@@ -276,7 +276,10 @@ def test_situations_are_counted():
             Turn(Schedule(5), [step(preempted=["r"])]),
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
             Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
-            Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"])]),
+            Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"], finished=["q"])]),
+            Turn(Schedule(9), [step(preempted=["r"])]),
+            Turn(Schedule(10), [step(finished=["r"])]),
+            Turn(Schedule(11), [step(new=[{"request": "r"}])]),
             Turn(
                 Process(
                     1,
@@ -299,7 +302,7 @@ def test_situations_are_counted():
         "asynchronous hit": 1,
         "in-step hit": 1,
         "an id is finished and new in one step": 1,
-        "preempted": 2,
+        "preempted": 3,
         "resumed": 2,
         "drafts are scheduled": 1,
         "accepted drafts go to waste": 1,

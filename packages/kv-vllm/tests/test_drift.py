@@ -123,7 +123,13 @@ def installed(monkeypatch):
     modules = {"here": SimpleNamespace(Ours=Ours), module._V1 + ".base": base}
     monkeypatch.setattr(module, "PAIRS", (("Ours", "here", "there"), ("Gone", "nowhere", "there")))
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "nowhere" else "found")
-    monkeypatch.setattr(module, "import_module", modules.__getitem__)
+
+    def import_module(name):
+        if name not in modules:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return modules[name]
+
+    monkeypatch.setattr(module, "import_module", import_module)
     monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
     monkeypatch.setattr(module, "CONTRACT", ROWS)
     monkeypatch.setattr(module, "HMA_CONTRACT", ROWS)
@@ -177,6 +183,29 @@ def test_what_is_printed_and_what_fails(installed):
             "  STALE     Ours.size: kind is listed as intended, and doesn't differ",
         ],
     )
+
+
+def test_a_class_that_vllm_does_not_have_is_drift_and_the_others_are_compared(installed, monkeypatch):
+    pairs = (("Moved", "here", "elsewhere"), ("Renamed", "here", "there"), ("Ours", "here", "there"))
+    monkeypatch.setattr(module, "PAIRS", pairs)
+    not_stale = [Intended(name, "x", "kind", "on purpose") for name in ("Moved", "Renamed")]
+    assert installed(More, WHAT_MORE, *not_stale) == (
+        False,
+        [
+            "vLLM 0.33: 1 intended differences, 3 others",
+            "  intended  Ours.get_more: missing here  (nobody needs it)",
+            "  DRIFT     Moved: missing there: No module named 'elsewhere'",
+            "  DRIFT     Renamed: missing there: 'types.SimpleNamespace' object has no attribute 'Renamed'",
+            "  DRIFT     Ours.store: parameters: (key), vLLM (keys)",
+        ],
+    )
+
+
+def test_without_vllms_class_the_contract_is_not_compared(installed, monkeypatch):
+    monkeypatch.setattr(module, "_V1", "elsewhere")
+    owners = ("contract of KVConnectorBase_V1", "contract of SupportsHMA")
+    fine, lines = installed(Same, *[Intended(owner, "x", "kind", "on purpose") for owner in owners])
+    assert (fine, lines) == (True, [LEFT_OUT, "vLLM 0.33: 0 intended differences, 0 others"])
 
 
 @pytest.mark.parametrize(("name", "owner"), [("CONTRACT", "KVConnectorBase_V1"), ("HMA_CONTRACT", "SupportsHMA")])

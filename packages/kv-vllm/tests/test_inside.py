@@ -208,6 +208,8 @@ def test_all_deprecated_metrics_by_engine(base):
     metrics = DeprecatedToo(config, kinds, ["engine"], engines, CPUOffloadingSpec, {})
     metrics.observe(stats.to_dict(), 1)
     metrics.observe({})
+    loaded_bytes = [registry.get_sample_value("vllm:kv_offload_load_bytes_total", {"engine": e}) for e in "01"]
+    assert loaded_bytes == [None, 11]
     names = {f"vllm:kv_offload_{name}" for name in ("total_bytes", "total_time", "size")}
     families = [family for family in registry.collect() if family.name in names]
     samples = [sample for family in families for sample in family.samples]
