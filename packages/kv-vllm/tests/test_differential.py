@@ -58,6 +58,15 @@ def test_one_subject_alone_needs_no_minima(lines):
     assert differential(CELLS[:1], ["memory"], range(3), parrot, NEW, lines.append)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_cell_that_diverges_is_enough_to_fail(bad, lines, monkeypatch):
+    found = ("memory", 0, WorldConfig(), Divergence(0, Schedule(1), "x()", "y()"))
+    monkeypatch.setattr(
+        module, "run_cell", lambda cell, *args: CellResult(cell, diverging=[found] * (cell is CELLS[bad]))
+    )
+    assert not differential(CELLS[:2], ["memory"], range(1), parrot, NEW, lines.append)
+
+
 def test_a_missed_minimum_fails(lines, monkeypatch):
     monkeypatch.setattr(module, "ACTIONS", 5)
     assert not differential(CELLS[:1], ["later", "patient", "memory"], range(20), parrot, NEW, lines.append)
@@ -265,6 +274,7 @@ def test_situations_are_counted():
         return Call("get_num_new_matched_tokens", {"request": "r"}, answer)
 
     alloc, others = (Call("update_state_after_alloc", {"request": name}, None) for name in "rq")
+    again = Turn(Schedule(0), [step(new=[{"request": "r"}], finished=["r"])])
     counts = situations_of(
         trace_of(
             *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "q", "r")],
@@ -275,8 +285,10 @@ def test_situations_are_counted():
             Turn(Schedule(4), [match((4, False)), alloc, step(new=[{"request": "r"}], finished=["r"])]),
             Turn(Schedule(5), [step(preempted=["r"])]),
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
+            again,
             Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
             Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"], finished=["q"])]),
+            again,
             Turn(Schedule(9), [step(preempted=["r"])]),
             Turn(Schedule(10), [step(finished=["r"])]),
             Turn(Schedule(11), [step(new=[{"request": "r"}])]),
@@ -301,7 +313,7 @@ def test_situations_are_counted():
         "failed allocation": 2,
         "asynchronous hit": 1,
         "in-step hit": 1,
-        "an id is finished and new in one step": 1,
+        "an id is finished and new in one step": 3,
         "preempted": 3,
         "resumed": 2,
         "drafts are scheduled": 1,
