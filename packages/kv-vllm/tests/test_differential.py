@@ -8,6 +8,7 @@ import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_sim.config import WorldConfig, draw_config
+from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Trait
 from kv_vllm import differential as module
@@ -79,6 +80,12 @@ def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
     assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
+
+
+def test_every_state_in_which_a_request_is_aborted_is_asked_for():
+    aborted = {name.removeprefix("abort: ") for name in MINIMA if name.startswith("abort: ")}
+    assert aborted == {"load reported", *(status.value for status in Status if not status.is_finished)}
+    assert {"failed load, recompute", "failed load, fail"} <= MINIMA.keys()
 
 
 def test_the_table_has_a_line_for_each_situation(lines):
@@ -277,10 +284,10 @@ def test_situations_are_counted():
     again = Turn(Schedule(0), [step(new=[{"request": "r"}], finished=["r"])])
     counts = situations_of(
         trace_of(
-            *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "q", "r")],
+            *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "r")],
             Turn(Schedule(1), [match((None, False)), step()]),
             Turn(Schedule(2), [match((4, True)), step()]),
-            Turn(Schedule(2), [alloc, match((4, False)), others, step()]),
+            Turn(Schedule(2), [others, alloc, match((4, False)), others, step()]),
             Turn(Schedule(3), [match((0, False)), alloc, match((4, True)), alloc, step()]),
             Turn(Schedule(4), [match((4, False)), alloc, step(new=[{"request": "r"}], finished=["r"])]),
             Turn(Schedule(5), [step(preempted=["r"])]),

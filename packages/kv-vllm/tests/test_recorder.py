@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kv_sim.engine.engine import Engine
+from kv_sim.engine.request import RequestSpec, Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.memory.copies import Direction
@@ -161,11 +162,43 @@ def test_what_a_request_got(known, count, sampled):
     assert _sampled(None, known, count) == Sampled((0,) * count, ends=False)
 
 
+@pytest.fixture
+def engine():
+    """One in which nothing has happened."""
+    made = object.__new__(RecordingEngine)
+    made.turns = []
+    return made
+
+
+def test_an_arrival_is_recorded(engine, monkeypatch):
+    spec = RequestSpec(
+        "r", 0, 3, 2, output_tokens=4, max_tokens=6, salt="s", adapter="a", skip_reading_prefix_cache=True
+    )
+    monkeypatch.setattr(Engine, "add", lambda self, spec: ("added", spec))
+    assert engine.add(spec) == ("added", spec)
+    assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True)]
+
+
+@pytest.mark.parametrize(
+    ("status", "loaded", "state"),
+    [
+        (Status.WAITING, (), "waiting"),
+        (Status.WAITING_FOR_REMOTE_KVS, ("q",), "waiting for a load"),
+        (Status.WAITING_FOR_REMOTE_KVS, ("q", "r"), "load reported"),
+        (Status.PREEMPTED, ("r",), "preempted"),
+    ],
+)
+def test_the_state_in_which_a_request_is_aborted_is_recorded(engine, monkeypatch, status, loaded, state):
+    aborted = []
+    engine.scheduler = SimpleNamespace(requests={"r": SimpleNamespace(status=status)}, loaded={*loaded})
+    monkeypatch.setattr(Engine, "abort", lambda self, request_id: aborted.append(request_id))
+    engine.abort("r")
+    assert (aborted, [turn.event for turn in engine.turns]) == (["r"], [Abort("r", state)])
+
+
 @pytest.mark.parametrize("answer", [True, False, None])
 @pytest.mark.parametrize("running", [True, False])
-def test_the_answer_of_a_reset_is_recorded(monkeypatch, running, answer):
-    engine = object.__new__(RecordingEngine)
-    engine.turns = []
+def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer):
     monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
     assert engine.reset(running=running, connector=not running) is answer
     assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]
