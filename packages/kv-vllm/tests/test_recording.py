@@ -122,6 +122,7 @@ def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
 
 def test_an_id_that_came_back_keeps_its_number(log, module, monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED", 1)
+    log.end(request_of("nobody announced it"), is_held=False)
     log.arrive(request_of("a"))
     log.end(request_of("a"), is_held=False)
     log.arrive(request_of("a"))
