@@ -79,6 +79,21 @@ def test_offloading(base, cache):
     connector.shutdown()
 
 
+def test_what_the_smoke_test_runs_is_ours(base, cache):
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm import OffloadingConnector
+    from kv_vllm.smoke import CONNECTOR
+
+    config = config_of("OffloadingConnector", {})
+    config.kv_transfer_config = KVTransferConfig(**CONNECTOR)
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    connector = KVConnectorFactory.create_connector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert type(connector) is OffloadingConnector
+    connector.shutdown()
+
+
 def test_several(base, cache):
     from kv_vllm import MultiConnector, OffloadingConnector
 

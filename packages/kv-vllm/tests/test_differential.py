@@ -8,6 +8,7 @@ import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_sim.config import WorldConfig, draw_config
+from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Trait
 from kv_vllm import differential as module
@@ -58,6 +59,15 @@ def test_one_subject_alone_needs_no_minima(lines):
     assert differential(CELLS[:1], ["memory"], range(3), parrot, NEW, lines.append)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_cell_that_diverges_is_enough_to_fail(bad, lines, monkeypatch):
+    found = ("memory", 0, WorldConfig(), Divergence(0, Schedule(1), "x()", "y()"))
+    monkeypatch.setattr(
+        module, "run_cell", lambda cell, *args: CellResult(cell, diverging=[found] * (cell is CELLS[bad]))
+    )
+    assert not differential(CELLS[:2], ["memory"], range(1), parrot, NEW, lines.append)
+
+
 def test_a_missed_minimum_fails(lines, monkeypatch):
     monkeypatch.setattr(module, "ACTIONS", 5)
     assert not differential(CELLS[:1], ["later", "patient", "memory"], range(20), parrot, NEW, lines.append)
@@ -70,6 +80,12 @@ def test_minima_grow_with_the_histories():
     assert wanted(500) == MINIMA
     assert wanted(50)["asynchronous hit"] == MINIMA["asynchronous hit"] // 10
     assert missed({"a": 1, "b": 3}, {"a": 2, "b": 3, "c": 0, "d": 1}) == ["a", "d"]
+
+
+def test_every_state_in_which_a_request_is_aborted_is_asked_for():
+    aborted = {name.removeprefix("abort: ") for name in MINIMA if name.startswith("abort: ")}
+    assert aborted == {"load reported", *(status.value for status in Status if not status.is_finished)}
+    assert {"failed load, recompute", "failed load, fail"} <= MINIMA.keys()
 
 
 def test_the_table_has_a_line_for_each_situation(lines):
@@ -264,19 +280,25 @@ def test_situations_are_counted():
     def match(answer):
         return Call("get_num_new_matched_tokens", {"request": "r"}, answer)
 
-    alloc = Call("update_state_after_alloc", {"request": "r"}, None)
+    alloc, others = (Call("update_state_after_alloc", {"request": name}, None) for name in "rq")
+    again = Turn(Schedule(0), [step(new=[{"request": "r"}], finished=["r"])])
     counts = situations_of(
         trace_of(
-            Turn(Add("r", (1,), 1, None, None, False)),
-            Turn(Add("r", (1,), 1, None, None, False)),
+            *[Turn(Add(name, (1,), 1, None, None, False)) for name in ("r", "r", "r")],
             Turn(Schedule(1), [match((None, False)), step()]),
             Turn(Schedule(2), [match((4, True)), step()]),
-            Turn(Schedule(3), [match((4, True)), alloc, step()]),
+            Turn(Schedule(2), [others, alloc, match((4, False)), others, step()]),
+            Turn(Schedule(3), [match((0, False)), alloc, match((4, True)), alloc, step()]),
             Turn(Schedule(4), [match((4, False)), alloc, step(new=[{"request": "r"}], finished=["r"])]),
             Turn(Schedule(5), [step(preempted=["r"])]),
             Turn(Schedule(6), [step(new=[{"request": "r"}])]),
+            again,
             Turn(Schedule(7), [step(preempted=["r"], drafts={"q": 2})]),
-            Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"])]),
+            Turn(Schedule(8), [step(cached=[{"request": "r"}], resumed=["r"], finished=["q"])]),
+            again,
+            Turn(Schedule(9), [step(preempted=["r"])]),
+            Turn(Schedule(10), [step(finished=["r"])]),
+            Turn(Schedule(11), [step(new=[{"request": "r"}])]),
             Turn(
                 Process(
                     1,
@@ -293,13 +315,13 @@ def test_situations_are_counted():
         WorldConfig(failure_policy="fail"),
     )
     assert {name: count for name, count in counts.items() if count} == {
-        "an id comes back": 1,
+        "an id comes back": 2,
         "ask again": 1,
-        "failed allocation": 1,
+        "failed allocation": 2,
         "asynchronous hit": 1,
         "in-step hit": 1,
-        "an id is finished and new in one step": 1,
-        "preempted": 2,
+        "an id is finished and new in one step": 3,
+        "preempted": 3,
         "resumed": 2,
         "drafts are scheduled": 1,
         "accepted drafts go to waste": 1,

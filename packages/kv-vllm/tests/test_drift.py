@@ -43,6 +43,7 @@ def found(theirs, ours=Ours):
 
 def test_the_same_interface_has_no_drift():
     assert found(Same) == []
+    assert found(Difference, Difference) == []  # nor has one in which nothing could be abstract
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_enumerations_are_compared_by_their_members():
     assert found(there, here) == [("", "members", "['HIT', 'MISS'], vLLM ['HIT', 'MISS', 'LATER']")]
     assert ("HIT", "missing here", "") in found(here, Same)  # an enumeration and none are as different as any
     assert ("load", "missing there", "") in found(here, Same)
+    assert ("load", "missing here", "") in found(Same, here)
 
 
 ROWS = (
@@ -90,13 +92,14 @@ ROWS = (
 
 def test_the_contract_is_compared_too():
     assert compare_contract("Same", ROWS, Same) == []
-    changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY), *ROWS[2:])
-    changed = (*changed[:3], Member("drop", Side.WORKER, Phase.ANY, "0.33"))
+    changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY))
+    changed = (*changed, ROWS[2]._replace(abstract=True), Member("drop", Side.WORKER, Phase.ANY, "0.33"))
     assert {d.owner for d in compare_contract("Same", changed, Same)} == {"contract of Same"}
     assert [(d.member, d.aspect, d.detail) for d in compare_contract("Same", changed, Same)] == [
         ("make", "missing here", ""),
         ("load", "abstract", "only in vLLM"),
         ("store", "kind", "property, vLLM method"),
+        ("size", "abstract", "only here"),
         ("drop", "missing there", "since 0.33"),
     ]
 
@@ -120,7 +123,13 @@ def installed(monkeypatch):
     modules = {"here": SimpleNamespace(Ours=Ours), module._V1 + ".base": base}
     monkeypatch.setattr(module, "PAIRS", (("Ours", "here", "there"), ("Gone", "nowhere", "there")))
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "nowhere" else "found")
-    monkeypatch.setattr(module, "import_module", modules.__getitem__)
+
+    def import_module(name):
+        if name not in modules:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return modules[name]
+
+    monkeypatch.setattr(module, "import_module", import_module)
     monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
     monkeypatch.setattr(module, "CONTRACT", ROWS)
     monkeypatch.setattr(module, "HMA_CONTRACT", ROWS)
@@ -174,6 +183,29 @@ def test_what_is_printed_and_what_fails(installed):
             "  STALE     Ours.size: kind is listed as intended, and doesn't differ",
         ],
     )
+
+
+def test_a_class_that_vllm_does_not_have_is_drift_and_the_others_are_compared(installed, monkeypatch):
+    pairs = (("Moved", "here", "elsewhere"), ("Renamed", "here", "there"), ("Ours", "here", "there"))
+    monkeypatch.setattr(module, "PAIRS", pairs)
+    not_stale = [Intended(name, "x", "kind", "on purpose") for name in ("Moved", "Renamed")]
+    assert installed(More, WHAT_MORE, *not_stale) == (
+        False,
+        [
+            "vLLM 0.33: 1 intended differences, 3 others",
+            "  intended  Ours.get_more: missing here  (nobody needs it)",
+            "  DRIFT     Moved: missing there: No module named 'elsewhere'",
+            "  DRIFT     Renamed: missing there: 'types.SimpleNamespace' object has no attribute 'Renamed'",
+            "  DRIFT     Ours.store: parameters: (key), vLLM (keys)",
+        ],
+    )
+
+
+def test_without_vllms_class_the_contract_is_not_compared(installed, monkeypatch):
+    monkeypatch.setattr(module, "_V1", "elsewhere")
+    owners = ("contract of KVConnectorBase_V1", "contract of SupportsHMA")
+    fine, lines = installed(Same, *[Intended(owner, "x", "kind", "on purpose") for owner in owners])
+    assert (fine, lines) == (True, [LEFT_OUT, "vLLM 0.33: 0 intended differences, 0 others"])
 
 
 @pytest.mark.parametrize(("name", "owner"), [("CONTRACT", "KVConnectorBase_V1"), ("HMA_CONTRACT", "SupportsHMA")])

@@ -115,6 +115,7 @@ def test_the_end_of_a_copy_is_heard_once(device, make_worker):
         worker._queue.report(Result(copy.copy_id, success=True))
     assert [(result.job_id, result.success) for result in worker.get_finished()] == [(1, True), (2, False)]
     assert worker.get_finished() == []
+    assert not worker._copy_of and not worker._job_of
 
 
 def test_a_copy_that_never_ends_is_named(device, make_worker):

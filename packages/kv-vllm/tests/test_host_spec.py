@@ -77,7 +77,8 @@ def test_without_a_word_a_store_has_succeeded(module):
 
 def test_events_that_others_need_not_know_are_left_out(module):
     stored, moved = (
-        kv_api.OffloadingEvent([b"k"], kv_api.Medium.CPU, False, metadata_only=moved) for moved in (False, True)
+        kv_api.OffloadingEvent([key], kv_api.Medium.CPU, False, metadata_only=key == b"moved")
+        for key in (b"stored", b"moved")
     )
     manager = module.HostManager(SimpleNamespace(take_events=lambda: [stored, moved]), {})
     assert manager.take_events() == [module.to_vllm(stored)]

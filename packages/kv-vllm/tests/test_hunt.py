@@ -1,12 +1,16 @@
 """Hunting, with the testbed's own engine: kinds of failures, and what is kept of each."""
 
+from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("kv_sim")
 
-from kv_sim.fuzz import replay
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.fuzz import Failure, replay
 from kv_sim.schedule_file import read_schedule
 from kv_sim.violation import Invariant, Violation
 from kv_sim.zoo.registry import PLANTED
@@ -48,7 +52,7 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     ]
     (file,) = tmp_path.iterdir()
     assert lines[2:] == [f"  {len(failure.history)} actions, {file}: {failure.violation}"]
-    assert file.name.startswith("some-protocol-request-r")
+    assert file.name.startswith("some-protocol-request-r") and file.name.count("-") == 4
     again = read_schedule(file)
     assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
 
@@ -60,11 +64,59 @@ def test_nothing_found_is_said(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_that_a_replay_does_not_show_is_told_apart(monkeypatch):
-    monkeypatch.setattr("kv_vllm.hunt.replay", lambda *args: (None, None))
-    found = found_in("ReportsEveryEnd", 1)
-    assert found.failures == {}
-    assert [line.split(":")[0] for line in found.unsteady] == ["seed 0"]
+def broken(message):
+    return Violation(Invariant.CONTENT, message)
+
+
+ONE, OTHER = broken("some block"), broken("another one")
+
+
+@pytest.fixture
+def hunted(monkeypatch):
+    """Hunts among seeds of which one fails with a violation, shrinks to another, and shows some when replayed."""
+    shrunk = []
+
+    def hunt_in(*seeds):
+        shown = [iter(again) for _, _, _, again in seeds]
+
+        def run_seed(subject, seed, *, engine, actions):
+            assert (subject, engine) == ("a subject", "vllm")
+            violation = seeds[seed][0]
+            failure = None if violation is None else Failure(subject, WorldConfig(), [], violation, seed)
+            return SimpleNamespace(failure=failure)
+
+        def shrink(failure, *, most_replays):
+            shrunk.append(failure.seed)
+            _, violation, length, _ = seeds[failure.seed]
+            return replace(failure, history=[Action(Kind.STEP)] * length, violation=violation)
+
+        monkeypatch.setattr("kv_vllm.hunt.run_seed", run_seed)
+        monkeypatch.setattr("kv_vllm.hunt.shrink", shrink)
+        monkeypatch.setattr("kv_vllm.hunt.replay", lambda *args: (None, next(shown[shrunk[-1]])))
+        return hunt("a subject", range(len(seeds)), lambda: True), shrunk
+
+    return hunt_in
+
+
+def test_of_each_kind_one_is_shrunk_and_the_shortest_kept(hunted):
+    """Seeds 1 and 4 are of a kind that seed 0 shrinks to."""
+    found, shrunk = hunted(
+        (OTHER, ONE, 5, [ONE, ONE]),
+        (ONE, ONE, 4, [ONE, ONE]),
+        (None, None, 0, []),
+        (broken("block 3"), ONE, 6, [ONE, ONE]),
+        (ONE, ONE, 1, [ONE, ONE]),
+    )
+    assert shrunk == [0, 1, 3]
+    assert (found.histories, found.unsteady) == (5, [])
+    assert {kind: failure.seed for kind, failure in found.failures.items()} == {kind_of(ONE): 1}
+    assert found.counts == {kind_of(OTHER): 1, kind_of(ONE): 2, kind_of(broken("block 3")): 1}
+
+
+@pytest.mark.parametrize("again", [[None, ONE], [ONE, None], [OTHER, ONE], [ONE, OTHER], [None, None]])
+def test_a_failure_that_a_replay_does_not_show_is_told_apart(again, hunted):
+    found, _ = hunted((OTHER, ONE, 2, again))
+    assert (found.failures, found.unsteady) == ({}, [f"seed 0: {OTHER}"])
     lines = []
     assert show_found("Some", found, None, lines.append)
-    assert lines[2:] == [f"  not shown by a replay: {line}" for line in found.unsteady]
+    assert lines[2:] == [f"  not shown by a replay: seed 0: {OTHER}"]

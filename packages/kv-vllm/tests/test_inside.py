@@ -112,22 +112,41 @@ def test_a_child_of_vllms_is_of_our_class(base):
             "got {'kv_role': 'kv_both'}",
         ),
         ({"conector": {}}, "kv_connector_extra_config: unknown key 'conector'; did you mean 'connector'?"),
+        (
+            {"connector": {"kv_connector": "ExampleConnector"}, "record_paht": "some.jsonl"},
+            "kv_connector_extra_config: unknown key 'record_paht'; did you mean 'record_path'?",
+        ),
+        (
+            {"connector": "ExampleConnector"},
+            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
+            "got 'ExampleConnector'",
+        ),
     ],
 )
 def test_what_a_recorder_refuses(extra, message, base):
-    from kv_vllm.recording import inner_transfer
+    """Also when vLLM asks its class something, which it does before it makes one."""
+    from kv_vllm.recording import RecordingConnector, inner_transfer
 
-    with pytest.raises(ConfigError) as refused:
-        inner_transfer(transfer("RecordingConnector", **extra))
-    assert str(refused.value) == message
+    config = transfer("RecordingConnector", **extra)
+    for asked, given in (
+        (inner_transfer, config),
+        (RecordingConnector.supports_sleep_mode, config),
+        (RecordingConnector.requires_piecewise_for_cudagraph, extra),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            asked(given)
+        assert str(refused.value) == message
 
 
-def test_a_recorder_needs_a_path(base):
+@pytest.mark.parametrize("given", [None, "", 3])
+def test_a_recorder_needs_a_path(given, base):
     from kv_vllm.recording import record_path
 
     with pytest.raises(ConfigError) as refused:
-        record_path(transfer("RecordingConnector"))
-    assert str(refused.value) == "kv_connector_extra_config.record_path: expected the path of a file, got None"
+        record_path(transfer("RecordingConnector", **({} if given is None else {"record_path": given})))
+    assert (
+        str(refused.value) == f"kv_connector_extra_config.record_path: expected the path of a file, got {given!r}"
+    )
 
 
 def test_context_parallelism_is_refused(base):
@@ -189,6 +208,8 @@ def test_all_deprecated_metrics_by_engine(base):
     metrics = DeprecatedToo(config, kinds, ["engine"], engines, CPUOffloadingSpec, {})
     metrics.observe(stats.to_dict(), 1)
     metrics.observe({})
+    loaded_bytes = [registry.get_sample_value("vllm:kv_offload_load_bytes_total", {"engine": e}) for e in "01"]
+    assert loaded_bytes == [None, 11]
     names = {f"vllm:kv_offload_{name}" for name in ("total_bytes", "total_time", "size")}
     families = [family for family in registry.collect() if family.name in names]
     samples = [sample for family in families for sample in family.samples]

@@ -19,8 +19,10 @@ def installed(monkeypatch):
     logger = logging.getLogger("vllm")
     monkeypatch.setattr(logger, "level", logger.level)
 
-    def stands_for(version):
-        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    def stands_for(version, *, is_imported=False):
+        monkeypatch.delitem(sys.modules, "vllm", raising=False)
+        if is_imported:
+            monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
         monkeypatch.setitem(sys.modules, "vllm.version", SimpleNamespace(__version__=version))
 
     return stands_for
@@ -44,15 +46,22 @@ def test_a_version_that_tells_nothing(installed, text):
 
 def test_it_is_small_quiet_and_has_no_network_unless_the_user_says_so(installed, monkeypatch):
     installed("0.33.0")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
     vllm_version()
     assert {name: os.environ[name] for name in SETTINGS} == {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGGING_LEVEL": "info",
         "HF_HUB_OFFLINE": "1",
     }
     assert logging.getLogger("vllm").level == logging.INFO
     monkeypatch.delenv("VLLM_LOGGING_LEVEL")
     vllm_version()
     assert (os.environ["VLLM_LOGGING_LEVEL"], logging.getLogger("vllm").level) == ("CRITICAL", logging.CRITICAL)
+
+
+def test_a_server_keeps_its_log_and_its_network(installed):
+    installed("0.33.0", is_imported=True)
+    before = logging.getLogger("vllm").level, dict(os.environ)
+    assert vllm_version() == (0, 33)
+    assert (logging.getLogger("vllm").level, dict(os.environ)) == before

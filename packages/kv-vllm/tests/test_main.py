@@ -1,6 +1,8 @@
 """The command line: what a command is run with and answers, and what it says to what it can't do."""
 
 import json
+import re
+import subprocess
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -29,7 +31,52 @@ def no_vllm(monkeypatch):
 @pytest.mark.parametrize("command", ["drift", "differential", "fuzz"])
 def test_without_vllm_it_says_so(command, no_vllm, capsys):
     assert main([command]) == 2
-    assert "needs the installed vLLM, and none can be imported" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("kv_vllm: this needs the installed vLLM, and none can be imported: import of vllm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "arguments are required: COMMAND"),
+        (["hunt"], "invalid choice: 'hunt'"),
+        (["differential", "--runner", "3"], "--runner: invalid choice: 3"),
+        (["differential", "--async", "maybe"], "--async: invalid choice: 'maybe'"),
+        (["schedule", "a.calls.jsonl"], "arguments are required: SCHEDULE"),
+    ],
+)
+def test_what_is_no_command_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    told = capsys.readouterr().err
+    assert (end.value.code, told.startswith("usage: python -m kv_vllm")) == (2, True)
+    assert message in told
+
+
+def test_its_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert (end.value.code, module.__doc__.splitlines()[0] in " ".join(told.split())) == (0, True)
+    assert re.findall(r"^ {4}([a-z]+)\s+\w", told, re.MULTILINE) == [
+        "differential",
+        "drift",
+        "fuzz",
+        "smoke",
+        "schedule",
+    ]
+
+
+def test_its_answer_is_the_exit_code(tmp_path):
+    command = [sys.executable, "-m", "kv_vllm", "schedule", str(tmp_path / "none"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.startswith("kv_vllm: [Errno")) == (2, True)
+
+
+@pytest.mark.parametrize("is_fine", [True, False])
+def test_drift_is_1(is_fine, monkeypatch):
+    monkeypatch.setattr("kv_vllm.drift.drift", lambda show: is_fine)
+    assert main(["drift"]) == (0 if is_fine else 1)
 
 
 def test_an_unknown_subject_is_named_with_the_known_ones(capsys):
@@ -124,7 +171,8 @@ def hunted(some_vllm, monkeypatch):
 def test_fuzzing_shares_its_time_and_begins_with_a_seed(hunted, capsys):
     told, _ = hunted
     names = ["memory", "vllm-example", "our-offloading"]
-    assert main(["fuzz", "--subject", *names, "--minutes", "1.5", "--seed", "7"]) == 0
+    given = ["--subject", *names[:2], "--subject", names[2]]
+    assert main(["fuzz", *given, "--minutes", "1.5", "--seed", "7"]) == 0
     subjects = [SUBJECTS["memory"], VLLM_SUBJECTS["vllm-example"], OUR_SUBJECTS["our-offloading"]]
     assert told == [(subject, 7, 8, 30) for subject in subjects]
     assert capsys.readouterr().out.splitlines() == [
@@ -142,13 +190,15 @@ def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):
     assert all(600 / 7 <= seconds < 600 / 7 + 1 for _, _, _, seconds in told)
 
 
-@pytest.mark.parametrize("name", ["memory", "later"])
-def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, hunted, tmp_path):
+@pytest.mark.parametrize(("name", "where"), [("memory", "found"), ("later", None)])
+def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, where, hunted, tmp_path, monkeypatch):
     told, breaking = hunted
     breaking.append(SUBJECTS[name])
     folder = tmp_path / "found"
     folder.mkdir()
-    assert main(["fuzz", "--subject", "memory", "later", "--minutes", "1", "--save", str(folder)]) == 1
+    monkeypatch.chdir(folder if where is None else tmp_path)
+    options = [] if where is None else ["--save", where]
+    assert main(["fuzz", "--subject", "memory", "later", "--minutes", "1", *options]) == 1
     assert [subject for subject, *_ in told] == [SUBJECTS["memory"], SUBJECTS["later"]]
     (file,) = folder.iterdir()
     assert (file.name.startswith(f"{name}-content"), read_schedule(file).subject) == (True, SUBJECTS[name])

@@ -90,6 +90,7 @@ def test_all_of_a_history():
         arrive("r1", "", 2, max_tokens=0),
         end("r2", tokens=0),
         arrive("r2", "ab", 10, max_tokens=7),
+        arrive("r3", "c", 4),
     ]
     actions, summary = actions_of(calls, 4)
     add, step, settle = {"action": "add"}, {"action": "step"}, {"action": "settle"}
@@ -114,8 +115,9 @@ def test_all_of_a_history():
         step,
         {**add, "spec": spec("r1", 1, 0, 2, 1, 1)},
         {**add, "spec": spec("r2", 0, 8, 2, 1, 7)},
+        {**add, "spec": spec("r3", 2, 4, 0, 3, 3)},
     ]
-    assert str(summary) == "3 requests, 2 steps; 8 tokens of prompts are shared, 0 of them not in the schedule"
+    assert str(summary) == "4 requests, 2 steps; 8 tokens of prompts are shared, 0 of them not in the schedule"
 
 
 def engine(**more):
@@ -125,7 +127,14 @@ def engine(**more):
         "kv_connector_module_path": "kv_vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 4000, "blocks_per_chunk": 2, "copy_threads": 3},
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": 4000,
+            "blocks_per_chunk": 2,
+            "copy_engine": "host",
+            "copy_threads": 3,
+            "host_memory": "shared",
+            "shared_memory_dir": "/nowhere",
+        },
     }
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(**transfer),
@@ -136,14 +145,20 @@ def engine(**more):
     )
 
 
-def blocks(count, sizes):
+def blocks(count, sizes, **more):
     """KV caches, each of two layers; `sizes` are of the tensors."""
-    group = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=SimpleNamespace(page_size_bytes=10))
+    layers = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=SimpleNamespace(page_size_bytes=10))
     return SimpleNamespace(
         num_blocks=count,
-        kv_cache_groups=[group, group],
+        kv_cache_groups=[layers, layers],
         kv_cache_tensors=[SimpleNamespace(size=size) for size in sizes],
+        **more,
     )
+
+
+def group(kind, tokens_per_block=16, window_tokens=0):
+    """What a KV cache group is."""
+    return SimpleNamespace(kind=kind, tokens_per_block=tokens_per_block, window_tokens=window_tokens)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +170,7 @@ def blocks(count, sizes):
     ],
 )
 def test_the_world_of_an_engine(more, run_ahead, runner):
-    kinds = [AttentionKind.FULL, AttentionKind.SLIDING_WINDOW]
-    groups = [SimpleNamespace(kind=kind, window_tokens=40 * place) for place, kind in enumerate(kinds)]
+    groups = [group(AttentionKind.FULL), group(AttentionKind.SLIDING_WINDOW, window_tokens=40)]
     assert world_of(engine(**more), blocks(8, [160, 320]), groups) == {
         "format": "kv-vllm calls",
         "version": 1,
@@ -197,12 +211,41 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
         (blocks(0, [160]), 4000, 4000 // (40 * 6)),
         (blocks(8, [160]), None, 64 // 6),
         (blocks(8, [160]), 5, 1),
+        (blocks(8, [160], hash_block_size=None), 5, 1),
+        (blocks(8, [160], hash_block_size=16), 5, 1),
     ],
 )
 def test_slots_of_the_host(cache, host_bytes, slots):
     config = engine()
     config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
     assert world_of(config, cache, [])["world"]["host_slots"] == slots
+
+
+@pytest.mark.parametrize(
+    ("odd", "hash_tokens", "message"),
+    [
+        (
+            group(AttentionKind.STATE_SPACE),
+            16,
+            "KV cache group 1: its kind is state_space, and a schedule has only full_attention, sliding_window",
+        ),
+        (
+            group(AttentionKind.FULL, 32),
+            16,
+            "KV cache group 1: its blocks have 32 tokens, and a schedule has one size of blocks, "
+            "cache_config.block_size (16)",
+        ),
+        (
+            group(AttentionKind.FULL),
+            8,
+            "kv_cache_config.hash_block_size: got 8, and a schedule has one hash for each block of 16 tokens",
+        ),
+    ],
+)
+def test_an_engine_that_no_world_can_be_is_refused(odd, hash_tokens, message):
+    with pytest.raises(ConfigError) as refused:
+        world_of(engine(), blocks(8, [160], hash_block_size=hash_tokens), [group(AttentionKind.FULL), odd])
+    assert str(refused.value) == message
 
 
 def test_any_other_connector_is_what_it_is():
@@ -280,7 +323,22 @@ def test_children_of_a_multi_connector_are_of_the_world_too():
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"name": "a"},
     }
-    subject = subject_of({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [child]}})
-    [inner] = subject["extra_config"]["connectors"]
-    assert (subject["module_path"], inner["kv_connector_module_path"]) == ("kv_multi", "kv_sim.offload")
-    assert inner["kv_connector_extra_config"]["name"] == "a"
+    extra = {"connectors": [child, "none"], "load_policy": "longest"}
+    subject = subject_of({"kv_connector": "MultiConnector", "kv_connector_extra_config": extra})
+    assert (subject["kv_connector"], subject["module_path"]) == ("MultiConnector", "kv_multi")
+    assert subject["extra_config"] == {
+        "connectors": [
+            {
+                "kv_connector": "TimedOffloadingConnector",
+                "kv_connector_module_path": "kv_sim.offload",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "name": "a",
+                    "spec_name": "WorldCPUOffloadingSpec",
+                    "spec_module_path": "kv_sim.offload",
+                },
+            }
+        ],
+        "load_policy": "longest",
+    }
+    assert extra["connectors"] == [child, "none"]

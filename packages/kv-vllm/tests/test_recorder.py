@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kv_sim.engine.engine import Engine
+from kv_sim.engine.request import RequestSpec, Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.memory.copies import Direction
@@ -69,6 +70,12 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
     for seed in range(12):
         trace, _ = recorded("later", seed)
         events |= {type(turn.event) for turn in trace.turns}
+        scheduled, processed = (
+            [turn.event.step for turn in trace.turns if isinstance(turn.event, kind)]
+            for kind in (Schedule, Process)
+        )
+        assert scheduled == [*range(1, len(scheduled) + 1)]
+        assert processed == scheduled[: len(processed)]
         names |= {call.name for turn in trace.turns for call in turn.calls}
         for turn in trace.turns:
             steps = [call for call in turn.calls if call.name == "build_connector_meta"]
@@ -161,11 +168,70 @@ def test_what_a_request_got(known, count, sampled):
     assert _sampled(None, known, count) == Sampled((0,) * count, ends=False)
 
 
+@pytest.fixture
+def engine():
+    """One in which nothing has happened."""
+    made = object.__new__(RecordingEngine)
+    made.turns = []
+    return made
+
+
+def test_an_arrival_is_recorded(engine, monkeypatch):
+    spec = RequestSpec(
+        "r", 0, 3, 2, output_tokens=4, max_tokens=6, salt="s", adapter="a", skip_reading_prefix_cache=True
+    )
+    monkeypatch.setattr(Engine, "add", lambda self, spec: ("added", spec))
+    assert engine.add(spec) == ("added", spec)
+    assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True)]
+
+
+@pytest.mark.parametrize(
+    ("status", "loaded", "state"),
+    [
+        (Status.WAITING, (), "waiting"),
+        (Status.WAITING_FOR_REMOTE_KVS, ("q",), "waiting for a load"),
+        (Status.WAITING_FOR_REMOTE_KVS, ("q", "r"), "load reported"),
+        (Status.PREEMPTED, ("r",), "preempted"),
+    ],
+)
+def test_the_state_in_which_a_request_is_aborted_is_recorded(engine, monkeypatch, status, loaded, state):
+    aborted = []
+    engine.scheduler = SimpleNamespace(requests={"r": SimpleNamespace(status=status)}, loaded={*loaded})
+    monkeypatch.setattr(Engine, "abort", lambda self, request_id: aborted.append(request_id))
+    engine.abort("r")
+    assert (aborted, [turn.event for turn in engine.turns]) == (["r"], [Abort("r", state)])
+
+
+@pytest.mark.parametrize(("of_b", "shares"), [(5, True), (7, False)])
+def test_what_a_step_gave_is_recorded(engine, monkeypatch, of_b, shares):
+    """`a` samples, and one of its two drafts is rejected; `b` is in its prefill; `c` has gone meanwhile."""
+    a, b = (
+        SimpleNamespace(request_id=name, all_token_ids=[1, 2], num_tokens=2, num_output_tokens=0, spec=limit)
+        for name, limit in (("a", SimpleNamespace(output_tokens=9)), ("b", SimpleNamespace(output_tokens=9)))
+    )
+    tables = {"a": SimpleNamespace(groups=[[4], [5]]), "b": SimpleNamespace(groups=[[6], [of_b]])}
+    output = SimpleNamespace(
+        num_scheduled_tokens={"a": 3, "b": 4, "c": 1}, scheduled_spec_decode_tokens={"a": [7, 7]}
+    )
+    engine.steps = [SimpleNamespace(number=3, output=output, sampling={"a", "c"}, rejected={"a": 1})]
+    engine.scheduler = SimpleNamespace(
+        requests={"a": a, "b": b}, running=[a, b], blocks=SimpleNamespace(tables_of=tables.__getitem__)
+    )
+
+    def process(self):
+        a.all_token_ids += [8, 9]
+        nothing = dict.fromkeys(("finished_sending", "finished_recving", "failed_recving"))
+        self._note("update_connector_output", (SimpleNamespace(**nothing, invalid_block_ids={5}),), None)
+
+    monkeypatch.setattr(Engine, "process", process)
+    engine.process()
+    sampled = {"a": Sampled((8, 9), ends=False), "c": Sampled((0,), ends=False)}
+    assert [turn.event for turn in engine.turns] == [Process(3, sampled, {"invalid_block_ids": [5]}, shares)]
+
+
 @pytest.mark.parametrize("answer", [True, False, None])
 @pytest.mark.parametrize("running", [True, False])
-def test_the_answer_of_a_reset_is_recorded(monkeypatch, running, answer):
-    engine = object.__new__(RecordingEngine)
-    engine.turns = []
+def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer):
     monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
     assert engine.reset(running=running, connector=not running) is answer
     assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]

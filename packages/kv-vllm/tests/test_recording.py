@@ -42,7 +42,7 @@ def request_of(name, status="FINISHED_STOPPED", **more):
 
 @pytest.fixture
 def log(module, tmp_path):
-    made = module.CallLog(tmp_path / "new" / "some.jsonl", {"the": "world"})
+    made = module.CallLog(tmp_path / "new" / "er" / "some.jsonl", {"the": "world"})
     yield made
     made._file.close()
 
@@ -66,7 +66,7 @@ def told(call_name, **arguments):
 
 
 def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
-    assert log.calls == tmp_path / "new" / "some.calls.jsonl"
+    assert log.calls == tmp_path / "new" / "er" / "some.calls.jsonl"
     for name, skips in (("x", None), ("y", True)):
         log.arrive(request_of(name, skip_reading_prefix_cache=skips))
     wanted = {"prompt_tokens": 9, "max_tokens": 3, "hashes": [b"01234567".hex(), b"abcdefgh".hex()]}
@@ -81,7 +81,7 @@ def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
 def test_what_the_workers_report(log, jobs):
     for name in ("x", "y", "z"):
         log.arrive(request_of(name))
-    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs)
+    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata="of nobody's children")
     output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={5, 4}, failed_recving={"z", "y"})
     output.kv_connector_worker_meta = meta
     log.report(output)
@@ -97,6 +97,13 @@ def test_what_the_workers_report(log, jobs):
         ),
         told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
     ]
+
+
+def test_the_jobs_of_several_connectors_are_those_of_each(log):
+    one, other = SimpleNamespace(completed_jobs={7: 2}), SimpleNamespace(completed_jobs={3: 1, 9: 1})
+    several = SimpleNamespace(metadata=(one, None, SimpleNamespace(metadata=(other,))))
+    log.report(KVConnectorOutput(kv_connector_worker_meta=several))
+    assert written(log) == [told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[3, 7, 9])]
 
 
 def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
@@ -115,6 +122,7 @@ def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
 
 def test_an_id_that_came_back_keeps_its_number(log, module, monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED", 1)
+    log.end(request_of("nobody announced it"), is_held=False)
     log.arrive(request_of("a"))
     log.end(request_of("a"), is_held=False)
     log.arrive(request_of("a"))
@@ -217,6 +225,41 @@ def test_what_is_asked_of_the_class_behind_it(module, config):
     assert module.record_path(transfer).name == "some.jsonl"
 
 
+def test_what_the_one_behind_it_does_not_say_is_that_of_the_recorder(module):
+    own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}
+    other = {"kv_role": "kv_consumer", "engine_id": "f", "kv_load_failure_policy": "recompute"}
+    for said in ({}, other):
+        behind = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"a": 1}, **said}
+        inner = module.inner_transfer(
+            module.KVTransferConfig("RecordingConnector", **own, kv_connector_extra_config={"connector": behind})
+        )
+        assert {name: getattr(inner, name) for name in own} == {**own, **said}
+        assert (inner.kv_connector, inner.kv_connector_extra_config) == ("ExampleConnector", {"a": 1})
+
+
+def test_its_metrics_are_those_of_the_one_behind_it(module, config, monkeypatch):
+    behind = MagicMock()
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    made = module.RecordingConnector.build_prom_metrics(config, "types", ["engine"], {0: ["0"]})
+    assert made is behind.build_prom_metrics.return_value
+    (given, *others), _ = behind.build_prom_metrics.call_args
+    assert (given.kv_transfer_config.kv_connector, others) == (
+        "OffloadingConnector",
+        ["types", ["engine"], {0: ["0"]}],
+    )
+    assert config.kv_transfer_config.kv_connector == "RecordingConnector"
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_needs_the_graphs_that_the_one_behind_it_needs(module, monkeypatch, answer):
+    behind = MagicMock(**{"requires_piecewise_for_cudagraph.return_value": answer})
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    for extra in ({}, {"kv_connector_extra_config": {"a": 1}}):
+        given = {"connector": {"kv_connector": "ExampleConnector", **extra}}
+        assert module.RecordingConnector.requires_piecewise_for_cudagraph(given) is answer
+        behind.requires_piecewise_for_cudagraph.assert_called_with(extra.get("kv_connector_extra_config", {}))
+
+
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
 def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):  # noqa: F811
     made = module.RecordingConnector(config, base.KVConnectorRole[role], cache)
@@ -228,13 +271,42 @@ def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
         assert header["world"]["groups"] == [{"kind": "sliding", "window": 40}]
         made.shutdown()
     else:
-        with pytest.raises(AssertionError, match="a call of the scheduler's side, and the role is"):
+        with pytest.raises(AssertionError, match=r"a call of the scheduler's side, and the role is .*WORKER"):
             made.log  # noqa: B018
+
+
+@pytest.mark.parametrize(("hash_tokens", "path"), [(8, "some.jsonl"), (16, "")])
+def test_what_cannot_be_recorded_is_refused_before_another_is_made(
+    module,
+    base,  # noqa: F811
+    cache,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    hash_tokens,
+    path,
+):
+    monkeypatch.setattr(module.KVConnectorFactory, "create_connector", MagicMock(side_effect=AssertionError))
+    cache.hash_block_size = hash_tokens
+    config = config_of("RecordingConnector", {"connector": BEHIND, "record_path": path and str(tmp_path / path)})
+    with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
+        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_that_knows_several_groups(module, config, base, cache):  # noqa: F811
+    cache.kv_cache_groups *= 2
+    made = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert len(json.loads(made.log.calls.read_text())["world"]["groups"]) == 2
+    made.shutdown()
 
 
 def test_one_that_knows_one_group_only(module, base, cache, tmp_path):  # noqa: F811
     behind = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     config = config_of("RecordingConnector", {"connector": behind, "record_path": str(tmp_path / "some.jsonl")})
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    connector = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert type(connector.inner).__name__ == "ExampleConnector"
+    connector.shutdown()
     cache.kv_cache_groups *= 2
     with pytest.raises(ConfigError) as refused:
         module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)

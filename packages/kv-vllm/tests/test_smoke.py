@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from kv_vllm import smoke as module
-from kv_vllm.installed import MissingError
+from kv_vllm.installed import SETTINGS, MissingError
 from kv_vllm.smoke import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, smoke
 
 
@@ -27,8 +27,8 @@ def test_the_same_is_fine():
 
 
 def test_each_difference_is_a_line():
-    without = Told([[1, 2], [3, 4]], [[1, 2], [3, 4]], 0, "0.33")
-    assert compare(without, Told([[1, 2], [3, 4]], [[1, 2], [3, 5]], 0, "0.33")) == [
+    without = Told([[1, 2], [3, 4, 6]], [[1, 2], [3, 4, 6]], 0, "0.33")
+    assert compare(without, Told([[1, 2], [3, 4, 6]], [[1, 2], [3, 5, 7]], 0, "0.33")) == [
         "prompt 1, warm: token 1 is [5], without [4]",
         f"0 tokens were loaded, expected at least {SHARED_TOKENS}",
     ]
@@ -73,7 +73,7 @@ def test_what_one_vllm_is_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.setattr(SomeLLM, "made", [])
     lengths = [len(prompt) for prompt in prompts(1000)]
-    told = module.run_one("m", {"a": 1}, {"seed": 3, "more": 4})
+    told = module.run_one("m", {"a": 1}, {"max_model_len": 3, "more": 4})
     assert told == Told([[n, 0, 0] for n in lengths], [[n, 1, 0] for n in lengths], 12, "0.33.0")
     assert params == [
         {"temperature": 0, "max_tokens": module.OUTPUT_TOKENS, "ignore_eos": True, "detokenize": False}
@@ -82,11 +82,11 @@ def test_what_one_vllm_is_asked(monkeypatch):
         {
             "model": "m",
             "kv_transfer_config": {"a": 1},
-            "max_model_len": 1024,
+            "max_model_len": 3,
             "enable_prefix_caching": True,
             "disable_log_stats": False,
             "skip_tokenizer_init": True,
-            "seed": 3,
+            "seed": 0,
             "more": 4,
         }
     ]
@@ -99,25 +99,31 @@ def test_prompts_end_in_the_middle_of_blocks():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Stands for the processes with a vLLM; what each was given."""
+    """Stands for the processes with a vLLM; what each was given. `breaks`: how one ends, and if it tells."""
     given = []
+    for name in (*SETTINGS, "VLLM_ENGINE_READY_TIMEOUT_S"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(command, *, check, env):
         model, transfer, options, out = json.loads(command[-1])
         given.append((model, transfer, options, env))
         hits = options.get("hits", SHARED_TOKENS) if transfer else 0
         told = Told([[1]], [[1]], hits, "0.33.0")
-        if "breaks" not in options:
+        code, says = options.get("breaks", {}).get("with" if transfer else "without", (0, True))
+        if says:
             Path(out).write_text(json.dumps(vars(told)))
-        return SimpleNamespace(returncode=int("breaks" in options))
+        return SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
+    def version():
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # so does the real one
+        return 0, 33
+
+    monkeypatch.setattr(module, "vllm_version", version)
     monkeypatch.setattr(module.subprocess, "run", run)
     return given
 
 
-def test_one_vllm_after_the_other_without_hurry(runs, monkeypatch):
-    monkeypatch.delenv("VLLM_ENGINE_READY_TIMEOUT_S", raising=False)
+def test_one_vllm_after_the_other_without_hurry(runs):
     lines = []
     assert smoke("m", {"enforce_eager": True}, lines.append)
     assert [run[:3] for run in runs] == [
@@ -126,7 +132,7 @@ def test_one_vllm_after_the_other_without_hurry(runs, monkeypatch):
     ]
     assert {run[3]["VLLM_ENGINE_READY_TIMEOUT_S"] for run in runs} == {str(READY_SECONDS)}
     assert {run[3]["VLLM_NO_USAGE_STATS"] for run in runs} == {"1"}
-    assert runs[0][3].keys() >= os.environ.keys()
+    assert not any("HF_HUB_OFFLINE" in run[3] for run in runs)  # a model may have to be fetched
     assert lines == [
         "vLLM without the connector: it takes a minute to start, or several on busy cores",
         "vLLM with the connector: it takes a minute to start, or several on busy cores",
@@ -150,15 +156,59 @@ def test_without_a_model_a_tiny_one_is_made(runs, monkeypatch):
     assert smoke(None, {}, lambda line: None)
     (model,) = {run[0] for run in runs}
     assert Path(model).name == "model" and not Path(model).exists()
+    assert {run[3]["HF_HUB_OFFLINE"] for run in runs} == {"1"}
 
 
-def test_what_the_user_has_set_wins(runs, monkeypatch):
-    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "7")
+@pytest.mark.parametrize("name", ["VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE", "HOME"])
+def test_what_the_user_has_set_wins(name, runs, monkeypatch):
+    monkeypatch.setenv(name, "7")
     assert smoke("m", {}, lambda line: None)
-    assert {run[3]["VLLM_ENGINE_READY_TIMEOUT_S"] for run in runs} == {"7"}
+    assert {run[3][name] for run in runs} == {"7"}
 
 
-def test_one_that_does_not_start_is_told(runs):
+@pytest.mark.parametrize("breaks", [(1, True), (0, False), (-9, False)])
+@pytest.mark.parametrize("name", ["without", "with"])
+def test_one_that_does_not_start_is_told(name, breaks, runs):
     with pytest.raises(MissingError) as error:
-        smoke("m", {"breaks": True}, lambda line: None)
-    assert str(error.value) == "vLLM ended with 1 without the connector: there is nothing to run it on?"
+        smoke("m", {"breaks": {name: breaks}}, lambda line: None)
+    assert str(error.value) == f"vLLM ended with {breaks[0]} {name} the connector: there is nothing to run it on?"
+
+
+def test_without_vllm_nothing_is_begun(runs, monkeypatch):
+    def none():
+        raise MissingError("none")
+
+    monkeypatch.setattr(module, "vllm_version", none)
+    with pytest.raises(MissingError, match="none"):
+        smoke("m", {}, lambda line: None)
+    assert not runs
+
+
+SMALL_VLLM = """
+from types import SimpleNamespace
+
+__version__, SamplingParams = "0.33.0", dict
+
+class LLM:
+    def __init__(self, kv_transfer_config, **given):
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000))
+        self.hits = 1000 if kv_transfer_config else 0
+
+    def generate(self, asked, params, use_tqdm):
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=asked[0]["prompt_token_ids"][-2:])])]
+
+    def reset_prefix_cache(self):
+        pass
+
+    def get_metrics(self):
+        return [SimpleNamespace(name="vllm:external_prefix_cache_hits", value=self.hits)]
+"""
+
+
+def test_each_vllm_has_a_process_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(SMALL_VLLM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
+    lines = []
+    assert smoke("m", {}, lines.append)
+    assert lines[2:] == ["vLLM 0.33.0, m: 1000 tokens loaded from host memory", "the outputs are the same"]

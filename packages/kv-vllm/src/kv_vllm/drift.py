@@ -60,14 +60,13 @@ class Difference:
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.owner}.{self.member}: {self.aspect}{': ' if self.detail else ''}{self.detail}"
+        name = f"{self.owner}.{self.member}".rstrip(".")
+        return f"{name}: {self.aspect}{': ' if self.detail else ''}{self.detail}"
 
 
 def members_of(cls: type) -> dict[str, Any]:
-    """The public members of a class, and its constructor; what every class or ABC has is left out."""
-    names = (
-        name for name in dir(cls) if name == "__init__" or not (name.startswith("_") or hasattr(object, name))
-    )
+    """The public members of a class, and its constructor."""
+    names = (name for name in dir(cls) if name == "__init__" or not name.startswith("_"))
     return {name: inspect.getattr_static(cls, name) for name in names}
 
 
@@ -78,12 +77,10 @@ def kind_of(member: Any) -> Kind:
 
 def parameters_of(member: Any) -> list[str]:
     """The parameters of a method, with ``*`` or ``**`` in front, and ``=`` behind what is optional."""
-    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-    if not callable(function):
-        return []
+    function: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # no function, or written in C
         return []
     return [
         f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is inspect.Parameter.empty else '='}"
@@ -144,11 +141,28 @@ def all_differences(show: Callable[[str], None]) -> tuple[list[Difference], set[
             show(f"{module} isn't installed: {name} isn't compared")
             left_out.add(name)
             continue
-        found += compare(name, getattr(import_module(module), name), getattr(import_module(vllm_module), name))
-    base = import_module(f"{_V1}.base")
-    found += compare_contract("KVConnectorBase_V1", CONTRACT, base.KVConnectorBase_V1)
-    found += compare_contract("SupportsHMA", HMA_CONTRACT, base.SupportsHMA)
+        theirs = _class_of_vllm(name, vllm_module)
+        if isinstance(theirs, str):
+            found.append(Difference(name, "", "missing there", theirs))
+            left_out.add(name)
+        else:
+            found += compare(name, getattr(import_module(module), name), theirs)
+    for name, rows in (("KVConnectorBase_V1", CONTRACT), ("SupportsHMA", HMA_CONTRACT)):
+        theirs = _class_of_vllm(name, f"{_V1}.base")
+        if isinstance(theirs, str):
+            left_out.add(f"contract of {name}")  # that the class is missing is said above
+        else:
+            found += compare_contract(name, rows, theirs)
     return found, left_out
+
+
+def _class_of_vllm(name: str, module: str) -> type | str:
+    """The class, or why there is none."""
+    try:
+        found: type = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    return found
 
 
 def judge(

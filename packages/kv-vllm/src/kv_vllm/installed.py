@@ -1,12 +1,13 @@
 """Which vLLM is installed. Importing this imports none.
 
-What imports vLLM here asks for its version first, since that also settles what vLLM reads from the environment
-while it is imported.
+A command that imports vLLM asks for its version first, since that also settles what vLLM reads from the
+environment while it is imported. Where it is imported already, it is somebody's server: nothing is settled there.
 """
 
 import logging
 import os
 import re
+import sys
 from importlib import import_module
 from typing import Final
 
@@ -25,9 +26,8 @@ class MissingError(ImportError):
 
 def vllm_version() -> tuple[int, int]:
     """The installed vLLM's version, as far as its contract goes."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # not every vLLM reads it at its import
+    if sys.modules.get("vllm") is None:
+        _settle()
     try:
         text: str = import_module("vllm.version").__version__
     except ImportError as error:
@@ -36,3 +36,10 @@ def vllm_version() -> tuple[int, int]:
     if found is None:
         raise MissingError(f"the installed vLLM has version {text!r}, from which nothing can be told")
     return int(found[1]), int(found[2])
+
+
+def _settle() -> None:
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    # Not every vLLM reads it at its import; all take it in small letters, too.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())

@@ -11,8 +11,9 @@ makes it longer, and one that leaves it has the rest for itself. So a schedule c
 what lies beyond a fork, nor that a prompt has what a request generated: how many tokens that are, the summary
 tells.
 
-Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; resets
-of the engine's prefix cache alone, of which no connector hears.
+Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
+resets of the engine's prefix cache alone, of which no connector hears. An engine is refused whose blocks no
+schedule can have: those of states, and of sizes that differ from each other or from what one hash stands for.
 """
 
 import json
@@ -58,6 +59,7 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> d
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     transfer = vllm_config.kv_transfer_config
     run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
+    _refuse_what_no_world_has(vllm_config.cache_config.block_size, kv_cache_config, groups)
     block_bytes = _bytes_per_block(kv_cache_config)
     host_bytes = transfer.kv_connector_extra_config.get("cpu_bytes_to_use") or 64 * block_bytes
     world = {
@@ -77,6 +79,25 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> d
         "host_slots": max(1, int(host_bytes) // (block_bytes * parallel.world_size)),
     }
     return {"format": FORMAT, "version": VERSION, "world": world, "subject": subject_of(vars(transfer))}
+
+
+def _refuse_what_no_world_has(block_size: int, kv_cache_config: Any, groups: Sequence[Any]) -> None:
+    for number, group in enumerate(groups):
+        if group.kind not in KINDS:
+            raise ConfigError(
+                f"KV cache group {number}: its kind is {group.kind}, and a schedule has only {', '.join(KINDS)}"
+            )
+        if group.tokens_per_block != block_size:
+            raise ConfigError(
+                f"KV cache group {number}: its blocks have {group.tokens_per_block} tokens, and a schedule has "
+                f"one size of blocks, cache_config.block_size ({block_size})"
+            )
+    hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or block_size
+    if hash_tokens != block_size:
+        raise ConfigError(
+            f"kv_cache_config.hash_block_size: got {hash_tokens}, and a schedule has one hash for each block of "
+            f"{block_size} tokens"
+        )
 
 
 def _bytes_per_block(kv_cache_config: Any) -> int:

@@ -10,7 +10,7 @@ hashes, of an id a number.
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +36,12 @@ REMEMBERED: Final = 1000
 
 def inner_transfer(transfer: Any) -> Any:
     """The configuration of the connector behind it."""
-    extra: Mapping[str, Any] = transfer.kv_connector_extra_config
+    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
+    return KVTransferConfig(**{**inherited, **_given(transfer.kv_connector_extra_config)})
+
+
+def _given(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of the connector behind it."""
     for key in extra:
         nearest = None if key in KEYS else nearest_name(key, KEYS)
         if nearest is not None:
@@ -46,8 +51,7 @@ def inner_transfer(transfer: Any) -> Any:
         raise ConfigError(
             f"kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got {given!r}"
         )
-    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
-    return KVTransferConfig(**{**inherited, **given})
+    return given
 
 
 def record_path(transfer: Any) -> Path:
@@ -77,12 +81,12 @@ class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 f"{config.kv_transfer_config.kv_connector} works with one KV cache group only, and there are "
                 f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
             )
-        self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
-        self._log: CallLog | None = None
-        if role_of(role).name == "SCHEDULER":
+        log: tuple[Path, dict[str, Any]] | None = None
+        if role_of(role).name == "SCHEDULER":  # what is wrong is said before the one behind it takes memory
             groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
-            header = world_of(config, kv_cache_config, groups)
-            self._log = CallLog(record_path(vllm_config.kv_transfer_config), header)
+            log = record_path(vllm_config.kv_transfer_config), world_of(config, kv_cache_config, groups)
+        self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
+        self._log = None if log is None else CallLog(*log)
 
     # -- the class -----------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        given = extra_config.get("connector") or {}
+        given = _given(extra_config)
         inner = KVConnectorFactory.get_connector_class(KVTransferConfig(**{"kv_role": "kv_both", **given}))
         return bool(inner.requires_piecewise_for_cudagraph(given.get("kv_connector_extra_config", {})))
 
@@ -215,14 +219,13 @@ class CallLog:
 
     def report(self, output: Any) -> None:
         """What the workers say after a step."""
-        jobs = getattr(output.kv_connector_worker_meta, "completed_jobs", None)
         self.write(
             "report",
             loads=sorted(map(self.number, output.finished_recving or ())),
             stores=sorted(map(self.number, output.finished_sending or ())),
             failed=sorted(map(self.number, output.failed_recving or ())),
             bad_blocks=sorted(output.invalid_block_ids or ()),
-            jobs=sorted(jobs) if jobs else [],
+            jobs=sorted(_jobs_in(output.kv_connector_worker_meta)),
         )
 
     def end(self, request: Any, is_held: bool) -> None:
@@ -250,6 +253,14 @@ class CallLog:
     def _line(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values, separators=(",", ":")) + "\n")
         self._file.flush()
+
+
+def _jobs_in(worker_meta: Any) -> Iterator[int]:
+    """Jobs of which workers report an end; of a MultiConnector, those of its children."""
+    yield from getattr(worker_meta, "completed_jobs", None) or ()
+    children = getattr(worker_meta, "metadata", None)
+    for child in children if isinstance(children, tuple) else ():
+        yield from _jobs_in(child)
 
 
 _OWN = vars(RecordingConnector)

@@ -16,7 +16,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from kv_vllm.installed import MissingError, vllm_version
+from kv_vllm.installed import SETTINGS, MissingError, vllm_version
 
 GIGABYTE: Final = 1 << 30
 SHARED_TOKENS: Final = 256
@@ -92,6 +92,7 @@ def compare(without: Told, with_it: Told) -> list[str]:
 
 def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None]) -> bool:
     """Compare both, with ``options`` of vLLM's. True: nothing is wrong."""
+    environment = _environment(model)  # the next line settles more in this process than a model may bear
     vllm_version()
     with TemporaryDirectory() as folder:
         if model is None:
@@ -101,7 +102,7 @@ def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None
         told = []
         for transfer, name in ((None, "without"), (CONNECTOR, "with")):
             show(f"vLLM {name} the connector: it takes a minute to start, or several on busy cores")
-            told.append(_in_a_process(model, transfer, options, Path(folder)))
+            told.append(_in_a_process(model, transfer, options, Path(folder), environment))
     wrong = compare(*told)
     show(f"vLLM {told[1].version}, {model}: {told[1].hits:g} tokens loaded from host memory")
     for line in wrong:
@@ -110,11 +111,13 @@ def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None
     return not wrong
 
 
-def _in_a_process(model: str, transfer: dict[str, Any] | None, options: dict[str, Any], folder: Path) -> Told:
+def _in_a_process(
+    model: str, transfer: dict[str, Any] | None, options: dict[str, Any], folder: Path, environment: dict[str, str]
+) -> Told:
     out = folder / "told.json"
     out.unlink(missing_ok=True)
     given = json.dumps([model, transfer, options, str(out)])
-    done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke", given], check=False, env=_environment())
+    done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke", given], check=False, env=environment)
     if done.returncode or not out.exists():
         with_it = "with" if transfer else "without"
         raise MissingError(
@@ -123,9 +126,10 @@ def _in_a_process(model: str, transfer: dict[str, Any] | None, options: dict[str
     return Told(**json.loads(out.read_text()))
 
 
-def _environment() -> dict[str, str]:
-    """The child's; what the user has set wins."""
-    return {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_SECONDS), "VLLM_NO_USAGE_STATS": "1", **os.environ}
+def _environment(model: str | None) -> dict[str, str]:
+    """The children's; what the user has set wins. Only the tiny model needs no network for certain."""
+    settled = {name: value for name, value in SETTINGS.items() if model is None or name != "HF_HUB_OFFLINE"}
+    return {**settled, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_SECONDS), **os.environ}
 
 
 if __name__ == "__main__":
