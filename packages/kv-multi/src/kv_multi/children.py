@@ -10,7 +10,9 @@ Everything is configured inside ``kv_connector_extra_config``, where vLLM's own 
 A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). What an
 engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
 from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
-engine's, with another ``kv_transfer_config``.
+engine's, with another ``kv_transfer_config`` and a mark that it is a child. Another MultiConnector finds that mark
+(``is_outermost``) also behind a child that hands its calls on, since such a one makes a copy of its copy: the mark
+lies beside ``kv_transfer_config``, which is what it replaces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,6 +37,9 @@ from kv_multi.names import QUARANTINED
 
 INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
 """Fields that hold for a whole engine, which a child takes from its parent."""
+
+_CHILD: Final = "kv_multi_child"
+"""The attribute of an engine's configuration that marks the copy of a child."""
 
 _PARENT_KEYS: Final = ("connectors", "load_policy", "on_child_error")
 
@@ -127,7 +132,13 @@ def child_vllm_config(vllm_config: VllmConfig, child: ChildConfig) -> VllmConfig
     """A shallow copy of the engine's configuration, for one child."""
     copied: Any = copy(vllm_config)
     copied.kv_transfer_config = child.transfer
+    setattr(copied, _CHILD, True)
     return cast(VllmConfig, copied)
+
+
+def is_outermost(vllm_config: VllmConfig) -> bool:
+    """Whether whoever has this configuration is called by an engine, and not from within a MultiConnector."""
+    return getattr(vllm_config, _CHILD, None) is not True
 
 
 def build_children(
