@@ -8,7 +8,6 @@ from kv_multi_scripted import Scripted, TwoArguments, child, engine_config
 from kv_api import ConfigError, KVConnectorRole, UnknownNameError
 from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
-from kv_multi.children import build_children
 
 ROLE = KVConnectorRole.SCHEDULER
 
@@ -51,6 +50,19 @@ def test_the_factory_makes_it_with_two_and_with_three_arguments(role):
     config = engine_config([child(), child("TwoArguments")])
     assert len(KVConnectorFactory.create_connector_v1(config, role).sub_connectors) == 2
     assert len(KVConnectorFactory.create_connector(config, role, None).sub_connectors) == 2
+
+
+def test_the_children_are_read_once(make):
+    class Children(list):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    children = Children([child(), child()])
+    make(children)
+    assert children.times == 1
 
 
 def test_a_child_by_module_path(make):
@@ -177,8 +189,8 @@ def test_an_engine_without_transfers_has_no_children():
         MultiConnector.get_required_kvcache_layout(config)
     assert str(caught.value) == "kv_transfer_config: not set, so there are no children"
     with pytest.raises(ConfigError) as caught:
-        build_children(config, ROLE, None)
-    assert str(caught.value) == "kv_transfer_config: not set, so there are no children to create"
+        MultiConnector(config, ROLE)
+    assert str(caught.value) == "MultiConnector needs a kv_transfer_config, and there is none"
 
 
 def test_an_unknown_connector_is_looked_up_in_its_place():

@@ -142,14 +142,14 @@ def is_outermost(vllm_config: VllmConfig) -> bool:
 
 
 def build_children(
-    vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None
+    configs: Sequence[ChildConfig],
+    vllm_config: VllmConfig,
+    role: KVConnectorRole,
+    kv_cache_config: KVCacheConfig | None,
 ) -> tuple[Child, ...]:
     """Make the connectors. What one raises is noted with its place and passed on."""
-    parent = vllm_config.kv_transfer_config
-    if parent is None:
-        raise ConfigError("kv_transfer_config: not set, so there are no children to create")
     children = []
-    for config in parse_children(parent):
+    for config in configs:
         own_config = child_vllm_config(vllm_config, config)
         try:
             connector = KVConnectorFactory.create_connector(own_config, role, kv_cache_config)
