@@ -170,8 +170,14 @@ LIST = "connectors: expected a non-empty list of KVTransferConfig mappings, got 
         (
             [child()],
             {"load_polcy": "first"},
-            "kv_connector_extra_config: unknown key 'load_polcy'; MultiConnector's own are connectors, "
-            "load_policy, on_child_error; did you mean 'load_policy'?",
+            "kv_connector_extra_config: unknown key 'load_polcy'; known: connectors, load_policy, name, "
+            "on_child_error, save; did you mean 'load_policy'?",
+        ),
+        (
+            [child(), child("MultiConnector", connectors=[child()], saves=False)],
+            {},
+            "kv_connector_extra_config: unknown key 'saves'; known: connectors, load_policy, name, "
+            "on_child_error, save; did you mean 'save'?",
         ),
     ],
 )
@@ -210,4 +216,4 @@ def test_a_constructor_that_raises_is_never_quarantined():
 
 
 def test_keys_of_others_pass(make):
-    make([child()], enforce_handshake_compat=True)
+    make([child()], enforce_handshake_compat=True, eviction_policy="lru", load_policies=1)

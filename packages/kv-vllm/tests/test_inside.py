@@ -111,7 +111,11 @@ def test_a_child_of_vllms_is_of_our_class(base):
             "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
             "got {'kv_role': 'kv_both'}",
         ),
-        ({"conector": {}}, "kv_connector_extra_config: unknown key 'conector'; did you mean 'connector'?"),
+        (
+            {"conector": {}},
+            "kv_connector_extra_config: unknown key 'conector'; known: connector, record_path; "
+            "did you mean 'connector'?",
+        ),
     ],
 )
 def test_what_a_recorder_refuses(extra, message, base):

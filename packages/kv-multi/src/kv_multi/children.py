@@ -31,7 +31,7 @@ from kv_api import (
     UnknownNameError,
     VllmConfig,
 )
-from kv_api.errors import nearest_name
+from kv_api.errors import nearest_name, refuse_misspelt
 from kv_factory import KVConnectorFactory
 from kv_multi.names import QUARANTINED
 
@@ -41,7 +41,8 @@ INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
 _CHILD: Final = "kv_multi_child"
 """The attribute of an engine's configuration that marks the copy of a child."""
 
-_PARENT_KEYS: Final = ("connectors", "load_policy", "on_child_error")
+_OWN_KEYS: Final = ("connectors", "load_policy", "on_child_error", "name", "save")
+"""What a MultiConnector reads of its own extra config. The last two it has as a child of another one."""
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -88,13 +89,7 @@ class Child(NamedTuple):
 
 def parse_options(extra_config: Mapping[str, Any]) -> Options:
     """The parent's settings. A key that looks like one of them, and is none, is refused."""
-    for key in extra_config:
-        nearest = None if key in _PARENT_KEYS else nearest_name(key, _PARENT_KEYS)
-        if nearest is not None:
-            raise ConfigError(
-                f"kv_connector_extra_config: unknown key {key!r}; MultiConnector's own are "
-                f"{', '.join(_PARENT_KEYS)}; did you mean {nearest!r}?"
-            )
+    refuse_misspelt(extra_config, _OWN_KEYS, where="kv_connector_extra_config")
     return Options(
         _choice("load_policy", extra_config.get("load_policy", LoadPolicy.FIRST), LoadPolicy),
         _choice("on_child_error", extra_config.get("on_child_error", OnChildError.RAISE), OnChildError),
