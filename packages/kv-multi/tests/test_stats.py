@@ -91,23 +91,6 @@ def test_a_class_that_cannot_rebuild_is_left_out(worker):
     assert MultiConnector.build_kv_connector_stats(payload).data == {}
 
 
-@pytest.mark.parametrize(
-    "of_a_stranger",
-    [
-        {"kv_connector": "NoSuch", "kv_connector_module_path": None, "data": {"n": 1}},
-        {"kv_connector": "Scripted", "kv_connector_module_path": "no_such_module", "data": {"n": 1}},
-        {"n": 1},  # vLLM's own payload: the class goes by the name
-    ],
-)
-def test_a_class_that_is_not_known_here_is_left_out(worker, of_a_stranger):
-    multi, *_ = worker(child(name="near", answers={"get_kv_connector_stats": Count({"n": 1})}), child())
-    payload = {"far": of_a_stranger, **multi.get_kv_connector_stats().to_dict()}
-    inner = {"kv_connector": "MultiConnector", "kv_connector_module_path": None, "data": payload}
-    rebuilt = MultiConnector.build_kv_connector_stats({**payload, "inner": inner})
-    assert rebuilt.reduce() == {"near": {"n": 1}, "inner": {"near": {"n": 1}}}
-    assert rebuilt.origins.keys() == {"near", "inner"}
-
-
 def test_a_class_of_the_old_interface_counts_nothing():
     with pytest.raises(TypeError) as caught:
         MultiConnector.build_kv_connector_stats({"Old": {"n": 4}})

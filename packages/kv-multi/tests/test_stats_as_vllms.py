@@ -4,8 +4,10 @@ The originals are in vLLM's `tests/v1/kv_connector/unit/test_multi_connector.py`
 connectors of vLLM's, or reach into private attributes.
 """
 
+import pytest
 from kv_multi_scripted import Count, child
 
+from kv_api import UnknownNameError
 from kv_multi import MultiConnector, MultiKVConnectorStats
 
 
@@ -18,13 +20,11 @@ def counting(n, **extra):
     return child(answers={"get_kv_connector_stats": Count({"n": n})}, **extra)
 
 
-def test_an_unknown_connector_is_left_out_and_named(caplog):
-    """`test_build_kv_connector_stats_raises_error_for_unknown_connector`: ours doesn't, for the others' sake."""
-    with caplog.at_level("DEBUG", "kv_multi"):
-        stats = MultiConnector.build_kv_connector_stats({"Scripted": {"n": 1}, "Unknown": {"n": 1}})
-    assert stats.data == {"Scripted": Count({"n": 1})}
-    [line] = caplog.messages
-    assert line.startswith("connector 'Unknown' counts, but its class can't be had in this process: unknown conn")
+def test_an_unknown_connector_is_an_error_and_named():
+    """`test_build_kv_connector_stats_raises_error_for_unknown_connector`: of all, when one isn't registered."""
+    with pytest.raises(UnknownNameError, match="unknown connector 'Unknown'") as caught:
+        MultiConnector.build_kv_connector_stats({"Scripted": {"n": 1}, "Unknown": {"n": 1}})
+    assert isinstance(caught.value, ValueError)
 
 
 def test_objects_and_payloads_may_be_mixed(worker):

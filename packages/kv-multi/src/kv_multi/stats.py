@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorStats, KVTransferConfig
+from kv_api import KVConnectorBase_V1, KVConnectorStats, KVTransferConfig
 from kv_factory import KVConnectorFactory
 from kv_multi.children import ChildConfig
 from kv_multi.names import QUARANTINED
@@ -114,8 +114,8 @@ def collect(
 def rebuild(payload: Mapping[str, Any]) -> MultiKVConnectorStats:
     """Make stats objects from a payload, in a process that may know nothing of the configuration.
 
-    Objects pass through. A child whose class isn't known here, or can't build its stats, is left out, as an engine
-    does with a connector that can't.
+    Objects pass through. A child whose class can't build its stats is left out, as an engine does with a connector
+    that can't.
     """
     data: dict[str, Any] = {}
     found_origins: dict[str, Origin] = {}
@@ -125,9 +125,11 @@ def rebuild(payload: Mapping[str, Any]) -> MultiKVConnectorStats:
             continue
         origin, child_data = open_envelope(name, value)
         stats = _build(name, origin, child_data)
-        if stats is not None:
-            data[name] = stats
-            found_origins[name] = origin
+        if stats is None:
+            _log.debug("connector %r counts, but its class can't rebuild its stats", name)
+            continue
+        data[name] = stats
+        found_origins[name] = origin
     return MultiKVConnectorStats(data, found_origins)
 
 
@@ -152,14 +154,7 @@ def _build(name: str, origin: Origin, data: dict[str, Any]) -> KVConnectorStats 
         kv_role="kv_both",
         engine_id=name,
     )
-    try:
-        found = KVConnectorFactory.get_connector_class(transfer)
-    except ConfigError as error:
-        _log.debug("connector %r counts, but its class can't be had in this process: %s", name, error)
-        return None
+    found = KVConnectorFactory.get_connector_class(transfer)
     if not issubclass(found, KVConnectorBase_V1):
         raise TypeError(f"stats of connector {name!r}: {found.__name__} is no V1 connector")
-    stats = found.build_kv_connector_stats(data)
-    if stats is None:
-        _log.debug("connector %r counts, but its class can't rebuild its stats", name)
-    return stats
+    return found.build_kv_connector_stats(data)
