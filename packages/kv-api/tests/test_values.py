@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kv_api
 from kv_api import CacheHitSource, Locality, Medium, TierFilter, TierMatcher
-from kv_api.errors import nearest_name, unknown_name
+from kv_api.errors import nearest_name, refuse_misspelt, unknown_name
 
 
 def stored(**changes: Any) -> kv_api.BlockStored:
@@ -532,3 +532,41 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest(value: object, kno
 
 def test_no_name_is_near_to_something_that_is_no_name() -> None:
     assert nearest_name(None, ["None"]) is None
+
+
+TWENTY = "abcdefghijklmnopqrst"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hold_block",
+        "hold_blcoks",
+        "Hold_Blocks",
+        "hold-blocks",
+        f"my_{TWENTY[:19]}",
+        "sav",
+        "saved",
+        f"{TWENTY[:17]}---",
+    ],
+)
+def test_a_key_that_is_nearly_known_is_refused(key: str) -> None:
+    known = {"save", "hold_blocks", TWENTY}
+    meant = nearest_name(key, known)
+    told = f"extra: unknown key {key!r}; known: {TWENTY}, hold_blocks, save; did you mean {meant!r}?"
+    for hint, end in (("", ""), ("see there", "; see there")):
+        with pytest.raises(kv_api.ConfigError) as refused:
+            refuse_misspelt({"save": 1, key: 2}, known, where="extra", hint=hint)
+        assert str(refused.value) == told + end
+
+
+@pytest.mark.parametrize(
+    "key", ["save", "hold_blocks", "svae", "hold", "my_hold_blocks", "hold_blocks_s", f"{TWENTY[:16]}----", 7]
+)
+def test_a_key_that_is_known_or_far_from_that_is_let_be(key: object) -> None:
+    refuse_misspelt([key], ("save", "hold_blocks", TWENTY), where="extra")
+    refuse_misspelt([key], (), where="extra")
+
+
+def test_a_medium_has_no_settings_until_it_names_them() -> None:
+    assert kv_api.OffloadingSpec.extra_keys == frozenset()

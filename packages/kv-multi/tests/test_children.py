@@ -8,7 +8,6 @@ from kv_multi_scripted import Scripted, TwoArguments, child, engine_config
 from kv_api import ConfigError, KVConnectorRole, UnknownNameError
 from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
-from kv_multi.children import build_children
 
 ROLE = KVConnectorRole.SCHEDULER
 
@@ -21,7 +20,7 @@ def test_default_names_are_class_and_place(make):
 
 def test_a_child_sees_its_own_configuration(make):
     config = engine_config([child(engine_id="own", colour="red"), child()])
-    before = copy.deepcopy(config.kv_transfer_config)
+    before = copy.deepcopy(config)
     multi = MultiConnector(config, ROLE, "the kv cache config")
     first, second = multi.sub_connectors
     assert first._vllm_config is not config
@@ -31,7 +30,7 @@ def test_a_child_sees_its_own_configuration(make):
     assert first._kv_transfer_config.kv_connector_extra_config == {"colour": "red"}
     assert first._kv_cache_config == "the kv cache config"
     assert first.role is ROLE
-    assert config.kv_transfer_config == before
+    assert config == before
 
 
 @pytest.mark.parametrize(
@@ -51,6 +50,19 @@ def test_the_factory_makes_it_with_two_and_with_three_arguments(role):
     config = engine_config([child(), child("TwoArguments")])
     assert len(KVConnectorFactory.create_connector_v1(config, role).sub_connectors) == 2
     assert len(KVConnectorFactory.create_connector(config, role, None).sub_connectors) == 2
+
+
+def test_the_children_are_read_once(make):
+    class Children(list):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    children = Children([child(), child()])
+    make(children)
+    assert children.times == 1
 
 
 def test_a_child_by_module_path(make):
@@ -158,8 +170,14 @@ LIST = "connectors: expected a non-empty list of KVTransferConfig mappings, got 
         (
             [child()],
             {"load_polcy": "first"},
-            "kv_connector_extra_config: unknown key 'load_polcy'; MultiConnector's own are connectors, "
-            "load_policy, on_child_error; did you mean 'load_policy'?",
+            "kv_connector_extra_config: unknown key 'load_polcy'; known: connectors, load_policy, name, "
+            "on_child_error, save; did you mean 'load_policy'?",
+        ),
+        (
+            [child(), child("MultiConnector", connectors=[child()], saves=False)],
+            {},
+            "kv_connector_extra_config: unknown key 'saves'; known: connectors, load_policy, name, "
+            "on_child_error, save; did you mean 'save'?",
         ),
     ],
 )
@@ -177,8 +195,8 @@ def test_an_engine_without_transfers_has_no_children():
         MultiConnector.get_required_kvcache_layout(config)
     assert str(caught.value) == "kv_transfer_config: not set, so there are no children"
     with pytest.raises(ConfigError) as caught:
-        build_children(config, ROLE, None)
-    assert str(caught.value) == "kv_transfer_config: not set, so there are no children to create"
+        MultiConnector(config, ROLE)
+    assert str(caught.value) == "MultiConnector needs a kv_transfer_config, and there is none"
 
 
 def test_an_unknown_connector_is_looked_up_in_its_place():
@@ -198,4 +216,4 @@ def test_a_constructor_that_raises_is_never_quarantined():
 
 
 def test_keys_of_others_pass(make):
-    make([child()], enforce_handshake_compat=True)
+    make([child()], enforce_handshake_compat=True, eviction_policy="lru", load_policies=1)

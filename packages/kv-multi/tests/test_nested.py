@@ -9,19 +9,20 @@ from kv_api import KVConnectorOutput, KVConnectorRole, KVConnectorTransferResult
 from kv_multi import MultiConnector
 
 R, BLOCKS = request(), Blocks([1, 2])
-CHILDREN = [
-    child(name="a"),
-    child("MultiConnector", name="inner", connectors=[child(name="b"), child(name="c")], load_policy="longest"),
-]
+INNER = child("MultiConnector", name="inner", connectors=[child(name="b"), child(name="c")], load_policy="longest")
 
 
-@pytest.fixture
-def both(make):
-    """Both halves of the two levels: (outer, a, inner, b, c) each."""
-    halves = []
+@pytest.fixture(params=[0, 1, 2])
+def both(make, request):
+    """Both halves of the two levels: (outer, a, inner, b, c) each. Between them none, one or two hand calls on."""
+    behind, halves = INNER, []
+    for _ in range(request.param):
+        behind = child("HandsOn", connector=behind)
     for role in KVConnectorRole:
-        outer = make(CHILDREN, role)
+        outer = make([child(name="a"), behind], role)
         a, inner = outer.sub_connectors
+        for _ in range(request.param):
+            inner = inner.behind
         halves.append((outer, a, inner, *inner.sub_connectors))
     return halves
 

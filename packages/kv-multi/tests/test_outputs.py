@@ -133,6 +133,17 @@ def test_each_sees_its_own_payloads(scheduler):
     assert seen(first).invalid_block_ids == seen(second).invalid_block_ids == {7}
 
 
+def test_each_sees_the_blocks_that_nobody_filled_whosever_load_it_was(scheduler):
+    multi, loader, storer = scheduler()
+    loader.answers["get_num_new_matched_tokens"] = (4, True)
+    multi.get_num_new_matched_tokens(request(), 0)
+    multi.update_state_after_alloc(request(), Blocks([7]), 4)
+    multi.build_connector_meta("output")
+    multi.update_connector_output(KVConnectorOutput(set(), {"r"}, failed_recving={"r"}, invalid_block_ids={7}))
+    told = [(s.finished_recving, s.failed_recving, s.invalid_block_ids) for s in map(seen, (loader, storer))]
+    assert told == [({"r"}, {"r"}, {7}), (None, set(), {7})]
+
+
 def test_the_engines_output_survives_an_error(scheduler):
     multi, _, second = scheduler()
     second.raises["update_connector_output"] = OSError("broken")

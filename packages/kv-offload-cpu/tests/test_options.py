@@ -4,7 +4,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_offload_cpu import CopyEngineChoice, MemoryChoice, Options
-from kv_offload_cpu.options import OTHER_KEYS, read_options
+from kv_offload_cpu.options import read_options
 
 
 def test_the_defaults():
@@ -53,18 +53,41 @@ def test_keys_of_others_are_let_be():
         "block_size": 32,
         "blocks_per_chunk": 2,
         "canonical_layout": True,
+        "connectors": [],
+        "cpu_bytes_to_use_per_rank": 4,
+        "hold_blocks": "never",
+        "load_policy": "first",
+        "load_timeout_seconds": 3,
+        "max_deferred_lookups": 5,
+        "name": "near",
         "offload_prompt_only": False,
+        "save": False,
         "secondary_tiers": [],
         "self_describing_kv_events": True,
         "spec_module_path": "mine",
         "spec_name": "CPUOffloadingSpec",
+        "store_timeout_seconds": 3,
         "sync_load_budget_bytes": 0,
         "tier_poll_interval_s": 1,
+        7: None,
     }
-    assert others.keys() == {*OTHER_KEYS}
     assert read_options({"cpu_bytes_to_use": 1, **others}) == Options(1)
-    foreign = {"connectors": [], "load_policy": "first", 7: None}
-    assert read_options({"cpu_bytes_to_use": 1, **foreign}) == Options(1)
+
+
+def test_a_subclass_of_the_spec_may_have_keys_that_resemble_ours():
+    given = {"cpu_bytes_to_use": 1, "checksums": "crc"}
+    assert read_options(given, {"checksums"}) == Options(1)
+    assert read_options({"cpu_bytes_to_use": 1, "block_size": 32}, {"block_sizes"}) == Options(1)
+    with pytest.raises(ConfigError, match=r"unknown key 'checksumm'; .* did you mean 'checksum'\?"):
+        read_options({"cpu_bytes_to_use": 1, "checksumm": "crc"}, {"checksums"})
+
+
+def unknown(key, meant):
+    return (
+        f"kv_connector_extra_config: unknown key {key!r}; known: cache_policy_module_path, checksum, copy_engine, "
+        "copy_threads, cpu_bytes_to_use, eviction_policy, host_memory, max_tracker_size, pin_memory, "
+        f"shared_memory_dir, store_threshold; did you mean {meant!r}?"
+    )
 
 
 WRONG = {
@@ -85,15 +108,9 @@ WRONG = {
     "unknown copy_engine 'cude'; known: auto, cuda, cuda-batch, cuda-best, cuda-gather, cuda-staged, host, "
     "host-stream; did you mean 'cuda'?": {"copy_engine": "cude"},
     "unknown host_memory 7; known: auto, private, shared": {"host_memory": 7},
-    "kv_connector_extra_config: unknown key 'cpu_byte_to_use'; did you mean 'cpu_bytes_to_use'?": {
-        "cpu_byte_to_use": 5
-    },
-    "kv_connector_extra_config: unknown key 'Checksums'; did you mean 'checksum'?": {"Checksums": True},
-    # four fifths alike, and no less
-    "kv_connector_extra_config: unknown key 'checsuz'; did you mean 'checksum'?": {"checsuz": True},
-    "kv_connector_extra_config: unknown key 'store_treshold'; did you mean 'store_threshold'?": {
-        "store_treshold": 2
-    },
+    unknown("cpu_byte_to_use", "cpu_bytes_to_use"): {"cpu_byte_to_use": 5},
+    unknown("Checksums", "checksum"): {"Checksums": True},
+    unknown("store_treshold", "store_threshold"): {"store_treshold": 2},
 }
 
 

@@ -1,6 +1,6 @@
 """The spec: found by name, cut as vLLM cuts, and what it makes of a configuration."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
 import numpy as np
@@ -18,7 +18,7 @@ from kv_api import (
     ReqContext,
     make_offload_key,
 )
-from kv_offload_cpu import METRICS, CPUOffloadingSpec, HostLayout, plan_layout
+from kv_offload_cpu import METRICS, CPUOffloadingSpec, HostLayout, Options, plan_layout
 
 PAGE = CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
@@ -164,6 +164,20 @@ def test_a_subclass_brings_its_own_memory_and_engine():
     with pytest.raises(RuntimeError, match="no engine"):
         spec.get_worker(CanonicalKVCaches([], []))
     assert spec.released == 1
+
+
+class CrcSpec(CPUOffloadingSpec):
+    """With a setting of its own that resembles one of ours."""
+
+    extra_keys = CPUOffloadingSpec.extra_keys | {"checksums"}
+
+
+def test_a_subclass_brings_its_own_settings():
+    config = replace(make_spec().config, extra_config={"cpu_bytes_to_use": 1 << 20, "checksums": "crc"})
+    assert CrcSpec(config).extra_config["checksums"] == "crc"
+    with pytest.raises(ConfigError, match=r"unknown key 'checksums'; .* did you mean 'checksum'"):
+        CPUOffloadingSpec(config)
+    assert CPUOffloadingSpec.extra_keys == {field.name for field in fields(Options)}
 
 
 def caches_of(tensor, page_bytes=64, ref=(0, 64), count=1):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from kv_offload_configs import FULL, STATE, WINDOW, kv_cache_config, vllm_config
 
+import kv_factory
 from kv_api import (
     ConfigError,
     OffloadingCacheConfig,
@@ -55,12 +56,6 @@ WRONG = [
         {"block_size": 32, "blocks_per_chunk": 2},
         f"{WHERE}: block_size 32 and blocks_per_chunk 2 say the same thing; give one of them",
     ),
-    ({"block_per_chunk": 2}, f"{WHERE}: unknown key 'block_per_chunk'; did you mean 'blocks_per_chunk'?"),
-    (
-        {"Offload_Prompt_Only": True},
-        f"{WHERE}: unknown key 'Offload_Prompt_Only'; did you mean 'offload_prompt_only'?",
-    ),
-    ({"cpu_bytes_to_used": 1}, f"{WHERE}: unknown key 'cpu_bytes_to_used'; did you mean 'cpu_bytes_to_use'?"),
 ]
 
 
@@ -69,18 +64,6 @@ def test_wrong_values(extra, message):
     with pytest.raises(ConfigError) as raised:
         parse_options(extra)
     assert str(raised.value) == message
-
-
-def test_what_is_not_ours_passes():
-    extra = {
-        "host_slots": 4,
-        "store_threads": 2,
-        "name": "near",
-        "save": None,
-        "load_policy": "first",
-        "backpressure": {},
-    }
-    assert parse_options(extra) == Options()
 
 
 def test_what_is_set_where_nothing_is():
@@ -98,28 +81,57 @@ def test_what_is_set_where_nothing_is():
     }
 
 
-MEDIUMS = (
-    "spec_name",
-    "spec_module_path",
-    "cpu_bytes_to_use",
-    "eviction_policy",
-    "cache_policy_module_path",
-    "store_threshold",
-    "max_tracker_size",
-    "canonical_layout",
-    "secondary_tiers",
-    "backpressure",
-    "tier_poll_interval_s",
-    "load_policy",
-)
+SCRIPTED = {"spec_name": "ScriptedSpec", "spec_module_path": "kv_offload_medium"}
+NAMES_ITS_KEYS = {**SCRIPTED, "spec_name": "SpecWithSettings"}
+OWN = {*asdict(Options()), "spec_name", "spec_module_path", "canonical_layout", "name"}
 
 
-@pytest.mark.parametrize("key", [*MEDIUMS, *(key for key in asdict(Options()) if key != "save")])
-def test_a_key_that_is_nearly_right_is_told_apart_from_a_foreign_one(key):
+def refused(extra):
     with pytest.raises(ConfigError) as raised:
-        parse_options({f"{key}s": 1})
-    assert str(raised.value) == f"{WHERE}: unknown key '{key}s'; did you mean {key!r}?"
-    assert parse_options({f"my_own_{key}": 1}) == Options()
+        parse_options(extra)
+    return str(raised.value)
+
+
+def unknown(key, known, meant):
+    return f"{WHERE}: unknown key {key!r}; known: {', '.join(sorted(known))}; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("key", sorted(OWN))
+def test_a_key_that_is_nearly_ours_is_told_apart_from_a_foreign_one(key):
+    for wrong in (f"{key}s", key[:-1], key.upper()):
+        hint = "; a key of the medium's own belongs into ScriptedSpec.extra_keys"
+        assert refused({**SCRIPTED, wrong: 1}) == unknown(wrong, OWN, key) + hint
+    assert parse_options({**SCRIPTED, f"my_own_{key}": 1}) == Options()
+
+
+def test_a_medium_names_its_keys():
+    """Those pass that are nearly ours, and what is nearly one of them is refused."""
+    extra = {"block_sizes": [4], "names": [], "read_timeout_seconds": 3, "tier_poll_interval_ms": 10}
+    others = {"max_load_timeout_seconds": 4, "name": "near", "block_size": None}
+    assert parse_options({**NAMES_ITS_KEYS, **extra, **others}) == Options()
+    known = {*OWN, *extra}
+    assert refused({**NAMES_ITS_KEYS, "tier_poll_interval_s": 1}) == unknown(
+        "tier_poll_interval_s", known, "tier_poll_interval_ms"
+    )
+    assert refused({**NAMES_ITS_KEYS, "hold_block": "auto"}) == unknown("hold_block", known, "hold_blocks")
+
+
+@pytest.mark.parametrize("spec", [SCRIPTED, {"spec_name": "NoSuch"}, {"spec_name": 3}, {"spec_module_path": 3}])
+def test_what_is_not_ours_passes(spec):
+    """Whatever the medium: what is wrong with that is said when it is made."""
+    vllms = {"backpressure": {}, "secondary_tiers": [], "tier_poll_interval_s": 1, "store_threshold": 2}
+    extra = {"host_slots": 4, "store_threads": 2, "name": "near", "save": None, **vllms}
+    with kv_factory.isolated():
+        assert parse_options({**spec, **extra}) == Options()
+        assert refused({**spec, "blocks_size": 4}).startswith(unknown("blocks_size", OWN, "block_size"))
+
+
+def test_a_class_that_is_not_of_kv_api_has_named_nothing(monkeypatch):
+    """Such as vLLM's specs."""
+    theirs = type("Theirs", (), {})
+    monkeypatch.setattr("kv_factory.OffloadingSpecFactory.get_spec_cls", lambda extra: theirs)
+    assert parse_options({"host_slots": 4}) == Options()
+    assert refused({"saved": 1}).endswith("a key of the medium's own belongs into Theirs.extra_keys")
 
 
 def test_values_are_read():

@@ -1,7 +1,7 @@
 """The spec under vLLM's own connector: each call reaches ours as it is, and the answers are of vLLM's classes."""
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -145,6 +145,29 @@ def test_the_spec_makes_what_ours_makes(module, config, monkeypatch):
     assert manager.lock is manager.ours.lock
     monkeypatch.setattr(spec.ours, "get_worker", lambda kv_caches: ("a worker", kv_caches))
     assert spec.get_worker("caches").ours == ("a worker", "caches")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("blocks_per_chunks", "blocks_per_chunk"), ("spec_nam", "spec_name"), ("checksums", "checksum")],
+)
+def test_a_misspelt_key_is_refused_in_vllms_place(module, config, key, meant):
+    """Of its connector's, and of ours."""
+    extra = {"cpu_bytes_to_use": 1 << 20, **dict.fromkeys(module.KEYS_OF_VLLMS_CONNECTOR), "secondary_tiers": []}
+    module.HostOffloadingSpec(replace(config, extra_config=extra))
+    with pytest.raises(kv_api.ConfigError, match=f"unknown key '{key}'; .* did you mean '{meant}'"):
+        module.HostOffloadingSpec(replace(config, extra_config={**extra, key: 1}))
+
+
+def test_a_vendors_medium_names_its_keys(module, config):
+    class Vendors(module.CPUOffloadingSpec):
+        extra_keys = module.CPUOffloadingSpec.extra_keys | {"block_sizes"}
+
+    class VendorsHost(module.HostOffloadingSpec):
+        our_spec = Vendors
+
+    extra = {"cpu_bytes_to_use": 1 << 20, "block_size": 32, "block_sizes": [16, 32]}
+    assert type(VendorsHost(replace(config, extra_config=extra)).ours) is Vendors
 
 
 def test_metrics_are_declared_in_vllms_classes(module):

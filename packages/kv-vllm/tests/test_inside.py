@@ -111,10 +111,15 @@ def test_a_child_of_vllms_is_of_our_class(base):
             "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
             "got {'kv_role': 'kv_both'}",
         ),
-        ({"conector": {}}, "kv_connector_extra_config: unknown key 'conector'; did you mean 'connector'?"),
+        (
+            {"conector": {}},
+            "kv_connector_extra_config: unknown key 'conector'; known: connector, record_path; "
+            "did you mean 'connector'?",
+        ),
         (
             {"connector": {"kv_connector": "ExampleConnector"}, "record_paht": "some.jsonl"},
-            "kv_connector_extra_config: unknown key 'record_paht'; did you mean 'record_path'?",
+            "kv_connector_extra_config: unknown key 'record_paht'; known: connector, "
+            "record_path; did you mean 'record_path'?",
         ),
         (
             {"connector": "ExampleConnector"},

@@ -300,6 +300,31 @@ def test_one_that_knows_several_groups(module, config, base, cache):  # noqa: F8
     made.shutdown()
 
 
+def test_between_two_multi_connectors_it_hides_neither(module, config, base, cache, tmp_path):  # noqa: F811
+    """The inner one takes both reports of a request that is aborted while it loads, as from a parent."""
+    from kv_multi.children import is_outermost
+    from kv_vllm import MultiConnector
+
+    def multi_over(behind):
+        extra = {"connectors": [behind]}
+        return {**BEHIND, "kv_connector": "MultiConnector", "kv_connector_extra_config": extra}
+
+    recorder = {
+        **BEHIND,
+        "kv_connector": "RecordingConnector",
+        "kv_connector_extra_config": {
+            "connector": multi_over(BEHIND),
+            "record_path": str(tmp_path / "some.jsonl"),
+        },
+    }
+    config = config_of("MultiConnector", multi_over(recorder)["kv_connector_extra_config"])
+    outer = MultiConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    inner = outer.sub_connectors[0].inner.inner
+    assert type(inner) is MultiConnector
+    assert [is_outermost(multi._vllm_config) for multi in (outer, inner)] == [True, False]
+    outer.shutdown()
+
+
 def test_one_that_knows_one_group_only(module, base, cache, tmp_path):  # noqa: F811
     behind = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     config = config_of("RecordingConnector", {"connector": behind, "record_path": str(tmp_path / "some.jsonl")})

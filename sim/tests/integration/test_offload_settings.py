@@ -6,7 +6,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_offload_cpu import POLICIES
+import kv_multi.children
+import kv_offload.options
+import kv_offload_cpu.options
+from kv_offload_cpu import POLICIES, CPUOffloadingSpec
 from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import offloading
 from kv_sim.fuzz import config_for, run_seed
@@ -69,3 +72,22 @@ def test_what_is_stored_from_the_third_time_on_is_not_there_after_the_first() ->
     hasty = replace(again, keeps_from=1)
     failures = [run_seed(hasty, seed).failure for seed in range(6)]
     assert {failure.violation.invariant for failure in failures if failure is not None} == {Invariant.HITS}
+
+
+def test_nobody_takes_the_keys_of_another_for_misspelt_ones() -> None:
+    """All of them may lie in one mapping, and no package knows those of the others."""
+    connector = {*kv_offload.Options.__dataclass_fields__, *kv_offload.options.NO_OPTIONS}
+    several = {"connectors", "load_policy", "on_child_error", "name", "save"}
+    everything = dict.fromkeys(connector | several | CPUOffloadingSpec.extra_keys)
+    room = {"cpu_bytes_to_use": 1}
+    spec = {"spec_name": "CPUOffloadingSpec", "spec_module_path": None}
+    assert kv_offload.parse_options(everything | spec) == kv_offload.Options()
+    foreign = {key: None for key in everything if key not in CPUOffloadingSpec.extra_keys}
+    assert kv_offload_cpu.options.read_options(foreign | room) == kv_offload_cpu.Options(1)
+    kv_multi.children.parse_options({key: None for key in everything if key not in several})
+
+    class OfAVendor(CPUOffloadingSpec):
+        extra_keys = CPUOffloadingSpec.extra_keys | {"block_sizes", "checksums"}
+
+    theirs = foreign | room | dict.fromkeys(OfAVendor.extra_keys - CPUOffloadingSpec.extra_keys)
+    assert kv_offload_cpu.options.read_options(theirs, OfAVendor.extra_keys) == kv_offload_cpu.Options(1)

@@ -5,7 +5,14 @@ Each names the value, the place it came from and the choices there were. All of 
 vLLM raises in their place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from typing import Final
+
+ALIKE: Final = 0.6
+"""From which likeness on a known name is worth naming to somebody who made a mistake."""
+MISSPELT: Final = 0.85
+"""From which likeness on a foreign key is no foreign key, but a known one with a slip of the pen."""
 
 
 class KVError(Exception):
@@ -34,12 +41,29 @@ def unknown_name(kind: str, value: object, known: Iterable[str], *, hint: str = 
     return f"{text}; {hint}" if hint else text
 
 
-def nearest_name(value: object, known: Iterable[str]) -> str | None:
+def refuse_misspelt(given: Iterable[object], known: Collection[str], *, where: str, hint: str = "") -> None:
+    """Refuse a key that is nearly a known one. Other unknown keys are let be: somebody else may read them.
+
+    So are those that are a known one with more words before or after it: nobody writes that by mistake.
+    """
+    names = frozenset(known)
+    for key in given:
+        if key not in names and _is_misspelt(key, names):
+            raise ConfigError(f"{where}: {unknown_name('key', key, known, hint=hint)}")
+
+
+@lru_cache(maxsize=256)  # the comparison with all names takes long for whoever makes connectors by the thousand
+def _is_misspelt(key: object, known: frozenset[str]) -> bool:
+    near = nearest_name(key, known, likeness=MISSPELT)
+    return near is not None and f"_{near}_" not in f"_{key}_"
+
+
+def nearest_name(value: object, known: Iterable[str], *, likeness: float = ALIKE) -> str | None:
     """The known name that ``value`` was probably meant to be, if one is close."""
     if not isinstance(value, str):
         return None
-    from difflib import get_close_matches  # costs 10 ms, and only failures need it
+    from difflib import get_close_matches  # costs 10 ms, and few need it
 
     by_lower = {name.lower(): name for name in known}
-    found = get_close_matches(value.lower(), list(by_lower), n=1)
+    found = get_close_matches(value.lower(), list(by_lower), n=1, cutoff=likeness)
     return by_lower[found[0]] if found else None

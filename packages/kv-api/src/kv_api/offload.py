@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from kv_api.layout import CanonicalKVCaches
 from kv_api.offload_config import (
@@ -268,6 +268,12 @@ class OffloadingWorker(ABC):
 
 class OffloadingSpec(ABC):
     """A medium: makes its manager in the scheduler and its worker in each worker process."""
+
+    extra_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys of ``kv_connector_extra_config`` that are the medium's own.
+
+    A connector has its keys in the same mapping, and refuses what looks like one of them, or of these, misspelt.
+    """
 
     def __init__(self, config: OffloadingConfig) -> None:
         self.config = config

@@ -10,7 +10,9 @@ Everything is configured inside ``kv_connector_extra_config``, where vLLM's own 
 A child is named by ``name``, or else by its class and its place in the list (``OffloadingConnector0``). What an
 engine decides for all of itself (``engine_id``, ``kv_buffer_device``, ``kv_load_failure_policy``) a child takes
 from the parent where it says nothing of its own. Nobody's configuration is changed: a child gets a copy of the
-engine's, with another ``kv_transfer_config``.
+engine's, with another ``kv_transfer_config`` and a mark that it is a child. Another MultiConnector finds that mark
+(``is_outermost``) also behind a child that hands its calls on, since such a one makes a copy of its copy: the mark
+lies beside ``kv_transfer_config``, which is what it replaces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +31,18 @@ from kv_api import (
     UnknownNameError,
     VllmConfig,
 )
-from kv_api.errors import nearest_name
+from kv_api.errors import nearest_name, refuse_misspelt
 from kv_factory import KVConnectorFactory
 from kv_multi.names import QUARANTINED
 
 INHERITED: Final = ("engine_id", "kv_buffer_device", "kv_load_failure_policy")
 """Fields that hold for a whole engine, which a child takes from its parent."""
 
-_PARENT_KEYS: Final = ("connectors", "load_policy", "on_child_error")
+_CHILD: Final = "kv_multi_child"
+"""The attribute of an engine's configuration that marks the copy of a child."""
+
+_OWN_KEYS: Final = ("connectors", "load_policy", "on_child_error", "name", "save")
+"""What a MultiConnector reads of its own extra config. The last two it has as a child of another one."""
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -83,13 +89,7 @@ class Child(NamedTuple):
 
 def parse_options(extra_config: Mapping[str, Any]) -> Options:
     """The parent's settings. A key that looks like one of them, and is none, is refused."""
-    for key in extra_config:
-        nearest = None if key in _PARENT_KEYS else nearest_name(key, _PARENT_KEYS)
-        if nearest is not None:
-            raise ConfigError(
-                f"kv_connector_extra_config: unknown key {key!r}; MultiConnector's own are "
-                f"{', '.join(_PARENT_KEYS)}; did you mean {nearest!r}?"
-            )
+    refuse_misspelt(extra_config, _OWN_KEYS, where="kv_connector_extra_config")
     return Options(
         _choice("load_policy", extra_config.get("load_policy", LoadPolicy.FIRST), LoadPolicy),
         _choice("on_child_error", extra_config.get("on_child_error", OnChildError.RAISE), OnChildError),
@@ -127,18 +127,24 @@ def child_vllm_config(vllm_config: VllmConfig, child: ChildConfig) -> VllmConfig
     """A shallow copy of the engine's configuration, for one child."""
     copied: Any = copy(vllm_config)
     copied.kv_transfer_config = child.transfer
+    setattr(copied, _CHILD, True)
     return cast(VllmConfig, copied)
 
 
+def is_outermost(vllm_config: VllmConfig) -> bool:
+    """Whether whoever has this configuration is called by an engine, and not from within a MultiConnector."""
+    return getattr(vllm_config, _CHILD, None) is not True
+
+
 def build_children(
-    vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None
+    configs: Sequence[ChildConfig],
+    vllm_config: VllmConfig,
+    role: KVConnectorRole,
+    kv_cache_config: KVCacheConfig | None,
 ) -> tuple[Child, ...]:
     """Make the connectors. What one raises is noted with its place and passed on."""
-    parent = vllm_config.kv_transfer_config
-    if parent is None:
-        raise ConfigError("kv_transfer_config: not set, so there are no children to create")
     children = []
-    for config in parse_children(parent):
+    for config in configs:
         own_config = child_vllm_config(vllm_config, config)
         try:
             connector = KVConnectorFactory.create_connector(own_config, role, kv_cache_config)

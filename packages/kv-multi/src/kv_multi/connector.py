@@ -41,9 +41,6 @@ class MultiConnector(TwoSidedHMAConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         children = self._half.children
         self._connectors: list[KVConnectorBase_V1] = [child.connector for child in children]
-        for child in self._connectors:
-            if isinstance(child, MultiConnector) and isinstance(child._half, MultiSchedulerSide):
-                child._half.outermost = False
         self.child_names: tuple[str, ...] = tuple(child.name for child in children)
         """The children's names, in the order of the configuration."""
 

@@ -22,8 +22,9 @@ class MultiSide(ConnectorSide):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._options = parse_options(self._kv_transfer_config.kv_connector_extra_config)
-        self._origins = origins(parse_children(self._kv_transfer_config))
-        self._children = build_children(vllm_config, self.role, kv_cache_config)
+        configs = parse_children(self._kv_transfer_config)
+        self._origins = origins(configs)
+        self._children = build_children(configs, vllm_config, self.role, kv_cache_config)
         self._names = [child.name for child in self._children]
         self._quarantine = Quarantine(self._children, self._options.on_child_error, self._on_switch_off)
 

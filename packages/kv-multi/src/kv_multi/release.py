@@ -7,7 +7,7 @@ on it, joined over all workers. So the first of the two is taken out of the outp
 the blocks.
 
 State: for each such request the kinds of report that are still to come. Only the outermost of nested
-MultiConnectors does this; to the others their parent is the engine, and takes both.
+MultiConnectors does this (``children.is_outermost``); to the others their parent is the engine, and takes both.
 """
 
 from kv_api import KVConnectorOutput

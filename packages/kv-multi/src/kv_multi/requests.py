@@ -21,7 +21,7 @@ from kv_api import (
     supports_hma,
 )
 from kv_multi.blocks import Ids, blocks_to_load, none_of
-from kv_multi.children import Child
+from kv_multi.children import Child, is_outermost
 from kv_multi.choice import Choices
 from kv_multi.half import MultiSide
 from kv_multi.loads import LoadsInFlight
@@ -44,8 +44,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         self._holds = Holds()
         self._loads = LoadsInFlight()
         self._last_report = LastReport()
-        self.outermost = True
-        """Whether our caller is an engine, rather than another MultiConnector."""
+        self._is_outermost = is_outermost(vllm_config)
 
     def _on_switch_off(self, child: Child) -> None:
         self._loads.check_can_lose(child.place)
@@ -194,7 +193,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         )
         self._choices.forget(request_id)
         held = bool(self._holds.holders(request_id))
-        if held and self.outermost and loader is not None:
+        if held and self._is_outermost and loader is not None:
             # The engine holds the blocks for the load already; both reports will come, and it takes one.
             self._last_report.watch(request_id)
             held = False

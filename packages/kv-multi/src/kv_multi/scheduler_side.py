@@ -91,7 +91,7 @@ class MultiSchedulerSide(MultiRequests):
         return MultiKVConnectorMetadata(slots, extra or None, async_saves, self._loads.tell(), quarantined)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Each, with a copy that has its own payloads and no other's transfers.
+        """Each, with a copy that has its own payloads, no other's transfers, and all blocks that weren't filled.
 
         The engine's object stays as it is, but for the first of two reports that a request is due (``release``).
         """

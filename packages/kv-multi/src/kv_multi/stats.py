@@ -115,7 +115,7 @@ def rebuild(payload: Mapping[str, Any]) -> MultiKVConnectorStats:
     """Make stats objects from a payload, in a process that may know nothing of the configuration.
 
     Objects pass through. A child whose class can't build its stats is left out, as an engine does with a connector
-    that can't.
+    that can't; one whose class isn't known here is an error, as in vLLM.
     """
     data: dict[str, Any] = {}
     found_origins: dict[str, Origin] = {}

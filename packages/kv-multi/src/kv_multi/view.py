@@ -1,4 +1,8 @@
-"""What one child gets to see of something that all workers' MultiConnectors sent: its own, as if it were alone."""
+"""What one child gets to see of something that all workers' MultiConnectors sent: its own, as if it were alone.
+
+But for ``invalid_block_ids``: each child is told all blocks that weren't filled, by whosever load. What it stores
+of such a block is wrong, too.
+"""
 
 from collections.abc import Mapping
 from copy import copy

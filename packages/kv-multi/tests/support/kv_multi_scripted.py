@@ -1,5 +1,6 @@
 """Children that do what a test tells them, and the small objects of an engine."""
 
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from kv_api import (
     SupportsHMA,
 )
 from kv_api.contract import CONTRACT, Kind
+from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
 
 
@@ -193,6 +195,27 @@ class ScriptedHMA(Scripted, SupportsHMA):
     request_finished_all_groups = _method("request_finished_all_groups")
 
 
+class HandsOn(KVConnectorBase_V1):
+    """Stands before the connector that its extra config has as ``connector``, and hands every call on to it."""
+
+    def __init__(self, vllm_config, role, kv_cache_config=None):
+        super().__init__(vllm_config, role, kv_cache_config)
+        behind = copy(vllm_config)
+        given = vllm_config.kv_transfer_config.kv_connector_extra_config["connector"]
+        behind.kv_transfer_config = KVTransferConfig.from_mapping(given)
+        self.behind = KVConnectorFactory.create_connector(behind, role, kv_cache_config)
+
+
+def _handed_on(name):
+    return lambda self, *args, **kwargs: getattr(self.behind, name)(*args, **kwargs)
+
+
+for _row in CONTRACT:
+    if _row.kind is Kind.METHOD:
+        setattr(HandsOn, _row.name, _handed_on(_row.name))
+HandsOn.__abstractmethods__ = frozenset()
+
+
 class TwoArguments(Scripted):
     def __init__(self, vllm_config, role):
         super().__init__(vllm_config, role)
@@ -226,7 +249,7 @@ class Old(KVConnectorBase):
         pass
 
 
-CLASSES = ("Scripted", "ScriptedHMA", "TwoArguments", "Broken", "Mute", "Old")
+CLASSES = ("Scripted", "ScriptedHMA", "HandsOn", "TwoArguments", "Broken", "Mute", "Old")
 
 
 def child(kv_connector="Scripted", kv_role="kv_both", engine_id=None, module_path=None, **extra):

@@ -1,15 +1,13 @@
 """What a user can set of this medium in the connector's extra config, read once and checked."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from enum import Enum
-from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, TypeVar
 
 from kv_api import ConfigError
-from kv_api.errors import unknown_name
+from kv_api.errors import refuse_misspelt, unknown_name
 
 
 class CopyEngineChoice(Enum):
@@ -64,31 +62,18 @@ class Options:
 
 
 OWN_KEYS: Final = tuple(Options.__dataclass_fields__)
-OTHER_KEYS: Final = (
-    "backpressure",
-    "block_size",
-    "blocks_per_chunk",
-    "canonical_layout",
-    "offload_prompt_only",
-    "secondary_tiers",
-    "self_describing_kv_events",
-    "spec_module_path",
-    "spec_name",
-    "sync_load_budget_bytes",
-    "tier_poll_interval_s",
-)
-"""Keys in the same mapping that the connector and other media read."""
-
-_NEAR = 0.8
-"""From which likeness on an unknown key counts as misspelt. Others may belong to somebody else, and are let be."""
 
 _ChoiceT = TypeVar("_ChoiceT", bound=Enum)
 
 
-def read_options(extra_config: Mapping[str, Any]) -> Options:
-    """The settings in ``extra_config``. Keys that nobody here knows are ignored unless they look misspelt."""
-    for key in extra_config:
-        _refuse_misspelt(key)
+def read_options(extra_config: Mapping[str, Any], extra_keys: Collection[str] = ()) -> Options:
+    """The settings in ``extra_config``, where a subclass of the spec has ``extra_keys``, too.
+
+    Other keys are ignored unless they look like one of ours misspelt: the connector has its keys in the same
+    mapping. It is for the connector, which knows both, to say what looks like one of the subclass's.
+    """
+    foreign = [key for key in extra_config if key not in extra_keys]
+    refuse_misspelt(foreign, OWN_KEYS, where="kv_connector_extra_config")
     if extra_config.get("cpu_bytes_to_use") is None:
         raise ConfigError("cpu_bytes_to_use: not set; it is the host memory to use, in bytes, over all workers")
     given = {key: extra_config[key] for key in OWN_KEYS if key in extra_config}
@@ -111,22 +96,6 @@ def read_options(extra_config: Mapping[str, Any]) -> Options:
         else:
             read[key] = _of_type(key, value, str)
     return Options(**read)
-
-
-def _refuse_misspelt(key: object) -> None:
-    if key in OWN_KEYS or key in OTHER_KEYS or not isinstance(key, str):
-        return
-    nearest = _nearest(key)
-    if nearest is not None:
-        raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {nearest!r}?")
-
-
-@lru_cache(maxsize=64)
-def _nearest(key: str) -> str | None:
-    """The known key that a foreign one is a misspelling of. A comparison with all of them takes a millisecond."""
-    known = [*OWN_KEYS, *OTHER_KEYS]
-    likeness, nearest = max((SequenceMatcher(None, key.lower(), name).ratio(), name) for name in known)
-    return nearest if likeness >= _NEAR else None
 
 
 def _bytes(key: str, value: object) -> int:

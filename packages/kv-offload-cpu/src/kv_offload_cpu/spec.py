@@ -15,7 +15,7 @@ from kv_api import (
 )
 from kv_offload_cpu.info import CPUOffloadingInfo, offloading_info
 from kv_offload_cpu.manager import CPUOffloadingManager
-from kv_offload_cpu.options import MemoryChoice, read_options
+from kv_offload_cpu.options import OWN_KEYS, MemoryChoice, read_options
 from kv_offload_cpu.sizing import HostLayout, plan_layout
 from kv_offload_cpu.stats import CHECKSUM_MISMATCHES, METRICS, STORES_SKIPPED
 
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 class CPUOffloadingSpec(OffloadingSpec):
     """Host memory of ``cpu_bytes_to_use`` bytes over all workers; ``options`` has the settings, with defaults.
 
-    A subclass may bring other memory and another copy engine: ``make_memory`` and ``make_copy_engine``.
+    A subclass may bring other memory and another copy engine: ``make_memory`` and ``make_copy_engine``. If it has
+    settings of its own, ``extra_keys`` is ours and those.
     """
 
     BLOCK_SIZE_ALIGNMENT = mmap.PAGESIZE
+    extra_keys = frozenset(OWN_KEYS)
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
-        self.options = options = read_options(config.extra_config)
+        self.options = options = read_options(config.extra_config, type(self).extra_keys)
         self.shares_memory = options.host_memory is MemoryChoice.SHARED or (
             options.host_memory is MemoryChoice.AUTO and config.parallel.world_size > 1
         )

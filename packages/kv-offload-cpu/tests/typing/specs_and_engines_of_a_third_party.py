@@ -51,6 +51,8 @@ class Eager:
 
 
 class MySpec(CPUOffloadingSpec):
+    extra_keys = CPUOffloadingSpec.extra_keys | {"pages"}
+
     def make_memory(self, layout: HostLayout) -> HostMemory:
         return Pages()
 

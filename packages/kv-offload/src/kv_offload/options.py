@@ -1,15 +1,18 @@
 """What an operator can set in the connector's extra config, checked when the connector is made.
 
-The names and defaults are vLLM's where vLLM has them. A medium has keys of its own, so a key that is not known
-here is let pass, unless it is nearly one that is: then it is most likely misspelt.
+The names and defaults are vLLM's where vLLM has them. The medium has its keys in the same mapping and names them
+(``extra_keys``); whoever made this connector a child may have some there, too. So a key that nobody names is let
+pass, unless it is nearly one of ours or of the medium's: then it is most likely misspelt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_api.errors import refuse_misspelt
+from kv_factory import OffloadingSpecFactory
 
 
 class HoldBlocks(StrEnum):
@@ -23,26 +26,8 @@ class HoldBlocks(StrEnum):
     """Store while it is computed; who gets a block first waits for its copy (a fence)."""
 
 
-OF_THE_MEDIUM: Final = (
-    "spec_name",
-    "spec_module_path",
-    "cpu_bytes_to_use",
-    "eviction_policy",
-    "cache_policy_module_path",
-    "store_threshold",
-    "max_tracker_size",
-    "canonical_layout",
-    "secondary_tiers",
-    "backpressure",
-    "tier_poll_interval_s",
-    "name",
-    "save",
-    "load_policy",
-)
-"""Keys that somebody else reads: the medium, or a connector that this one is a child of."""
-
-NEARLY: Final = 0.9
-"""Similarity from which an unknown key is taken for a misspelt one."""
+NO_OPTIONS: Final = ("spec_name", "spec_module_path", "canonical_layout", "name")
+"""Keys of the connector's that aren't read here: its medium, what that is told, its name among other children."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +48,14 @@ class Options:
     store_timeout_seconds: float | None = None
     """The same for a store, which is harmless when it ends later; not given: as for loads."""
     max_deferred_lookups: int = 50
-    """How often in a row a request is asked to wait for chunks that are being stored."""
+    """How often a request is asked to wait for chunks that are being stored, until it gets blocks."""
     save: bool = True
 
 
 def parse_options(extra_config: Mapping[str, Any]) -> Options:
     """Read and check them."""
-    own = {field.name: field for field in fields(Options)}
-    known = [*own, *OF_THE_MEDIUM]
-    for key in extra_config:
-        if key not in known and (near := _nearly(key, known)):
-            raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {near!r}?")
+    own = [field.name for field in fields(Options)]
+    _refuse_misspelt(extra_config, (*own, *NO_OPTIONS))
     values = {key: _read(key, extra_config[key]) for key in own if extra_config.get(key) is not None}
     if "block_size" in values and "blocks_per_chunk" in values:
         raise ConfigError(
@@ -107,8 +89,13 @@ def _wrong(key: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"kv_connector_extra_config.{key}: expected {expected}, got {value!r}")
 
 
-def _nearly(key: str, known: list[str]) -> str | None:
-    from difflib import get_close_matches  # costs 10 ms, and only foreign keys need it
-
-    found = get_close_matches(key.lower(), known, n=1, cutoff=NEARLY)
-    return found[0] if found else None
+def _refuse_misspelt(extra_config: Mapping[str, Any], own: Collection[str]) -> None:
+    try:
+        medium = OffloadingSpecFactory.get_spec_cls(extra_config)
+    except ConfigError:  # what is wrong with it is said when it is made
+        medium = None
+    of_the_medium: Collection[str] = getattr(medium, "extra_keys", ())  # a class of vLLM's has none
+    hint = ""
+    if medium is not None and not of_the_medium:
+        hint = f"a key of the medium's own belongs into {medium.__name__}.extra_keys"
+    refuse_misspelt(extra_config, {*own, *of_the_medium}, where="kv_connector_extra_config", hint=hint)

@@ -276,3 +276,9 @@ class ScriptedSpec(OffloadingSpec):
         worker = ScriptedWorker(kv_caches)
         self.workers.append(worker)
         return worker
+
+
+class SpecWithSettings(ScriptedSpec):
+    """One with keys that resemble the connector's."""
+
+    extra_keys = frozenset({"block_sizes", "names", "read_timeout_seconds", "tier_poll_interval_ms"})

@@ -73,6 +73,12 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "missing there",
         "forgets chunks of which a load failed: vLLM asserts that none does",
     ),
+    Intended(
+        "OffloadingSpec",
+        "extra_keys",
+        "missing there",
+        "a medium names its settings, so that misspelt ones are refused; vLLM's media name none",
+    ),
     *_new_in_033("KVConnectorBase_V1", "missing there", *_SLEEP),
     *_new_in_033("MultiConnector", "missing there", *_SLEEP),
     *_new_in_033("contract of KVConnectorBase_V1", "missing there", *_SLEEP),

@@ -8,16 +8,28 @@ engine, unlike with ours.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec as VllmCPUOffloadingSpec
 
 import kv_api
+from kv_api.errors import refuse_misspelt
 from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload_cpu import CPUOffloadingSpec
 from kv_vllm.translate import TABLE, offloading_config_of, to_vllm
 from kv_vllm.versions import require_version
+
+KEYS_OF_VLLMS_CONNECTOR: Final = (
+    "block_size",
+    "blocks_per_chunk",
+    "canonical_layout",
+    "offload_prompt_only",
+    "self_describing_kv_events",
+    "spec_module_path",
+    "spec_name",
+)
+"""What vLLM's connector reads of the mapping that has our settings. It says nothing of a key that is misspelt."""
 
 _ANSWERS = {answer: TABLE[kv_api.LookupResult](answer) for answer in kv_api.LookupResult}
 
@@ -121,6 +133,8 @@ class HostOffloadingSpec(VllmCPUOffloadingSpec):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         require_version()
+        known = {*KEYS_OF_VLLMS_CONNECTOR, *self.our_spec.extra_keys}
+        refuse_misspelt(config.extra_config, known, where="kv_connector_extra_config")
         # Not the constructor of vLLM's spec: it plans memory of its own.
         OffloadingSpec.__init__(self, config)
         self.ours = self.our_spec(offloading_config_of(config))

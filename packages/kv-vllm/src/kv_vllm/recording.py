@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.request import RequestStatus
 
 from kv_api import ConfigError
-from kv_api.errors import nearest_name
+from kv_api.errors import refuse_misspelt
 from kv_vllm.handing_on import CALLED, methods_to
 from kv_vllm.record_schedule import world_of, write_schedule_of
 from kv_vllm.translate import describe_group, role_of, to_vllm
@@ -42,10 +42,7 @@ def inner_transfer(transfer: Any) -> Any:
 
 def _given(extra: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is said of the connector behind it."""
-    for key in extra:
-        nearest = None if key in KEYS else nearest_name(key, KEYS)
-        if nearest is not None:
-            raise ConfigError(f"kv_connector_extra_config: unknown key {key!r}; did you mean {nearest!r}?")
+    refuse_misspelt(extra, KEYS, where="kv_connector_extra_config")
     given = extra.get("connector")
     if not isinstance(given, Mapping) or not given.get("kv_connector"):
         raise ConfigError(
