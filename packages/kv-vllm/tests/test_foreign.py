@@ -107,7 +107,11 @@ MINE = "kv_vllm.foreign"
 @pytest.mark.parametrize(
     ("child", "changed"),
     [
-        ({"kv_connector": "RecordingConnector"}, {"kv_connector_module_path": "kv_vllm"}),
+        ({"kv_connector": "MultiConnector"}, {"kv_connector_module_path": "kv_vllm"}),
+        (
+            {"kv_connector": "RecordingConnector"},
+            {"kv_connector": "kv_vllm:RecordingConnector", "kv_connector_module_path": MINE},
+        ),
         ({"kv_connector": "ExampleConnector", "a": 1}, {"kv_connector_module_path": MINE}),
         ({"kv_connector": "ExampleConnector", "kv_connector_module_path": MINE}, {}),
         ({"kv_connector": "Nobody's", "kv_connector_module_path": "kv_sim.examples.memory"}, {}),

@@ -73,6 +73,7 @@ CHILDREN = [
         ("MemoryConnector", "kv_sim.examples.memory"),
     ),
     ({"kv_connector": "Nobody's"}, ("Nobody's", None)),
+    ({"kv_connector": "RecordingConnector"}, ("kv_vllm:RecordingConnector", "kv_vllm.foreign")),
 ]
 
 

@@ -104,9 +104,10 @@ def _found(child: Any) -> Any:
     if not isinstance(child, Mapping) or not isinstance(child.get("kv_connector"), str):
         return child
     name, path = child["kv_connector"], child.get("kv_connector_module_path")
+    if path is None and name in OURS:
+        path = "kv_vllm"
+        child = {**child, "kv_connector_module_path": path}
     if path is None:
-        if name in OURS:
-            return {**child, "kv_connector_module_path": "kv_vllm"}
         known = name in VllmFactory._registry
         return {**child, "kv_connector_module_path": __name__} if known else child
     if path == __name__:

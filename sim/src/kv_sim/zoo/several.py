@@ -107,7 +107,7 @@ class StaleChoice(MultiConnector):
 class _NestedScheduler(MultiSchedulerSide):
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
         super().__init__(vllm_config, kv_cache_config)
-        self.outermost = False
+        self._is_outermost = False
 
 
 class FirstReportFrees(MultiConnector):
