@@ -322,7 +322,7 @@ def check_against_vllm(session: nox.Session) -> None:
 
 if marked("vllm"):
 
-    @nox.session(python=PYTHONS, default=False)
+    @nox.session(python=PYTHONS[:2], default=False)
     def vllm(session: nox.Session) -> None:
         """Check against vLLM's CPU build, and then against a newer vLLM's Python over its compiled files."""
         install_vllm(session)
