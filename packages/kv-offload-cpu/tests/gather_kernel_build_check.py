@@ -13,8 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kv_offload_cpu.copy.gather import STEP_BYTES
-from kv_offload_cpu.copy.gather_kernel import TILES, WARPS, move_pieces
+from kv_offload_cpu import Direction
+from kv_offload_cpu.copy.gather_kernel import TILES, WARPS, move_pages
+from kv_offload_cpu.copy.page_table import STEP_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
@@ -35,23 +36,24 @@ def word(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def compiled(generation, word):
-    names = move_pieces.arg_names
-    constants = TILES[word]._asdict()
-    types = {"table": "*i64", "num_rows": "i32", "begin": "i32", "end": "i32"}
+@pytest.fixture(scope="module", params=Direction, ids=lambda direction: direction.value)
+def compiled(request, generation, word):
+    names = move_pages.arg_names
+    constants = {**TILES[word]._asdict(), "is_store": request.param is Direction.STORE}
+    types = {"table": "*i64", "steps": "*i64"}
+    aligned = [["tt.divisibility", 16]]
     source = ASTSource(
-        move_pieces,
-        {name: types.get(name, "constexpr") for name in names},
+        move_pages,
+        {name: "constexpr" if name in constants else types.get(name, "i32") for name in names},
         {(names.index(name),): value for name, value in constants.items()},
-        {(names.index("table"),): [["tt.divisibility", 16]]},
+        {(names.index(name),): aligned for name in types},
     )
     return triton.compile(source, GPUTarget("cuda", generation, 32), {"num_warps": WARPS})
 
 
 def test_a_thread_loads_all_of_its_share_before_it_stores_any(compiled, word):
     tile = TILES[word]
-    count = tile.pieces * tile.lanes * tile.word_bytes // THREADS // word
+    count = tile.height * tile.lanes * tile.word_bytes // THREADS // word
     name = f"v2.b{word * 4}" if tile.in_pairs else f"b{word * 8}"
     done = re.findall(r"(?:ld|st)\.global\S*", compiled.asm["ptx"])
     assert done[-2 * count :] == [f"ld.global.{name}"] * count + [f"st.global.{name}"] * count
@@ -70,5 +72,5 @@ def test_a_program_fits_into_a_multiprocessor(compiled, tmp_path):
     assert compiled.metadata.shared == 0
 
 
-def test_a_piece_is_not_cut_to_less_than_a_step():
-    assert TILES[16].lanes * TILES[16].word_bytes == STEP_BYTES
+def test_a_tile_has_room_for_whole_steps(word):
+    assert TILES[word].lanes * TILES[word].word_bytes == STEP_BYTES

@@ -10,15 +10,15 @@ from kv_offload_cpu_device import FakeDevice
 from kv_offload_cpu_layouts import LikeTorchs
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
-from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Options
+from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Options, PageCopies
 from kv_offload_cpu.checksum import ChecksummingEngine
-from kv_offload_cpu.copy import batch_call
+from kv_offload_cpu.copy import batch_call, trial
 from kv_offload_cpu.copy.addresses import Moves
-from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
+from kv_offload_cpu.copy.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, make_copy_engine, method_maker
 from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange
-from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
-from kv_offload_cpu.copy.descriptors import Ranges
+from kv_offload_cpu.copy.cuda_batch import Batch, OneBatch, SourceOrder
+from kv_offload_cpu.copy.descriptors import CopyPlan, Extent
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, known, pick
@@ -62,6 +62,12 @@ def test_what_cannot_be_is_refused(message, given):
     assert str(caught.value) == message
 
 
+@pytest.fixture(autouse=True)
+def _few(monkeypatch):
+    monkeypatch.setattr(trial, "COUNTS", (16, 64))
+    monkeypatch.setattr(trial, "TIMES", 1)
+
+
 class Enabled(FakeDevice):
     """Notes what it was asked to find on this machine."""
 
@@ -87,46 +93,124 @@ class Enabled(FakeDevice):
 )
 def test_a_method_asks_the_machine_only_for_what_it_needs(choice, method, found):
     driver = Enabled()
-    assert type(method_maker(driver, choice, 16)(driver.new_stream())) is method
+    assert type(method_maker(driver, choice, plan_of())(driver.new_stream())) is method
     assert driver.found == found
 
 
-def ranges(count, size):
-    return Ranges(*(np.full(count, value) for value in (0, 0, 0, size)))
+KIB, MIB = 1 << 10, 1 << 20
 
 
-def auto(driver, table=TABLE):
-    return method_maker(driver, AUTO, 1 << 30, table)(driver.new_stream())
+def plan_of(size=1 << 20, layers=1):
+    """Blocks 0 to 4095 and as many chunks, of so many layers with pages of one size."""
+    tensors = [TensorPages(4096, size, size, n << 40) for n in range(1, layers + 1)]
+    layout = HostLayout(4096, 1, layers * size, 1, layers * size)
+    return CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n in range(layers)]], layout, 0)
 
 
-def test_auto_follows_no_guess_and_what_was_published():
+def auto(driver, table=TABLE, plan=None):
+    return method_maker(driver, AUTO, plan or plan_of(4 * KIB, 64), table)(driver.new_stream())
+
+
+def used(method):
+    """The methods by which jobs may go."""
+    return list(method.methods)
+
+
+JOBS = [
+    (64 * MIB, 4 * KIB, STAGED),
+    (64 * MIB - 1, 4 * KIB, GATHER),
+    (64 * MIB, 64 * KIB - 16, STAGED),
+    (64 * MIB - 1, 64 * KIB - 16, GATHER),
+    (64 * MIB, 64 * KIB, BATCH),
+    (1 * MIB, 64 * KIB, BATCH),
+    (1 << 40, 1 << 30, BATCH),
+]
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(("num_bytes", "size", "method"), JOBS)
+def test_auto_goes_by_what_was_measured(direction, num_bytes, size, method):
+    assert pick(TABLE, direction, Extent(-(-num_bytes // size), num_bytes)) is method
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_few_ranges_go_one_by_one(direction):
+    assert pick(TABLE, direction, Extent(3, 12 * KIB)) is CUDA
+    assert pick(TABLE, direction, Extent(4, 16 * KIB)) is GATHER
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(
+    ("layers", "method"), [(64, STAGED), (63, GATHER), (4096, STAGED), (4097, GATHER)], ids=str
+)
+def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, direction, method):
+    rows = known(TABLE, plan_of(4 * KIB, layers))
+    assert pick(rows, direction, Extent(1 << 14, 1 << 26)) is method
+
+
+@pytest.mark.parametrize(
+    ("sizes", "methods"),
+    [
+        ([64 * KIB] * 8, {BATCH}),
+        ([64 * KIB] * 8 + [64 * KIB - 16] * 8, {BATCH, GATHER, STAGED}),
+        ([8 * KIB, 120 * KIB], {BATCH}),
+        ([8 * KIB, 119 * KIB], {BATCH, GATHER}),
+    ],
+)
+def test_rows_for_smaller_ranges_than_there_are_do_not_count(sizes, methods):
+    tensors = [TensorPages(8, size, size, n << 40) for n, size in enumerate(sizes, 1)]
+    layout = HostLayout(8, 1, sum(sizes), 1, sum(sizes))
+    plan = CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n, size in enumerate(sizes)]], layout, 0)
+    assert {row.method for row in known(TABLE, plan)} == methods
+
+
+def test_the_group_with_the_smallest_ranges_counts():
+    tensors = [TensorPages(8, 4 * KIB, 4 * KIB, 1 << 40), TensorPages(8, 1 * MIB, 1 * MIB, 2 << 40)]
+    refs = [[CanonicalKVCacheRef(1, 1 * MIB)], [], [CanonicalKVCacheRef(0, 4 * KIB)]]
+    slot_bytes = 4 * KIB + 1 * MIB
+    plan = CopyPlan(tensors, refs, HostLayout(8, 1, slot_bytes, 1, slot_bytes), 0)
+    assert plan.least_range_bytes == 4 * KIB
+    assert {row.method for row in known(TABLE, plan)} == {BATCH, GATHER, STAGED}
+
+
+def test_auto_tries_no_kernel_for_large_pages():
+    driver = Enabled()
+    assert used(auto(driver, plan=plan_of(64 * KIB, 8))) == [CUDA, BATCH]
+    assert driver.found == {"batches"}
+    assert driver.stages == []
+
+
+def test_auto_uses_all_that_prove_themselves():
     driver = Enabled()
     method = auto(driver)
-    assert list(method.methods) == [CUDA, BATCH]
-    assert driver.found == {"batches"}
-    picked = {
-        (direction, count, size): type(method.prepare(direction, ranges(count, size))[0])
-        for direction in Direction
-        for count, size in ((1000, 4096), (4, (2 << 20) - 1), (3, 4096), (4, 2 << 20))
-    }
-    assert [*picked.values()] == [OneBatch, OneBatch, EachRange, EachRange] * 2
+    assert used(method) == [CUDA, STAGED, GATHER, BATCH]
+    assert driver.found == {"batches", "kernels"}
+    assert len(driver.stages) == 1, "the trials' memory was given back, this lane's buffer is left"
+    assert list(method.stages) == [driver.stages[0].ctypes.data]
+    pages = np.arange(4)
+    job = PageCopies(*[pages * 0, pages, pages, pages * 0])
+    assert type(method.prepare(Direction.LOAD, job)[0]) is OneKernel
+    assert type(method.prepare(Direction.LOAD, job.part(0, 0))[0]) is EachRange
+
+
+def test_auto_uses_no_buffer_that_small_slots_would_not_fill():
+    driver = Enabled()
+    method = auto(driver, plan=plan_of(4 * KIB, 2))
+    assert used(method) == [CUDA, GATHER, BATCH]
+    assert driver.stages == []
 
 
 def test_auto_copies_range_by_range_where_all_rows_are_guesses():
     driver = Enabled()
     method = auto(driver, [row._replace(basis=Basis.GUESS) for row in TABLE])
-    assert (list(method.methods), driver.found, driver.calls) == ([CUDA], set(), [])
-    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is EachRange
+    assert (used(method), driver.found, driver.calls) == ([CUDA], set(), [])
 
 
 def test_auto_follows_what_was_measured():
     driver = Enabled()
-    table = [TABLE[0]._replace(basis=Basis.MEASURED), TABLE[2]]
-    method = auto(driver, table)
-    assert list(method.methods) == [CUDA, GATHER]
+    method = auto(driver, [TABLE[1], TABLE[0]._replace(basis=Basis.GUESS)])
+    assert used(method) == [CUDA, GATHER]
     assert driver.found == {"kernels"}
-    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is OneKernel
-    assert type(method.prepare(Direction.STORE, ranges(1000, 4096))[0]) is EachRange
 
 
 class Spoils(Enabled):
@@ -136,10 +220,10 @@ class Spoils(Enabled):
         super().__init__()
         self.order = order
 
-    def copy_batch(self, stream, found, order):
-        super().copy_batch(stream, found, order)
-        if order is self.order:
-            target = int(found.targets[-1])
+    def copy_batch(self, stream, batch, begin, end):
+        super().copy_batch(stream, batch, begin, end)
+        if batch.order is self.order:
+            target = int(batch.moves.targets[end - 1])
             change = lambda: self._write(target, bytes([self._read(target, 1)[0] ^ 1]))  # noqa: E731
             self.streams[stream].append(("act", change))
 
@@ -147,7 +231,7 @@ class Spoils(Enabled):
 class Idles(Enabled):
     """Copies nothing."""
 
-    def copy_batch(self, stream, found, order):
+    def copy_batch(self, stream, batch, begin, end):
         pass
 
 
@@ -189,9 +273,8 @@ class Fails(Enabled):
     ],
 )
 def test_auto_uses_no_batch_that_does_not_prove_itself(driver, reason, caplog):
-    method = auto(driver)
-    assert list(method.methods) == [CUDA]
-    assert type(method.prepare(Direction.LOAD, ranges(1000, 4096))[0]) is EachRange
+    method = auto(driver, [row for row in TABLE if row.method is BATCH])
+    assert used(method) == [CUDA]
     [record] = caplog.records
     assert record.getMessage().startswith(f"copy_engine: 'auto' does without 'cuda-batch': {reason}")
     assert driver.failing == {"drain"} or driver.stages == []
@@ -240,23 +323,50 @@ def test_a_driver_that_lacks_what_was_asked_for_is_let_go(make_engine):
     assert driver.is_shut_down
 
 
+@pytest.mark.parametrize("lacking", ["enable_kernels", "enable_batches"])
+def test_auto_does_without_what_a_machine_lacks(lacking, caplog):
+    driver = Enabled()
+
+    def lacks():
+        raise ConfigError("not here")
+
+    setattr(driver, lacking, lacks)
+    left = BATCH if lacking == "enable_kernels" else GATHER
+    assert used(auto(driver)) == [CUDA, left]
+    told = {record.getMessage().split(" does without ")[1] for record in caplog.records}
+    others = {GATHER, BATCH} - {left}
+    assert told == {f"{name.value!r}: not here" for name in (STAGED, *others)}
+    assert driver.stages == []
+
+
 def test_the_first_row_that_fits_counts_and_rows_have_edges():
     table = [
-        Row(Direction.LOAD, 10, 100, GATHER, Basis.MEASURED),
-        Row(Direction.LOAD, 5, 200, BATCH, Basis.MEASURED),
+        Row(Direction.LOAD, 1000, 100, GATHER, Basis.MEASURED),
+        Row(Direction.LOAD, 500, 200, BATCH, Basis.MEASURED),
     ]
-    expected = {(10, 99): GATHER, (10, 100): BATCH, (9, 99): BATCH, (5, 199): BATCH, (4, 1): CUDA, (5, 200): CUDA}
-    assert {key: pick(table, Direction.LOAD, ranges(*key)) for key in expected} == expected
-    assert pick(table, Direction.STORE, ranges(10, 99)) is CUDA
-    assert pick(table, Direction.LOAD, ranges(0, 1)) is CUDA
-    assert known([*table, TABLE[0]]) == tuple(table)
+    expected = {
+        (11, 1000): GATHER,
+        (10, 1000): BATCH,
+        (11, 999): BATCH,
+        (5, 500): BATCH,
+        (5, 499): CUDA,
+        (5, 1000): CUDA,
+        (3, 500): CUDA,
+    }
+    assert {key: pick(table, Direction.LOAD, Extent(*key)) for key in expected} == expected
+    assert pick(table, Direction.STORE, Extent(11, 1000)) is CUDA
+    assert pick(table, Direction.LOAD, Extent(0, 0)) is CUDA
+    guess = TABLE[0]._replace(basis=Basis.GUESS)
+    assert known([*table, guess], plan_of(16)) == tuple(table)
 
 
 def test_methods_of_one_lane_share_its_stream():
-    driver = FakeDevice([], np.zeros(1, np.uint8))
+    driver, plan = FakeDevice([], np.zeros(1, np.uint8)), plan_of()
     stream = driver.new_stream()
-    method = ByTable((), {CUDA: EachRange(driver, stream), STAGED: TwoHalves(driver, stream)})
+    made = {CUDA: EachRange(driver, stream, plan), STAGED: TwoHalves(driver, stream, plan)}
+    method = ByTable((), made, plan.extent)
     assert method.streams == [1, 2]
+    assert list(method.stages) == [driver.stages[0].ctypes.data]
 
 
 # The call of the driver's batched copy, over bindings whose driver is a function of Python
@@ -307,10 +417,10 @@ class Bindings:
         return self.error
 
 
-def three_moves(source, target):
+def three_moves(source, target, order=SourceOrder.ANY):
     """Bytes of one array to another, with columns that are no plain arrays."""
     rows = np.array([[target.ctypes.data + n, source.ctypes.data + 10 - n, 2] for n in (0, 4, 8)], np.int64)
-    return Moves(*rows.T)
+    return Batch(Moves(*rows.T), order)
 
 
 @pytest.mark.parametrize(("order", "value"), [(SourceOrder.STREAM, 1), (SourceOrder.ANY, 3)])
@@ -318,16 +428,19 @@ def test_the_call_gets_arrays_one_attribute_and_the_stream(monkeypatch, order, v
     bindings = Bindings()
     monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: bindings)
     source, target = np.arange(12, dtype=np.uint8), np.zeros(12, np.uint8)
-    BatchCall()(77, three_moves(source, target), order)
+    call, batch = BatchCall(), three_moves(source, target, order)
+    call(77, batch, 1, 3)
+    assert target.tolist() == [0, 0, 0, 0, 6, 7, 0, 0, 2, 3, 0, 0]
+    call(78, batch, 0, 1)
     assert target.tolist() == [10, 11, 0, 0, 6, 7, 0, 0, 2, 3, 0, 0]
     assert bindings.asked == [(b"cuMemcpyBatchAsync", 12080, 0)]
-    assert bindings.seen == [(3, value, 0, 1, 77)]
+    assert bindings.seen == [(2, value, 0, 1, 77), (1, value, 0, 1, 78)]
 
 
 def test_an_error_of_the_call_is_raised_with_its_number_and_copy(monkeypatch):
     monkeypatch.setattr(batch_call, "load_bindings", lambda purpose: Bindings(error=1))
     with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync gave error 1, at copy 1 of 3$"):
-        BatchCall()(0, three_moves(np.zeros(12, np.uint8), np.zeros(12, np.uint8)), SourceOrder.ANY)
+        BatchCall()(0, three_moves(np.zeros(12, np.uint8), np.zeros(12, np.uint8)), 0, 3)
 
 
 @pytest.mark.parametrize("answers", [{"found": 1}, {"address": 0}])
@@ -363,6 +476,27 @@ def test_without_the_bindings_the_extra_is_named(monkeypatch):
         "copy_engine: a batched copy needs cuda-bindings, which can't be imported (No module named "
         "'cuda.bindings.driver'); install kv-offload-cpu[cuda], or use 'cuda'"
     )
+
+
+class Copies:
+    """Bindings whose plain copy is done at once, or not at all."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def cuMemcpyAsync(self, target, source, num_bytes, stream):
+        assert stream == 77
+        if not self.error:
+            ctypes.memmove(target, source, num_bytes)
+        return (self.error,)
+
+
+def test_a_table_is_copied_to_the_device_or_an_error_says_why_not():
+    source, target = np.arange(12, dtype=np.uint8), np.zeros(12, np.uint8)
+    copy_to_device(Copies(0), target.ctypes.data, source.ctypes.data, 7, 77)
+    assert target.tolist() == [*range(7), 0, 0, 0, 0, 0]
+    with pytest.raises(RuntimeError, match=r"^cuMemcpyAsync gave error 700 for 7 bytes$"):
+        copy_to_device(Copies(700), target.ctypes.data, source.ctypes.data, 7, 77)
 
 
 def test_where_the_device_finds_host_memory():

@@ -31,7 +31,8 @@ def machine():
 @given(st.data())
 def test_in_any_order_of_the_device_jobs_see_what_was_submitted_before_them(way, data):
     random = data.draw(st.randoms(use_true_random=False))
-    machine = Machine(data.draw(shapes()), WAYS[way], random)
+    slots = data.draw(st.integers(1, 2))
+    machine = Machine(data.draw(shapes()), WAYS[way], random, data.draw(st.integers(0, slots - 1)), slots)
     arrays, expected = machine.arrays, [array.copy() for array in machine.arrays]
     model = BytesModel(machine.shape)
     submitted = []

@@ -1,25 +1,35 @@
 """What each method of the CUDA engine gives to the device: calls, orders, pieces, and failures."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_cpu_device import FakeDevice
-from kv_offload_cpu_layouts import Job, Shape, Tensor
-from kv_offload_cpu_machine import WAYS, Machine
+from kv_offload_cpu_layouts import Job, Shape, Tensor, shapes
+from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine
 
-from kv_offload_cpu import Direction
-from kv_offload_cpu.copy.addresses import Moves, moves, split, word_bytes
-from kv_offload_cpu.copy.cuda_batch import SourceOrder
-from kv_offload_cpu.copy.descriptors import Ranges, join_neighbours
-from kv_offload_cpu.copy.gather import OneKernel, Tables, longest_piece
-from kv_offload_cpu.copy.staged import TwoHalves, cut
+from kv_api import CanonicalKVCacheRef
+from kv_offload_cpu import Direction, HostLayout, PageCopies
+from kv_offload_cpu.copy import staged
+from kv_offload_cpu.copy.addresses import Moves, moves, widest_word
+from kv_offload_cpu.copy.cuda_batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
+from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
+from kv_offload_cpu.copy.gather import PROGRAMS, OneKernel
+from kv_offload_cpu.copy.page_table import Tables, columns_of, group_steps
+from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.tensors import TensorPages
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 
 LAYERS = tuple(Tensor(16) for _ in range(4))
 SHAPE = Shape(6, 2, LAYERS, (tuple((index, 16) for index in range(4)),))
 """Four layers, chunks of two blocks: eight pages of 16 bytes fill a slot of 128."""
+
+MANY = Shape(6, 1, LAYERS, (tuple((index, 16) for index in range(4)),))
+ALL = Job(((5, 0, 3, 1, 2, 4),), ((4, 2, 0, 5, 1, 3),), (0,))
+"""Six chunks of a block, of which a small half of a buffer has room for one."""
 
 WHOLE = Job(((5, 0, 3, 1),), ((4, 2),), (0,))
 """Two chunks from blocks that are no neighbours: sixteen pages."""
@@ -55,11 +65,38 @@ def test_a_gather_is_one_upload_and_one_kernel(make, direction):
     machine = make("gather")
     machine.submit(1, direction, WHOLE)
     assert len(machine.device.calls) == 1
-    kind, rows, word = machine.device.calls[0]
-    assert (kind, rows) == ("kernel", 16)
+    kind, steps, word, programs = machine.device.calls[0]
+    assert (kind, steps, programs) == ("kernel", 16, PROGRAMS[direction])
     assert word in (8, 16)  # numpy's arrays begin at multiples of 16, or in old versions of 8
     stream = machine.device.streams[1 if direction is STORE else 2]
     assert [operation[0] for operation in stream] == ["hold", "mark", "upload", "kernel", "mark"]
+
+
+def test_pages_of_several_groups_are_a_kernel_each(make):
+    groups = (((0, 16), (1, 16)), ((2, 16),), ((3, 16), (0, 16), (1, 16)))
+    machine = make("gather", Shape(6, 2, LAYERS, groups))
+    machine.submit(1, STORE, Job(((5, 0), (3,), (1, 2)), ((4,), (2,), (0,)), (0, 0, 0)))
+    assert [call[:2] for call in machine.device.calls] == [("kernel", 4), ("kernel", 1), ("kernel", 6)]
+
+
+@pytest.mark.parametrize(("direction", "lane"), [(STORE, 0), (LOAD, 1)])
+@pytest.mark.parametrize("pages", [WHOLE, Job(((),), ((),), (0,))])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_begins_and_ends_on_the_stream_of_its_lane(make, way, pages, direction, lane):
+    machine = make(way)
+    lanes = [method.streams[0] for method in machine.methods]
+    machine.submit(1, direction, pages)
+    operations = [operation[0] for operation in machine.device.streams[lanes[lane]]]
+    assert operations[:2] == ["hold", "mark"]
+    assert operations[-1] == "mark"
+    assert operations.count("mark") >= 2
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_kernel_has_as_many_programs_as_its_direction_is_given(make, direction):
+    machine = make(lambda *machine: OneKernel(*machine, programs={LOAD: 11, STORE: 13}))
+    machine.submit(1, direction, WHOLE)
+    assert [call[3] for call in machine.device.calls] == [11 if direction is LOAD else 13]
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -72,18 +109,55 @@ def test_a_job_without_pages_asks_nothing_of_the_device_and_ends(make, way, dire
     assert machine.finished() == [(1, True)]
 
 
-@pytest.mark.parametrize("direction", Direction)
-def test_staging_copies_whole_slots(make, direction):
-    machine = make(lambda driver, stream: TwoHalves(driver, stream, half_bytes=512))
+@pytest.mark.parametrize(("direction", "order"), [(STORE, SourceOrder.STREAM), (LOAD, SourceOrder.ANY)])
+def test_staging_copies_whole_slots_in_the_order_its_direction_needs(make, direction, order):
+    machine = make(lambda *machine: TwoHalves(*machine, half_bytes=2048))
     machine.submit(1, direction, WHOLE)
     kernel, batch = sorted(machine.device.calls, key=lambda call: call[0] == "batch")
     assert kernel[:2] == ("kernel", 16)
-    assert batch[0::2] == ("batch", 2)
+    assert kernel[3] == staged.PROGRAMS
+    assert batch == ("batch", order, 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_may_hold_nothing(make, way):
+    machine = make(way, Shape(6, 2, LAYERS, ((), ((1, 16),))))
+    machine.submit(1, STORE, Job(((), (5, 3)), ((), (4,)), (0, 0)))
+    machine.device.run()
+    assert machine.finished() == [(1, True)]
+    pages = machine.memory[4 * 128 + 32 :][:32].view(np.int8)
+    assert np.array_equal(pages, machine.arrays[1][[5, 3]].ravel())
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_staging_copies_slots_that_follow_each_other_at_once(make, direction):
+    machine = make(lambda *machine: TwoHalves(*machine, half_bytes=2048))
+    machine.submit(1, direction, WHOLE._replace(chunks=((2, 3),)))
+    assert [call[2] for call in machine.device.calls if call[0] == "batch"] == [1]
+
+
+def test_staging_begins_with_small_pieces_and_goes_on_with_whole_halves(make):
+    small = Shape(40, 2, (Tensor(16),), (((0, 16),),))
+    machine = make(lambda *machine: TwoHalves(*machine, half_bytes=8 * 32), small)
+    pages = numbers(*range(40))
+    copies = PageCopies(0 * pages, pages, pages // 2 % NUM_CHUNKS, pages % 2)
+    device, given = machine.device, []
+    new_table = device.new_table
+    device.new_table = lambda num_rows: given.append(len(device.calls)) or new_table(num_rows)
+    machine.engine.submit(1, STORE, copies)
+    assert [call[1] for call in device.calls if call[0] == "kernel"] == [2, 4, 8, 16, 10]
+    assert given == [0, 6], "what follows is worked out when the first kernels and copies were given"
+
+
+@pytest.mark.parametrize(("half_bytes", "slots"), [(1, 1), (127, 1), (256, 2), (383, 2)])
+def test_half_a_buffer_has_room_for_one_slot_at_least(make, half_bytes, slots):
+    machine = make(lambda *machine: TwoHalves(*machine, half_bytes=half_bytes))
+    assert [len(stage) for stage in machine.device.stages] == [2 * slots * 128] * 3
 
 
 def test_staging_works_on_one_half_while_the_other_is_copied(make):
-    machine = make(lambda driver, stream: TwoHalves(driver, stream, half_bytes=64))
-    machine.submit(1, STORE, WHOLE)
+    machine = make("staged", MANY)
+    machine.submit(1, STORE, ALL)
     device = machine.device
     copies, kernels = machine.methods[0].streams
     while device.streams[0]:
@@ -97,15 +171,16 @@ def test_staging_works_on_one_half_while_the_other_is_copied(make):
         device.step(kernels)
     assert waiting > 3
     assert done == 2  # both halves are full, and none was copied
-    device.step(copies)
-    device.step(copies)  # the first half is
-    device.step(copies)
-    assert kernels in device.runnable()
+    for operation in ("hold", "batch", "mark"):
+        assert kernels not in device.runnable()
+        assert device.streams[copies][0][0] == operation
+        device.step(copies)
+    assert kernels in device.runnable()  # the first half is copied
 
 
 def test_a_load_fills_one_half_while_the_other_is_scattered(make):
-    machine = make(lambda driver, stream: TwoHalves(driver, stream, half_bytes=64))
-    machine.submit(1, LOAD, WHOLE)
+    machine = make("staged", MANY)
+    machine.submit(1, LOAD, ALL)
     device = machine.device
     while device.streams[0]:
         device.step(0)
@@ -184,6 +259,31 @@ def test_a_table_of_a_job_that_cannot_be_drained_serves_nobody_else(make):
     assert machine.check() == 1
 
 
+def test_a_table_of_a_job_whose_end_cannot_be_asked_for_serves_nobody_else(make):
+    machine = make("gather")
+    machine.submit(1, STORE, WHOLE)
+    machine.device.failing = {"is_reached"}
+    assert machine.finished() == [(1, False)]
+    machine.device.failing = set()
+    machine.submit(2, STORE, WHOLE)
+    assert len(machine.device.tables) == 2
+    machine.device.run()
+    assert machine.finished() == [(2, True)]
+    assert machine.check() == 1
+
+
+@pytest.mark.parametrize("way", ["gather", "staged"])
+def test_a_table_that_is_taken_anew_is_not_touched_before_compute_that_may_still_use_it(make, way):
+    machine = make(way)
+    device = machine.device
+    new_table = device.new_table
+    device.new_table = lambda num_rows: device.compute(lambda: None) or new_table(num_rows)
+    machine.submit(1, STORE, WHOLE._replace(blocks=((5, 0),), chunks=((4,),)))
+    [act, mark] = device.streams[0]
+    assert (act[0], mark[0]) == ("act", "mark")
+    assert {device.streams[stream][0] for stream in machine.methods[0].streams} == {("hold", mark[1])}
+
+
 def test_tables_are_used_again_and_not_before_their_job_ended(make):
     machine = make("gather")
     for job_id in range(3):
@@ -200,10 +300,8 @@ def test_tables_are_used_again_and_not_before_their_job_ended(make):
 def test_tables_grow_in_powers_of_two():
     device = FakeDevice([], np.zeros(1, np.uint8))
     tables = Tables(device)
-    sizes = (1, 256, 257, 1000)
-    lent = [tables.borrow(Moves(*([np.arange(size)] * 3))) for size in sizes]
+    lent = [tables.borrow(size) for size in (1, 256, 257, 1000)]
     assert [len(table.numbers) for table in lent] == [768, 768, 1536, 3072]
-    assert lent[2].numbers[: 3 * 257].tolist() == [*range(257)] * 3
     for table in lent:
         tables.give_back(table)
     tables.check()
@@ -220,99 +318,167 @@ def test_addresses_of_both_directions():
     assert [column.tolist() for column in back] == [[1008, 2000], [5000, 5040], [8, 4]]
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(0, 2**47)] * 2, st.integers(1, 2**20)), max_size=5),
-    st.sampled_from([1, 8, 16]),
-)
-def test_the_word_is_the_widest_that_fits_all(rows, factor):
-    rows = [[factor * value for value in row] for row in rows]
-    found = Moves(*(np.array(column, np.int64) for column in zip(*rows, strict=True))) if rows else None
-    found = found or Moves(*[np.empty(0, np.int64)] * 3)
-    fitting = [word for word in (1, 2, 4, 8, 16) if all(value % word == 0 for row in rows for value in row)]
-    assert word_bytes(found) == fitting[-1]
-
-
-@st.composite
-def host_ranges(draw):
-    """Ranges of three tensors, apart on the device, with or without gaps in host memory, in any order."""
-    sizes = draw(st.lists(st.integers(1, 70), min_size=1, max_size=12))
-    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 30]), min_size=len(sizes), max_size=len(sizes)))
-    host = np.cumsum([0, *sizes[:-1]]) + np.cumsum(gaps)
-    tensors = draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
-    order = np.array(draw(st.permutations(range(len(sizes)))), np.int64)
-    device = 100 * np.arange(len(sizes)) + 10_000 * np.array(tensors)
-    return Ranges(np.array(tensors)[order], device[order], host[order], np.array(sizes)[order])
-
-
-def spread(targets, sources, sizes):
-    """From each byte's target to its source."""
-    rows = zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True)
-    return [(target + n, source + n) for target, source, size in rows for n in range(size)]
-
-
-@given(host_ranges(), st.sampled_from([32, 64, 96, 256]))
-def test_cut_pieces_fit_their_half_and_lead_every_byte_to_its_place(ranges, half_bytes):
-    stage = cut(ranges, half_bytes)
-    assert stage.page_ends[-1] == len(stage.page_sizes)
-    assert stage.ends[-1] == len(stage.sizes)
-    assert len(stage.page_ends) == len(stage.ends)
-    found = []
-    for piece in range(len(stage.ends) - 1):
-        pages = slice(stage.page_ends[piece], stage.page_ends[piece + 1])
-        here = slice(stage.ends[piece], stage.ends[piece + 1])
-        gathered = spread(stage.page_stage[pages], stage.device[pages], stage.page_sizes[pages])
-        held = dict(gathered)
-        assert len(held) == len(gathered) > 0, "two pages at one place"
-        half = piece % 2 * half_bytes
-        assert min(held) >= half
-        assert max(held) < half + half_bytes
-        copied = spread(stage.host[here], stage.stage[here], stage.sizes[here])
-        assert len(copied) == len(held), "a byte of the half that nobody gathered, or nobody copies"
-        found += [(target, held[place]) for target, place in copied]
-    wanted = spread(ranges.host, ranges.device, ranges.sizes)
-    assert sorted(found) == sorted(wanted)
-
-
-def test_neighbours_in_host_memory_are_one_stretch():
-    ranges = Ranges(numbers(0, 1, 2), numbers(0, 100, 200), numbers(0, 16, 32), numbers(16, 16, 16))
-    stage = cut(ranges, 256)
-    assert [stage.host.tolist(), stage.stage.tolist(), stage.sizes.tolist()] == [[0], [0], [48]]
-    assert len(join_neighbours(ranges).sizes) == 3
+@given(st.lists(st.integers(0, 2**47), max_size=9), st.sampled_from([1, 8, 16]))
+def test_the_word_is_the_widest_that_fits_all(numbers, factor):
+    numbers = [factor * number for number in numbers]
+    fitting = [word for word in (1, 2, 4, 8, 16) if all(number % word == 0 for number in numbers)]
+    columns = [np.array(part, np.int64) for part in (numbers[:2], numbers[2:])]
+    assert widest_word(columns) == fitting[-1]
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_kernel_finds_host_memory_where_the_device_has_it(direction):
-    device = FakeDevice([], np.zeros(1, np.uint8))
-    device.mapped_shift = 7000
-    method = OneKernel(device, device.new_stream())
-    ranges = Ranges(numbers(0, 1), numbers(1008, 2000), numbers(5000, 5040), numbers(8, 4))
-    table, num_rows, word = method.prepare(direction, ranges)
-    host, on_device = [12_000, 12_040], [1008, 2000]
-    expected = [*host, *on_device] if direction is STORE else [*on_device, *host]
-    assert table.numbers[:6].tolist() == [*expected, 8, 4]
-    assert (num_rows, word) == (2, 4)
-    assert ranges.host.tolist() == [5000, 5040]
+def test_a_kernel_finds_host_memory_where_the_device_has_it(make, direction):
+    machine = make("each")
+    machine.device.mapped_shift = 7000
+    method = OneKernel(machine.device, machine.device.new_stream(), machine.plan)
+    copies = PageCopies(*(numbers(*column) for column in ([0, 0], [5, 1], [4, 2], [1, 0])))
+    job = method.prepare(direction, copies)
+    rows = columns_of(job.table, job.num_rows).tolist()
+    assert rows == [[5, 1], [machine.memory.ctypes.data + 7000 + 128 * chunk for chunk in (4, 2)], [1, 0]]
 
 
-@pytest.mark.parametrize(("count", "size", "rows"), [(1, 4096, 1), (16, 16 << 10, 64), (3, 1 << 20, 384)])
-def test_large_pages_are_cut_until_there_are_enough_pieces_and_small_ones_are_not(count, size, rows):
-    device = FakeDevice([], np.zeros(1, np.uint8))
-    method = OneKernel(device, device.new_stream())
-    begins = np.arange(count) * size
-    found = method.prepare(STORE, Ranges(np.zeros(count, np.int64), begins, begins, np.full(count, size)))
-    assert found.num_rows == rows
+class Numbers:
+    """A driver that keeps what it is told of steps."""
+
+    def new_steps(self, numbers, count, word):
+        assert len(numbers) == 5 * count
+        return numbers.reshape(5, count).T.tolist()
+
+
+def plan_of(*tensors, slot=0):
+    refs = [[CanonicalKVCacheRef(index, tensor.page_bytes) for index, tensor in enumerate(tensors)]]
+    slot_bytes = 2 * sum(tensor.page_bytes for tensor in tensors)
+    layout = HostLayout(3, 2, slot_bytes, 2, 2 * slot_bytes)
+    return CopyPlan(tensors, refs, layout, slot, 1 << 40)
+
+
+def test_large_pages_are_cut_into_steps_and_small_ones_are_not():
+    plan = plan_of(TensorPages(4, 9000, 9600, 1 << 30), TensorPages(4, 64, 64, 1 << 20), slot=1)
+    [steps] = group_steps(Numbers(), plan, 1 << 50, 64)
+    assert steps.num_steps == 4
+    assert steps.word == 8
+    begin = plan.layout.slot_bytes
+    assert steps.on_device == [
+        [1 << 30, 9600, begin, 9000, 4096],
+        [(1 << 30) + 4096, 9600, begin + 4096, 9000, 4096],
+        [(1 << 30) + 8192, 9600, begin + 8192, 9000, 808],
+        [1 << 20, 64, begin + 18_000, 64, 64],
+    ]
+
+
+@pytest.mark.parametrize(("at", "apart", "word"), [(1 << 50, 64, 16), ((1 << 50) + 4, 64, 4), (1 << 50, 72, 8)])
+def test_words_fit_the_slots_too(at, apart, word):
+    [steps] = group_steps(Numbers(), plan_of(TensorPages(4, 64, 64, 1 << 20)), at, apart)
+    assert steps.word == word
+
+
+class Calls:
+    """A driver that notes its batches."""
+
+    def __init__(self):
+        self.made = []
+
+    def copy_batch(self, stream, batch, begin, end):
+        self.made.append((stream, begin, end, int(batch.moves.sizes[begin:end].sum())))
+
+
+def sized(sizes):
+    begins = np.arange(len(sizes)) << 40
+    return Batch(Moves(begins, begins, np.array(sizes, np.int64)), SourceOrder.ANY)
+
+
+@given(st.lists(st.integers(1, 40 << 20), max_size=40), st.integers(1, 9), st.data())
+def test_calls_are_of_few_copies_and_bytes_and_leave_nothing_out(sizes, most, data):
+    batch = sized(sizes)
+    begin = data.draw(st.integers(0, len(sizes)))
+    end = data.draw(st.integers(begin, len(sizes)))
+    calls = list(batch.calls(begin, end, most))
+    assert [number for call in calls for number in range(*call)] == list(range(begin, end))
+    for first, last in calls:
+        num_bytes = sum(sizes[first:last])
+        assert 0 < last - first <= most
+        assert num_bytes <= CALL_BYTES or last - first == 1
+        assert last == end or last - first == most or num_bytes + sizes[last] > CALL_BYTES
+
+
+def test_a_call_may_be_of_just_as_many_bytes_as_there_can_be():
+    assert [*sized([CALL_BYTES // 2] * 4).calls(0, 4)] == [(0, 2), (2, 4)]
+
+
+def test_a_batch_is_where_its_columns_are_without_gaps():
+    rows = np.arange(12, dtype=np.int64).reshape(4, 3)
+    batch = Batch(Moves(*rows.T), SourceOrder.STREAM)
+    assert len(batch) == 4
+    for address, column in zip(batch.addresses, rows.T, strict=True):
+        assert np.array_equal(np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(address)), column)
+
+
+@pytest.mark.parametrize("most", [CALL_COPIES, 100])
+def test_a_large_job_is_worked_out_bit_by_bit(most):
+    plan = plan_of(*[TensorPages(5000, 64, 64, n << 30) for n in range(1, 5)])
+    plan = CopyPlan(
+        plan.tensors, [[CanonicalKVCacheRef(n, 64) for n in range(4)]], HostLayout(5000, 1, 256, 1, 256), 0
+    )
+    pages = np.random.default_rng(0).permutation(5000)
+    zeros = np.zeros_like(pages)
+    driver = Calls()
+    method = OneBatch(driver, 7, plan, most)
+    method.give(method.prepare(STORE, PageCopies(zeros, pages, pages[::-1].copy(), zeros)))
+    assert {call[0] for call in driver.made} == {7}
+    assert sum(call[3] for call in driver.made) == 5000 * 256
+    assert max(end - begin for _, begin, end, _ in driver.made) == most
+    assert driver.made[0][1:3] == (0, most)
+    # 512 ranges, 1024, 2048, four times 4096, and what is left.
+    assert [begin for _, begin, _, _ in driver.made].count(0) == 8
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "longest"), [(1, 4096), (2 << 20, 4096), ((2 << 20) + 1, 8192), (1 << 30, 2 << 20)]
+    ("pages", "ranges", "sizes"),
+    [
+        (10, 40, [10]),
+        (1024, 4096, [128, 256, 512, 128]),
+        (40_000, 40_000, [512, 1024, 2048, *[4096] * 8, 3648]),
+        (3, 9000, [1, 1, 1]),
+    ],
 )
-def test_a_piece_is_as_long_as_makes_enough_of_them(num_bytes, longest):
-    assert longest_piece(num_bytes) == longest
+def test_portions_grow(pages, ranges, sizes):
+    numbers = np.arange(pages)
+    parts = list(portions(PageCopies(*[numbers] * 4), ranges))
+    assert [len(part) for part in parts] == sizes
+    assert np.array_equal(np.concatenate([part.chunks for part in parts]), numbers)
 
 
-def test_split_pieces_of_a_large_page_stay_in_order():
-    assert [column.tolist() for column in split(numbers(0), numbers(100), numbers(40), 16)] == [
-        [0, 16, 32],
-        [100, 116, 132],
-        [16, 16, 8],
-    ]
+@given(st.data())
+def test_pieces_fit_their_half_whatever_the_job(data):
+    """Pages in an order that no scheduler gives: runs of one page, chunks again and again."""
+    shape = data.draw(shapes())
+    half = data.draw(st.sampled_from([16, 64, 256, 1024]))
+    machine = Machine(shape, lambda *machine: TwoHalves(*machine, half_bytes=half))
+    count = data.draw(st.integers(1, 40))
+    columns = (len(shape.groups), shape.num_blocks, NUM_CHUNKS, shape.blocks_per_chunk)
+    drawn = [[data.draw(st.integers(0, limit - 1)) for _ in range(count)] for limit in columns]
+    # A page of host memory once at most, so that it doesn't matter who comes last.
+    pages = {(chunk, offset): (group, block) for group, block, chunk, offset in zip(*drawn, strict=True)}
+    rows = [(group, block, chunk, offset) for (chunk, offset), (group, block) in pages.items()]
+    copies = PageCopies(*np.array(rows, np.int64).T)
+    [method, *_] = machine.methods
+    [stage], room = method.stages, method._cutter.slots
+    machine.engine.submit(1, STORE, copies)
+    kernels = [operation[1] for operation in machine.device.streams[method.streams[1]] if operation[0] == "kernel"]
+    for launch in kernels:
+        slots = columns_of(launch.table, launch.num_rows)[1, launch.rows.start : launch.rows.stop]
+        halves = (slots - stage) // method._cutter.half_bytes
+        assert len(set(halves.tolist())) == 1
+        assert len(set(slots.tolist())) <= room
+    expected = machine.memory.copy()
+    for group, block, chunk, offset in rows:
+        one = [np.array([number]) for number in (group, block, chunk, offset)]
+        for index, device, host, size in zip(
+            *map(np.ndarray.tolist, machine.plan.ranges(PageCopies(*one))), strict=True
+        ):
+            begin = device - machine.device.flat[index].ctypes.data
+            at = host - machine.memory.ctypes.data
+            expected[at : at + size] = machine.device.flat[index][begin : begin + size]
+    machine.device.run()
+    assert machine.finished() == [(1, True)]
+    assert np.array_equal(machine.memory, expected)

@@ -10,8 +10,9 @@ from kv_offload_cpu_layouts import Job, LikeTorchs, jobs, shapes
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch, join_neighbours
+from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch, by_group, join_neighbours
 from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.stretches import SlotStretches, runs_of
 from kv_offload_cpu.copy.tensors import TensorPages, device_tensors
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
@@ -72,6 +73,15 @@ def test_ranges_cover_each_byte_once_as_a_loop_over_pages_says(data):
     assert dict(got) == expected
 
 
+@given(st.data())
+def test_a_job_is_as_large_as_a_loop_over_pages_says(data):
+    shape = data.draw(shapes())
+    job = data.draw(jobs(shape, NUM_CHUNKS))
+    plan, copies = plan_of(shape), pages_of(job, shape)
+    tensors = [{tensor for tensor, _ in shape.groups[group]} for group, *_ in job.pages(shape.blocks_per_chunk)]
+    assert plan.extent(copies) == (sum(map(len, tensors)), plan.ranges(copies).num_bytes)
+
+
 @FEWER
 @given(st.data())
 def test_ranges_go_through_each_slot_from_its_begin_to_its_end(data):
@@ -90,8 +100,48 @@ def test_memory_that_is_used_again_gives_the_same_ranges(data):
     plan, scratch = plan_of(shape), Scratch()
     for _ in range(3):
         copies = pages_of(data.draw(jobs(shape, NUM_CHUNKS)), shape)
-        wanted, got = plan.ranges(copies), plan.ranges(copies, scratch)
+        wanted, got = plan.ranges(copies), plan.checked_ranges(copies, scratch)
         assert [column.tolist() for column in got] == [column.tolist() for column in wanted]
+
+
+@given(st.data())
+def test_stretches_are_joined_as_a_loop_over_the_pages_of_a_run_says(data):
+    shape = data.draw(shapes())
+    copies = pages_of(data.draw(jobs(shape, NUM_CHUNKS)), shape)
+    plan = plan_of(shape)
+    for group, chosen in by_group(copies.groups):
+        chunks, offsets = copies.chunks[chosen], copies.offsets[chosen]
+        runs, parts = runs_of(chunks, offsets), plan.parts[group]
+        assert runs.tolist() == [number for number, (_, run) in enumerate(groupby(chunks)) for _ in run]
+        expected = []
+        for run in range(runs[-1] + 1):
+            joined = []
+            places = zip(parts.host_begins.tolist(), parts.page_bytes.tolist(), parts.sizes.tolist(), strict=True)
+            for begin, page_bytes, size in places:
+                for offset in offsets[runs == run].tolist():
+                    at = begin + offset * page_bytes
+                    if joined and sum(joined[-1][1:]) == at:
+                        joined[-1][2] += size
+                    else:
+                        joined.append([run, at, size])
+            expected += joined
+        pages, begins, sizes = SlotStretches(parts, shape.blocks_per_chunk).find(runs, offsets)
+        assert np.all(np.diff(pages) >= 0)
+        found = zip(runs[pages].tolist(), begins.tolist(), sizes.tolist(), strict=True)
+        assert sorted(found) == sorted(map(tuple, expected))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "offsets", "runs"),
+    [
+        ([7, 7, 8, 8], [0, 1, 0, 1], [0, 0, 1, 1]),
+        ([7, 7, 7, 7], [0, 1, 0, 1], [0, 0, 1, 1]),
+        ([7, 7, 7, 7], [3, 3, 2, 1], [0, 1, 2, 3]),
+        ([7, 8, 7, 7], [0, 1, 2, 3], [0, 1, 2, 2]),
+    ],
+)
+def test_a_run_is_of_one_chunk_and_rises(chunks, offsets, runs):
+    assert runs_of(np.array(chunks), np.array(offsets)).tolist() == runs
 
 
 def test_memory_is_used_again_as_long_as_it_suffices():
@@ -266,8 +316,11 @@ WRONG_PAGES = [
     ([[-1], [0], [0], [0]], "page 0 of the job: group -1, expected 0 to 0"),
     ([[0, 0], [7, 8], [0, 1], [0, 0]], "page 1 of the job: block 8, expected 0 to 7"),
     ([[0], [-1], [0], [0]], "page 0 of the job: block -1, expected 0 to 7"),
+    ([[0, 0], [7, -1], [0, 1], [0, 0]], "page 1 of the job: block -1, expected 0 to 7"),
     ([[0], [0], [4], [0]], "page 0 of the job: chunk 4, expected 0 to 3"),
+    ([[0], [0], [-1], [0]], "page 0 of the job: chunk -1, expected 0 to 3"),
     ([[0], [0], [0], [2]], "page 0 of the job: offset 2, expected 0 to 1"),
+    ([[0], [0], [0], [-1]], "page 0 of the job: offset -1, expected 0 to 1"),
 ]
 
 

@@ -7,6 +7,8 @@ the right form to torch, to the batched copy and to the kernel.
 import ctypes
 import sys
 from contextlib import nullcontext
+from functools import partial
+from itertools import product
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -14,16 +16,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kv_offload_cpu_layouts import BytesModel, Shape, Tensor, canonical, jobs, make_caches, shapes
+from kv_offload_cpu_device import move_of
+from kv_offload_cpu_layouts import Shape, Tensor, canonical
+from kv_offload_cpu_torch import check_jobs
 
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, method_maker
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
 from kv_offload_cpu.copy.cuda_batch import OneBatch
 from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.tensors import device_tensors
+from kv_offload_cpu.copy.page_table import Launch, Steps
+from kv_offload_cpu.copy.staged import TwoHalves
+from kv_offload_cpu.copy.tensors import TensorPages, device_tensors
 from kv_offload_cpu.copy.trial import TINY, Trial
 
 pytestmark = pytest.mark.torch
@@ -65,18 +69,11 @@ class Event:
 
 
 class Registry:
-    """CUDA's list of pinned memory, and the kernels that were launched, which C does."""
+    """CUDA's list of pinned memory, and the kernels that were compiled and launched."""
 
     def __init__(self):
         self.calls = []
-        self.launched = []
-
-    def launch(self, table, num_rows, rows, word):
-        self.launched.append((num_rows, rows, word))
-        columns = table.numpy()[: 3 * num_rows].reshape(3, num_rows)[:, rows]
-        assert not (columns % word).any()
-        for target, source, size in columns.T.tolist():
-            ctypes.memmove(target, source, size)
+        self.kernels = []
 
     def cudaHostRegister(self, address, size, flags):
         self.calls.append(("register", address, size, flags))
@@ -90,9 +87,38 @@ class Registry:
 class Batches:
     """The batched copy, done by C."""
 
-    def __call__(self, stream, found, order):
+    def __call__(self, stream, batch, begin, end):
         assert stream == Stream.cuda_stream
-        for target, source, size in zip(*(column.tolist() for column in found), strict=True):
+        for target, source, size in zip(*(column[begin:end].tolist() for column in batch.moves), strict=True):
+            ctypes.memmove(target, source, size)
+
+
+class Bindings:
+    """A copy to the device, done by C."""
+
+    def cuMemcpyAsync(self, target, source, num_bytes, stream):
+        assert stream == Stream.cuda_stream
+        ctypes.memmove(target, source, num_bytes)
+        return (0,)
+
+
+class Kernel:
+    """The kernel, done by C."""
+
+    def __init__(self, registry, steps, num_steps, *, is_store, word):
+        self.steps, self.num_steps, self.word = steps, num_steps, word
+        self.direction = Direction.STORE if is_store else Direction.LOAD
+        self.launched = []
+        registry.kernels.append(self)
+
+    def launch(self, stream, table, num_rows, rows, programs):
+        assert stream == Stream.cuda_stream
+        self.launched.append((rows, programs))
+        steps = Steps(self.steps.numpy(), self.num_steps, self.word)
+        launch = Launch(self.direction, None, num_rows, rows, steps, programs)
+        for row, step in product(rows, range(self.num_steps)):
+            target, source, size = move_of(launch, table.numpy(), row, step)
+            assert target % self.word == source % self.word == size % self.word == 0
             ctypes.memmove(target, source, size)
 
 
@@ -113,10 +139,12 @@ def registry(monkeypatch):
     driver = "kv_offload_cpu.copy.torch_driver"
     __import__(driver)
     monkeypatch.setattr(f"{driver}.BatchCall", Batches)
-    monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: purpose)
+    monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
-    kernels = SimpleNamespace(launch=registry.launch)
+    kernels = SimpleNamespace(Kernel=partial(Kernel, registry))
     monkeypatch.setattr("kv_offload_cpu.copy.trial.MOST_BYTES", 1 << 10)
+    monkeypatch.setattr("kv_offload_cpu.copy.trial.TIMES", 1)
+    monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(TwoHalves, half_bytes=64))
     monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.gather_kernel", kernels)
     monkeypatch.setattr("kv_offload_cpu.copy.gather_kernel", kernels, raising=False)
     return registry
@@ -126,35 +154,9 @@ def registry(monkeypatch):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
-    import torch
-
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
-
     registry.calls.clear()
-    shape = data.draw(shapes())
-    arrays, _ = make_caches(shape, seed=0)
-    tensors = [torch.from_numpy(array.copy()) for array in arrays]
-    slot = shape.bytes_per_block * shape.blocks_per_chunk
-    layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot, 1, slot)
-    memory = np.zeros(layout.total_bytes, np.uint8)
-    on_device = device_tensors(canonical(shape, tensors))
-    refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
-    plan = CopyPlan([tensor.pages for tensor in on_device], refs, layout, 0, memory.ctypes.data)
-    driver = TorchDriver(on_device, memory, pin_memory=True)
-    engine, model = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan.range_bytes)), BytesModel(shape)
-    for job_id in range(data.draw(st.integers(1, 6))):
-        job, direction = data.draw(jobs(shape, NUM_CHUNKS)), data.draw(st.sampled_from(Direction))
-        copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout, len(refs))
-        engine.submit(job_id, direction, copies)
-        (model.store if direction is Direction.STORE else model.load)(arrays, job)
-        engine.wait([job_id])
-        assert [(result.job_id, result.success) for result in engine.poll()] == [(job_id, True)]
-        assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(tensors, arrays, strict=True))
-    engine.shutdown()
-    assert registry.calls == [
-        ("register", memory.ctypes.data, memory.nbytes, 2),
-        ("unregister", memory.ctypes.data),
-    ]
+    address, num_bytes = check_jobs(data, choice, "cpu", [1])
+    assert registry.calls == [("register", address, num_bytes, 2), ("unregister", address)]
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_batches_of_torch_prove_themselves(make):
     driver.enable_batches()
     stream = driver.new_stream()
     trial = Trial(driver, stream, TINY)
-    assert trial.run(OneBatch(driver, stream)), "nothing was tried"
+    assert trial.run(partial(OneBatch, driver, stream)), "nothing was tried"
     trial.close()
 
 
@@ -189,9 +191,25 @@ def test_memory_is_pinned_and_unpinned_once_and_only_if_wanted(make, registry):
     assert len(registry.calls) == 2
 
 
-def test_a_kernel_is_compiled_when_it_is_chosen(make, registry):
-    make().enable_kernels()
-    assert registry.launched == [(0, range(0), 16)]
+@pytest.mark.parametrize("choice", [CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED])
+def test_kernels_for_both_directions_are_compiled_before_the_first_job(make, registry, choice):
+    driver = make()
+    plan = CopyPlan([TensorPages(1, 8, 8, 1 << 20)], [[CanonicalKVCacheRef(0, 8)]], HostLayout(1, 1, 8, 1, 8), 0)
+    method_maker(driver, choice, plan)(driver.new_stream())
+    assert [(kernel.direction, kernel.word, kernel.num_steps) for kernel in registry.kernels] == [
+        (direction, 8, 1) for direction in Direction
+    ]
+    assert [kernel.launched for kernel in registry.kernels] == [[], []]
+
+
+def test_as_many_rows_of_a_table_are_uploaded_as_asked(make):
+    driver = make()
+    driver.enable_kernels()
+    table = driver.new_table(4)
+    table.numbers[:] = np.arange(12)
+    table.on_device.fill_(-1)
+    driver.upload(driver.new_stream(), table, 3)
+    assert table.on_device.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, -1, -1, -1]
 
 
 def test_streams_and_events_are_those_of_torch(make):

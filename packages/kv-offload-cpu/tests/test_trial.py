@@ -1,31 +1,35 @@
 """What `cuda-best` finds out about a device whose prices are known, and about one that isn't right."""
 
 import sys
+from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
-from kv_offload_cpu_device import FakeDevice
+from kv_offload_cpu_device import FakeDevice, move_of
 
-from kv_offload_cpu import CopyEngineChoice, Direction
+from kv_api import CanonicalKVCacheRef
+from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy import trial as trial_module
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda import EachRange
 from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
-from kv_offload_cpu.copy.descriptors import Ranges
+from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.gather import OneKernel
 from kv_offload_cpu.copy.table import Basis, Row
-from kv_offload_cpu.copy.trial import Trial
+from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.trial import Shape, Trial
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
-BATCH, GATHER = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER
+BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
 ENDLESS = sys.maxsize
 
 
 class Device(FakeDevice):
-    """A batch costs 10 for each small range to load and else 1 for a range, a kernel 200 and 1 for a range.
+    """A batch costs 10 for each small range to load and else 1 for a range, a kernel 200 and 1 for a step.
 
     The first batch costs 5,000 more. ``lacks`` and ``spoils`` name what it hasn't, and does wrongly; ``idles``
-    says for which direction, count and size of ranges its kernels do nothing.
+    says for which direction, number and size of steps its kernels do nothing.
     """
 
     def __init__(self, lacks=(), spoils=(), idles=lambda direction, count, size: False):
@@ -39,17 +43,17 @@ class Device(FakeDevice):
     def enable_kernels(self):
         assert "kernels" not in self.lacks, "no kernels here"
 
-    def copy_batch(self, stream, found, order):
-        super().copy_batch(stream, found, order)
-        price = 10 if order is SourceOrder.ANY and found.sizes[0] < 60 else 1
-        self._spend(stream, "batches", len(found.sizes) * price, int(found.targets[0]))
+    def copy_batch(self, stream, batch, begin, end):
+        super().copy_batch(stream, batch, begin, end)
+        price = 10 if batch.order is SourceOrder.ANY and batch.moves.sizes[begin] < 60 else 1
+        self._spend(stream, "batches", (end - begin) * price, int(batch.moves.targets[begin]))
 
-    def run_kernel(self, stream, table, num_rows, rows, word):
-        target = int(table.numbers[0])
-        is_load = any(stage.ctypes.data <= target < stage.ctypes.data + len(stage) for stage in self.stages)
-        if not self.idles(LOAD if is_load else STORE, num_rows, int(table.numbers[2 * num_rows])):
-            super().run_kernel(stream, table, num_rows, rows, word)
-        self._spend(stream, "kernels", 200 + len(rows), target)
+    def run_kernel(self, stream, launch):
+        count = len(launch.rows) * launch.steps.num_steps
+        if not self.idles(launch.direction, count, int(launch.steps.on_device[-1])):
+            super().run_kernel(stream, launch)
+        target, *_ = move_of(launch, launch.table.numbers, launch.rows.start, 0)
+        self._spend(stream, "kernels", 200 + count, target)
 
     def _spend(self, stream, kind, price, target):
         def act():
@@ -83,12 +87,22 @@ def rows_of(method):
     return list(method._table)
 
 
-def best(device, range_bytes=16):
-    return method_maker(device, CopyEngineChoice.CUDA_BEST, range_bytes)(device.new_stream())
+def plan_of(size, layers=1):
+    """So many layers of pages of one size."""
+    tensors = [TensorPages(200, size, size, n << 40) for n in range(1, layers + 1)]
+    layout = HostLayout(200, 1, layers * size, 1, layers * size)
+    return CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n in range(layers)]], layout, 0)
 
 
-def ranges(count, size):
-    return Ranges(*(np.full(count, value) for value in (0, 0, 0, size)))
+def best(device, range_bytes=16, layers=1):
+    plan = plan_of(range_bytes, layers)
+    return method_maker(device, CopyEngineChoice.CUDA_BEST, plan)(device.new_stream())
+
+
+def pages(count):
+    """A job of the first blocks and chunks."""
+    numbers = np.arange(count)
+    return PageCopies(0 * numbers, numbers, numbers, 0 * numbers)
 
 
 def measured(direction, *rows):
@@ -98,79 +112,88 @@ def measured(direction, *rows):
 def test_each_direction_size_and_count_goes_by_what_was_fastest(clock, caplog):
     caplog.set_level("INFO")
     method = best(clock(Device()))
+    small, large = [128 * 16, 64 * 16, 0], [128 * 64, 64 * 64, 0]
     assert rows_of(method) == [
-        *measured(STORE, *[(least, 32, BATCH) for least in (128, 64, 4)]),
-        *measured(STORE, *[(least, ENDLESS, BATCH) for least in (128, 64, 4)]),
-        *measured(LOAD, (128, 32, GATHER), (64, 32, GATHER), (4, 32, BATCH)),
-        *measured(LOAD, *[(least, ENDLESS, BATCH) for least in (128, 64, 4)]),
+        *measured(STORE, *[(least, 32, BATCH) for least in small]),
+        *measured(STORE, *[(least, ENDLESS, BATCH) for least in large]),
+        *measured(
+            LOAD, *[(least, 32, choice) for least, choice in zip(small, (GATHER, GATHER, BATCH), strict=True)]
+        ),
+        *measured(LOAD, *[(least, ENDLESS, BATCH) for least in large]),
     ]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 12
-    assert told[0] == "cuda-best: a store of 128 ranges or more of less than 32 bytes is 'cuda-batch'"
-    assert told[-1] == "cuda-best: a load of 4 ranges or more of any size is 'cuda-batch'"
+    assert told[0] == "cuda-best: a store of 2048 bytes or more in ranges of less than 32 bytes is 'cuda-batch'"
+    assert told[-1] == "cuda-best: a load of 0 bytes or more in ranges of any size is 'cuda-batch'"
     picked = {
-        (direction, count, size): type(method.prepare(direction, ranges(count, size))[0])
-        for direction, count, size in [
-            (LOAD, 64, 31),
-            (LOAD, 64, 32),
-            (LOAD, 63, 16),
-            (LOAD, 3, 16),
-            (STORE, 99, 16),
-        ]
+        (direction, count): type(method.prepare(direction, pages(count))[0])
+        for direction, count in [(LOAD, 64), (LOAD, 63), (LOAD, 3), (STORE, 99)]
     }
-    assert [*picked.values()] == [OneKernel, OneBatch, OneBatch, EachRange, OneBatch]
+    assert [*picked.values()] == [OneKernel, OneBatch, EachRange, OneBatch]
+
+
+def test_a_buffer_wins_where_many_small_ranges_are_one_slot(clock):
+    """256 ranges in 16 slots of 256 bytes: 2,560 by themselves, 456 and 16 by way of a buffer, 456 by a kernel."""
+
+    class Slow(Device):
+        def run_kernel(self, stream, launch):
+            super().run_kernel(stream, launch)
+            at = int(launch.table.numbers[launch.num_rows])
+            in_buffer = any(stage.ctypes.data <= at < stage.ctypes.data + len(stage) for stage in self.stages)
+            self._spend(stream, "link", 0 if in_buffer else 3 * launch.steps.num_steps * len(launch.rows), at)
+
+    assert best(clock(Slow()), layers=16)._table[-1].method is BATCH
+    [row] = [
+        row for row in best(clock(Slow()), layers=16)._table if (row.direction, row.least_bytes) == (LOAD, 2048)
+    ]
+    assert row.method is STAGED
+
+
+KERNELS, BATCHES = {GATHER, STAGED}, {BATCH, STAGED}
 
 
 @pytest.mark.parametrize(
-    ("device", "left", "reason"),
+    ("device", "lost", "reason"),
     [
-        (Device(lacks=["kernels"]), BATCH, "does without 'cuda-gather': no kernels here"),
-        (Device(lacks=["batches"]), GATHER, "does without 'cuda-batch': no batches here"),
-        (
-            Device(idles=lambda direction, *_: direction is LOAD),
-            BATCH,
-            "does without 'cuda-gather': of 16 ranges of 16 bytes 2",
-        ),
-        (
-            Device(idles=lambda direction, *_: direction is STORE),
-            BATCH,
-            "does without 'cuda-gather': of 16 ranges of 16 bytes 2",
-        ),
-        (
-            Device(idles=lambda *job: job == (STORE, 16, 64)),
-            BATCH,
-            "does without 'cuda-gather': of 16 ranges of 64 bytes 1024 bytes",
-        ),
-        (Device(spoils=["kernels"]), BATCH, "does without 'cuda-gather': of 16 ranges of 16 bytes 1 bytes came"),
-        (Device(spoils=["batches"]), GATHER, "does without 'cuda-batch': of 16 ranges of 16 bytes 1 bytes came"),
+        (Device(lacks=["kernels"]), KERNELS, "no kernels here"),
+        (Device(lacks=["batches"]), BATCHES, "no batches here"),
+        (Device(idles=lambda direction, *_: direction is LOAD), KERNELS, "of 16 ranges of 16 bytes 2"),
+        (Device(idles=lambda direction, *_: direction is STORE), KERNELS, "of 16 ranges of 16 bytes 2"),
+        (Device(idles=lambda *job: job == (STORE, 16, 64)), {GATHER}, "of 16 ranges of 64 bytes 10"),
+        (Device(spoils=["kernels"]), KERNELS, "of 16 ranges of 16 bytes"),
+        (Device(spoils=["batches"]), BATCHES, "of 16 ranges of 16 bytes"),
     ],
 )
-def test_a_method_that_is_not_there_or_not_right_gets_no_row(device, left, reason, clock, caplog):
+def test_a_method_that_is_not_there_or_not_right_gets_no_row(device, lost, reason, clock, caplog):
     method = best(clock(device))
-    assert {row.method for row in rows_of(method)} == {left}
-    assert [*method.methods] == [CopyEngineChoice.CUDA, left]
-    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.getMessage().startswith(f"copy_engine: 'cuda-best' {reason}")
+    told = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    for choice in lost:
+        start = f"copy_engine: 'cuda-best' does without {choice.value!r}: {reason}"
+        assert any(message.startswith(start) for message in told), told
+        assert choice not in {row.method for row in rows_of(method)}
+    assert {row.method for row in rows_of(method)}
+    assert len(told) == 2
 
 
 def test_without_any_method_ranges_go_one_by_one(clock):
     method = best(clock(Device(lacks=["batches", "kernels"])))
     assert rows_of(method) == []
-    assert type(method.prepare(LOAD, ranges(1000, 16))[0]) is EachRange
+    assert type(method.prepare(LOAD, pages(100))[0]) is EachRange
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "reason"),
+    ("name", "value", "reason", "left"),
     [
-        ("is_pinned", False, "host memory is not pinned"),
-        ("mapped_shift", 4096, "the device has host memory at other addresses"),
+        ("is_pinned", False, "host memory is not pinned", []),
+        ("mapped_shift", 4096, "the device has host memory at other addresses", [BATCH]),
     ],
 )
-def test_a_kernel_is_tried_only_where_it_finds_host_memory(name, value, reason, clock, caplog):
+def test_a_kernel_is_tried_only_where_it_finds_host_memory(name, value, reason, left, clock, caplog):
     device = clock(Device())
     setattr(device, name, value)
-    assert GATHER not in best(device).methods
-    assert caplog.records[-1].getMessage() == f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}"
+    assert [*best(device).methods] == [CopyEngineChoice.CUDA, *left]
+    told = [record.getMessage() for record in caplog.records]
+    assert f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}" in told
 
 
 class Hoards(Device):
@@ -181,40 +204,77 @@ class Hoards(Device):
         self.kept_stages, self.kept_tables = [], []
 
     def new_stage(self, num_bytes):
-        super().new_stage(num_bytes)
+        address = super().new_stage(num_bytes)
+        if num_bytes != 128 * 64:
+            return address
         self.kept_stages = self.kept_stages or self.stages[-1:]
         self.stages[-1:] = self.kept_stages
         return self.stages[-1].ctypes.data
 
     def new_table(self, num_rows):
-        if num_rows < 64 * 128 // 24:
+        if num_rows < 2 * 128 * 64 // 24:
             return super().new_table(num_rows)
-        if len(self.kept_tables) < 2:
-            self.kept_tables.append(super().new_table(num_rows))
-            return self.kept_tables[-1]
-        self.kept_tables.reverse()
-        return self.kept_tables[1]
+        self.kept_tables = self.kept_tables or [super().new_table(num_rows)]
+        return self.kept_tables[0]
 
-    def run_kernel(self, stream, table, num_rows, rows, word):
-        sides = [self.stages[0], *(kept.numbers for kept in self.kept_tables)]
-        for row in rows:
-            addresses = table.numbers[[row, num_rows + row]]
-            offsets = [address - side.ctypes.data for address in addresses for side in sides]
-            if sum(4096 <= offset < 64 * 128 for offset in offsets) < 2:
-                super().run_kernel(stream, table, num_rows, [row], word)
+    def run_kernel(self, stream, launch):
+        for row in launch.rows:
+            addresses = move_of(launch, launch.table.numbers, row, 0)[:2]
+            begin = self.kept_stages[0].ctypes.data
+            if not any(4096 <= address - begin < 64 * 128 for address in addresses):
+                super().run_kernel(stream, launch._replace(rows=range(row, row + 1)))
 
 
 def test_bytes_that_another_trial_left_are_not_taken_for_copied(clock, caplog):
     method = best(clock(Hoards()))
     assert {row.method for row in rows_of(method)} == {BATCH}
-    start = "copy_engine: 'cuda-best' does without 'cuda-gather': of 128 ranges of 64 bytes "
-    assert caplog.records[-1].getMessage().startswith(start)
+    told = [record.getMessage() for record in caplog.records]
+    for name in ("cuda-gather", "cuda-staged"):
+        start = f"copy_engine: 'cuda-best' does without {name!r}: of 128 ranges of 64 bytes "
+        assert any(message.startswith(start) for message in told)
 
 
-def test_a_method_that_fails_leaves_nothing_that_uses_its_memory(clock):
+class Once(Device):
+    """What kernels wrote in one direction in a job they write in none of another size."""
+
+    def __init__(self, direction):
+        super().__init__()
+        self.direction, self.written = direction, {}
+
+    def run_kernel(self, stream, launch):
+        for row in launch.rows:
+            target, *_ = move_of(launch, launch.table.numbers, row, 0)
+            size = self.written.setdefault(target, len(launch.rows))
+            if launch.direction is not self.direction or size == len(launch.rows):
+                super().run_kernel(stream, launch._replace(rows=range(row, row + 1)))
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_bytes_that_a_smaller_job_left_are_not_taken_for_copied(direction, clock, caplog):
+    best(clock(Once(direction)))
+    told = [record.getMessage() for record in caplog.records]
+    for name in ("cuda-gather", "cuda-staged"):
+        start = f"copy_engine: 'cuda-best' does without {name!r}: of 64 ranges of 16 bytes 2"
+        assert any(message.startswith(start) for message in told), told
+
+
+def test_each_try_sends_other_bytes(clock, caplog, monkeypatch):
+    """Since the device still has those of a try before, here even at the same places."""
+    monkeypatch.setattr(trial_module, "COUNTS", (16, 16))
+    loads = iter(range(1000))
+    best(clock(Device(idles=lambda direction, *_: direction is LOAD and next(loads) >= trial_module.TIMES)))
+    told = [record.getMessage() for record in caplog.records]
+    reason = "of 16 ranges of 16 bytes 256 bytes came back changed"
+    assert f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}" in told
+
+
+@pytest.mark.parametrize("failing", ["new_steps", "run_kernel"])
+def test_a_method_that_fails_leaves_nothing_that_uses_its_memory(failing, clock):
+    """Be it when it is made, or when its upload was given to the stream."""
     device = clock(Device())
-    device.failing = {"run_kernel"}  # when its upload was given to the stream
-    assert GATHER not in best(device).methods
+    device.failing = {failing}
+    method = best(device)
+    assert [*method.methods] == [CopyEngineChoice.CUDA, BATCH]
     assert not any(device.streams[1:])
     assert device.stages == []
 
@@ -234,39 +294,106 @@ def test_no_more_memory_is_taken_than_is_meant_and_it_is_given_back(clock, monke
     monkeypatch.setattr(trial_module, "MOST_BYTES", 64 * 100)
     device = clock(Device())
     method = best(device, 100)
-    assert [(row.direction, row.least_ranges, row.below_bytes) for row in rows_of(method)] == [
+    assert [(row.direction, row.least_bytes, row.below_bytes) for row in rows_of(method)] == [
         (direction, least, below)
         for direction in (STORE, LOAD)
-        for least, below in ((64, 200), (4, 200), (4, ENDLESS))
+        for least, below in ((6400, 200), (0, 200), (0, ENDLESS))
     ]
-    assert [len(table.numbers) * 8 for table in device.tables[:2]] == [6408, 6408]
+    assert 0 <= len(device.tables[0].numbers) * 8 - 2 * 6400 < 24
     assert device.stages == []
+
+
+@pytest.mark.parametrize(("most", "counts"), [(4 * 16 * 100, [16, 64]), (4 * 16 * 100 - 1, [16])])
+def test_what_is_taken_is_of_all_tensors(most, counts, monkeypatch):
+    """Sixteen ranges are four pages of four tensors, sixty-four are sixteen pages."""
+    monkeypatch.setattr(trial_module, "MOST_BYTES", most)
+    device = Device()
+    stream = device.new_stream()
+    trial = Trial(device, stream, Shape(100, 4), lambda: 0)
+    assert [len(stage) for stage in device.stages] == [100 * max(counts)]
+    found = trial.run(partial(METHODS[BATCH], device, stream))
+    assert sorted({case.num_ranges for case in found if case.size == 100}) == counts
 
 
 def test_what_was_tried_of_one_size_goes_for_all(clock, monkeypatch):
     monkeypatch.setattr(trial_module, "MOST_BYTES", 16 * 100)
     assert rows_of(best(clock(Device()), 100)) == [
-        Row(direction, 4, ENDLESS, BATCH, Basis.MEASURED) for direction in (STORE, LOAD)
+        Row(direction, 0, ENDLESS, BATCH, Basis.MEASURED) for direction in (STORE, LOAD)
     ]
 
 
-def test_pages_too_large_to_be_tried_go_range_by_range(clock, monkeypatch):
+def test_pages_too_large_to_be_tried_go_range_by_range(clock, monkeypatch, caplog):
     monkeypatch.setattr(trial_module, "MOST_BYTES", 1000)
     assert rows_of(best(clock(Device()), 100)) == []
+    assert caplog.records == [], "nothing failed"
+
+
+@pytest.mark.parametrize(("layers", "counts"), [(1, [16, 64, 128]), (3, [18, 66, 129]), (80, [16, 64, 128])])
+def test_pages_are_tried_in_as_many_tensors_as_they_are_in(layers, counts):
+    device = Device()
+    stream = device.new_stream()
+    trial = Trial(device, stream, Shape(16, layers), lambda: 0)
+    found = trial.run(partial(METHODS[BATCH], device, stream))
+    assert sorted({case.num_ranges for case in found}) == counts
+    assert device.calls[0][2] == counts[0]
+
+
+def test_what_is_timed_is_all_that_a_job_takes():
+    """What the host works out, gives and waits for; not what it takes back."""
+    device, spent = Device(), [0]
+    stream = device.new_stream()
+
+    class Slow(OneBatch):
+        def prepare(self, *job):
+            spent[0] += 1
+            return super().prepare(*job)
+
+        def give(self, prepared):
+            spent[0] += 10
+            device.streams[stream].append(("act", lambda: spent.append(spent.pop() + 100)))
+            super().give(prepared)
+
+        def take_back(self, prepared):
+            spent[0] += 1000
+
+    found = Trial(device, stream, Shape(16, 1), lambda: spent[0]).run(partial(Slow, device, stream))
+    assert {*found.values()} == {111}
 
 
 def test_a_trial_waits_for_compute_that_may_still_use_its_memory():
     device = Device()
     stream = device.new_stream()
-    Trial(device, stream, 16, lambda: 0)
+    Trial(device, stream, Shape(16, 1), lambda: 0)
     assert [operation[0] for operation in device.streams[stream]] == ["hold"]
     assert device.streams[stream][0][1] is device.streams[0][-1][1]
 
 
-def test_what_a_method_borrowed_is_given_back():
+def test_so_does_every_stream_of_a_method(monkeypatch):
+    device = Device()
+    runnable, upload, done = device.runnable, device._upload, []
+    # The stream that was made last goes first, where it can.
+    monkeypatch.setattr(device, "runnable", lambda: runnable()[::-1])
+    monkeypatch.setattr(device, "_upload", lambda *table: (done.append("upload"), upload(*table)))
+    device.compute(lambda: done.append("compute"))
+    stream = device.new_stream()
+    Trial(device, stream, Shape(16, 1), lambda: 0).run(partial(METHODS[STAGED], device, stream))
+    assert done[:2] == ["compute", "upload"]
+
+
+@pytest.mark.parametrize("choice", [GATHER, STAGED])
+def test_what_a_method_borrowed_is_given_back(choice):
     device = Device()
     stream = device.new_stream()
-    method = METHODS[GATHER](device, stream)
-    Trial(device, stream, 16, lambda: 0).run(method)
-    method.tables.check()
-    assert method.tables._lent == 0
+    made = []
+
+    def make(plan):
+        made.append(METHODS[choice](device, stream, plan))
+        return made[-1]
+
+    with closing(Trial(device, stream, Shape(16, 1), lambda: 0)) as trial:
+        trial.run(make)
+        assert len(device.stages) == 1 + sum(len(method.stages) for method in made)
+    for method in made:
+        method.tables.check()
+        assert method.tables._lent == 0
+    assert device.stages == []

@@ -23,13 +23,13 @@ class CopyEngineChoice(Enum):
     CUDA = "cuda"
     """One copy of the device for each range."""
     CUDA_BATCH = "cuda-batch"
-    """One call of the driver for each job."""
+    """Calls of the driver, of many copies each."""
     CUDA_GATHER = "cuda-gather"
-    """One kernel for each job."""
+    """A kernel for each group of a job."""
     CUDA_STAGED = "cuda-staged"
     """By way of a buffer on the device."""
     CUDA_BEST = "cuda-best"
-    """For each job the batch or the kernel, whichever was faster when both were tried on this device."""
+    """For each job whichever of these three was fastest when they were tried on this device."""
 
 
 class MemoryChoice(Enum):

@@ -1,12 +1,14 @@
 """A device that runs nothing until it is told to: streams are lists of what they were given, events are flags."""
 
 import ctypes
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
 from kv_offload_cpu import Direction
 from kv_offload_cpu.copy.cuda_batch import SourceOrder
+from kv_offload_cpu.copy.page_table import COLUMNS
 
 
 class DeviceEvent:
@@ -18,7 +20,7 @@ class DeviceTable:
     """Numbers on the host, and what was uploaded of them."""
 
     def __init__(self, num_rows):
-        self.numbers = np.full(3 * num_rows, -1, np.int64)
+        self.numbers = np.full(COLUMNS * num_rows, -1, np.int64)
         self.on_device = self.numbers.copy()
 
 
@@ -29,6 +31,14 @@ class Copy(NamedTuple):
     source: int
     size: int
     early: bytes | None
+
+
+def move_of(launch, numbers, row, step):
+    """Where a step of a page goes, where it comes from, and its bytes."""
+    block, base, offset = numbers[: COLUMNS * launch.num_rows].reshape(COLUMNS, -1)[:, row].tolist()
+    address, stride, place, page_bytes, size = launch.steps.on_device.reshape(5, -1)[:, step].tolist()
+    on_device, on_host = address + block * stride, base + place + offset * page_bytes
+    return (on_host, on_device, size) if launch.direction is Direction.STORE else (on_device, on_host, size)
 
 
 class FakeDevice:
@@ -130,10 +140,11 @@ class FakeDevice:
         self._may_fail("copy")
         self.streams[stream].append(("ranges", direction, [column.tolist() for column in ranges]))
 
-    def copy_batch(self, stream, found, order):
+    def copy_batch(self, stream, batch, begin, end):
         self._may_fail("copy_batch")
-        assert len(found.sizes), "an empty batch"
-        rows = list(zip(*(column.tolist() for column in found), strict=True))
+        assert begin < end, "an empty batch"
+        order = batch.order
+        rows = list(zip(*(column[begin:end].tolist() for column in batch.moves), strict=True))
         # Where it may read early, it does: at once, or by chance later.
         early = [order is SourceOrder.ANY and (not self.random or self.random.random() < 0.5) for _ in rows]
         copies = [
@@ -152,10 +163,16 @@ class FakeDevice:
         self._may_fail("upload")
         self.streams[stream].append(("upload", table, num_rows))
 
-    def run_kernel(self, stream, table, num_rows, rows, word):
+    def new_steps(self, numbers, count, word):
+        self._may_fail("new_steps")
+        return numbers.copy()
+
+    def run_kernel(self, stream, launch):
         self._may_fail("run_kernel")
-        self.calls.append(("kernel", len(rows), word))
-        self.streams[stream].append(("kernel", table, num_rows, rows, word))
+        self.calls.append(
+            ("kernel", len(launch.rows) * launch.steps.num_steps, launch.steps.word, launch.programs)
+        )
+        self.streams[stream].append(("kernel", launch))
 
     def new_stage(self, num_bytes):
         self.stages.append(np.full(num_bytes, 0xEE, np.uint8))
@@ -180,12 +197,12 @@ class FakeDevice:
             self._write(copy.target, copy.early or self._read(copy.source, copy.size))
 
     def _upload(self, table, num_rows):
-        table.on_device[: 3 * num_rows] = table.numbers[: 3 * num_rows]
+        table.on_device[: COLUMNS * num_rows] = table.numbers[: COLUMNS * num_rows]
 
-    def _kernel(self, table, num_rows, rows, word):
-        columns = table.on_device[: 3 * num_rows].reshape(3, num_rows)
-        for target, source, size in self._any_order(columns[:, rows].T.tolist()):
-            assert target % word == source % word == size % word == 0, f"no words of {word}"
+    def _kernel(self, launch):
+        for row, step in self._any_order(list(product(launch.rows, range(launch.steps.num_steps)))):
+            target, source, size = move_of(launch, launch.table.on_device, row, step)
+            assert target % launch.steps.word == source % launch.steps.word == size % launch.steps.word == 0
             self._write(target, self._read(source, size))
 
     def _any_order(self, operations):

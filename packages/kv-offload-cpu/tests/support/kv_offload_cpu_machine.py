@@ -28,14 +28,14 @@ ALL = (
 """A table by which the jobs of one lane are copied by all methods in turn."""
 
 
-def staged(driver, stream):
+def staged(driver, stream, plan):
     """With a buffer so small that most jobs take several pieces."""
-    return TwoHalves(driver, stream, half_bytes=32)
+    return TwoHalves(driver, stream, plan, half_bytes=32)
 
 
-def by_table(driver, stream):
-    methods = {name: METHODS[name](driver, stream) for name in METHODS if name is not CopyEngineChoice.CUDA_STAGED}
-    return ByTable(ALL, {**methods, CopyEngineChoice.CUDA_STAGED: staged(driver, stream)})
+def by_table(driver, stream, plan):
+    makers = {**METHODS, CopyEngineChoice.CUDA_STAGED: staged}
+    return ByTable(ALL, {name: make(driver, stream, plan) for name, make in makers.items()}, plan.extent)
 
 
 WAYS = {"each": EachRange, "batch": OneBatch, "gather": OneKernel, "staged": staged, "table": by_table}
@@ -44,10 +44,12 @@ WAYS = {"each": EachRange, "batch": OneBatch, "gather": OneKernel, "staged": sta
 class Machine:
     """KV caches on a fake device, host memory, and the engine between them, with one of ``WAYS``."""
 
-    def __init__(self, shape, way=EachRange, random=None):
+    def __init__(self, shape, way=EachRange, random=None, slot=0, slots=1):
         slot_bytes = shape.bytes_per_block * shape.blocks_per_chunk
         self.shape = shape
-        self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, 1, slot_bytes)
+        self.way = way
+        self.slot = slot
+        self.layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot_bytes, slots, slots * slot_bytes)
         self.arrays = make_caches(shape, seed=0)[0]
         self.memory = np.zeros(self.layout.total_bytes, np.uint8)
         self.device = FakeDevice(self.arrays, self.memory, random)
@@ -56,13 +58,13 @@ class Machine:
             for t, array in zip(shape.tensors, self.arrays, strict=True)
         ]
         refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in shape.groups]
-        plan = CopyPlan(tensors, refs, self.layout, 0, self.memory.ctypes.data)
+        self.plan = CopyPlan(tensors, refs, self.layout, slot, self.memory.ctypes.data)
         self.methods = []
-        self.engine = CudaCopyEngine(plan, self.device, lambda stream: self.note(way(self.device, stream)))
+        self.engine = CudaCopyEngine(self.plan, self.device, self.make_method)
 
-    def note(self, method):
-        self.methods.append(method)
-        return method
+    def make_method(self, stream):
+        self.methods.append(self.way(self.device, stream, self.plan))
+        return self.methods[-1]
 
     def submit(self, job_id, direction, job, urgency=Urgency.ORDINARY):
         groups = len(self.shape.groups)
@@ -85,7 +87,8 @@ class Machine:
         memory, shape = np.zeros_like(self.memory), self.shape
         for (chunk, offset, index), page in model.pages.items():
             before = sum(tensor.page_bytes for tensor in shape.tensors[:index]) * shape.blocks_per_chunk
-            begin = chunk * self.layout.row_bytes + before + offset * len(page)
+            begin = chunk * self.layout.row_bytes + self.slot * self.layout.slot_bytes
+            begin += before + offset * len(page)
             memory[begin : begin + len(page)] = np.frombuffer(page, np.uint8)
         return memory
 

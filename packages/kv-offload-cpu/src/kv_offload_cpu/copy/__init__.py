@@ -9,8 +9,10 @@
 ``memmove``, ``streaming``           what moves bytes there: C and the kernel, or a compiled loop
 ``cuda``                             the engine for KV caches on a CUDA device, with one copy for each range
 ``cuda_batch``, ``batch_call``       its method of the driver's batched copy, and the call
-``gather``, ``gather_kernel``        its method of a kernel, and the kernel
+``gather``                           its method of a kernel
+``page_table``, ``gather_kernel``    what a kernel is told of a job, and the kernel
 ``staged``                           its method of a buffer on the device, which takes both
+``pieces``, ``stretches``            how a job is cut for a buffer, and which bytes of slots are copied; pure
 ``torch_driver``                     what all of them ask of torch
 ==================================== =======================================================================
 """

@@ -1,9 +1,6 @@
-"""From byte ranges to moves in one direction, a whole job at a time. Pure.
+"""From byte ranges to moves in one direction, a whole job at a time, and how wide words may be. Pure."""
 
-Who hands a job to a device in one go needs pieces of a size that suits it, and must know how wide a word may be
-that all of them are made of.
-"""
-
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +21,8 @@ class Moves(NamedTuple):
 
 
 def moves(ranges: Ranges, direction: Direction) -> Moves:
-    """The moves of a job between tensors and host memory."""
-    return oriented(ranges.device, ranges.host, ranges.sizes, direction)
-
-
-def oriented(device: Numbers, host: Numbers, sizes: Numbers, direction: Direction) -> Moves:
-    """Moves from the device's side to the host's for a store, and back for a load."""
+    """The moves of a job from the device's side to the host's for a store, and back for a load."""
+    _, device, host, sizes = ranges
     return Moves(host, device, sizes) if direction is Direction.STORE else Moves(device, host, sizes)
 
 
@@ -45,9 +38,9 @@ def split(targets: Numbers, sources: Numbers, sizes: Numbers, limit: int) -> Mov
     )
 
 
-def word_bytes(found: Moves) -> int:
-    """The widest word, a power of two, that all addresses and sizes are multiples of."""
+def widest_word(columns: Iterable[Numbers]) -> int:
+    """The widest word, a power of two, that all these addresses and sizes are multiples of."""
     bits = WIDEST_WORD_BYTES
-    for column in found:
+    for column in columns:
         bits |= int(np.bitwise_or.reduce(column)) if len(column) else 0
     return bits & -bits

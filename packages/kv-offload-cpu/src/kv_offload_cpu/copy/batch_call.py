@@ -10,16 +10,15 @@ import ctypes
 from importlib import import_module
 from typing import Any, Final
 
-import numpy as np
-
 from kv_api import ConfigError
-from kv_offload_cpu.copy.addresses import Moves
-from kv_offload_cpu.copy.cuda_batch import SourceOrder
+from kv_offload_cpu.copy.cuda_batch import Batch, SourceOrder
 
 SYMBOL: Final = b"cuMemcpyBatchAsync"
 
 VERSION: Final = 12080
 """CUDA 12.8, as the driver writes it."""
+
+_NUMBER_BYTES: Final = 8
 
 _SIGNATURE = ctypes.CFUNCTYPE(
     ctypes.c_int,  # CUresult
@@ -46,25 +45,25 @@ class BatchCall:
             SourceOrder.STREAM: names.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
             SourceOrder.ANY: names.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
         }
-        self._attributes = {order: _attributes(bindings, value) for order, value in orders.items()}
+        attributes = {order: _attributes(bindings, value) for order, value in orders.items()}
+        self._attributes = {order: (found, int(found.getPtr())) for order, found in attributes.items()}
+        self._first = ctypes.c_size_t(0)
+        self._first_address = ctypes.addressof(self._first)
 
-    def __call__(self, stream: int, found: Moves, order: SourceOrder) -> None:
-        """Give a stream copies."""
-        columns = [np.ascontiguousarray(column, np.int64) for column in found]
-        first, wrong = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    def __call__(self, stream: int, batch: Batch, begin: int, end: int) -> None:
+        """Give a stream some copies of a batch."""
+        wrong = ctypes.c_size_t(0)
         result = self._call(
-            *(column.ctypes.data for column in columns),
-            len(columns[0]),
-            int(self._attributes[order].getPtr()),
-            ctypes.addressof(first),
+            *(address + begin * _NUMBER_BYTES for address in batch.addresses),
+            end - begin,
+            self._attributes[batch.order][1],
+            self._first_address,
             1,
             ctypes.byref(wrong),
             stream,
         )
         if result:
-            raise RuntimeError(
-                f"cuMemcpyBatchAsync gave error {result}, at copy {wrong.value} of {len(columns[0])}"
-            )
+            raise RuntimeError(f"cuMemcpyBatchAsync gave error {result}, at copy {wrong.value} of {end - begin}")
 
 
 def load_bindings(purpose: str) -> Any:
@@ -84,6 +83,13 @@ def mapped_address(bindings: Any, address: int) -> int:
     if int(result):
         raise ConfigError(f"copy_engine: the device can't reach host memory: error {int(result)}; use 'cuda'")
     return int(mapped)
+
+
+def copy_to_device(bindings: Any, target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Give a stream one copy from pinned memory."""
+    [result] = bindings.cuMemcpyAsync(target, source, num_bytes, stream)
+    if int(result):
+        raise RuntimeError(f"cuMemcpyAsync gave error {int(result)} for {num_bytes} bytes")
 
 
 def _address(bindings: Any) -> int:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from typing import Any, Final
 
@@ -21,14 +21,14 @@ from kv_offload_cpu.copy.staged import TwoHalves
 from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
 from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
 from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
-from kv_offload_cpu.copy.trial import TINY, Seconds, Trial, rows_of
+from kv_offload_cpu.copy.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
 
 _log = getLogger("kv_offload_cpu")
 
-METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
+METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream, CopyPlan], Method]]] = {
     CopyEngineChoice.CUDA: EachRange,
     CopyEngineChoice.CUDA_BATCH: OneBatch,
     CopyEngineChoice.CUDA_GATHER: OneKernel,
@@ -36,8 +36,8 @@ METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream], Method]]] = {
 }
 """What copies on a CUDA device; the first is for whoever has no wish."""
 
-_TRIED: Final = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER)
-"""What ``cuda-best`` tries. Staging takes a buffer for each lane, and wins nowhere, as we guess."""
+_TRIED: Final = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
+"""What ``cuda-best`` tries."""
 
 _FITTING = {
     "cpu": (CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM),
@@ -65,7 +65,7 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
 
         driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory)
         try:
-            engine = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan.range_bytes))
+            engine = CudaCopyEngine(plan, driver, method_maker(driver, choice, plan))
         except BaseException:
             driver.shutdown()
             raise
@@ -102,37 +102,39 @@ def _tell(missing: Unavailable) -> None:
 
 
 def method_maker(
-    driver: Any, choice: CopyEngineChoice, range_bytes: int, table: Sequence[Row] = TABLE
+    driver: Any, choice: CopyEngineChoice, plan: CopyPlan, table: Sequence[Row] = TABLE
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
     AUTO follows the rows of ``table`` that are no guesses, as far as their methods pass a trial, CUDA_BEST what
-    trials with ranges of ``range_bytes`` show; where no row fits a job they go range by range.
+    trials with ranges like those of ``plan`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
         _enable(driver, choice)
-        return lambda stream: METHODS[choice](driver, stream)
+        return lambda stream: METHODS[choice](driver, stream, plan)
     if choice is CopyEngineChoice.CUDA_BEST:
-        rows = _best_rows(driver, range_bytes)
+        rows = _best_rows(driver, Shape(plan.range_bytes, plan.num_ranges_a_page))
     else:
-        wanted = {row.method for row in known(table)}
-        usable = [name for name in METHODS if name in wanted and _tried(driver, choice, name, TINY) is not None]
-        rows = [row for row in known(table) if row.method in usable]
+        wanted = known(table, plan)
+        methods = {row.method for row in wanted}
+        usable = [name for name in METHODS if name in methods and _tried(driver, choice, name, TINY) is not None]
+        rows = [row for row in wanted if row.method in usable]
     used = [CopyEngineChoice.CUDA, *dict.fromkeys(row.method for row in rows)]
-    return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream) for name in used})
+    return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream, plan) for name in used}, plan.extent)
 
 
-def _best_rows(driver: Any, range_bytes: int) -> list[Row]:
+def _best_rows(driver: Any, shape: Shape) -> list[Row]:
     """The table that trials give, of the methods that pass them."""
-    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, range_bytes) for choice in _TRIED}
+    tried = {choice: _tried(driver, CopyEngineChoice.CUDA_BEST, choice, shape) for choice in _TRIED}
     rows = rows_of({choice: seconds for choice, seconds in tried.items() if seconds is not None})
-    for direction, least, below, method, _ in rows:
-        size = "any size" if below == sys.maxsize else f"less than {below} bytes"
-        _log.info("cuda-best: a %s of %d ranges or more of %s is %r", direction.value, least, size, method.value)
+    for row in rows:
+        size = "any size" if row.below_bytes == sys.maxsize else f"less than {row.below_bytes} bytes"
+        told = (row.direction.value, row.least_bytes, size, row.method.value)
+        _log.info("cuda-best: a %s of %d bytes or more in ranges of %s is %r", *told)
     return rows
 
 
-def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, range_bytes: int) -> Seconds | None:
+def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape: Shape) -> Seconds | None:
     """What a method takes that nobody asked for by name. None: it fails here, and the log says why."""
     try:
         if not driver.is_pinned:
@@ -141,8 +143,8 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, range
         if driver.mapped_shift and choice in _NEED_KERNELS:
             raise ConfigError("the device has host memory at other addresses")
         stream = driver.new_stream()
-        with closing(Trial(driver, stream, range_bytes)) as trial:
-            return trial.run(METHODS[choice](driver, stream))
+        with closing(Trial(driver, stream, shape)) as trial:
+            return trial.run(partial(METHODS[choice], driver, stream))
     except Exception as error:  # noqa: BLE001 - there are other methods
         _log.warning("copy_engine: %r does without %r: %s", asked.value, choice.value, error)
         return None

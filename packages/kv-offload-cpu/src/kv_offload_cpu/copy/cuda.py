@@ -2,9 +2,9 @@
 
 **Theory of operation.** There are three lanes, each a stream of its own and a queue: stores, loads, and expedited
 loads, which so overtake the others. For a job its lane's stream first waits for what the compute stream was given
-so far: a store must see what the model wrote; a load must not be overtaken by a write to the block from before,
-such as zeroing. Then come an event, the copies, and another event. A job has ended when that is reached; since a
-stream keeps its order, only the head of each queue is ever asked.
+so far, and so does every other stream of its method: a store must see what the model wrote; a load must not be
+overtaken by a write to the block from before, such as zeroing. Then come an event, the copies, and another event.
+A job has ended when that is reached; since a stream keeps its order, only the head of each queue is ever asked.
 
 How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and others a
 file beside this one. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
@@ -72,14 +72,18 @@ class Method(Protocol):
     def streams(self) -> Sequence[Stream]:
         """The lane's stream, and those that this method uses besides."""
 
-    def prepare(self, direction: Direction, ranges: Ranges) -> Any:
-        """Work a job out, and borrow what it needs; nothing is given to a stream yet.
+    @property
+    def stages(self) -> Sequence[int]:
+        """The addresses of memory on the device that is this method's alone."""
 
-        The numbers of ``ranges`` are this job's until it was given.
-        """
+    def prepare(self, direction: Direction, copies: PageCopies) -> Any:
+        """Work out what a checked job needs, and borrow it; nothing is given to a stream yet."""
 
     def give(self, prepared: Any) -> None:
-        """Give the lane's stream the copies of a job: they begin after all before them, and before all after."""
+        """Give its streams the copies of a job, which end before whatever the lane's stream is given after.
+
+        What a stream was given before comes first.
+        """
 
     def take_back(self, prepared: Any) -> None:
         """Nothing touches what a job was prepared with any more, so it may serve another one."""
@@ -95,12 +99,16 @@ class RangeDriver(Protocol):
 class EachRange:
     """One copy of the device for each range."""
 
-    def __init__(self, driver: RangeDriver, stream: Stream) -> None:
+    stages = ()
+
+    def __init__(self, driver: RangeDriver, stream: Stream, plan: CopyPlan) -> None:
         self.streams = (stream,)
         self._driver = driver
+        self._plan = plan
+        self._scratch = Scratch()
 
-    def prepare(self, direction: Direction, ranges: Ranges) -> tuple[Direction, Ranges]:
-        return direction, ranges
+    def prepare(self, direction: Direction, copies: PageCopies) -> tuple[Direction, Ranges]:
+        return direction, self._plan.checked_ranges(copies, self._scratch)
 
     def give(self, prepared: tuple[Direction, Ranges]) -> None:
         self._driver.copy(self.streams[0], *prepared)
@@ -134,21 +142,23 @@ class CudaCopyEngine:
         self._lanes = tuple(_Lane(stream, make_method(stream)) for stream in streams)
         self._stores, self._loads, self._expedited = self._lanes
         self._results: list[CopyResult] = []
-        self._scratch = Scratch()
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
-        ranges = self._plan.ranges(copies, self._scratch)
+        self._plan.check(copies)
+        num_bytes = self._plan.extent(copies).num_bytes
         lane = self._lane(direction, urgency)
         driver, prepared = self._driver, None
         try:
             # In this order: memory that a method takes anew may still be used by compute that was given before.
-            prepared = lane.method.prepare(direction, ranges)
-            driver.hold(lane.stream, driver.mark_compute())
+            prepared = lane.method.prepare(direction, copies)
+            computed = driver.mark_compute()
+            for stream in lane.method.streams:
+                driver.hold(stream, computed)
             begin = driver.mark(lane.stream)
             lane.method.give(prepared)
-            lane.jobs.append(_Job(job_id, ranges.num_bytes, begin, driver.mark(lane.stream), prepared))
+            lane.jobs.append(_Job(job_id, num_bytes, begin, driver.mark(lane.stream), prepared))
         except Exception as error:  # noqa: BLE001 - what a device raises is the failure of this job
             self._fail(job_id, "begin", error)
             if self._drain(lane) and prepared is not None:

@@ -1,4 +1,4 @@
-"""A whole job in one call of the driver: its batched copy, ``cuMemcpyBatchAsync``.
+"""A whole job in a few calls of the driver: its batched copy, ``cuMemcpyBatchAsync``.
 
 The driver keeps a batch as a whole in the order of its stream, and the copies within one in none. When it may read
 the sources is ours to say:
@@ -11,13 +11,16 @@ the sources is ours to say:
 The third choice, to have read all when the call returns, would make the submission wait for the copies.
 """
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import numpy as np
 
 from kv_offload_cpu.copy.addresses import Moves, moves
 from kv_offload_cpu.copy.cuda import Stream
-from kv_offload_cpu.copy.descriptors import Ranges
-from kv_offload_cpu.copy.engine import Direction
+from kv_offload_cpu.copy.descriptors import CopyPlan, Scratch
+from kv_offload_cpu.copy.engine import Direction, PageCopies
 
 
 class SourceOrder(Enum):
@@ -33,33 +36,79 @@ SOURCE_ORDER = {Direction.STORE: SourceOrder.STREAM, Direction.LOAD: SourceOrder
 """For copies between GPU blocks and chunks."""
 
 
+CALL_COPIES = 512
+"""Copies of one call, at most: ``benchmarks/copy_engines.py --calls`` shows what other numbers give."""
+
+CALL_BYTES = 32 << 20
+"""Bytes of one call, at most, unless it is of one copy: large copies want shorter calls."""
+
+MOST_RANGES = 8 * CALL_COPIES
+"""What is prepared at once of a large job."""
+
+
+class Batch:
+    """Moves as the driver takes them: columns without gaps, and where they begin. It is given some at a time."""
+
+    def __init__(self, found: Moves, order: SourceOrder) -> None:
+        self.order = order
+        self.moves = Moves(*(np.ascontiguousarray(column, np.int64) for column in found))
+        self.addresses = tuple(int(column.ctypes.data) for column in self.moves)
+        self._ends = found.sizes.cumsum()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def calls(self, begin: int, end: int, most: int = CALL_COPIES) -> Iterator[tuple[int, int]]:
+        """Some of them cut into calls of so many at most, and of no more than ``CALL_BYTES``."""
+        while begin < end:
+            before = self._ends[begin] - self.moves.sizes[begin]
+            fitting = int(self._ends.searchsorted(before + CALL_BYTES, side="right"))
+            last = max(begin + 1, min(fitting, begin + most, end))
+            yield begin, last
+            begin = last
+
+
 class BatchDriver(Protocol):
     """What a batched copy asks of a device."""
 
-    def copy_batch(self, stream: Stream, found: Moves, order: SourceOrder) -> None:
-        """Give ``stream`` copies, at least one, in one call."""
-
-
-class Batch(NamedTuple):
-    """A job as the driver takes it."""
-
-    moves: Moves
-    order: SourceOrder
+    def copy_batch(self, stream: Stream, batch: Batch, begin: int, end: int) -> None:
+        """Give ``stream`` some copies of a batch, at least one, in one call."""
 
 
 class OneBatch:
-    """One call for each job."""
+    """A job in calls of the driver, each of many copies: its first ones run while the host prepares the next."""
 
-    def __init__(self, driver: BatchDriver, stream: Stream) -> None:
+    stages = ()
+
+    def __init__(
+        self, driver: BatchDriver, stream: Stream, plan: CopyPlan, call_copies: int = CALL_COPIES
+    ) -> None:
         self.streams = (stream,)
+        self._call_copies = call_copies
         self._driver = driver
+        self._plan = plan
+        self._scratch = Scratch()
 
-    def prepare(self, direction: Direction, ranges: Ranges) -> Batch:
-        return Batch(moves(ranges, direction), SOURCE_ORDER[direction])
+    def prepare(self, direction: Direction, copies: PageCopies) -> tuple[Direction, PageCopies]:
+        return direction, copies
 
-    def give(self, prepared: Batch) -> None:
-        if len(prepared.moves.sizes):
-            self._driver.copy_batch(self.streams[0], *prepared)
+    def give(self, prepared: tuple[Direction, PageCopies]) -> None:
+        direction, copies = prepared
+        for part in portions(copies, self._plan.extent(copies).num_ranges):
+            ranges = self._plan.checked_ranges(part, self._scratch)
+            batch = Batch(moves(ranges, direction), SOURCE_ORDER[direction])
+            for call in batch.calls(0, len(batch), self._call_copies):
+                self._driver.copy_batch(self.streams[0], batch, *call)
 
-    def take_back(self, prepared: Batch) -> None:
+    def take_back(self, prepared: tuple[Direction, PageCopies]) -> None:
         """The arrays are of this job alone."""
+
+
+def portions(copies: PageCopies, num_ranges: int) -> Iterator[PageCopies]:
+    """A job in parts: a small one first, so that the device needn't wait, and each later one twice as large."""
+    begin, ranges = 0, CALL_COPIES
+    while begin < len(copies):
+        pages = max(1, ranges * len(copies) // num_ranges)
+        yield copies.part(begin, begin + pages)
+        begin += pages
+        ranges = min(2 * ranges, MOST_RANGES)

@@ -8,6 +8,7 @@ Ranges come slot by slot, each in the order of host memory: whoever copies them 
 """
 
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,13 @@ class Parts(NamedTuple):
     page_bytes: Numbers
 
 
+class Extent(NamedTuple):
+    """How large a job is: ranges, before neighbours are joined, and their bytes."""
+
+    num_ranges: int
+    num_bytes: int
+
+
 class Scratch:
     """Memory for the numbers of one job, and then of the next: to get it anew takes longer than to fill it."""
 
@@ -71,9 +79,10 @@ class CopyPlan:
     ) -> None:
         self.tensors = list(tensors)
         self.layout = layout
-        self._host_address = host_address
+        self.host_address = host_address
+        self.slot_begin = slot * layout.slot_bytes
         factor = layout.blocks_per_chunk
-        begins = [slot * layout.slot_bytes]
+        begins = [self.slot_begin]
         for pages in tensors:
             begins.append(begins[-1] + pages.page_bytes * factor)
         if begins[-1] - begins[0] > layout.slot_bytes or not 0 <= slot < layout.slots_per_row:
@@ -82,6 +91,8 @@ class CopyPlan:
                 f"slot {slot} of {layout.slots_per_row} with {layout.slot_bytes} bytes"
             )
         self.parts = [self._parts(group, refs, begins) for group, refs in enumerate(group_data_refs)]
+        self._ranges_a_page = [len(parts.sizes) for parts in self.parts]
+        self._bytes_a_page = [int(parts.sizes.sum()) for parts in self.parts]
         self._num_blocks = [
             min((tensors[index].num_blocks for index in parts.tensors.tolist()), default=0) for parts in self.parts
         ]
@@ -92,13 +103,33 @@ class CopyPlan:
         sizes = np.concatenate([np.empty(0, np.int64), *(parts.sizes for parts in self.parts)])
         return int(sizes.sum()) // len(sizes) if len(sizes) else 1
 
-    def ranges(self, copies: PageCopies, scratch: Scratch | None = None) -> Ranges:
-        """The ranges of a job's pages, neighbours on both sides joined; in ``scratch``, if there is one."""
+    @property
+    def least_range_bytes(self) -> int:
+        """How large ranges are on average in jobs whose ranges are smallest."""
+        pages = zip(self._bytes_a_page, self._ranges_a_page, strict=True)
+        return min((num_bytes // count for num_bytes, count in pages if count), default=1)
+
+    @property
+    def num_ranges_a_page(self) -> int:
+        """In how many tensors pages are, those of the group with the most."""
+        return max(self._ranges_a_page, default=1)
+
+    def extent(self, copies: PageCopies) -> Extent:
+        """How large a job is that was checked."""
+        counts = np.bincount(copies.groups, minlength=len(self.parts)).tolist()
+        return Extent(sum(map(mul, counts, self._ranges_a_page)), sum(map(mul, counts, self._bytes_a_page)))
+
+    def ranges(self, copies: PageCopies) -> Ranges:
+        """The ranges of a job's pages, neighbours on both sides joined."""
         self.check(copies)
+        return self.checked_ranges(copies, Scratch())
+
+    def checked_ranges(self, copies: PageCopies, scratch: Scratch) -> Ranges:
+        """The same of a job that was checked, in ``scratch``."""
         blocks, chunks, offsets = copies.blocks, copies.chunks, copies.offsets
-        of_group = _by_group(copies.groups)
+        of_group = by_group(copies.groups)
         lengths = [len(blocks[chosen]) * len(self.parts[group].tensors) for group, chosen in of_group]
-        columns = (scratch or Scratch()).columns(len(Ranges._fields), sum(lengths))
+        columns = scratch.columns(len(Ranges._fields), sum(lengths))
         end = 0
         for (group, chosen), length in zip(of_group, lengths, strict=True):
             begin, end = end, end + length
@@ -113,6 +144,17 @@ class CopyPlan:
             found += offsets[:, None] * parts.page_bytes
         return found
 
+    def _surely_fits(self, copies: PageCopies) -> bool:
+        """Whether the least and the largest numbers alone show that all pages lie inside."""
+        layout = self.layout
+        bounds = (
+            (copies.groups, len(self.parts)),
+            (copies.blocks, min(self._num_blocks, default=0)),
+            (copies.chunks, layout.num_chunks),
+            (copies.offsets, layout.blocks_per_chunk),
+        )
+        return all(int(numbers.min()) >= 0 and int(numbers.max()) < limit for numbers, limit in bounds)
+
     def _fill(self, columns: Numbers, group: int, blocks: Numbers, chunks: Numbers, offsets: Numbers) -> None:
         """Write the ranges of pages of one group."""
         parts, factor = self.parts[group], self.layout.blocks_per_chunk
@@ -121,7 +163,7 @@ class CopyPlan:
         np.multiply(blocks[:, None], parts.strides, out=device)
         device += parts.addresses
         rows = chunks * self.layout.row_bytes
-        np.add(rows[:, None], parts.host_begins + self._host_address, out=host)
+        np.add(rows[:, None], parts.host_begins + self.host_address, out=host)
         if factor > 1:
             host += offsets[:, None] * parts.page_bytes
         if factor > 1 and len(parts.tensors) > 1:
@@ -149,6 +191,8 @@ class CopyPlan:
 
     def check(self, copies: PageCopies) -> None:
         """Refuse pages that lie outside: these numbers become addresses."""
+        if len(copies) and self._surely_fits(copies):
+            return
         limits = np.array([0, *self._num_blocks])[np.clip(copies.groups, -1, len(self.parts) - 1) + 1]
         layout = self.layout
         bounds = (
@@ -165,7 +209,7 @@ class CopyPlan:
                 raise KVError(f"page {first} of the job: {what} {numbers[first]}, expected 0 to {end - 1}")
 
 
-def _by_group(groups: Numbers) -> list[tuple[int, slice | Numbers]]:
+def by_group(groups: Numbers) -> list[tuple[int, slice | Numbers]]:
     """The groups of a job, and which of its pages are theirs."""
     if len(groups) and (groups == groups[0]).all():
         return [(int(groups[0]), slice(None))]

@@ -42,6 +42,12 @@ class PageCopies:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def part(self, begin: int, end: int) -> "PageCopies":
+        """Some of them that follow each other."""
+        return PageCopies(
+            self.groups[begin:end], self.blocks[begin:end], self.chunks[begin:end], self.offsets[begin:end]
+        )
+
 
 @dataclass
 class CopyResult:

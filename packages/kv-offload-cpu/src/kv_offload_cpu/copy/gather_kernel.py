@@ -1,12 +1,11 @@
-"""The kernel that moves pieces of a job, in Triton. The only file here that imports it.
+"""The kernel that moves pages between tensors and slots, in Triton. The only file here that imports it.
 
 What a kernel gets out of a link is the bytes that it has under way, by the time of a round trip. So a program is
-as large as programs can be, and moves several pieces at once: if it took one after the other, small pages would
-leave most of its threads with nothing to do. Its tile is some pieces by some words, and goes along the pieces
-until the longest of them ends. So few programs are enough, and few multiprocessors are taken from the model.
+as large as programs can be, and moves several steps at once: if it took one after the other, it would wait for the
+link after each. So few programs are enough, and few multiprocessors are taken from the model.
 
-A table is a column of targets, one of sources and one of sizes. Addresses are of device memory, and of host memory
-mapped for the device, alike.
+It works addresses out itself, of a page and of a step in it. What the host has to write for a job is three numbers
+a page, however many tensors that is in: see ``page_table``.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,untyped-decorator,no-untyped-def,no-untyped-call"
@@ -16,71 +15,105 @@ from typing import Any, Final, NamedTuple
 import triton
 import triton.language as tl
 
-PROGRAMS: Final = 4
-"""Programs of one launch, and so how many multiprocessors it takes. A guess until measured."""
-
 WARPS: Final = 32
 """Of a program: as many as there can be."""
 
 
 class Tile(NamedTuple):
-    """How a program moves words of a width: so many pieces at once, so many words of each."""
+    """How a program moves words of a width: so many steps at once, so many words of each."""
 
     word_type: Any
     word_bytes: int
     in_pairs: bool
-    pieces: int
+    height: int
     lanes: int
 
 
 TILES: Final = {
     16: Tile(tl.int64, 8, True, 16, 512),
     8: Tile(tl.int64, 8, False, 4, 512),
-    4: Tile(tl.int32, 4, False, 4, 512),
-    2: Tile(tl.int16, 2, False, 4, 512),
-    1: Tile(tl.int8, 1, False, 4, 512),
+    4: Tile(tl.int32, 4, False, 4, 1024),
+    2: Tile(tl.int16, 2, False, 2, 2048),
+    1: Tile(tl.int8, 1, False, 1, 4096),
 }
 """By the width of words. With the widest, which nearly all pages are made of, a tile is 64 KiB: four loads of 16
-bytes a thread. Four programs have twice under way what a link of 60 GB/s holds in 2 µs. More needs more registers
-than there are."""
+bytes a thread. Two programs of it fill a link of 55 GB/s."""
 
 
-@triton.jit(do_not_specialize=["num_rows", "begin", "end"])
-def move_pieces(
+@triton.jit(do_not_specialize=["num_rows", "begin", "num_items", "num_steps"])
+def move_pages(
     table,
     num_rows,
     begin,
-    end,
+    num_items,
+    steps,
+    num_steps,
+    is_store: tl.constexpr,
     word_type: tl.constexpr,
     word_bytes: tl.constexpr,
     in_pairs: tl.constexpr,
-    pieces: tl.constexpr,
+    height: tl.constexpr,
     lanes: tl.constexpr,
 ):
-    """Move rows ``begin`` to ``end`` of ``num_rows``; ``in_pairs``: all are made of two words, moved at once."""
-    place = tl.arange(0, pieces)[:, None]
+    """Move the steps of pages from row ``begin`` of ``num_rows`` on, ``num_items`` in all.
+
+    ``in_pairs``: all steps are made of two words, moved at once.
+    """
+    place = tl.arange(0, height)[:, None]
     lane = tl.arange(0, lanes)[None, :]
-    for first_row in range(begin + tl.program_id(0) * pieces, end, tl.num_programs(0) * pieces):
-        row = first_row + place
-        is_row = row < end
-        target = tl.load(table + row, mask=is_row, other=0).to(tl.pointer_type(word_type))
-        source = tl.load(table + num_rows + row, mask=is_row, other=0).to(tl.pointer_type(word_type))
-        words = tl.load(table + 2 * num_rows + row, mask=is_row, other=0).to(tl.int32) // word_bytes
-        longest = tl.max(words)
+    for first in range(tl.program_id(0) * height, num_items, tl.num_programs(0) * height):
+        item = tl.minimum(first + place, num_items - 1)
+        row = table + begin + item // num_steps
+        step = steps + item % num_steps
+        block = tl.load(row)
+        base = tl.load(row + num_rows)
+        offset = tl.load(row + 2 * num_rows)
+        address = tl.load(step)
+        stride = tl.load(step + num_steps)
+        place_in_slot = tl.load(step + 2 * num_steps)
+        page_bytes = tl.load(step + 3 * num_steps)
+        words = tl.load(step + 4 * num_steps).to(tl.int32) // word_bytes
+        words = tl.where(first + place < num_items, words, 0)
+        in_tensor = (address + block * stride).to(tl.pointer_type(word_type)) + lane
+        in_slot = (base + place_in_slot + offset * page_bytes).to(tl.pointer_type(word_type)) + lane
         if in_pairs:
             words = tl.multiple_of(words, [2, 2])
-        for first in range(0, longest, lanes):
-            index = first + lane
-            to, of = target + index, source + index
-            if in_pairs:
-                to = tl.max_contiguous(tl.multiple_of(to, [16, 16]), [1, 2])
-                of = tl.max_contiguous(tl.multiple_of(of, [16, 16]), [1, 2])
-            is_inside = index < words
-            tl.store(to, tl.load(of, mask=is_inside), mask=is_inside)
+            in_tensor = tl.max_contiguous(tl.multiple_of(in_tensor, [16, 16]), [1, 2])
+            in_slot = tl.max_contiguous(tl.multiple_of(in_slot, [16, 16]), [1, 2])
+        is_inside = lane < words
+        if is_store:
+            tl.store(in_slot, tl.load(in_tensor, mask=is_inside), mask=is_inside)
+        else:
+            tl.store(in_tensor, tl.load(in_slot, mask=is_inside), mask=is_inside)
 
 
-def launch(table: Any, num_rows: int, rows: range, word: int, programs: int = PROGRAMS) -> None:
-    """Give the current stream the moves of some rows of ``table``, a tensor on the device of ``num_rows``."""
-    tile = TILES[word]
-    num_programs = max(1, min(programs, -(-len(rows) // tile.pieces)))
-    move_pieces[(num_programs,)](table, num_rows, rows.start, rows.stop, **tile._asdict(), num_warps=WARPS)
+def arguments(
+    table: Any, num_rows: int, rows: range, steps: Any, num_steps: int, *, is_store: bool, word: int
+) -> tuple[Any, ...]:
+    """What the kernel is called with for some pages of ``table``, which has ``num_rows``."""
+    return (table, num_rows, rows.start, len(rows) * num_steps, steps, num_steps, is_store, *TILES[word])
+
+
+def num_programs(num_items: int, word: int, most: int) -> int:
+    """How many programs have something to do, up to a limit."""
+    return max(1, min(most, -(-num_items // TILES[word].height)))
+
+
+class Kernel:
+    """The kernel for one direction and width of words, compiled once: looking it up takes as long as a launch."""
+
+    def __init__(self, steps: Any, num_steps: int, *, is_store: bool, word: int) -> None:
+        self._steps = steps
+        self._num_steps = num_steps
+        self._is_store = is_store
+        self._word = word
+        nothing = arguments(steps, 0, range(0), steps, num_steps, is_store=is_store, word=word)
+        self._compiled = move_pages.warmup(*nothing, num_warps=WARPS, grid=(1,))
+
+    def launch(self, stream: int, table: Any, num_rows: int, rows: range, programs: int) -> None:
+        """Give a stream, by its handle, the moves of some pages of ``table``, a tensor on the device."""
+        told = arguments(
+            table, num_rows, rows, self._steps, self._num_steps, is_store=self._is_store, word=self._word
+        )
+        programs = num_programs(len(rows) * self._num_steps, self._word, programs)
+        self._compiled[(programs, 1, 1)](*told, stream=stream)

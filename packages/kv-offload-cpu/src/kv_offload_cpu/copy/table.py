@@ -1,20 +1,19 @@
-"""Which method copies a job best, by direction, size of page and count: one table, and whoever follows it.
+"""Which method copies a job best, by direction, bytes and the size of ranges: one table, and whoever follows it.
 
 A row that nobody has measured is a *guess*, from how the methods work. ``auto`` follows no guess: it should cost
-somebody's speed only if they asked for it. **Nobody has run ``benchmarks/copy_engines.py`` on a GPU**, so no row
-is measured. What others *published* is that one call of the driver for a whole batch is hardly ever slower than a
-call for each range, and much faster for small ones; that is no property of our code. So ``auto`` follows those
-rows, where such a call has proved itself on the machine; see ``choose``. Measuring a row, and saying so, is all it
-takes. ``cuda-best`` has a table of its own, which a ``trial`` measures on the device.
+somebody's speed only if they asked for it. What it follows has to prove itself on the machine first; see
+``choose``. ``cuda-best`` has a table of its own, which a ``trial`` measures on the device.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from kv_offload_cpu.copy.cuda import Method, Stream
-from kv_offload_cpu.copy.descriptors import Ranges
-from kv_offload_cpu.copy.engine import Direction
+from kv_offload_cpu.copy.descriptors import CopyPlan, Extent
+from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.staged import HALF_BYTES
 from kv_offload_cpu.options import CopyEngineChoice
 
 
@@ -22,44 +21,60 @@ class Basis(Enum):
     """Where a row comes from."""
 
     GUESS = auto()
-    PUBLISHED = auto()
     MEASURED = auto()
 
 
 class Row(NamedTuple):
-    """Jobs of this direction, of at least so many ranges, of less than so many bytes each on average."""
+    """Jobs of this direction, of at least so many bytes, in ranges of less than so many on average.
+
+    A row counts only for workers that hold at least and at most so many bytes of a chunk.
+    """
 
     direction: Direction
-    least_ranges: int
+    least_bytes: int
     below_bytes: int
     method: CopyEngineChoice
     basis: Basis
+    least_slot_bytes: int = 0
+    most_slot_bytes: int = sys.maxsize
 
 
 FEWEST_RANGES: Final = 4
 """A job of fewer goes range by range: there is nothing to win."""
 
-TABLE: Final = (
-    Row(Direction.LOAD, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.LOAD, FEWEST_RANGES, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
-    Row(Direction.STORE, 16, 32 << 10, CopyEngineChoice.CUDA_GATHER, Basis.GUESS),
-    Row(Direction.STORE, FEWEST_RANGES, 2 << 20, CopyEngineChoice.CUDA_BATCH, Basis.PUBLISHED),
+TABLE: Final = tuple(
+    Row(direction, least_bytes, below_bytes, method, Basis.MEASURED, *slot_bytes)
+    for direction in Direction
+    for least_bytes, below_bytes, method, slot_bytes in (
+        (64 << 20, 64 << 10, CopyEngineChoice.CUDA_STAGED, (256 << 10, HALF_BYTES)),
+        (0, 64 << 10, CopyEngineChoice.CUDA_GATHER, ()),
+        (0, sys.maxsize, CopyEngineChoice.CUDA_BATCH, ()),
+    )
 )
-"""The first row that fits counts; where none does, range by range. ``cuda-staged`` wins nowhere, as we guess. What
-was published: llm-d-kv-cache#607 and, on another make of GPU, vllm#40549."""
+"""The first row that fits counts; where none does, range by range. Measured on an H200 by
+``benchmarks/copy_engines.py``; ``docs/performance.md`` has the figures. A buffer has no row for slots that would
+make it larger."""
 
 
-def known(table: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows that ``auto`` may follow."""
-    return tuple(row for row in table if row.basis is not Basis.GUESS)
+def known(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
+    """The rows that ``auto`` may follow, and that jobs of ``plan`` can be like."""
+    slot_bytes = plan.layout.slot_bytes
+    return tuple(
+        row
+        for row in table
+        if row.basis is not Basis.GUESS
+        and row.least_slot_bytes <= slot_bytes <= row.most_slot_bytes
+        and plan.least_range_bytes < row.below_bytes
+    )
 
 
-def pick(table: Sequence[Row], direction: Direction, ranges: Ranges) -> CopyEngineChoice:
+def pick(table: Sequence[Row], direction: Direction, extent: Extent) -> CopyEngineChoice:
     """The method for a job."""
-    count = len(ranges.sizes)
-    for row in table:
-        if row.direction is direction and row.least_ranges <= count and ranges.num_bytes < row.below_bytes * count:
-            return row.method
+    count, num_bytes = extent
+    if count >= FEWEST_RANGES:
+        for row in table:
+            if row.direction is direction and row.least_bytes <= num_bytes and num_bytes < row.below_bytes * count:
+                return row.method
     return CopyEngineChoice.CUDA
 
 
@@ -69,16 +84,23 @@ class ByTable:
     Every method's jobs begin and end on the lane's stream, so they stay in order whoever copies them.
     """
 
-    def __init__(self, table: Sequence[Row], methods: Mapping[CopyEngineChoice, Method]) -> None:
+    def __init__(
+        self,
+        table: Sequence[Row],
+        methods: Mapping[CopyEngineChoice, Method],
+        extent: Callable[[PageCopies], Extent],
+    ) -> None:
         self.streams: list[Stream] = []
+        self.stages = [address for method in methods.values() for address in method.stages]
         self.methods = methods
         self._table = table
+        self._extent = extent
         for method in methods.values():
             self.streams += [stream for stream in method.streams if stream not in self.streams]
 
-    def prepare(self, direction: Direction, ranges: Ranges) -> tuple[Method, Any]:
-        method = self.methods[pick(self._table, direction, ranges)]
-        return method, method.prepare(direction, ranges)
+    def prepare(self, direction: Direction, copies: PageCopies) -> tuple[Method, Any]:
+        method = self.methods[pick(self._table, direction, self._extent(copies))]
+        return method, method.prepare(direction, copies)
 
     def give(self, prepared: tuple[Method, Any]) -> None:
         method, job = prepared

@@ -7,19 +7,22 @@ copies are still right, but slower, and may hold up the thread that submits them
 """
 
 from logging import getLogger
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kv_api import ConfigError
-from kv_offload_cpu.copy.addresses import WIDEST_WORD_BYTES, Moves
-from kv_offload_cpu.copy.batch_call import BatchCall, load_bindings, mapped_address
-from kv_offload_cpu.copy.cuda_batch import SourceOrder
+from kv_offload_cpu.copy.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda_batch import Batch
 from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction, Numbers
-from kv_offload_cpu.copy.gather import Table
+from kv_offload_cpu.copy.page_table import COLUMNS, Launch, Table
 from kv_offload_cpu.copy.tensors import DeviceTensor
+
+if TYPE_CHECKING:
+    from kv_offload_cpu.copy import gather_kernel
 
 _log = getLogger("kv_offload_cpu")
 
@@ -28,12 +31,20 @@ _MAPPED = 2
 
 
 class TorchTable:
-    """The numbers that a kernel is told its pieces by: pinned on the host, and on the device."""
+    """The numbers that a kernel is told its pages by: pinned on the host, and on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        self.pinned = torch.empty(3 * num_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.on_device = torch.empty(3 * num_rows, dtype=torch.int64, device=device)
+        self.pinned = torch.empty(COLUMNS * num_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.on_device = torch.empty(COLUMNS * num_rows, dtype=torch.int64, device=device)
         self.numbers: Numbers = self.pinned.numpy()
+        self.addresses = (self.on_device.data_ptr(), self.pinned.data_ptr())
+
+
+class TorchSteps(NamedTuple):
+    """What a kernel knows of a group's pages, and that kernel for either direction."""
+
+    numbers: torch.Tensor
+    kernels: dict[Direction, "gather_kernel.Kernel"]
 
 
 class TorchDriver:
@@ -59,7 +70,7 @@ class TorchDriver:
             self._batch_call = BatchCall()
 
     def enable_kernels(self) -> None:
-        """Find what a kernel needs, and compile it; a ConfigError where that can't be."""
+        """Find what a kernel needs; a ConfigError where that can't be."""
         if not self.is_pinned:
             raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
         try:
@@ -70,11 +81,10 @@ class TorchDriver:
                 f"install kv-offload-cpu[cuda], or use 'cuda'"
             ) from error
         self._kernels = gather_kernel
+        self._bindings = load_bindings("a kernel")
         with torch.cuda.device(self._device):
-            mapped = mapped_address(load_bindings("a kernel"), self._host_address)
+            mapped = mapped_address(self._bindings, self._host_address)
         self.mapped_shift = mapped - self._host_address
-        table = self.new_table(1)
-        self.run_kernel(self.new_stream(), table, 0, range(0), WIDEST_WORD_BYTES)
 
     # Streams and events
 
@@ -119,23 +129,38 @@ class TorchDriver:
                 target, source = (host, device) if direction is Direction.STORE else (device, host)
                 target.copy_(source, non_blocking=True)
 
-    def copy_batch(self, stream: torch.cuda.Stream, found: Moves, order: SourceOrder) -> None:
+    def copy_batch(self, stream: torch.cuda.Stream, batch: Batch, begin: int, end: int) -> None:
         assert self._batch_call is not None, "enable_batches was not called"
         with torch.cuda.device(self._device):
-            self._batch_call(stream.cuda_stream, found, order)
+            self._batch_call(stream.cuda_stream, batch, begin, end)
 
     def new_table(self, num_rows: int) -> TorchTable:
         return TorchTable(num_rows, self._device)
 
     def upload(self, stream: torch.cuda.Stream, table: Table, num_rows: int) -> None:
         assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
-        with torch.cuda.stream(stream):
-            table.on_device[: 3 * num_rows].copy_(table.pinned[: 3 * num_rows], non_blocking=True)
+        num_bytes = COLUMNS * num_rows * table.numbers.itemsize
+        with torch.cuda.device(self._device):
+            copy_to_device(self._bindings, *table.addresses, num_bytes, stream.cuda_stream)
 
-    def run_kernel(self, stream: torch.cuda.Stream, table: Table, num_rows: int, rows: range, word: int) -> None:
-        assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
+    def new_steps(self, numbers: Numbers, count: int, word: int) -> "TorchSteps":
+        stream = self.new_stream()
         with torch.cuda.stream(stream):
-            self._kernels.launch(table.on_device, num_rows, rows, word)
+            steps = torch.from_numpy(numbers).to(self._device)
+        stream.synchronize()
+        with torch.cuda.device(self._device):
+            kernels = {
+                direction: self._kernels.Kernel(steps, count, is_store=direction is Direction.STORE, word=word)
+                for direction in Direction
+            }
+        return TorchSteps(steps, kernels)
+
+    def run_kernel(self, stream: torch.cuda.Stream, launch: Launch) -> None:
+        direction, table, num_rows, rows, steps, programs = launch
+        assert isinstance(table, TorchTable), f"a table of another driver: {type(table).__name__}"
+        with torch.cuda.device(self._device):
+            kernel = steps.on_device.kernels[direction]
+            kernel.launch(stream.cuda_stream, table.on_device, num_rows, rows, programs)
 
     def new_stage(self, num_bytes: int) -> int:
         stage = torch.empty(num_bytes, dtype=torch.int8, device=self._device)

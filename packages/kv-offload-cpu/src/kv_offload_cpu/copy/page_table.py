@@ -1,0 +1,134 @@
+"""What a kernel is told of a job: three numbers a page; and what it knows already: where each step of a page is.
+
+A page of a group is in several tensors, and is moved in *steps* of at most 4 KiB. Where a step is in a tensor
+depends on the block, and where it is in a slot on the slot and the page's offset in it. Both sums are the
+kernel's, so a job takes numpy no longer with 80 layers than with one. The slot may be one of host memory, or of a
+buffer that looks like it.
+
+Tables are pinned, uploaded by a stream before its kernels, used again when their job has ended, and grow in powers
+of two.
+"""
+
+from collections import defaultdict
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kv_offload_cpu.copy.addresses import widest_word
+from kv_offload_cpu.copy.cuda import Stream
+from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.engine import Direction, Numbers
+
+STEP_BYTES = 4 << 10
+"""What a program moves of a page at once, at most."""
+
+COLUMNS = 3
+"""Of a job's table: the block, the address of the slot (rather, of the row that it would be in), the offset."""
+
+_FEWEST_ROWS = 256
+
+
+class Table(Protocol):
+    """Room for pages."""
+
+    @property
+    def numbers(self) -> Numbers:
+        """The pinned numbers, which the host writes: column after column."""
+
+
+class Steps(NamedTuple):
+    """The steps of a group's page, as a kernel knows them, column after column.
+
+    ``on_device`` has their addresses in block 0, strides, places in a row, and sizes of pages and of steps.
+    """
+
+    on_device: Any
+    num_steps: int
+    word: int
+
+
+class Launch(NamedTuple):
+    """One kernel: some rows of a table of ``num_rows``, by ``programs`` programs."""
+
+    direction: Direction
+    table: Table
+    num_rows: int
+    rows: range
+    steps: Steps
+    programs: int
+
+
+class KernelDriver(Protocol):
+    """What a gathering kernel asks of a device."""
+
+    def new_table(self, num_rows: int) -> Table:
+        """A table of so many pages, on the host and on the device."""
+
+    def new_steps(self, numbers: Numbers, count: int, word: int) -> Any:
+        """Numbers of so many steps on the device, that stay as they are, and kernels that move them, ready."""
+
+    def upload(self, stream: Stream, table: Table, num_rows: int) -> None:
+        """Give ``stream`` the copy of a table of so many pages to the device."""
+
+    def run_kernel(self, stream: Stream, launch: Launch) -> None:
+        """Give ``stream`` the moves of some of a table's pages in any order."""
+
+
+def group_steps(driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart: int) -> list[Steps]:
+    """The steps of each group, for slots whose rows begin at ``slots_at`` and are so far apart."""
+    found = []
+    for parts in plan.parts:
+        counts = -(-parts.sizes // STEP_BYTES)
+        of_part = np.repeat(np.arange(len(counts)), counts)
+        begins = (np.arange(len(of_part)) - np.repeat(np.cumsum(counts) - counts, counts)) * STEP_BYTES
+        columns = (
+            parts.addresses[of_part] + begins,
+            parts.strides[of_part],
+            parts.host_begins[of_part] + begins,
+            parts.page_bytes[of_part],
+            np.minimum(parts.sizes[of_part] - begins, STEP_BYTES),
+        )
+        numbers = np.concatenate(columns)
+        word = widest_word([*columns, np.array([slots_at, slots_apart])])
+        found.append(Steps(driver.new_steps(numbers, len(of_part), word), len(of_part), word))
+    return found
+
+
+class Tables:
+    """Tables of one lane, lent to a job and taken back.
+
+    **Invariant** (``check``): a table is lent, or in the shelf of its size.
+    """
+
+    def __init__(self, driver: KernelDriver) -> None:
+        self._driver = driver
+        self._shelves: defaultdict[int, list[Table]] = defaultdict(list)
+        self._made = 0
+        self._lent = 0
+
+    def borrow(self, num_rows: int) -> Table:
+        """A table with room for so many pages at least."""
+        needed = max(_FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
+        shelf = self._shelves[needed]
+        if not shelf:
+            shelf.append(self._driver.new_table(needed))
+            self._made += 1
+        self._lent += 1
+        return shelf.pop()
+
+    def give_back(self, table: Table) -> None:
+        """Nothing reads it any more."""
+        self._lent -= 1
+        self._shelves[len(table.numbers) // COLUMNS].append(table)
+
+    def check(self) -> None:
+        """Recount the tables."""
+        kept = sum(map(len, self._shelves.values()))
+        assert kept + self._lent == self._made, f"kept {kept} + lent {self._lent} != made {self._made}"
+        found = {rows: {len(table.numbers) for table in shelf} for rows, shelf in self._shelves.items()}
+        assert all(sizes <= {COLUMNS * rows} for rows, sizes in found.items()), f"tables in wrong shelves: {found}"
+
+
+def columns_of(table: Table, num_rows: int) -> Numbers:
+    """A table's numbers as one row for each column."""
+    return table.numbers[: COLUMNS * num_rows].reshape(COLUMNS, num_rows)

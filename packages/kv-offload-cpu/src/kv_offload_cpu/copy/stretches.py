@@ -1,0 +1,77 @@
+"""Which stretches of slots some pages fill: what can be copied in one go between two slots of the same form. Pure.
+
+Nearly every chunk of a job is whole, and all whole chunks of a group have the same stretches, as a rule one. They
+are worked out once; those of the others from their pages.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kv_offload_cpu.copy.descriptors import Parts
+from kv_offload_cpu.copy.engine import Numbers
+
+
+class Stretches(NamedTuple):
+    """Each in the slot of the page with index ``pages[i]``, from place ``begins[i]`` of its row on, in bytes."""
+
+    pages: Numbers
+    begins: Numbers
+    sizes: Numbers
+
+
+def runs_of(chunks: Numbers, offsets: Numbers) -> Numbers:
+    """The number of the run that each page is in: pages of one chunk that follow each other, in rising order."""
+    is_new = (chunks[1:] != chunks[:-1]) | (offsets[1:] <= offsets[:-1])
+    found: Numbers = np.concatenate(([0], is_new.cumsum()))
+    return found
+
+
+class SlotStretches:
+    """The stretches of one group's pages, of chunks of ``blocks_per_chunk``."""
+
+    def __init__(self, parts: Parts, blocks_per_chunk: int) -> None:
+        self._parts = parts
+        self._factor = blocks_per_chunk
+        whole = np.arange(blocks_per_chunk)
+        self._whole = self._joined(np.zeros_like(whole), whole)
+
+    def find(self, runs: Numbers, offsets: Numbers) -> Stretches:
+        """The stretches of pages, by their runs and in their order."""
+        if self._factor == 1:
+            return self._of_whole(np.arange(len(runs)))
+        firsts = np.flatnonzero(np.concatenate(([True], runs[1:] != runs[:-1])))
+        lengths = np.diff(firsts, append=len(runs))
+        is_whole = lengths == self._factor  # since offsets rise in a run, these are all of them
+        found = self._of_whole(firsts[is_whole])
+        if is_whole.all():
+            return found
+        rest = np.flatnonzero(~np.repeat(is_whole, lengths))
+        pages, begins, sizes = self._joined(runs[rest], offsets[rest])
+        others = Stretches(rest[pages], begins, sizes)
+        columns = [np.concatenate(pair) for pair in zip(found, others, strict=True)]
+        order = columns[0].argsort(kind="stable")
+        return Stretches(*(column[order] for column in columns))
+
+    def _of_whole(self, firsts: Numbers) -> Stretches:
+        """Those of whole chunks whose first pages these are."""
+        _, begins, sizes = self._whole
+        count = len(firsts)
+        if len(sizes) == 1:
+            return Stretches(firsts, np.full(count, begins[0]), np.full(count, sizes[0]))
+        return Stretches(np.repeat(firsts, len(sizes)), np.tile(begins, count), np.tile(sizes, count))
+
+    def _joined(self, runs: Numbers, offsets: Numbers) -> Stretches:
+        """The stretches of any pages, all of their ranges put in order."""
+        parts = self._parts
+        begins = (parts.host_begins + offsets[:, None] * parts.page_bytes).ravel()
+        sizes = np.tile(parts.sizes, len(runs))
+        pages = np.repeat(np.arange(len(runs)), len(parts.sizes))
+        order = np.lexsort((begins, runs[pages]))
+        pages, begins, sizes = pages[order], begins[order], sizes[order]
+        if not len(pages):
+            return Stretches(pages, begins, sizes)
+        of_run = runs[pages]
+        is_first = np.concatenate(([True], (of_run[1:] != of_run[:-1]) | (begins[1:] != begins[:-1] + sizes[:-1])))
+        firsts = np.flatnonzero(is_first)
+        return Stretches(pages[firsts], begins[firsts], np.add.reduceat(sizes, firsts))
