@@ -25,6 +25,7 @@ from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import METHODS
 from kv_offload_cpu.copy.cuda import CudaCopyEngine
 from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.page_table import COLUMNS
 from kv_offload_cpu.copy.tensors import TensorPages
 
 LAYERS = 16
@@ -51,7 +52,7 @@ class NoDevice:
 
     def new_table(self, num_rows: int) -> Table:
         """Room on the host."""
-        return Table(np.empty(3 * num_rows, np.int64))
+        return Table(np.empty(COLUMNS * num_rows, np.int64))
 
     def is_reached(self, event: Any) -> bool:
         """Everything has been done."""
@@ -73,7 +74,7 @@ def measure(repeat: int) -> Iterator[dict[str, Any]]:
     for kib, count in CASES:
         plan, copies = job_of(kib << 10, count)
         for choice in NAMES:
-            engine = CudaCopyEngine(plan, NoDevice(), partial(METHODS[choice], NoDevice()))
+            engine = CudaCopyEngine(plan, NoDevice(), partial(METHODS[choice], NoDevice(), plan=plan))
             best = float("inf")
             for job_id in range(repeat):
                 begin = time.perf_counter()
