@@ -294,6 +294,14 @@ def kernel(session: nox.Session) -> None:
     run_pytest(session, compiled)
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def gpu(session: nox.Session) -> None:
+    """Have all methods of the CUDA engine copy random jobs, and compare all bytes. Needs a GPU."""
+    folder = "packages/kv-offload-cpu"
+    install_one(session, folder, extra="[cuda]")
+    run_pytest(session, f"{ROOT / folder}/tests/gpu_run_check.py")
+
+
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM's CPU build with what it needs, except torch's companions, which nothing here does."""
     session.install("--no-deps", VLLM)
