@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_sim.memory.copies import Copy, CopyEngine, CopyQueue, Direction, Result, State
+from kv_sim.memory.settled import Offer, Settled
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Pages:
 
     retired: int = 0
     moved: list[tuple[int, int, int]] = field(default_factory=list)
+    settled: Settled = field(default_factory=Settled)
 
     @property
     def retired_steps(self) -> int:
@@ -135,6 +137,14 @@ def test_a_copy_knows_for_whom_it_was_begun() -> None:
     copies, queue, _ = engine()
     copy_id = queue.submit(Direction.STORE, [(2, 0), (3, 1), (4, 2)])
     assert copies.running[copy_id].owners == ("request r1", "request r2")
+
+
+def test_a_copy_knows_what_was_said_of_its_blocks_before_it() -> None:
+    copies, queue, pages = engine()
+    pages.settled.begin_step([], [Offer("r1", 3, 1), Offer("r2", 9, 2)])
+    one = copies.running[queue.submit(Direction.STORE, [(2, 0), (3, 1)])]
+    pages.settled.begin_step([], [Offer("r1", 3, 5)])
+    assert one.settled == {3: ("r1", 1)}
 
 
 def test_a_restart_fails_every_copy_once_and_loads_find_nothing_until_a_store() -> None:

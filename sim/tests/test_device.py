@@ -22,6 +22,7 @@ from kv_sim.memory.content import (
 )
 from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Attention, ContentProblem, Device, LaunchedStep, Slot
+from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 
@@ -223,7 +224,7 @@ def test_what_a_step_leaves_as_it_is_may_be_stored_meanwhile(
     if spoil is not None:
         made.memory[spoil] ^= 1
     if settled is not None:
-        made.shadow.settled[block] = settled
+        made.begin_step([], [Offer(settled[0], block, settled[1])])
     made.launch(step(CONFIG, (0, 1)))
     made.copies.open().submit(Direction.STORE, [(block, 0)], after_compute=False)
     made.queue.clear()

@@ -13,11 +13,12 @@ from kv_sim.actions import Action, Kind
 from kv_sim.brief import brief_step
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.memory.shadow import Shadow
+from kv_sim.memory.settled import Offer, Settled, offers
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -252,23 +253,56 @@ def test_what_is_appended_to_a_tail_does_no_harm() -> None:
 
 def test_but_its_beginning_is_not_to_be_changed() -> None:
     made = world(request("r1", 13, output=3), subject=FENCED)
-    for _ in range(2):
-        made.apply(STEP)
-    block = made.engine.scheduler.blocks.tables["r1"].groups[0][1]
-    assert made.engine.shadow.settled == {block: ("r1", 4)}
-    made.engine.shadow.settled[block] = "r1", 7
+    made.apply(STEP)
+    schedule(made)
+    ((name, block, count),) = made.engine.steps[-1].handed
+    assert (name, count) == ("r1", 4)
+    made.engine.steps[-1].handed = [Offer(name, block, 7)]
+    made.engine.finish_step()
     with pytest.raises(Violation, match=rf"OWNERSHIP  .* block {block} .* computes into it while store"):
         made.apply(STEP)
-    made.engine.shadow.own("r9", [block])
-    assert not made.engine.shadow.settled
 
 
-def test_to_a_block_of_states_nothing_is_appended() -> None:
-    shadow = Shadow(1, Referee())
-    shadow.settle("r1", [(1, 7, 11)], [3, 4], 8)
-    assert shadow.settled == {4: ("r1", 3)}
-    shadow.settle("r1", [(1, 4, 16)], [3, 5], 8)
-    assert shadow.settled == {}
+def test_a_store_wants_what_was_handed_over_when_it_began() -> None:
+    """More of the same block is handed over while it waits, and the step that computes these has not retired."""
+    config = replace(CONFIG, hashes_per_block=8, max_step_tokens=4, run_ahead=1, async_scheduling=True)
+    spec = RequestSpec("r1", 0, 9, 7, 1, 1, skip_reading_prefix_cache=True)
+    made = world(spec, config=config)
+    for _ in range(6):
+        made.apply(STEP)
+    settled = [copy.settled for copy in made.engine.devices[0].copies.running.values() if copy.settled]
+    assert [list(of.values()) for of in settled] == [[("r1", 1)], [("r1", 7)], [("r1", 7)]]
+    assert len({block for of in settled for block in of}) == 1
+    made.rest()
+
+
+def test_what_is_said_of_a_block_ends_with_who_has_it() -> None:
+    made = Settled()
+    made.begin_step([3, 5], [Offer("r1", 5, 4), Offer("r2", 6, 1)])
+    made.begin_step([3], [Offer("r1", 5, 6)])
+    assert made.of([3, 5, 6, 7]) == {5: ("r1", 6), 6: ("r2", 1)}
+    assert made.of([6]) == {6: ("r2", 1)}
+    made.begin_step([5, 6], [Offer("r3", 6, 2)])
+    assert made.of([3, 5, 6]) == {6: ("r3", 2)}
+
+
+def test_only_an_end_within_a_block_is_appended_to() -> None:
+    assert offers("r1", [(1, 7, 11), (1, 4, 16), (1, 9, 7)], [3, 4], 8) == [("r1", 4, 3), ("r1", 3, 7)]
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_blocks_of_a_step_are_new_ones_however_they_are_filled(runner: int) -> None:
+    made = world(request("r1", 13), config=replace(CONFIG, runner=runner))
+    settled = made.engine.devices[0].settled
+    schedule(made)
+    step = made.engine.steps[-1]
+    settled.begin_step([], [Offer("r0", block, 1) for block in range(1, 20)])
+    copied = step.output.kv_cache_block_copies = [BlockCopy(11, 12)]
+    step.load_targets += [14, 15]
+    made.engine.execute(0)
+    left = set(range(1, 20)).difference(step.poison, [14, 15], [copied[0].dst_block_id])
+    assert set(settled.of(range(20))) == left
+    assert step.poison
 
 
 # -- events ------------------------------------------------------------------------------------

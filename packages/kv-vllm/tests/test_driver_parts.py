@@ -93,6 +93,17 @@ def test_blocks_are_not_held_for_a_store_while_a_load_fills_them(ledger, holds):
     assert found.value.invariant is Invariant.PROTOCOL
 
 
+def test_the_ends_of_prompts_that_a_step_hands_over_are_that_steps(ledger):
+    states = {"a": [(1, 9, 6), (1, 8, 4)], "b": [(1, 7, 3)]}
+    tables = {"a": ([2, 3], [5, 8]), "b": ([6], [4])}
+    for block_state in (None, SimpleNamespace(boundary_state_offloads=None)):
+        ledger.handed_over(block_state)
+    ledger.handed_over(SimpleNamespace(boundary_state_offloads=states, resolve_block_ids=tables.__getitem__))
+    assert ledger.handed == [("a", 3, 2), ("b", 6, 3)]
+    ledger.begin_step()
+    assert ledger.handed == []
+
+
 def test_what_ended_is_told_in_order(ledger):
     for name in "hgfedcba":
         ledger.matched(name, 0, (4, True))

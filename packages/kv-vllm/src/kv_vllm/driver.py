@@ -162,6 +162,7 @@ class VllmEngine(Engine):
         step = VllmStep(
             ledger.step, output, [], poison, load_targets, ledger.sync_targets, {}, self._sampling(output)
         )
+        step.handed = ledger.handed
         for name, count in output.num_scheduled_tokens.items():
             self._attend(step, ledger.twins[name], count, reject_drafts)
             self.served.compute(ledger.twins[name])

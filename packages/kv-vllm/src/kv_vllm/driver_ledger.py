@@ -15,6 +15,7 @@ from kv_sim.checkers.protocol import check_reports
 from kv_sim.checkers.served import Served
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import Scheduler
+from kv_sim.memory.settled import Offer, offers
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 
@@ -73,6 +74,8 @@ class Ledger:
         """Blocks that were allocated since the step in the making began."""
         self.async_targets: list[int] = []
         self.sync_targets: dict[str, list[int]] = {}
+        self.handed: list[Offer] = []
+        """Ends of prompts within blocks whose states the step in the making hands over."""
         self.step = 0
         """The step in the making, or the last one that was made."""
         self._block_size = block_size
@@ -88,7 +91,7 @@ class Ledger:
     def begin_step(self) -> None:
         """A step is scheduled."""
         self.step += 1
-        self.fresh, self.async_targets, self.sync_targets = [], [], {}
+        self.fresh, self.async_targets, self.sync_targets, self.handed = [], [], {}, []
 
     # -- what the connector is told and answers -------------------------------------------------
 
@@ -137,9 +140,9 @@ class Ledger:
 
     def handed_over(self, block_state: Any) -> None:
         """The engine hands over states."""
-        offers = getattr(block_state, "boundary_state_offloads", None) or {}
-        for name, of_one in offers.items():
-            self._shadow.settle(name, of_one, block_state.resolve_block_ids(name)[0], self._block_size)
+        states = getattr(block_state, "boundary_state_offloads", None) or {}
+        for name, of_one in states.items():
+            self.handed += offers(name, of_one, block_state.resolve_block_ids(name)[0], self._block_size)
 
     def finished(self, request: Any, holds: bool) -> None:
         """A request ended."""

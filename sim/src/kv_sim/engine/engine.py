@@ -141,6 +141,7 @@ class Engine:
             plan.rejected,
             plan.sampling,
             plan.ends,
+            plan.handed,
         )
         self.steps.append(step)
         return step

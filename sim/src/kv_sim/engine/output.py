@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
 from kv_sim.memory.device import Attention, ContentProblem
+from kv_sim.memory.settled import Offer
 
 
 @dataclass
@@ -80,6 +81,8 @@ class Step:
     """Requests that sample a token in this step."""
     ends: list[tuple[int, int]] = field(default_factory=list)
     """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
+    handed: list[Offer] = field(default_factory=list)
+    """The states that it hands over to the connector."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)

@@ -8,6 +8,7 @@ from kv_sim.engine.blocks import KVCacheManager, Tables
 from kv_sim.engine.output import BlockCopy, CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.device import Attention
+from kv_sim.memory.settled import Offer
 
 
 @dataclass
@@ -36,6 +37,7 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
     """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
+    handed: list[Offer] = field(default_factory=list)
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False

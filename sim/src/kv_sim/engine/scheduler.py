@@ -15,6 +15,7 @@ from kv_sim.engine.output import BlockCopy, BlockState, SchedulerOutput
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.memory.settled import Offer, offers
 from kv_sim.memory.shadow import Shadow
 
 RejectDrafts = Callable[[str, int], int]
@@ -46,7 +47,7 @@ class Scheduler(Queues):
         self._release_when_copied(plan.copies)
         output = plan.output(self.config, self.finished_req_ids, self.preempted_req_ids)
         output.kv_connector_block_state = BlockState(self.blocks.take_handed())
-        self._settle(output.kv_connector_block_state)
+        plan.handed = self._offers(output.kv_connector_block_state)
         output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self.defers_frees and output.total_num_scheduled_tokens:
             self.sched_step_seq += 1
@@ -154,8 +155,11 @@ class Scheduler(Queues):
         else:
             self.blocks.block_pool.free(blocks)
 
-    def _settle(self, handed: BlockState) -> None:
-        """Write down of which tokens the blocks don't change any more although more are appended."""
-        for request_id, offers in handed.boundary_state_offloads.items():
-            table = self.blocks.tables[request_id].groups[0]
-            self.shadow.settle(request_id, offers, table, self.config.block_size)
+    def _offers(self, handed: BlockState) -> list[Offer]:
+        """Of which tokens blocks don't change any more although others are appended."""
+        size, tables = self.config.block_size, self.blocks.tables
+        return [
+            offer
+            for request_id, states in handed.boundary_state_offloads.items()
+            for offer in offers(request_id, states, tables[request_id].groups[0], size)
+        ]

@@ -43,6 +43,8 @@ class Worker:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
         self.device.waited_steps += all(c.state is State.LOST for c in self.device.copies.running.values())
+        copied = [copy.dst_block_id for copy in output.kv_cache_block_copies or ()]
+        self.device.begin_step([*step.poison, *step.load_targets, *copied], step.handed)
         if self.config.runner == 2:
             self._prepare_blocks(step)
         connector.handle_preemptions(meta)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from kv_sim.memory.settled import Settled
+
 
 class Direction(Enum):
     """Which way the bytes go."""
@@ -47,6 +49,8 @@ class Copy:
     state: State = State.RUNNING
     owners: tuple[str, ...] = ()
     """Who held the blocks when the copy was submitted, for messages."""
+    settled: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """What was known of its blocks when it was submitted: see ``settled``."""
 
     @property
     def blocks_left(self) -> list[int]:
@@ -75,6 +79,11 @@ class Pages(Protocol):
 
     def owner(self, block: int) -> str:
         """Who got a GPU block last."""
+        ...
+
+    @property
+    def settled(self) -> Settled:
+        """Of which tokens blocks don't change any more."""
         ...
 
 
@@ -153,7 +162,10 @@ class CopyEngine:
         self._queues[copy_id] = queue
         after_step = self.launched_steps if after_compute else 0
         owners = tuple(dict.fromkeys(self.pages.owner(block) for block, _ in pairs))
-        copy = Copy(copy_id, direction, pairs, stream or f"own {copy_id}", after_step, owners=owners)
+        settled = self.pages.settled.of(block for block, _ in pairs)
+        copy = Copy(
+            copy_id, direction, pairs, stream or f"own {copy_id}", after_step, owners=owners, settled=settled
+        )
         self.running[copy_id] = copy
         if not pairs:
             self._end(copy, State.DONE)

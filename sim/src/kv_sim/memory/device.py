@@ -6,7 +6,7 @@ and compares it with what it must hold. Who may touch a block is written down in
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,7 @@ from kv_sim.engine.pool import NULL
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.settled import Offer, Settled
 from kv_sim.memory.shadow import Shadow
 
 Slot = tuple[int, int, int]
@@ -92,6 +93,7 @@ class Device:
         self.waited_steps = 0
         """Steps that this rank's worker executed while no copy was under way that can end: what stands for time.
         A copy that is only late is none that a timeout may give up."""
+        self.settled = Settled()
         self.copies = CopyEngine(self)
 
     # -- host memory, for connectors -----------------------------------------------------------
@@ -116,6 +118,10 @@ class Device:
     def retired_steps(self) -> int:
         """How many of the launched steps have retired."""
         return self.copies.launched_steps - len(self.queue)
+
+    def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
+        """The rank's worker begins with a step, which gets new blocks and hands over ends of prompts."""
+        self.settled.begin_step(new_blocks, handed)
 
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""
@@ -181,8 +187,8 @@ class Device:
             self.memory[block] = POISON
             self.shadow.last_writer[self.rank][block] = "nobody since it was allocated"
 
-    def _changes(self, step: LaunchedStep, block: int) -> bool:
-        """Whether a step will leave other bytes in a block than there are now.
+    def _changes(self, step: LaunchedStep, copy: Copy, block: int) -> bool:
+        """Whether a step will leave other bytes in what a copy wants of a block than there are now.
 
         Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
         blocks may be reading them. And to what a store wants of a block others may be appended.
@@ -190,7 +196,7 @@ class Device:
         if block in step.poison:
             return True
         size = self.config.block_size
-        appends, settled = self.shadow.settled.get(block, ("", size))
+        appends, settled = copy.settled.get(block, ("", size))
         for attention in step.attentions:
             last = settled if attention.request_id == appends else size
             for group, table in enumerate(attention.tables):

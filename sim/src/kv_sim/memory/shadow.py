@@ -5,7 +5,7 @@ be the right ones. Rights come from the engine (blocks that a load was announced
 steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from kv_sim.memory.content import POISON, ZERO
@@ -33,9 +33,6 @@ class Shadow:
         """GPU block -> the request whose load may write it; kept by the engine."""
         self.step_rights: dict[int, int] = {}
         """GPU block -> the step whose own loads may write it, until that step has come back."""
-        self.settled: dict[int, tuple[str, int]] = {}
-        """GPU block -> a request that appends to it, and how many tokens at its beginning a store of the end of a
-        prompt may want: the engine handed over the state after these. The request's own writes change none."""
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
@@ -49,22 +46,6 @@ class Shadow:
     def own(self, request_id: str, blocks: Iterable[int]) -> None:
         """These are a request's blocks now."""
         self.owners.update(dict.fromkeys(blocks, request_id))
-        for block in [block for block in self.settled if self.owners.get(block) != self.settled[block][0]]:
-            del self.settled[block]
-
-    def settle(
-        self, request_id: str, offers: Iterable[tuple[int, int, int]], table: Sequence[int], block_size: int
-    ) -> None:
-        """States of a request are handed over: of each its group, its block, and how many tokens it has seen.
-
-        To a block of states nothing is appended. To the tokens before a state within a block, which are in a block
-        of ``table``, others are.
-        """
-        for _, block, boundary in offers:
-            index, count = divmod(boundary, block_size)
-            self.settled.pop(block, None)
-            if count:
-                self.settled[table[index]] = request_id, count
 
     # -- compute -------------------------------------------------------------------------------
 
@@ -74,16 +55,17 @@ class Shadow:
         blocks: Collection[int],
         what: str,
         copies: Iterable[Copy],
-        changes: Callable[[int], bool] = _always,
+        changes: Callable[[Copy, int], bool] = _always,
     ) -> None:
         """A kernel writes ``blocks``: no copy may be using them, but to read what it doesn't change."""
         copies = list(copies)
         if not copies:
             return
         self._no_copy_uses(rank, blocks, what, copies, (Direction.LOAD,))
-        read = [block for copy in copies if copy.direction is Direction.STORE for block in copy.blocks_left]
-        changed = {block for block in read if block in blocks and changes(block)}
-        self._no_copy_uses(rank, changed, what, copies, (Direction.STORE,))
+        for copy in copies:
+            if copy.direction is Direction.STORE:
+                changed = {block for block in copy.blocks_left if block in blocks and changes(copy, block)}
+                self._no_copy_uses(rank, changed, what, [copy], (Direction.STORE,))
 
     def about_to_read(self, rank: int, blocks: Collection[int], what: str, copies: Iterable[Copy]) -> None:
         """Somebody reads ``blocks``: no load may be writing them."""
@@ -123,7 +105,7 @@ class Shadow:
         slots: int,
         queue: Iterable[UsesBlocks],
         copies: CopyEngine,
-        changes: Callable[[Any, int], bool] = _always,
+        changes: Callable[[Any, Copy, int], bool] = _always,
     ) -> None:
         """A copy moves one page: is the block its, and is neither end in somebody else's use?"""
         if not 0 <= slot < slots:
@@ -138,7 +120,7 @@ class Shadow:
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} writes it "
                     f"while step {number} is still using it",
                 )
-            if copy.direction is Direction.STORE and block in writes and changes(step, block):
+            if copy.direction is Direction.STORE and block in writes and changes(step, copy, block):
                 self.violation(
                     Invariant.OWNERSHIP,
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} reads it "

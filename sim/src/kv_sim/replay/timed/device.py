@@ -5,7 +5,7 @@ timing model says. A device without memory has the shape of the testbed's, and n
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Device, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.replay.timed.link import Link, Way
 from kv_sim.replay.timed.timing import Clock
@@ -64,6 +65,9 @@ class EmptyDevice:
     def kv_cache(self, layer: int) -> KVCache:
         """An array with a row for each block, which says whose it is."""
         return self._pages
+
+    def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
+        """There are no bytes."""
 
     def launch(self, step: LaunchedStep) -> None:
         """The forward pass begins."""
