@@ -42,7 +42,7 @@ from gpu.setting import LOOP, NAMES, Setting, parts_of
 
 from kv_api import ConfigError
 from kv_offload_cpu import CopyEngineChoice, Direction
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
 
 PAGES_KIB = (4, 8, 16, 24, 32, 64, 128, 256, 2048)
 COUNTS = (4096, 65536, 16384, 256, 16)
@@ -238,8 +238,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("torch sees no GPU here: nothing measured")
         return
-    from kv_offload_cpu.copy.batch_call import load_bindings
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
+    from kv_offload_cpu.copy.cuda.batch_call import load_bindings
+    from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
     try:
         loop = Loop(load_bindings("a loop of copies"))

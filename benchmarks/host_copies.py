@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import host_mover
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.host import HostCopyEngine
-from kv_offload_cpu.copy.memmove import BY_C
-from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+from kv_offload_cpu.copy.host.engine import HostCopyEngine
+from kv_offload_cpu.copy.host.memmove import BY_C
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, TensorPages
 from kv_offload_cpu.memory import MappedMemory
 
 PIECE_BYTES = 2 << 20

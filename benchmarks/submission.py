@@ -23,10 +23,10 @@ import numpy as np
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import METHODS
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.page_table import COLUMNS
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 LAYERS = 16
 CASES = ((4, 4096), (4, 65536), (8, 65536), (16, 65536), (24, 32768), (32, 32768), (64, 16384))

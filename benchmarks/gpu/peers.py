@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kv_offload_cpu import Direction, PageCopies
-from kv_offload_cpu.copy.addresses import moves
-from kv_offload_cpu.copy.cuda_batch import SOURCE_ORDER, Batch
-from kv_offload_cpu.copy.descriptors import CopyPlan, Scratch
+from kv_offload_cpu.copy.cuda.methods.batch import SOURCE_ORDER, Batch
+from kv_offload_cpu.copy.ranges.addresses import moves
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Scratch
 
 
 class Loop:

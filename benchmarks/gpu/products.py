@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpu.setting import Setting, parts_of
 
 from kv_offload_cpu import Direction, PageCopies
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
 
 MATMUL_SIZE = 8192
 MATMULS = 24

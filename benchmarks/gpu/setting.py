@@ -11,11 +11,11 @@ from gpu.peers import Loop, OneCall, OtherBatches
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import METHODS, method_maker
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
-from kv_offload_cpu.copy.cuda_batch import OneBatch
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.tensors import device_tensors
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
+from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import device_tensors
 from kv_offload_cpu.memory import MappedMemory
 
 LOOP = "loop"

@@ -16,17 +16,7 @@ from typing import Any
 PACKAGES = {
     "kv_multi": ("*.py",),
     "kv_offload": ("**/*.py",),
-    "kv_offload_cpu": (
-        "manager.py",
-        "pool.py",
-        "tracker.py",
-        "fences.py",
-        "events.py",
-        "stats.py",
-        "pick.py",
-        "pins.py",
-        "policy/*.py",
-    ),
+    "kv_offload_cpu": ("manager.py", "stats.py", "chunks/*.py", "slots/*.py", "policy/*.py"),
 }
 """What is mutated; of kv-offload-cpu what is pure."""
 

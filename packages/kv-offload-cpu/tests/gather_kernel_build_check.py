@@ -14,8 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kv_offload_cpu import Direction
-from kv_offload_cpu.copy.gather_kernel import TILES, WARPS, move_pages
-from kv_offload_cpu.copy.page_table import STEP_BYTES
+from kv_offload_cpu.copy.cuda.gather_kernel import TILES, WARPS, move_pages
+from kv_offload_cpu.copy.cuda.methods.page_table import STEP_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from kv_offload_cpu_layouts import Tensor, jobs, shapes
 from kv_offload_cpu_machine import NUM_CHUNKS
 
-import kv_offload_cpu.copy.gather_kernel as gather_kernel
+import kv_offload_cpu.copy.cuda.gather_kernel as gather_kernel
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import Direction, HostLayout
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.page_table import COLUMNS
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.pages import page_copies
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 settings.register_profile("kernel", max_examples=60, deadline=None)
 settings.load_profile("kernel")

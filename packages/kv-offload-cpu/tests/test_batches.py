@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from kv_api import KVError, LookupResult, ReqContext
 from kv_offload_cpu import CPULoadStoreSpec
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.arc import _Plan
 from kv_offload_cpu.policy.fifo import Ghosts
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 ONE = ReqContext("one")
 TWO = ReqContext("two")

@@ -8,9 +8,9 @@ from kv_offload_cpu_layouts import Job, Shape, Tensor, make_caches, offloading_c
 
 from kv_api import KVError, TransferResult
 from kv_offload_cpu import CPUOffloadingSpec, Direction, Urgency, WorkerCounts
-from kv_offload_cpu.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.engine import CopyResult
-from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.stats import CHECKSUM_MISMATCHES
 
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))

@@ -11,18 +11,18 @@ from kv_offload_cpu_layouts import LikeTorchs
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Options, PageCopies
-from kv_offload_cpu.checksum import ChecksummingEngine
-from kv_offload_cpu.copy import batch_call, trial
-from kv_offload_cpu.copy.addresses import Moves
-from kv_offload_cpu.copy.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, make_copy_engine, method_maker
-from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange
-from kv_offload_cpu.copy.cuda_batch import Batch, OneBatch, SourceOrder
-from kv_offload_cpu.copy.descriptors import CopyPlan, Extent
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.table import TABLE, Basis, ByTable, Row, known, pick
-from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+from kv_offload_cpu.copy.cuda import batch_call, trial
+from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
+from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.table import TABLE, Basis, ByTable, Row, known, pick
+from kv_offload_cpu.copy.ranges.addresses import Moves
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, TensorPages
 from kv_offload_cpu.memory import MappedMemory
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
@@ -293,7 +293,7 @@ def make_engine(monkeypatch):
             return driver
 
         module = SimpleNamespace(TorchDriver=made)
-        monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.torch_driver", module)
+        monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.cuda.torch_driver", module)
         return make_copy_engine(caches, memory, Options(1, **options)), told
 
     yield make

@@ -12,14 +12,14 @@ from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine
 
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import Direction, HostLayout, PageCopies
-from kv_offload_cpu.copy import staged
-from kv_offload_cpu.copy.addresses import Moves, moves, widest_word
-from kv_offload_cpu.copy.cuda_batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
-from kv_offload_cpu.copy.gather import PROGRAMS, OneKernel
-from kv_offload_cpu.copy.page_table import Tables, columns_of, group_steps
-from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.cuda.methods import staged
+from kv_offload_cpu.copy.cuda.methods.batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
+from kv_offload_cpu.copy.cuda.methods.gather import PROGRAMS, OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import Tables, columns_of, group_steps
+from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 

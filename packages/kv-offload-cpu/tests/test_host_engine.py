@@ -11,12 +11,12 @@ from kv_offload_cpu_ids import looks_at
 
 from kv_api import CanonicalKVCacheRef, KVError
 from kv_offload_cpu import CopyResult, Direction, HostLayout, PageCopies, Urgency
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.host import HostCopyEngine
-from kv_offload_cpu.copy.memmove import BY_C
-from kv_offload_cpu.copy.moves import Mover
-from kv_offload_cpu.copy.streaming import find_streaming
-from kv_offload_cpu.copy.tensors import DeviceTensor, TensorPages
+from kv_offload_cpu.copy.host.engine import HostCopyEngine
+from kv_offload_cpu.copy.host.memmove import BY_C
+from kv_offload_cpu.copy.host.moves import Mover
+from kv_offload_cpu.copy.host.streaming import find_streaming
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, TensorPages
 
 STORE, LOAD = Direction.STORE, Direction.LOAD
 PAGE_BYTES = 16

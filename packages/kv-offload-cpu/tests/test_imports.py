@@ -32,6 +32,17 @@ CPUOffloadingSpec(config).get_manager()
 """
 
 
+def imports():
+    """Each module that a file of the package imports, with the file."""
+    root = Path(kv_offload_cpu.__file__).parent
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                yield file.relative_to(root).as_posix(), name
+
+
 def imported_by(code):
     command = [sys.executable, "-c", CODE.format(code=code)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -69,24 +80,46 @@ def test_torch_and_its_kin_have_one_file_each_and_only_what_acts_owns_threads_an
         "time": set(),
         "fcntl": set(),
     }
-    root = Path(kv_offload_cpu.__file__).parent
-    for file in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in names:
-                if (top := name.partition(".")[0]) in owners:
-                    owners[top].add(file.relative_to(root).as_posix())
+    for file, name in imports():
+        if (top := name.partition(".")[0]) in owners:
+            owners[top].add(file)
     assert owners == {
-        "torch": {"copy/torch_driver.py"},
-        "triton": {"copy/gather_kernel.py"},
+        "torch": {"copy/cuda/torch_driver.py"},
+        "triton": {"copy/cuda/gather_kernel.py"},
         "cuda": set(),  # by name, where it is first needed
-        "llvmlite": {"copy/streaming.py"},
-        "threading": {"copy/host.py"},
-        "concurrent": {"copy/host.py", "copy/moves.py"},
-        "time": {"copy/host.py", "copy/trial.py", "shared_region.py"},
+        "llvmlite": {"copy/host/streaming.py"},
+        "threading": {"copy/host/engine.py"},
+        "concurrent": {"copy/host/engine.py", "copy/host/moves.py"},
+        "time": {"copy/host/engine.py", "copy/cuda/trial.py", "shared_region.py"},
         "fcntl": {"shared_region.py"},
     }
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("slots", set()),
+        ("policy", {"slots.columns", "slots.pick", "slots.pins"}),
+        ("chunks", {"policy", "policy.base", "slots.columns", "slots.pick", "slots.pins", "stats"}),
+        ("copy/ranges", {"copy.engine", "sizing"}),
+        ("copy/host", {"copy.engine", "copy.ranges.addresses", "copy.ranges.descriptors", "copy.ranges.tensors"}),
+    ],
+)
+def test_a_folder_knows_of_others_what_its_floor_allows(folder, others):
+    assert outside(folder) == others
+
+
+def test_the_engines_know_nothing_of_each_other_and_methods_only_their_engine():
+    assert {name.rpartition(".")[0] for name in outside("copy/cuda")} == {"", "copy", "copy.ranges"}
+    inside = {name for name in outside("copy/cuda/methods") if name.startswith("copy.cuda")}
+    assert inside == {"copy.cuda.engine"}
+
+
+def outside(folder):
+    """What the files of a folder import of the package, but not of the folder."""
+    package, here = "kv_offload_cpu.", folder.replace("/", ".")
+    names = {name for file, name in imports() if file.startswith(f"{folder}/") and name.startswith(package)}
+    return {name.removeprefix(package) for name in names if not name.startswith(f"{package}{here}.")}
 
 
 def test_every_public_name_is_there():

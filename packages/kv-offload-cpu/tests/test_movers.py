@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_offload_cpu.copy import memmove
-from kv_offload_cpu.copy.memmove import BY_C, move_each
-from kv_offload_cpu.copy.moves import Mover, move
-from kv_offload_cpu.copy.streaming import find_streaming
+from kv_offload_cpu.copy.host import memmove
+from kv_offload_cpu.copy.host.memmove import BY_C, move_each
+from kv_offload_cpu.copy.host.moves import Mover, move
+from kv_offload_cpu.copy.host.streaming import find_streaming
 
 STREAMING = find_streaming()
 MOVERS = {"C": BY_C, "streaming": STREAMING}

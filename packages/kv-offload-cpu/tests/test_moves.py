@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_offload_cpu.copy import moves
-from kv_offload_cpu.copy.addresses import split
-from kv_offload_cpu.copy.moves import Mover, move, share
+from kv_offload_cpu.copy.host import moves
+from kv_offload_cpu.copy.host.moves import Mover, move, share
+from kv_offload_cpu.copy.ranges.addresses import split
 
 MIB = 1 << 20
 PAGES = np.arange(4096), np.arange(4096), np.full(4096, 4096)

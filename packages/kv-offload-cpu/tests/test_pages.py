@@ -10,10 +10,10 @@ from kv_offload_cpu_layouts import Job, LikeTorchs, jobs, shapes
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, Scratch, by_group, join_neighbours
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.stretches import SlotStretches, runs_of
-from kv_offload_cpu.copy.tensors import TensorPages, device_tensors
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges, Scratch, by_group, join_neighbours
+from kv_offload_cpu.copy.ranges.pages import page_copies
+from kv_offload_cpu.copy.ranges.stretches import SlotStretches, runs_of
+from kv_offload_cpu.copy.ranges.tensors import TensorPages, device_tensors
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kv_offload_cpu_models import MODELS
 
 from kv_offload_cpu import POLICIES, Run
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.fifo import Fifo
+from kv_offload_cpu.slots.pins import Pins
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""

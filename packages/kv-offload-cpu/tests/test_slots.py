@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_offload_cpu.pool import ChunkPool
-from kv_offload_cpu.slots import FEW, numbers, pack, put
+from kv_offload_cpu.chunks.pool import ChunkPool
+from kv_offload_cpu.slots.columns import FEW, numbers, pack, put
 
 CAPACITY = 400
 MANY = 2 * FEW

@@ -14,10 +14,11 @@ from llvmlite import ir
 
 from kv_api import ConfigError
 from kv_offload_cpu import CopyEngineChoice, CPUOffloadingSpec
-from kv_offload_cpu.copy import choose, streaming
+from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.choose import host_mover
-from kv_offload_cpu.copy.memmove import BY_C
-from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
+from kv_offload_cpu.copy.host import streaming
+from kv_offload_cpu.copy.host.memmove import BY_C
+from kv_offload_cpu.copy.host.streaming import Unavailable, find_streaming
 
 AUTO, HOST, HOST_STREAM = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.HOST_STREAM
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from kv_offload_cpu_models import LRUModel
 
 from kv_offload_cpu import Run
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
 from kv_offload_cpu.policy.recency import RecencyList
+from kv_offload_cpu.slots.pins import Pins
 
 FEWER = settings(max_examples=max(10, settings().max_examples // 2))
 """One of these takes long."""

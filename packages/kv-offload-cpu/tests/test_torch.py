@@ -8,8 +8,8 @@ from kv_offload_cpu_layouts import BytesModel, canonical, jobs, make_caches, off
 
 from kv_api import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, ConfigError
 from kv_offload_cpu import CPUOffloadingSpec, Direction
-from kv_offload_cpu.copy.descriptors import Ranges
-from kv_offload_cpu.copy.tensors import device_tensors
+from kv_offload_cpu.copy.ranges.descriptors import Ranges
+from kv_offload_cpu.copy.ranges.tensors import device_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -63,7 +63,7 @@ def test_tensors_of_any_type_and_stride_are_pages_of_bytes():
 def test_the_driver_copies_ranges_of_bytes(direction, caplog):
     import torch
 
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
+    from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
     packed = torch.arange(6 * 24, dtype=torch.int16).reshape(6, 24)
     caches = CanonicalKVCaches([CanonicalKVCacheTensor(packed[:, 8:16], 16)], [[CanonicalKVCacheRef(0, 16)]])
@@ -89,7 +89,7 @@ def test_the_driver_copies_ranges_of_bytes(direction, caplog):
 def test_the_driver_without_a_device_has_addresses_and_tables_and_refuses_kernels():
     import torch
 
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
+    from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
     layers = [torch.zeros((3, 16), dtype=torch.int8) for _ in range(2)]
     caches = CanonicalKVCaches(

@@ -23,12 +23,12 @@ from kv_offload_cpu_torch import check_jobs
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout
 from kv_offload_cpu.copy.choose import METHODS, method_maker
-from kv_offload_cpu.copy.cuda_batch import OneBatch
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.page_table import Launch, Steps
-from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.tensors import TensorPages, device_tensors
-from kv_offload_cpu.copy.trial import TINY, Trial
+from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
+from kv_offload_cpu.copy.cuda.methods.page_table import Launch, Steps
+from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.trial import TINY, Trial
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import TensorPages, device_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -136,17 +136,17 @@ def registry(monkeypatch):
         "cudart": lambda: registry,
     }.items():
         monkeypatch.setattr(torch.cuda, name, pretended)
-    driver = "kv_offload_cpu.copy.torch_driver"
+    driver = "kv_offload_cpu.copy.cuda.torch_driver"
     __import__(driver)
     monkeypatch.setattr(f"{driver}.BatchCall", Batches)
     monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
     kernels = SimpleNamespace(Kernel=partial(Kernel, registry))
-    monkeypatch.setattr("kv_offload_cpu.copy.trial.MOST_BYTES", 1 << 10)
-    monkeypatch.setattr("kv_offload_cpu.copy.trial.TIMES", 1)
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.MOST_BYTES", 1 << 10)
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.TIMES", 1)
     monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(TwoHalves, half_bytes=64))
-    monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.gather_kernel", kernels)
-    monkeypatch.setattr("kv_offload_cpu.copy.gather_kernel", kernels, raising=False)
+    monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.cuda.gather_kernel", kernels)
+    monkeypatch.setattr("kv_offload_cpu.copy.cuda.gather_kernel", kernels, raising=False)
     return registry
 
 
@@ -164,7 +164,7 @@ def make(registry):
     """Makes drivers over one layer of one page."""
     import torch
 
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
+    from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
     shape = Shape(1, 1, (Tensor(8),), (((0, 8),),))
     tensors = device_tensors(canonical(shape, [torch.zeros((1, 8), dtype=torch.int8)]))

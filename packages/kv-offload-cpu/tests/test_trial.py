@@ -10,15 +10,15 @@ from kv_offload_cpu_device import FakeDevice, move_of
 
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
-from kv_offload_cpu.copy import trial as trial_module
 from kv_offload_cpu.copy.choose import METHODS, method_maker
-from kv_offload_cpu.copy.cuda import EachRange
-from kv_offload_cpu.copy.cuda_batch import OneBatch, SourceOrder
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.table import Basis, Row
-from kv_offload_cpu.copy.tensors import TensorPages
-from kv_offload_cpu.copy.trial import Shape, Trial
+from kv_offload_cpu.copy.cuda import trial as trial_module
+from kv_offload_cpu.copy.cuda.engine import EachRange
+from kv_offload_cpu.copy.cuda.methods.batch import OneBatch, SourceOrder
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.table import Basis, Row
+from kv_offload_cpu.copy.cuda.trial import Shape, Trial
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED

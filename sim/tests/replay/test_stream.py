@@ -119,7 +119,7 @@ def made_ids(first):
 
 def small_tracker(threshold, max_size):
     """The real tracker, of few keys: 64,000 would hold this whole trace."""
-    from kv_offload_cpu.tracker import OfferTracker
+    from kv_offload_cpu.chunks.tracker import OfferTracker
 
     return OfferTracker(threshold, min(max_size, 500))
 

@@ -1,8 +1,20 @@
 """Host memory as an offloading medium: which KV chunks are kept there, which leave, and the copies.
 
 Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and the worker for each worker process.
-``kv_offload_cpu.policy`` has what decides who leaves, ``kv_offload_cpu.copy`` what moves bytes. What needs numpy
-is imported when it is first asked for.
+
+======================== ==================================================================================
+``spec``                 from a configuration (``options``, ``sizing``) to both halves
+``manager``              the scheduler's half, in the order of a chunk's life
+``chunks/``              what it keeps: which chunks are there, come in and are waited for
+``policy/``              who leaves; each is a file
+``slots/``               slot numbers, which both of these keep in columns
+``load_store_spec``      what it tells the worker; ``stats`` and ``info``: what both count and publish
+``worker``               the worker's half: jobs become pages, and each is reported once
+``memory``               host memory, of one worker or in a ``shared_region`` of all; what is ``available``
+``copy/``                what moves bytes
+======================== ==================================================================================
+
+What needs numpy is imported when it is first asked for.
 """
 
 from importlib import import_module
@@ -12,9 +24,9 @@ from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.manager import CPUOffloadingManager
 from kv_offload_cpu.options import CopyEngineChoice, MemoryChoice, Options
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy import POLICIES, CachePolicy, Run, find_policy
 from kv_offload_cpu.sizing import HostLayout, plan_layout
+from kv_offload_cpu.slots.pins import Pins
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.stats import METRICS, CPUOffloadingStats
 

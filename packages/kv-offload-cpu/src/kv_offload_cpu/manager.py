@@ -28,17 +28,17 @@ from kv_api import (
     RequestOffloadingContext,
     StoreOffer,
 )
-from kv_offload_cpu.events import EventLog
-from kv_offload_cpu.fences import JobKind
-from kv_offload_cpu.intake import Intake
+from kv_offload_cpu.chunks.events import EventLog
+from kv_offload_cpu.chunks.fences import JobKind
+from kv_offload_cpu.chunks.intake import Intake
+from kv_offload_cpu.chunks.pool import ChunkPool
+from kv_offload_cpu.chunks.runs import Runs
+from kv_offload_cpu.chunks.tracker import OfferTracker
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
-from kv_offload_cpu.pick import distinct
 from kv_offload_cpu.policy import find_policy
-from kv_offload_cpu.pool import ChunkPool
-from kv_offload_cpu.runs import Runs
-from kv_offload_cpu.slots import pack
+from kv_offload_cpu.slots.columns import pack
+from kv_offload_cpu.slots.pick import distinct
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
-from kv_offload_cpu.tracker import OfferTracker
 
 MOST_CHUNKS: Final = 2**31 - 1
 """Their numbers travel in 32 bits."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from kv_api import GPULoadStoreSpec, KVError, LoadStoreSpec, OffloadingWorker, TransferResult
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
-from kv_offload_cpu.copy.pages import page_copies
+from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.stats import CHECKSUM_MISMATCHES

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kv_offload_cpu import Direction
-from kv_offload_cpu.copy.cuda_batch import SourceOrder
-from kv_offload_cpu.copy.page_table import COLUMNS
+from kv_offload_cpu.copy.cuda.methods.batch import SourceOrder
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
 
 
 class DeviceEvent:

@@ -7,14 +7,14 @@ from kv_offload_cpu_layouts import Job, make_caches
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, Urgency
 from kv_offload_cpu.copy.choose import METHODS
-from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange
-from kv_offload_cpu.copy.cuda_batch import OneBatch
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.table import Basis, ByTable, Row
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
+from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.table import Basis, ByTable, Row
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.pages import page_copies
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 NUM_CHUNKS = 6
 

@@ -10,10 +10,10 @@ from kv_offload_cpu_layouts import BytesModel, canonical, jobs, make_caches, sha
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import Direction, HostLayout, Urgency
 from kv_offload_cpu.copy.choose import method_maker
-from kv_offload_cpu.copy.cuda import CudaCopyEngine
-from kv_offload_cpu.copy.descriptors import CopyPlan
-from kv_offload_cpu.copy.pages import page_copies
-from kv_offload_cpu.copy.tensors import device_tensors
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.pages import page_copies
+from kv_offload_cpu.copy.ranges.tensors import device_tensors
 from kv_offload_cpu.memory import MappedMemory
 
 NUM_CHUNKS = 6
@@ -23,7 +23,7 @@ def check_jobs(data, choice, device, units):
     """Store and load by a method, pages of bytes in units of one of ``units``; returns the memory that it used."""
     import torch
 
-    from kv_offload_cpu.copy.torch_driver import TorchDriver
+    from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
     shape = in_units(data.draw(shapes()), data.draw(st.sampled_from(units)))
     arrays, _ = make_caches(shape, seed=0)

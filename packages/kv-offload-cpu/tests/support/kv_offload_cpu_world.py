@@ -14,7 +14,7 @@ import pytest
 
 from kv_api import KVError, LookupResult, OffloadKey, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
-from kv_offload_cpu.fences import JobKind
+from kv_offload_cpu.chunks.fences import JobKind
 from kv_offload_cpu.policy import Run
 
 ACTIONS = [

@@ -8,20 +8,20 @@ from logging import getLogger
 from typing import Any, Final
 
 from kv_api import CanonicalKVCaches, ConfigError
-from kv_offload_cpu.checksum import ChecksummingEngine
-from kv_offload_cpu.copy.cuda import CudaCopyEngine, EachRange, Method, Stream
-from kv_offload_cpu.copy.cuda_batch import OneBatch
-from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange, Method, Stream
+from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
+from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
+from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, known
+from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine
-from kv_offload_cpu.copy.gather import OneKernel
-from kv_offload_cpu.copy.host import HostCopyEngine
-from kv_offload_cpu.copy.memmove import BY_C
-from kv_offload_cpu.copy.moves import Mover
-from kv_offload_cpu.copy.staged import TwoHalves
-from kv_offload_cpu.copy.streaming import Unavailable, find_streaming
-from kv_offload_cpu.copy.table import TABLE, ByTable, Row, known
-from kv_offload_cpu.copy.tensors import DeviceTensor, device_tensors
-from kv_offload_cpu.copy.trial import TINY, Seconds, Shape, Trial, rows_of
+from kv_offload_cpu.copy.host.engine import HostCopyEngine
+from kv_offload_cpu.copy.host.memmove import BY_C
+from kv_offload_cpu.copy.host.moves import Mover
+from kv_offload_cpu.copy.host.streaming import Unavailable, find_streaming
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 from kv_offload_cpu.worker import HostMemory
@@ -61,7 +61,7 @@ def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: 
     if device == "cpu":
         engine = HostCopyEngine(plan, tensors, options.copy_threads, host_mover(choice))
     else:
-        from kv_offload_cpu.copy.torch_driver import TorchDriver
+        from kv_offload_cpu.copy.cuda.torch_driver import TorchDriver
 
         driver = TorchDriver(tensors, memory.bytes, pin_memory=options.pin_memory)
         try:

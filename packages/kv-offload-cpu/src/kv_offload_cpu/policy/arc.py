@@ -17,11 +17,11 @@ Invariants (the paper's, section III.B): |T1| + |T2| ≤ c, |T1| + |B1| ≤ c, |
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Ghosts
 from kv_offload_cpu.policy.recency import RecencyList, Stretch
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 
 class _Plan:

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from kv_api import OffloadKey
-from kv_offload_cpu.pins import Pins
+from kv_offload_cpu.slots.pins import Pins
 
 
 def _unknown(slot: int) -> None:

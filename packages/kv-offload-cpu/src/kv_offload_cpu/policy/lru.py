@@ -7,9 +7,9 @@ that is when its conversation is most likely to go on.
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.recency import RecencyList
+from kv_offload_cpu.slots.pins import Pins
 
 
 class LRUPolicy(CachePolicy):

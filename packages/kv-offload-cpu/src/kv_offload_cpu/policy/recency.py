@@ -23,10 +23,10 @@ No stretch is empty. One that left with all of its slots has no ``home``, and ma
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import Run
-from kv_offload_cpu.slots import put
+from kv_offload_cpu.slots.columns import put
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 _SLACK = 64  # dead entries that are not worth a sweep
 

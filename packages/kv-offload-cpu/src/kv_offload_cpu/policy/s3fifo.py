@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kv_api import OffloadKey
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo, Ghosts
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 _USES = 3  # in the state of a chunk: its uses, up to three
 _MAIN = 4  # in the state of a chunk: it is in main

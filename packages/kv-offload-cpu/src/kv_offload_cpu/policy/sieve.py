@@ -17,10 +17,10 @@ the hand meets is parked; it enters at the head when it is unpinned, its mark sp
 from collections.abc import Sequence
 
 from kv_api import OffloadKey
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
 from kv_offload_cpu.policy.base import CachePolicy, Run
 from kv_offload_cpu.policy.fifo import Fifo
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 _VISITED = 2  # in the state of a chunk, next to the number of its queue
 _FIRST_LOOK = 8  # chunks of a batch that may be all marked

@@ -32,11 +32,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias, cast
 
 from kv_api import KVError, OffloadKey
-from kv_offload_cpu.fences import Fences, JobKind
-from kv_offload_cpu.pick import pick
-from kv_offload_cpu.pins import Pins
-from kv_offload_cpu.slots import numbers, put
-from kv_offload_cpu.under_way import UnderWay
+from kv_offload_cpu.chunks.fences import Fences, JobKind
+from kv_offload_cpu.chunks.under_way import UnderWay
+from kv_offload_cpu.slots.columns import numbers, put
+from kv_offload_cpu.slots.pick import pick
+from kv_offload_cpu.slots.pins import Pins
 
 _Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
 """Keys, and the slots of their chunks."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from kv_api import CanonicalKVCacheRef, KVError
 from kv_offload_cpu.copy.engine import Numbers, PageCopies
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 from kv_offload_cpu.sizing import HostLayout
 
 

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from kv_api import ConfigError
-from kv_offload_cpu.copy.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
-from kv_offload_cpu.copy.cuda_batch import Batch
-from kv_offload_cpu.copy.descriptors import Ranges
+from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda.methods.batch import Batch
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Launch, Table
 from kv_offload_cpu.copy.engine import Direction, Numbers
-from kv_offload_cpu.copy.page_table import COLUMNS, Launch, Table
-from kv_offload_cpu.copy.tensors import DeviceTensor
+from kv_offload_cpu.copy.ranges.descriptors import Ranges
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
 
 if TYPE_CHECKING:
-    from kv_offload_cpu.copy import gather_kernel
+    from kv_offload_cpu.copy.cuda import gather_kernel
 
 _log = getLogger("kv_offload_cpu")
 
@@ -74,7 +74,7 @@ class TorchDriver:
         if not self.is_pinned:
             raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
         try:
-            from kv_offload_cpu.copy import gather_kernel
+            from kv_offload_cpu.copy.cuda import gather_kernel
         except ImportError as error:
             raise ConfigError(
                 f"copy_engine: a kernel needs Triton, which can't be imported ({error}); "

@@ -11,10 +11,17 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.cuda import Stream
-from kv_offload_cpu.copy.descriptors import CopyPlan, by_group
+from kv_offload_cpu.copy.cuda.engine import Stream
+from kv_offload_cpu.copy.cuda.methods.page_table import (
+    KernelDriver,
+    Launch,
+    Table,
+    Tables,
+    columns_of,
+    group_steps,
+)
 from kv_offload_cpu.copy.engine import Direction, PageCopies
-from kv_offload_cpu.copy.page_table import KernelDriver, Launch, Table, Tables, columns_of, group_steps
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, by_group
 
 PROGRAMS: Final = {Direction.LOAD: 3, Direction.STORE: 2}
 """Programs of a kernel, and so how many multiprocessors it takes. On an H200 two nearly fill the link. Stores that

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kv_offload_cpu.copy.addresses import split
 from kv_offload_cpu.copy.engine import Numbers
+from kv_offload_cpu.copy.ranges.addresses import split
 
 
 class Mover(NamedTuple):

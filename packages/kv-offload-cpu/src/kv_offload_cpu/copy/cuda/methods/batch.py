@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.addresses import Moves, moves
-from kv_offload_cpu.copy.cuda import Stream
-from kv_offload_cpu.copy.descriptors import CopyPlan, Scratch
+from kv_offload_cpu.copy.cuda.engine import Stream
 from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.ranges.addresses import Moves, moves
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Scratch
 
 
 class SourceOrder(Enum):

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from kv_offload_cpu.copy.engine import Numbers
-from kv_offload_cpu.copy.moves import Mover
+from kv_offload_cpu.copy.host.moves import Mover
 
 _LINE_BYTES: Final = 64
 """What a processor writes at once, and the least that a streaming store should fill."""

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kv_offload_cpu.copy.descriptors import Ranges
 from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.ranges.descriptors import Ranges
 
 WIDEST_WORD_BYTES = 16
 """The widest word that a kernel moves."""

@@ -15,8 +15,8 @@ from logging import getLogger
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_offload_cpu.copy.descriptors import CopyPlan
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 _log = getLogger("kv_offload_cpu")
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_offload_cpu.copy.cuda_batch import Batch, SourceOrder
+from kv_offload_cpu.copy.cuda.methods.batch import Batch, SourceOrder
 
 SYMBOL: Final = b"cuMemcpyBatchAsync"
 

@@ -20,12 +20,19 @@ Those out of host memory may read at any time: see ``cuda_batch``.
 
 from typing import NamedTuple, Protocol
 
-from kv_offload_cpu.copy.cuda import Event, Stream, Streams
-from kv_offload_cpu.copy.cuda_batch import BatchDriver
-from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.cuda.engine import Event, Stream, Streams
+from kv_offload_cpu.copy.cuda.methods.batch import BatchDriver
+from kv_offload_cpu.copy.cuda.methods.page_table import (
+    KernelDriver,
+    Launch,
+    Table,
+    Tables,
+    columns_of,
+    group_steps,
+)
+from kv_offload_cpu.copy.cuda.methods.pieces import Cutter, Piece
 from kv_offload_cpu.copy.engine import Direction, PageCopies
-from kv_offload_cpu.copy.page_table import KernelDriver, Launch, Table, Tables, columns_of, group_steps
-from kv_offload_cpu.copy.pieces import Cutter, Piece
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 HALF_BYTES = 16 << 20
 """Of half a buffer, of which each of three lanes has one; more where one slot needs more. Its copy should take

@@ -18,12 +18,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu.copy.cuda import Event, Method, Stream, Streams
-from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.cuda.engine import Event, Method, Stream, Streams
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Table
+from kv_offload_cpu.copy.cuda.table import Basis, Row
 from kv_offload_cpu.copy.engine import Direction, PageCopies
-from kv_offload_cpu.copy.page_table import COLUMNS, Table
-from kv_offload_cpu.copy.table import Basis, Row
-from kv_offload_cpu.copy.tensors import TensorPages
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.tensors import TensorPages
 from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_cpu.sizing import HostLayout
 

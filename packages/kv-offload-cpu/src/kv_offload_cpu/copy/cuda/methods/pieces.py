@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kv_offload_cpu.copy.addresses import moves
-from kv_offload_cpu.copy.cuda_batch import SOURCE_ORDER, Batch
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges, by_group, join_neighbours
+from kv_offload_cpu.copy.cuda.methods.batch import SOURCE_ORDER, Batch
 from kv_offload_cpu.copy.engine import Direction, Numbers, PageCopies
-from kv_offload_cpu.copy.stretches import SlotStretches, runs_of
+from kv_offload_cpu.copy.ranges.addresses import moves
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges, by_group, join_neighbours
+from kv_offload_cpu.copy.ranges.stretches import SlotStretches, runs_of
 
 FIRST_PARTS = (8, 4, 2)
 """What parts of a half the first pieces of a job fill: an eighth, and so on, so that the link needn't wait."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.addresses import widest_word
-from kv_offload_cpu.copy.cuda import Stream
-from kv_offload_cpu.copy.descriptors import CopyPlan
+from kv_offload_cpu.copy.cuda.engine import Stream
 from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.ranges.addresses import widest_word
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 STEP_BYTES = 4 << 10
 """What a program moves of a page at once, at most."""

@@ -20,12 +20,12 @@ from logging import getLogger
 from threading import Condition
 from typing import NamedTuple
 
-from kv_offload_cpu.copy.addresses import moves
-from kv_offload_cpu.copy.descriptors import CopyPlan, Ranges
 from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
-from kv_offload_cpu.copy.memmove import BY_C
-from kv_offload_cpu.copy.moves import Mover, move
-from kv_offload_cpu.copy.tensors import DeviceTensor
+from kv_offload_cpu.copy.host.memmove import BY_C
+from kv_offload_cpu.copy.host.moves import Mover, move
+from kv_offload_cpu.copy.ranges.addresses import moves
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
+from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
 
 _log = getLogger("kv_offload_cpu")
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
-from kv_offload_cpu.copy.cuda import Method, Stream
-from kv_offload_cpu.copy.descriptors import CopyPlan, Extent
+from kv_offload_cpu.copy.cuda.engine import Method, Stream
+from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES
 from kv_offload_cpu.copy.engine import Direction, PageCopies
-from kv_offload_cpu.copy.staged import HALF_BYTES
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
 from kv_offload_cpu.options import CopyEngineChoice
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_offload_cpu.copy.engine import Numbers
-from kv_offload_cpu.copy.moves import Mover
+from kv_offload_cpu.copy.host.moves import Mover
 
 LARGE_BYTES: Final = 32 << 10
 """From this size on a call for each range is faster: what the kernel does for each page of memory costs more."""

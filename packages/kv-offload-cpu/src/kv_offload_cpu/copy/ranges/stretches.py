@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kv_offload_cpu.copy.descriptors import Parts
 from kv_offload_cpu.copy.engine import Numbers
+from kv_offload_cpu.copy.ranges.descriptors import Parts
 
 
 class Stretches(NamedTuple):

@@ -13,13 +13,13 @@ from itertools import chain
 from typing import TypeAlias
 
 from kv_api import OffloadKey, ReqContext, StoreOffer
-from kv_offload_cpu.events import EventLog
-from kv_offload_cpu.pick import pick
+from kv_offload_cpu.chunks.events import EventLog
+from kv_offload_cpu.chunks.pool import ChunkPool
+from kv_offload_cpu.chunks.runs import in_token_order
+from kv_offload_cpu.chunks.tracker import OfferTracker
 from kv_offload_cpu.policy import CachePolicy, Run
-from kv_offload_cpu.pool import ChunkPool
-from kv_offload_cpu.runs import in_token_order
+from kv_offload_cpu.slots.pick import pick
 from kv_offload_cpu.stats import Counters
-from kv_offload_cpu.tracker import OfferTracker
 
 Begin: TypeAlias = Callable[[list[OffloadKey], list[int]], None]
 """What becomes of chunks that got places, before the policy hears of them."""

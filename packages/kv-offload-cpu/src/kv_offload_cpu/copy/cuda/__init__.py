@@ -1,0 +1,14 @@
+"""The engine for KV caches on a CUDA device, and the ways in which it copies a job.
+
+=================== =======================================================================================
+``engine``          streams, events and order; what a method is, and the one that copies each range by itself
+``methods/``        the others: the driver's batched copy, a kernel, and a buffer on the device
+``table``           which method copies which job
+``trial``           whether a method works on this device, and how fast
+``torch_driver``    what all of them ask of torch
+``gather_kernel``   the kernel, in Triton
+``batch_call``      the driver's batched copy, by cuda-bindings
+=================== =======================================================================================
+
+The last three are the only ones here that import what needs a device.
+"""
