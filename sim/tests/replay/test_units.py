@@ -100,3 +100,10 @@ def test_bytes_of_a_token_are_a_sum_that_is_shown():
         if name.lower() in MODELS:
             assert model.kv_bytes_per_token(1) == MODELS[name.lower()].bytes_per_token("bf16"), name
     assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")
+
+
+@pytest.mark.parametrize("size", [-1, 0, (1 << 40) + 1, 10**400])
+def test_bytes_of_a_token_that_no_model_has(size):
+    with pytest.raises(ConfigError, match=f"^bytes_per_token: expected 1 to 1099511627776, got {size}$"):
+        Footprint(16, size)
+    assert [Footprint(16, most).bytes_per_token for most in (None, 1, 1 << 40)] == [None, 1, 1 << 40]

@@ -348,7 +348,8 @@ OPTIONS = {
         "--kv-dtype: unknown dtype 'fp7'; known: bf16, fp16, fp8, int8; did you mean 'fp8'?"
     ),
     ("--model", "qwen3-8b", "--bytes-per-token", "7"): "--model and --bytes-per-token: give one of them",
-    ("--bytes-per-token", "0"): "--bytes-per-token: expected at least 1, got 0",
+    ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
+    ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, lmbench, lmcache, mooncake, vidur, "
         "vllm, weka; did you mean 'mooncake'?"

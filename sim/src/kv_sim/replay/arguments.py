@@ -15,7 +15,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
-from kv_sim.replay.units import EXPECTED, Footprint
+from kv_sim.replay.units import EXPECTED, Footprint, check_bytes
 
 TIMED: Final = "kv_sim.replay.timed.command"
 ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
@@ -98,8 +98,7 @@ def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None
     if options.bytes_per_token is not None:
         if options.model is not None:
             raise ConfigError("--model and --bytes-per-token: give one of them")
-        if options.bytes_per_token < 1:
-            raise ConfigError(f"--bytes-per-token: expected at least 1, got {options.bytes_per_token}")
+        check_bytes(options.bytes_per_token, "--bytes-per-token")
         return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
     if options.model is None:
         return None, None

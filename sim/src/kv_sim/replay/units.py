@@ -20,6 +20,9 @@ _COUNTS: Final = {"": 1, "k": 1000, "K": 1000, "M": 1000**2, "G": 1000**3}
 _SIZE: Final = re.compile(r"\s*([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[0-9]{1,2})?)\s*([A-Za-z ]*?)\s*")
 """Of so many digits that what is counted or shown of it later fits a float."""
 
+MOST_BYTES: Final = 1 << 40
+"""Of a token: more than any model has, and with as many blocks as there may be a number that fits a float."""
+
 EXPECTED: Final = "20000blocks, 10Mtokens, 64GiB or 64GB"
 
 
@@ -31,6 +34,10 @@ class Footprint:
     bytes_per_token: int | None
     """None where no model was named: then nothing can be said in bytes."""
 
+    def __post_init__(self) -> None:
+        if self.bytes_per_token is not None:
+            check_bytes(self.bytes_per_token, "bytes_per_token")
+
     @property
     def block_bytes(self) -> int | None:
         """Bytes of a block."""
@@ -39,6 +46,12 @@ class Footprint:
     def bytes_of(self, blocks: float) -> int | None:
         """Bytes of some blocks."""
         return None if self.block_bytes is None else int(blocks * self.block_bytes)
+
+
+def check_bytes(of_a_token: int, option: str) -> None:
+    """See that it is what a token may take."""
+    if not 1 <= of_a_token <= MOST_BYTES:
+        raise ConfigError(f"{option}: expected 1 to {MOST_BYTES}, got {of_a_token}")
 
 
 def parse_bytes(text: str, option: str) -> int:
