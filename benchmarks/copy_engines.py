@@ -212,21 +212,32 @@ def run(torch: Any, make_driver: Callable[..., Any], loop: Loop | None, argument
     return results
 
 
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
 def main() -> None:
     """Measure, if there is a GPU."""
     parser = argparse.ArgumentParser(description="The methods of the CUDA copy engine beside one large copy.")
     parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--mebibytes", type=int, default=1024, help="the most bytes of one job")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--beside", type=int, default=3, metavar="N", help="times that products run beside copies")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--in-order", action="store_true", help="chunks that follow each other")
-    parser.add_argument("--pages", type=int, nargs="+", default=PAGES_KIB, metavar="KIB")
-    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS, metavar="N")
-    parser.add_argument("--methods", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
-    parser.add_argument("--programs", type=int, nargs="+", default=[], metavar="N", help="of cuda-gather's kernel")
+    parser.add_argument("--mebibytes", type=count, default=1024, help="the most bytes of one job")
+    parser.add_argument("--repeat", type=count, default=3)
     parser.add_argument(
-        "--calls", type=int, nargs="+", default=[], metavar="N", help="copies in one of cuda-batch"
+        "--beside", type=count, default=3, metavar="N", help="times that products run beside copies"
+    )
+    parser.add_argument("--layers", type=count, default=16)
+    parser.add_argument("--in-order", action="store_true", help="chunks that follow each other")
+    parser.add_argument("--pages", type=count, nargs="+", default=PAGES_KIB, metavar="KIB")
+    parser.add_argument("--counts", type=count, nargs="+", default=COUNTS, metavar="N")
+    parser.add_argument("--methods", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
+    parser.add_argument(
+        "--programs", type=count, nargs="+", default=[], metavar="N", help="of cuda-gather's kernel"
+    )
+    parser.add_argument(
+        "--calls", type=count, nargs="+", default=[], metavar="N", help="copies in one of cuda-batch"
     )
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
