@@ -24,7 +24,6 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
-from kv_sim.memory.copies import State
 from kv_sim.memory.device import Device, LaunchedStep
 from kv_vllm.driver_connector import DrivenConnector
 from kv_vllm.vllm_world import kv_cache_config
@@ -73,8 +72,7 @@ class VllmWorker:
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         self._load_targets = step.load_targets
-        # What stands for time, as the testbed's own worker counts it.
-        self.device.waited_steps += all(copy.state is State.LOST for copy in self.device.copies.running.values())
+        self.device.begin_step(step.new_blocks, step.handed)
         output: Any = step.output
         if self.world.world_size > 1:  # each process has a copy of its own
             output = pickle.loads(pickle.dumps(output))

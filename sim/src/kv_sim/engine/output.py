@@ -87,3 +87,9 @@ class Step:
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)
     """Wrong bytes that kernels of this step read; forgiven if the load that left them is reported as failed."""
+
+    @property
+    def new_blocks(self) -> list[int]:
+        """All that were allocated for it, however they are filled."""
+        copies = getattr(self.output, "kv_cache_block_copies", None) or ()  # an old vLLM's has none
+        return [*self.poison, *self.load_targets, *(copy.dst_block_id for copy in copies)]

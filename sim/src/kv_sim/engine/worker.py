@@ -11,7 +11,6 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
-from kv_sim.memory.copies import State
 from kv_sim.memory.device import Device, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 
@@ -42,9 +41,7 @@ class Worker:
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
-        self.device.waited_steps += all(c.state is State.LOST for c in self.device.copies.running.values())
-        copied = [copy.dst_block_id for copy in output.kv_cache_block_copies or ()]
-        self.device.begin_step([*step.poison, *step.load_targets, *copied], step.handed)
+        self.device.begin_step(step.new_blocks, step.handed)
         if self.config.runner == 2:
             self._prepare_blocks(step)
         connector.handle_preemptions(meta)

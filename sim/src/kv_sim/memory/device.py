@@ -15,7 +15,7 @@ import numpy as np
 from kv_sim.config import WorldConfig
 from kv_sim.engine.pool import NULL
 from kv_sim.memory.content import POISON, ZERO, Words, layer_keys
-from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer, Settled
 from kv_sim.memory.shadow import Shadow
@@ -121,6 +121,7 @@ class Device:
 
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
         """The rank's worker begins with a step, which gets new blocks and hands over ends of prompts."""
+        self.waited_steps += all(copy.state is State.LOST for copy in self.copies.running.values())
         self.settled.begin_step(new_blocks, handed)
 
     def launch(self, step: LaunchedStep) -> None:
