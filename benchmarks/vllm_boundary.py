@@ -1,8 +1,9 @@
 """What the boundary to vLLM costs: a key of a lookup and of an event, and a recorded call.
 
 `lookup`: one key of 4096 that are resident, asked of kv-offload-cpu's manager as it is, through what vLLM's
-connector gets (`kv_vllm.host_spec`), and of vLLM's own manager. `event`: one stored block. `record`: one line of a
-`RecordingConnector`, which is what each of its calls adds. The best of `--repeat` rounds, in processor time.
+connector gets (`kv_vllm.connectors.host_spec`), and of vLLM's own manager. `event`: one stored block. `record`:
+one line of a `RecordingConnector`, which is what each of its calls adds. The best of `--repeat` rounds, in
+processor time.
 
     python benchmarks/vllm_boundary.py [--repeat 5]
 
@@ -27,8 +28,8 @@ try:
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager as VllmManager
 
-    from kv_vllm.host_spec import HostManager
-    from kv_vllm.recording import CallLog
+    from kv_vllm.connectors.host_spec import HostManager
+    from kv_vllm.recording.connector import CallLog
     from kv_vllm.translate import to_vllm
 except ImportError as error:
     sys.exit(f"vllm_boundary: this needs kv-vllm and a vLLM: {error}")

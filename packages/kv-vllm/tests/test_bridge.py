@@ -25,7 +25,7 @@ UNANSWERED = ("on_new_request", "update_state_after_alloc", "update_connector_ou
 @pytest.fixture
 def bridge():
     pytest.importorskip("vllm")
-    from kv_vllm import bridge
+    from kv_vllm.differential import bridge
 
     return bridge
 

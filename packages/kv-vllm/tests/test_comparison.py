@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
-from kv_vllm.comparison import DivergedError, Script, differences, follow
-from kv_vllm.trace import COMPARED, Abort, Add, Call, Process, Reset, Schedule, Turn, arguments_of
+from kv_vllm.differential.comparison import DivergedError, Script, differences, follow
+from kv_vllm.differential.trace import COMPARED, Abort, Add, Call, Process, Reset, Schedule, Turn, arguments_of
 
 STEP = {"new": [{"request": "r", "blocks": [[1, 2]], "computed": 0}], "counts": {"r": 5}, "finished": []}
 TURNS = [

@@ -84,7 +84,7 @@ def test_what_the_smoke_test_runs_is_ours(base, cache):
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     from kv_vllm import OffloadingConnector
-    from kv_vllm.smoke import CONNECTOR
+    from kv_vllm.smoke.run import CONNECTOR
 
     config = config_of("OffloadingConnector", {})
     config.kv_transfer_config = KVTransferConfig(**CONNECTOR)
@@ -170,7 +170,7 @@ class Answers:
 @pytest.fixture
 def answers(base):
     """Such a connector inside vLLM."""
-    from kv_vllm.inside import VLLM_BASES, InsideVllm
+    from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 
     made = type("Made", (InsideVllm, Answers, *VLLM_BASES), {})
     made.__abstractmethods__ = frozenset()

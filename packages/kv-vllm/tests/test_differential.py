@@ -11,12 +11,12 @@ from kv_sim.config import WorldConfig, draw_config
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Trait
-from kv_vllm import differential as module
-from kv_vllm.comparison import Divergence
-from kv_vllm.differential import CellResult, differential, missed, run_cell, show_cell, show_situations
-from kv_vllm.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
-from kv_vllm.situations import MINIMA, situations_of, wanted
-from kv_vllm.trace import Abort, Add, Call, Process, Reset, Sampled, Schedule, Trace, Turn
+from kv_vllm.differential import run as module
+from kv_vllm.differential.comparison import Divergence
+from kv_vllm.differential.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
+from kv_vllm.differential.run import CellResult, differential, missed, run_cell, show_cell, show_situations
+from kv_vllm.differential.situations import MINIMA, situations_of, wanted
+from kv_vllm.differential.trace import Abort, Add, Call, Process, Reset, Sampled, Schedule, Trace, Turn
 
 NEW = (0, 33)
 

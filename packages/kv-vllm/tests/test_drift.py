@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from kv_api.contract import Kind, Member, Phase, Side
-from kv_vllm import drift as module
-from kv_vllm.drift import PAIRS, Difference, compare, compare_contract, judge, parameters_of
-from kv_vllm.drift_intended import INTENDED, Intended
+from kv_vllm.drift import compare as module
+from kv_vllm.drift.compare import PAIRS, Difference, compare, compare_contract, judge, parameters_of
+from kv_vllm.drift.intended import INTENDED, Intended
 
 
 class Ours(ABC):

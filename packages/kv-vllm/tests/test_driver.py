@@ -32,7 +32,7 @@ ONLY_ONE_HAS = {"set_host_xfer_buffer_ops", "has_connector_metadata", "has_pendi
 def engine():
     pytest.importorskip("vllm")
     vllm_version()
-    from kv_vllm.driver import VllmEngine
+    from kv_vllm.driver.engine import VllmEngine
 
     return VllmEngine
 
@@ -145,7 +145,7 @@ SHARED = "several requests share a failed block, and vLLM counts it as computed 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_history_ends_where_vllm_goes_wrong_by_itself(policy, requests, end, goes_on, engine, monkeypatch):
     """A load within the step fails; of two requests with one beginning the second has the first one's blocks."""
-    from kv_vllm.subjects import OUR_SUBJECTS
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
 
     monkeypatch.setattr(engine, "goes_on_after_known_faults", goes_on)
     config = WorldConfig(engine="vllm", failure_policy=policy, max_step_tokens=64)
@@ -187,7 +187,7 @@ def test_ranks_of_their_own_processes_share_no_metadata(ranks):
 @pytest.mark.parametrize("limit", [18, 40])
 def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
     """Also where its last token, at which it would stop, has come before."""
-    from kv_vllm.driver_ledger import Twin
+    from kv_vllm.driver.ledger import Twin
 
     asked = RequestSpec("r", conversation, 3, 0, 18, limit)
     output = Twin(asked, 4, 64).future[3:][:18]
@@ -201,8 +201,8 @@ def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):
 
 @pytest.mark.parametrize(("salt", "adapter"), [(None, None), ("s", None), (None, "a")])
 def test_whose_a_request_is(salt, adapter, engine):
-    from kv_vllm.driver_ledger import Twin
-    from kv_vllm.driver_setup import request_of
+    from kv_vllm.driver.ledger import Twin
+    from kv_vllm.driver.setup import request_of
 
     request = request_of(Twin(RequestSpec("r", 0, 9, 0, 1, 1, salt, adapter), 4, 64))
     assert request.cache_salt == salt
@@ -211,18 +211,18 @@ def test_whose_a_request_is(salt, adapter, engine):
 
 
 def test_whose_connector_it_is(engine):
-    from kv_vllm.driver_setup import is_vllms
-    from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+    from kv_vllm.driver.setup import is_vllms
+    from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
     for theirs in (*VLLM_SUBJECTS.values(), *OUR_SUBJECTS.values()):
         assert is_vllms(theirs)
-    for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver_setup")):
+    for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver.setup")):
         assert not is_vllms(other)
 
 
 @pytest.mark.parametrize("answer", [False, True])
 def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
-    from kv_vllm.driver_connector import DrivenConnector
+    from kv_vllm.driver.connector import DrivenConnector
 
     driven = object.__new__(DrivenConnector)
     inner = SimpleNamespace(supports_divergent_local_hybrid_hits=not answer)
@@ -233,7 +233,7 @@ def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
 def test_worlds_with_states_are_kept_in_each_of_vllms_ways(engine):
     """Every state, those that a repeated prompt needs, or one every so often; without states it is no matter."""
     from kv_sim.config import STATE
-    from kv_vllm.subjects import OUR_SUBJECTS
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
     from kv_vllm.vllm_world import kv_cache_config, vllm_config
 
     seen = set()

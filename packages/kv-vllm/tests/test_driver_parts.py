@@ -13,9 +13,9 @@ from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a test
-from kv_vllm.driver_crash import crashes
-from kv_vllm.driver_ledger import Ledger, Twin
-from kv_vllm.driver_view import SchedulerView
+from kv_vllm.driver.crash import crashes
+from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.view import SchedulerView
 
 
 def broken(error):

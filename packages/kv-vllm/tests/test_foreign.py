@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture
 def foreign():
     pytest.importorskip("vllm")
-    from kv_vllm import foreign
+    from kv_vllm.connectors import foreign
 
     return foreign
 
@@ -101,7 +101,7 @@ def test_it_is_made_with_vllms_words(foreign, transfer):
     assert (type(role).__module__.partition(".")[0], role.name, caches) == ("vllm", "WORKER", "caches")
 
 
-MINE = "kv_vllm.foreign"
+MINE = "kv_vllm.connectors.foreign"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ MINE = "kv_vllm.foreign"
         ({"kv_connector": "ExampleConnector", "a": 1}, {"kv_connector_module_path": MINE}),
         ({"kv_connector": "ExampleConnector", "kv_connector_module_path": MINE}, {}),
         ({"kv_connector": "Nobody's", "kv_connector_module_path": "kv_sim.examples.memory"}, {}),
-        ({"kv_connector": "Name", "kv_connector_module_path": "kv_vllm.drift"}, {}),
+        ({"kv_connector": "Name", "kv_connector_module_path": "kv_vllm.drift.compare"}, {}),
         ({"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm"}, {}),
         ({"kv_connector": 3}, {}),
         ({}, {}),
@@ -137,4 +137,4 @@ def test_what_is_wrong_is_left_to_others(foreign, extra):
 def test_an_unknown_name(foreign, name):
     with pytest.raises(AttributeError) as refused:
         getattr(foreign, name)
-    assert str(refused.value) == f"module 'kv_vllm.foreign' has no attribute {name!r}"
+    assert str(refused.value) == f"module 'kv_vllm.connectors.foreign' has no attribute {name!r}"

@@ -44,7 +44,7 @@ def test_every_schedule_is_listed():
 def test_it_breaks_as_it_did(name):
     pytest.importorskip("vllm")
     vllm_version()
-    from kv_vllm.hunt import kind_of
+    from kv_vllm.driver.hunt import kind_of
 
     schedule = read_schedule(SCHEDULES / f"{name}.jsonl")
     for _ in range(2):

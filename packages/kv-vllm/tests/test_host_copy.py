@@ -67,8 +67,8 @@ def device():
 @pytest.fixture
 def make_worker(device):
     """Makes workers for this many chunks of two blocks."""
+    from kv_vllm.driver.tensors import device_tensor
     from kv_vllm.host_copy import HostCopyWorker
-    from kv_vllm.tensors import device_tensor
 
     caches = SimpleNamespace(tensors=[SimpleNamespace(tensor=device_tensor(device, 0))])
     return lambda chunks: HostCopyWorker(caches, chunks, 2)
@@ -130,7 +130,7 @@ def test_a_copy_that_never_ends_is_named(device, make_worker):
 
 
 def test_a_tensor_shows_its_layer_of_the_device(device):
-    from kv_vllm.tensors import device_of, device_tensor
+    from kv_vllm.driver.tensors import device_of, device_tensor
 
     tensor = device_tensor(device, 1)
     device.memory[3, 1] = [7, 8, 9, 10]
@@ -142,7 +142,7 @@ def test_a_tensor_shows_its_layer_of_the_device(device):
 def test_writing_without_a_right_is_found(device):
     import torch
 
-    from kv_vllm.tensors import device_tensor
+    from kv_vllm.driver.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     with pytest.raises(Violation, match=r"block 2 .*: the connector writes it, but no load"):
@@ -156,7 +156,7 @@ def test_writing_without_a_right_is_found(device):
 def test_every_block_that_is_written_needs_a_right(device, index):
     import torch
 
-    from kv_vllm.tensors import device_tensor
+    from kv_vllm.driver.tensors import device_tensor
 
     tensor, some = device_tensor(device, 0), torch.tensor([2, 4])
     of = {"several": some, "with slots": (some, 0, 1), "all": ..., "a slice": slice(2, 5, 2)}[index]
@@ -183,7 +183,7 @@ def test_every_block_that_is_written_needs_a_right(device, index):
     ],
 )
 def test_nothing_is_read_while_a_load_writes_it(device, direction, block, message):
-    from kv_vllm.tensors import device_tensor
+    from kv_vllm.driver.tensors import device_tensor
 
     tensor = device_tensor(device, 0)
     device.copies.open().submit(direction, [(2, device.allocate_host(1))])
@@ -198,7 +198,7 @@ def test_nothing_is_read_while_a_load_writes_it(device, direction, block, messag
 def test_what_is_not_on_a_device_is_nobodys(device):
     import torch
 
-    from kv_vllm.tensors import DeviceTensor, device_tensor
+    from kv_vllm.driver.tensors import DeviceTensor, device_tensor
 
     tensor, plain = device_tensor(device, 0), torch.zeros(6, 1, 4, 1, dtype=torch.int64)
     device.memory[3, 0] = [7, 8, 9, 10]
@@ -212,7 +212,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused():
     import torch
 
     from kv_api import ConfigError
-    from kv_vllm.tensors import device_of
+    from kv_vllm.driver.tensors import device_of
 
     with pytest.raises(
         ConfigError, match=r"^the testbed copies what lies on its own devices, and this tensor doesn't$"

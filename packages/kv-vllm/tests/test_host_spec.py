@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture
 def module():
     pytest.importorskip("vllm")
-    from kv_vllm import host_spec
+    from kv_vllm.connectors import host_spec
 
     return host_spec
 

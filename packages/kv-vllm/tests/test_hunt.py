@@ -14,7 +14,7 @@ from kv_sim.fuzz import Failure, replay
 from kv_sim.schedule_file import read_schedule
 from kv_sim.violation import Invariant, Violation
 from kv_sim.zoo.registry import PLANTED
-from kv_vllm.hunt import Found, hunt, kind_of, show_found
+from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def hunted(monkeypatch):
             _, violation, length, _ = seeds[failure.seed]
             return replace(failure, history=[Action(Kind.STEP)] * length, violation=violation)
 
-        monkeypatch.setattr("kv_vllm.hunt.run_seed", run_seed)
-        monkeypatch.setattr("kv_vllm.hunt.shrink", shrink)
-        monkeypatch.setattr("kv_vllm.hunt.replay", lambda *args: (None, next(shown[shrunk[-1]])))
+        monkeypatch.setattr("kv_vllm.driver.hunt.run_seed", run_seed)
+        monkeypatch.setattr("kv_vllm.driver.hunt.shrink", shrink)
+        monkeypatch.setattr("kv_vllm.driver.hunt.replay", lambda *args: (None, next(shown[shrunk[-1]])))
         return hunt("a subject", range(len(seeds)), lambda: True), shrunk
 
     return hunt_in

@@ -1,9 +1,13 @@
 """What importing each module brings along: vLLM and torch only where they are said to be."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import kv_vllm
 
 CODE = """
 import sys, traceback  # which brings a module, on 3.15, that is not among the names
@@ -17,15 +21,15 @@ NEEDS = {
     "kv_vllm": [],
     "kv_vllm.__main__": [],
     "kv_vllm.installed": [],
-    "kv_vllm.trace": [],
-    "kv_vllm.comparison": [],
-    "kv_vllm.drift": ["kv_api"],
-    "kv_vllm.drift_intended": [],
+    "kv_vllm.differential.trace": [],
+    "kv_vllm.differential.comparison": [],
+    "kv_vllm.drift.compare": ["kv_api"],
+    "kv_vllm.drift.intended": [],
     "kv_vllm.versions": ["kv_api"],
     "kv_vllm.handing_on": ["kv_api"],
-    "kv_vllm.record_schedule": ["kv_api"],
-    "kv_vllm.smoke": [],
-    "kv_vllm.tiny_model": [],
+    "kv_vllm.recording.schedule": ["kv_api"],
+    "kv_vllm.smoke.run": [],
+    "kv_vllm.smoke.tiny_model": [],
 }
 
 
@@ -41,9 +45,38 @@ def test_what_needs_neither_vllm_nor_the_testbed_imports_neither(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["recorder", "situations", "matrix", "differential", "hunt", "subjects", "driver_ledger"]
+    "module",
+    [
+        "differential.recorder",
+        "differential.situations",
+        "differential.matrix",
+        "differential.run",
+        "driver.hunt",
+        "driver.subjects",
+        "driver.ledger",
+    ],
 )
 def test_what_needs_the_testbed_imports_no_vllm(module):
     modules = imported_by(f"kv_vllm.{module}")
     assert "kv_sim" in modules
     assert not {"vllm", "torch"} & set(modules)
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("connectors", {"handing_on", "translate", "versions"}),
+        ("recording", {"handing_on", "translate", "versions"}),
+        ("smoke", {"installed"}),
+        ("drift", {"installed"}),
+        ("differential", {"vllm_world"}),
+        ("driver", {"vllm_world"}),
+    ],
+)
+def test_folders_know_nothing_of_each_other(folder, others):
+    found = set()
+    for file in (Path(kv_vllm.__file__).parent / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kv_vllm."):
+                found.add(node.module.split(".")[1])
+    assert found - {folder} == others

@@ -58,28 +58,28 @@ def test_vllms_factory_prefers_its_registry_for_specs(base):
     ours = {"spec_name": "HostOffloadingSpec", "spec_module_path": "kv_vllm"}
     theirs = {"spec_name": "CPUOffloadingSpec", "spec_module_path": "kv_vllm"}
     found = [OffloadingSpecFactory.get_spec_cls(extra).__module__ for extra in (ours, theirs)]
-    assert found == ["kv_vllm.host_spec", "vllm.v1.kv_offload.cpu.spec"]
+    assert found == ["kv_vllm.connectors.host_spec", "vllm.v1.kv_offload.cpu.spec"]
 
 
 CHILDREN = [
     ({"kv_connector": "OffloadingConnector"}, ("OffloadingConnector", "kv_vllm")),
-    ({"kv_connector": "ExampleConnector"}, ("ExampleConnector", "kv_vllm.foreign")),
+    ({"kv_connector": "ExampleConnector"}, ("ExampleConnector", "kv_vllm.connectors.foreign")),
     (
         {"kv_connector": "OffloadingConnector", "kv_connector_module_path": f"{V1}.offloading_connector"},
-        (f"{V1.replace('.', '/')}/offloading_connector:OffloadingConnector", "kv_vllm.foreign"),
+        (f"{V1.replace('.', '/')}/offloading_connector:OffloadingConnector", "kv_vllm.connectors.foreign"),
     ),
     (
         {"kv_connector": "MemoryConnector", "kv_connector_module_path": "kv_sim.examples.memory"},
         ("MemoryConnector", "kv_sim.examples.memory"),
     ),
     ({"kv_connector": "Nobody's"}, ("Nobody's", None)),
-    ({"kv_connector": "RecordingConnector"}, ("kv_vllm:RecordingConnector", "kv_vllm.foreign")),
+    ({"kv_connector": "RecordingConnector"}, ("kv_vllm:RecordingConnector", "kv_vllm.connectors.foreign")),
 ]
 
 
 @pytest.mark.parametrize(("child", "expected"), CHILDREN)
 def test_where_a_child_is_found(child, expected, base):
-    from kv_vllm.foreign import with_found_children
+    from kv_vllm.connectors.foreign import with_found_children
 
     [found] = with_found_children({"connectors": [child]})["connectors"]
     assert (found["kv_connector"], found.get("kv_connector_module_path")) == expected
@@ -88,7 +88,7 @@ def test_where_a_child_is_found(child, expected, base):
 def test_a_child_of_vllms_is_of_our_class(base):
     from kv_api import KVConnectorBase_V1, SupportsHMA
     from kv_factory import KVConnectorFactory
-    from kv_vllm.foreign import with_found_children
+    from kv_vllm.connectors.foreign import with_found_children
 
     for child, knows_groups in ((CHILDREN[1][0], False), (CHILDREN[2][0], True)):
         [found] = with_found_children({"connectors": [child]})["connectors"]
@@ -131,7 +131,7 @@ def test_a_child_of_vllms_is_of_our_class(base):
 )
 def test_what_a_recorder_refuses(extra, message, base):
     """Also when vLLM asks its class something, which it does before it makes one."""
-    from kv_vllm.recording import RecordingConnector, inner_transfer
+    from kv_vllm.recording.connector import RecordingConnector, inner_transfer
 
     config = transfer("RecordingConnector", **extra)
     for asked, given in (
@@ -146,7 +146,7 @@ def test_what_a_recorder_refuses(extra, message, base):
 
 @pytest.mark.parametrize("given", [None, "", 3])
 def test_a_recorder_needs_a_path(given, base):
-    from kv_vllm.recording import record_path
+    from kv_vllm.recording.connector import record_path
 
     with pytest.raises(ConfigError) as refused:
         record_path(transfer("RecordingConnector", **({} if given is None else {"record_path": given})))
@@ -156,7 +156,7 @@ def test_a_recorder_needs_a_path(given, base):
 
 
 def test_context_parallelism_is_refused(base):
-    from kv_vllm.inside import _refuse_context_parallelism
+    from kv_vllm.connectors.inside import _refuse_context_parallelism
 
     parallel = SimpleNamespace(decode_context_parallel_size=2)
     with pytest.raises(ConfigError) as refused:
@@ -170,7 +170,7 @@ def test_deprecated_metrics_count_the_same(base):
     from kv_offload import OffloadingConnectorStats
     from kv_offload.metrics import LOAD_BYTES, LOAD_SIZE, STORE_BYTES
     from kv_offload_cpu import CPUOffloadingSpec
-    from kv_vllm.prom import DeprecatedToo
+    from kv_vllm.connectors.prom import DeprecatedToo
 
     prometheus = pytest.importorskip("prometheus_client")
     registry = prometheus.CollectorRegistry()
@@ -198,7 +198,7 @@ def test_all_deprecated_metrics_by_engine(base):
     from kv_offload import OffloadingConnectorStats, TransferStats
     from kv_offload.metrics import SIZE_BUCKETS
     from kv_offload_cpu import CPUOffloadingSpec
-    from kv_vllm.prom import DeprecatedToo
+    from kv_vllm.connectors.prom import DeprecatedToo
 
     prometheus = pytest.importorskip("prometheus_client")
     registry, transfers = prometheus.CollectorRegistry(), TransferStats()

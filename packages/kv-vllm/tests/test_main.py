@@ -16,9 +16,9 @@ from kv_sim.schedule_file import read_schedule
 from kv_sim.violation import Invariant, Violation
 from kv_vllm import __main__ as module
 from kv_vllm.__main__ import main
-from kv_vllm.hunt import Found
-from kv_vllm.matrix import CELLS
-from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+from kv_vllm.differential.matrix import CELLS
+from kv_vllm.driver.hunt import Found
+from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_its_answer_is_the_exit_code(tmp_path):
 
 @pytest.mark.parametrize("is_fine", [True, False])
 def test_drift_is_1(is_fine, monkeypatch):
-    monkeypatch.setattr("kv_vllm.drift.drift", lambda show: is_fine)
+    monkeypatch.setattr("kv_vllm.drift.compare.drift", lambda show: is_fine)
     assert main(["drift"]) == (0 if is_fine else 1)
 
 
@@ -108,7 +108,7 @@ def test_without_the_testbed_it_says_so(command, no_vllm, monkeypatch, capsys):
 def some_vllm(monkeypatch):
     """A vLLM of which nothing is asked but its version."""
     monkeypatch.setattr("kv_vllm.installed.vllm_version", lambda: (0, 33))
-    monkeypatch.setitem(sys.modules, "kv_vllm.vllm_scheduler", SimpleNamespace(VllmScheduler="vLLM's"))
+    monkeypatch.setitem(sys.modules, "kv_vllm.differential.scheduler", SimpleNamespace(VllmScheduler="vLLM's"))
 
 
 def noting(answer):
@@ -143,7 +143,7 @@ USUAL = ["later", "patient", "memory"]
 )
 def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monkeypatch):
     differential, asked = noting(agrees)
-    monkeypatch.setattr("kv_vllm.differential.differential", differential)
+    monkeypatch.setattr("kv_vllm.differential.run.differential", differential)
     assert main(["differential", *options]) == (0 if agrees else 1)
     assert asked == [([*cells], names, seeds, "vLLM's", (0, 33))]
 
@@ -163,7 +163,7 @@ def hunted(some_vllm, monkeypatch):
         failure = Failure(subject, WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)
         return Found(3, {"a kind": failure}, Counter({"a kind": 2}))
 
-    monkeypatch.setattr("kv_vllm.hunt.hunt", hunt)
+    monkeypatch.setattr("kv_vllm.driver.hunt.hunt", hunt)
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     return told, breaking
 
@@ -210,7 +210,7 @@ def test_what_breaks_is_saved_and_the_others_are_fuzzed_too(name, where, hunted,
 )
 def test_a_smoke_test_is_of_a_model(options, model, eager, is_fine, monkeypatch):
     smoke, asked = noting(is_fine)
-    monkeypatch.setattr("kv_vllm.smoke.smoke", smoke)
+    monkeypatch.setattr("kv_vllm.smoke.run.smoke", smoke)
     assert main(["smoke", *options]) == (0 if is_fine else 1)
     assert asked == [(model, {"enforce_eager": eager})]
 

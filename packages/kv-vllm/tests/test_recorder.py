@@ -15,15 +15,15 @@ from kv_sim.fuzz import config_for
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Trait
 from kv_sim.world import World
-from kv_vllm.recorder import RecordedWorld, RecordingEngine, _sampled, record
-from kv_vllm.trace import COMPARED, Abort, Add, Process, Reset, Sampled, Schedule
+from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _sampled, record
+from kv_vllm.differential.trace import COMPARED, Abort, Add, Process, Reset, Sampled, Schedule
 
 CODE = """
 from hashlib import sha256
 from random import Random
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
-from kv_vllm.recorder import record
+from kv_vllm.differential.recorder import record
 for name in ("later", "patient", "memory"):
     for seed in range(4):
         random = Random(seed)

@@ -18,7 +18,7 @@ BEHIND = {**OFFLOADING, "kv_connector_module_path": "kv_vllm"}
 @pytest.fixture
 def module():
     pytest.importorskip("vllm")
-    from kv_vllm import recording
+    from kv_vllm.recording import connector as recording
 
     return recording
 
@@ -263,7 +263,7 @@ def test_it_needs_the_graphs_that_the_one_behind_it_needs(module, monkeypatch, a
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
 def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):  # noqa: F811
     made = module.RecordingConnector(config, base.KVConnectorRole[role], cache)
-    assert type(made.inner).__module__ == "kv_vllm.offloading"
+    assert type(made.inner).__module__ == "kv_vllm.connectors.offloading"
     assert (made.role.name, (tmp_path / "some.calls.jsonl").exists()) == (role, role == "SCHEDULER")
     if role == "SCHEDULER":
         header = json.loads(made.log.calls.read_text())

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from kv_vllm import smoke as module
 from kv_vllm.installed import SETTINGS, MissingError
-from kv_vllm.smoke import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, smoke
+from kv_vllm.smoke import run as module
+from kv_vllm.smoke.run import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, smoke
 
 
 def test_prompts_share_their_beginning():
@@ -152,7 +152,7 @@ def test_a_difference_fails(runs):
 
 
 def test_without_a_model_a_tiny_one_is_made(runs, monkeypatch):
-    monkeypatch.setattr("kv_vllm.tiny_model.make_model", lambda folder: folder)
+    monkeypatch.setattr("kv_vllm.smoke.tiny_model.make_model", lambda folder: folder)
     assert smoke(None, {}, lambda line: None)
     (model,) = {run[0] for run in runs}
     assert Path(model).name == "model" and not Path(model).exists()

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 def subjects():
     pytest.importorskip("vllm")
     vllm_version()
-    from kv_vllm.subjects import OUR_SUBJECTS
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
 
     return OUR_SUBJECTS
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kv_vllm.tiny_model import CONFIG, SCALE, VOCABULARY, make_model, shapes
+from kv_vllm.smoke.tiny_model import CONFIG, SCALE, VOCABULARY, make_model, shapes
 
 
 def test_the_weights_of_a_llama():

@@ -6,8 +6,8 @@ No engine model takes part: the events are written by hand, and the connector an
 import pytest
 
 from kv_sim.config import WorldConfig
+from kv_vllm.differential.trace import Abort, Add, Process, Sampled, Schedule, Trace, arguments_of
 from kv_vllm.installed import vllm_version
-from kv_vllm.trace import Abort, Add, Process, Sampled, Schedule, Trace, arguments_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -41,7 +41,7 @@ def engine():
     """Makes vLLM's scheduler, with a connector."""
     pytest.importorskip("vllm")
     vllm_version()
-    from kv_vllm.vllm_scheduler import VllmScheduler
+    from kv_vllm.differential.scheduler import VllmScheduler
 
     def make(has=4, is_async=False, **world):
         connector = Connector(has, is_async)

@@ -3,22 +3,36 @@
 ``OffloadingConnector``, ``MultiConnector`` and ``RecordingConnector`` are for a ``kv_transfer_config`` with
 ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own connector, with ``spec_module_path:
 kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the installed vLLM.
+
+========================= =================================================================================
+``connectors/``           ours inside vLLM, and our host memory under vLLM's own
+``recording/``            what a live engine asks its connector, as a schedule
+``smoke/``                one vLLM without our connector and one with it
+``drift/``                where vLLM's classes and ours differ
+``differential/``         the testbed's engine against vLLM's schedulers, call by call
+``driver/``               vLLM's own engine under the testbed; ``host_copy`` and ``world_offload`` are media for
+                          it, named in the schedules that it saves
+``translate``             every value of ours that vLLM inspects, and what it becomes there
+``handing_on``            connectors that stand before another one
+``vllm_world``            vLLM's configurations and requests, sized like a world of the testbed
+``installed``             which vLLM there is; ``versions``: with which ours work
+========================= =================================================================================
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kv_vllm.host_spec import HostOffloadingSpec
-    from kv_vllm.multi import MultiConnector
-    from kv_vllm.offloading import OffloadingConnector
-    from kv_vllm.recording import RecordingConnector
+    from kv_vllm.connectors.host_spec import HostOffloadingSpec
+    from kv_vllm.connectors.multi import MultiConnector
+    from kv_vllm.connectors.offloading import OffloadingConnector
+    from kv_vllm.recording.connector import RecordingConnector
 
 _EXPORTS: Final = {
-    "OffloadingConnector": "kv_vllm.offloading",
-    "MultiConnector": "kv_vllm.multi",
-    "RecordingConnector": "kv_vllm.recording",
-    "HostOffloadingSpec": "kv_vllm.host_spec",
+    "OffloadingConnector": "kv_vllm.connectors.offloading",
+    "MultiConnector": "kv_vllm.connectors.multi",
+    "RecordingConnector": "kv_vllm.recording.connector",
+    "HostOffloadingSpec": "kv_vllm.connectors.host_spec",
 }
 """A class that vLLM looks for here by its name, and the module that it is in."""
 

@@ -60,9 +60,9 @@ def _seeds(text: str) -> range:
 def _differential(options: argparse.Namespace) -> int:
     _need_the_testbed()
     from kv_sim.examples.catalogue import SUBJECTS
-    from kv_vllm.differential import USUAL_SUBJECTS, differential
+    from kv_vllm.differential.matrix import CELLS
+    from kv_vllm.differential.run import USUAL_SUBJECTS, differential
     from kv_vllm.installed import vllm_version
-    from kv_vllm.matrix import CELLS
 
     names = options.subject or list(USUAL_SUBJECTS)
     unknown = [name for name in names if name not in SUBJECTS]
@@ -76,13 +76,13 @@ def _differential(options: argparse.Namespace) -> int:
         and options.is_async in (None, "yes" if cell.async_scheduling else "no")
     ]
     version = vllm_version()
-    from kv_vllm.vllm_scheduler import VllmScheduler
+    from kv_vllm.differential.scheduler import VllmScheduler
 
     return 0 if differential(cells, names, options.seeds, VllmScheduler, version, _show) else 1
 
 
 def _drift(options: argparse.Namespace) -> int:
-    from kv_vllm.drift import drift
+    from kv_vllm.drift.compare import drift
 
     return 0 if drift(_show) else 1
 
@@ -90,9 +90,9 @@ def _drift(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     _need_the_testbed()
     from kv_sim.examples.catalogue import SUBJECTS
-    from kv_vllm.hunt import hunt, show_found
+    from kv_vllm.driver.hunt import hunt, show_found
+    from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
     from kv_vllm.installed import vllm_version
-    from kv_vllm.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
     known = {**VLLM_SUBJECTS, **OUR_SUBJECTS, **SUBJECTS}
     names = options.subject or list(VLLM_SUBJECTS)
@@ -111,14 +111,14 @@ def _fuzz(options: argparse.Namespace) -> int:
 
 
 def _smoke(options: argparse.Namespace) -> int:
-    from kv_vllm.smoke import smoke
+    from kv_vllm.smoke.run import smoke
 
     return 0 if smoke(options.model, {"enforce_eager": options.eager}, _show) else 1
 
 
 def _schedule(options: argparse.Namespace) -> int:
     from kv_api import ConfigError
-    from kv_vllm.record_schedule import write_schedule_of
+    from kv_vllm.recording.schedule import write_schedule_of
 
     try:
         _show(str(write_schedule_of(Path(options.calls), Path(options.schedule))))

@@ -11,7 +11,7 @@ from logging import getLogger
 from typing import Final
 
 from kv_api import ConfigError
-from kv_vllm.drift import drift
+from kv_vllm.drift.compare import drift
 from kv_vllm.installed import vllm_version
 
 TRIED: Final = ((0, 32), (0, 33))

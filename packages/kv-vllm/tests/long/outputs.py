@@ -46,13 +46,13 @@ def test_outputs_are_identical(reference, name):
     assert hits > 500 and preemptions > 0 and not failures
     if name == "spec":
         assert module == "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
-        assert type(connector.scheduler.manager).__module__ == "kv_vllm.host_spec"
+        assert type(connector.scheduler.manager).__module__ == "kv_vllm.connectors.host_spec"
     else:
-        assert module == ("kv_vllm.multi" if name == "multi" else "kv_vllm.offloading")
+        assert module == ("kv_vllm.connectors.multi" if name == "multi" else "kv_vllm.connectors.offloading")
     if name == "multi":
         assert [type(child).__module__ for child in connector.sub_connectors] == [
-            "kv_vllm.offloading",
-            "kv_vllm.foreign",
+            "kv_vllm.connectors.offloading",
+            "kv_vllm.connectors.foreign",
         ]
 
 

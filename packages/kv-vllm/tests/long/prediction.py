@@ -8,7 +8,7 @@ from kv_vllm_specs import UntilSettled
 
 from kv_sim.schedule_file import read_schedule
 from kv_sim.world import World
-from kv_vllm.record_schedule import write_schedule_of
+from kv_vllm.recording.schedule import write_schedule_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 

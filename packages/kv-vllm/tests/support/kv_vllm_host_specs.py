@@ -2,7 +2,7 @@
 
 from kv_vllm_specs import Corrupting
 
-from kv_vllm.host_spec import HostOffloadingSpec
+from kv_vllm.connectors.host_spec import HostOffloadingSpec
 
 
 class CorruptingHost(HostOffloadingSpec):

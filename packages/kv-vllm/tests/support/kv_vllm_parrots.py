@@ -1,6 +1,6 @@
 """Schedulers that are none: they make the calls of a trace again, maybe with something changed."""
 
-from kv_vllm.trace import Call, Reset, Turn
+from kv_vllm.differential.trace import Call, Reset, Turn
 
 
 class Parrot:

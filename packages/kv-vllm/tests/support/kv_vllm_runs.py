@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from tempfile import gettempdir
 
-from kv_vllm.tiny_model import CONFIG, make_model, shapes, write_model
+from kv_vllm.smoke.tiny_model import CONFIG, make_model, shapes, write_model
 
 BLOCK = 32
 KEPT = 1 << 26

@@ -33,8 +33,8 @@ import kv_offload.connector
 import kv_offload.metadata
 import kv_offload.metrics
 import kv_offload_cpu
-from kv_vllm.host_spec import HostManager
-from kv_vllm.multi import MultiConnector
+from kv_vllm.connectors.host_spec import HostManager
+from kv_vllm.connectors.multi import MultiConnector
 
 
 def manager(*args, **kwargs):

@@ -13,7 +13,7 @@ from vllm.v1.kv_offload import base as theirs
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory as TheirFactory
 
 import kv_api
-from kv_vllm import offloading
+from kv_vllm.connectors import offloading
 
 
 def _ours(made, value):

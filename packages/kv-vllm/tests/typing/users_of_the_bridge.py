@@ -6,11 +6,11 @@ from typing import assert_type
 from kv_api import KVConnectorBase_V1
 from kv_offload_cpu import CPUOffloadingSpec
 from kv_vllm import HostOffloadingSpec, MultiConnector, OffloadingConnector
-from kv_vllm.comparison import Divergence, Script, follow
+from kv_vllm.differential.comparison import Divergence, Script, follow
+from kv_vllm.differential.trace import Add, Call, Event, Turn
 from kv_vllm.installed import MissingError
-from kv_vllm.record_schedule import Summary, write_schedule_of
-from kv_vllm.smoke import Told, compare, smoke
-from kv_vllm.trace import Add, Call, Event, Turn
+from kv_vllm.recording.schedule import Summary, write_schedule_of
+from kv_vllm.smoke.run import Told, compare, smoke
 from kv_vllm.versions import judge_version
 
 

@@ -32,10 +32,10 @@ from kv_sim.memory.device import Attention, Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
-from kv_vllm.driver_crash import crashes
-from kv_vllm.driver_ledger import Ledger, Twin
-from kv_vllm.driver_setup import Setup, request_of
-from kv_vllm.driver_view import SchedulerView
+from kv_vllm.driver.crash import crashes
+from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.setup import Setup, request_of
+from kv_vllm.driver.view import SchedulerView
 
 
 @dataclass

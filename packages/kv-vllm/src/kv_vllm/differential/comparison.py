@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kv_vllm.trace import Call, Event, Reset, Turn, arguments_of
+from kv_vllm.differential.trace import Call, Event, Reset, Turn, arguments_of
 
 
 @dataclass(frozen=True)

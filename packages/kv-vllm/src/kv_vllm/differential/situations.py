@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kv_sim.config import WorldConfig
-from kv_vllm.trace import Abort, Add, Call, Process, Reset, Trace, Turn
+from kv_vllm.differential.trace import Abort, Add, Call, Process, Reset, Trace, Turn
 
 PER: Final = 500
 """The number of histories that ``MINIMA`` are for; fewer histories need proportionally less."""

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Member
-from kv_vllm.drift_intended import INTENDED, Intended
+from kv_vllm.drift.intended import INTENDED, Intended
 from kv_vllm.installed import vllm_version
 
 _V1: Final = "vllm.distributed.kv_transfer.kv_connector.v1"

@@ -9,8 +9,8 @@ from copy import copy
 from typing import Any
 
 from kv_multi import MultiConnector as OurMultiConnector
-from kv_vllm.foreign import with_found_children
-from kv_vllm.inside import VLLM_BASES, InsideVllm
+from kv_vllm.connectors.foreign import with_found_children
+from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 
 
 class MultiConnector(InsideVllm, OurMultiConnector, *VLLM_BASES):  # type: ignore[misc]

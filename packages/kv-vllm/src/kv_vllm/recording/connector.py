@@ -23,7 +23,7 @@ from vllm.v1.request import RequestStatus
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt
 from kv_vllm.handing_on import CALLED, methods_to
-from kv_vllm.record_schedule import world_of, write_schedule_of
+from kv_vllm.recording.schedule import world_of, write_schedule_of
 from kv_vllm.translate import describe_group, role_of, to_vllm
 from kv_vllm.versions import require_version
 

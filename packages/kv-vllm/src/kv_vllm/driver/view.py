@@ -5,7 +5,7 @@ from typing import Any
 
 from kv_sim.engine.blocks import Tables
 from kv_sim.engine.request import SimRequest
-from kv_vllm.driver_ledger import Ledger
+from kv_vllm.driver.ledger import Ledger
 
 
 class PoolView:

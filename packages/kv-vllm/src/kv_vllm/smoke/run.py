@@ -96,7 +96,7 @@ def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None
     vllm_version()
     with TemporaryDirectory() as folder:
         if model is None:
-            from kv_vllm.tiny_model import make_model
+            from kv_vllm.smoke.tiny_model import make_model
 
             model = str(make_model(Path(folder, "model")))
         told = []
@@ -117,7 +117,7 @@ def _in_a_process(
     out = folder / "told.json"
     out.unlink(missing_ok=True)
     given = json.dumps([model, transfer, options, str(out)])
-    done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke", given], check=False, env=environment)
+    done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke.run", given], check=False, env=environment)
     if done.returncode or not out.exists():
         with_it = "with" if transfer else "without"
         raise MissingError(

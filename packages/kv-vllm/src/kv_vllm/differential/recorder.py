@@ -20,7 +20,7 @@ from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
-from kv_vllm.trace import (
+from kv_vllm.differential.trace import (
     COMPARED,
     Abort,
     Add,

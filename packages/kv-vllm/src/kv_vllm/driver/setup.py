@@ -26,11 +26,11 @@ from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee
-from kv_vllm.driver_connector import BEHIND_KEY
-from kv_vllm.driver_crash import crashes
-from kv_vllm.driver_ledger import Ledger, Twin
-from kv_vllm.driver_worker import VllmWorker, VllmWorkerV2
-from kv_vllm.tensors import device_tensor
+from kv_vllm.driver.connector import BEHIND_KEY
+from kv_vllm.driver.crash import crashes
+from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.tensors import device_tensor
+from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
 from kv_vllm.vllm_world import (
     WorldVllmConfig,
     kv_cache_config,
@@ -107,7 +107,7 @@ class Setup:
         values = {
             **self._transfer,
             "kv_connector": connector,
-            "kv_connector_module_path": "kv_vllm.driver_connector",
+            "kv_connector_module_path": "kv_vllm.driver.connector",
             "kv_connector_extra_config": {BEHIND_KEY: (guard, told)},
         }
         return vllm_config(self._world, KVTransferConfig(**values), rank)

@@ -11,9 +11,9 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kv_sim.config import WorldConfig
-from kv_vllm.bridge import DELIVERY_KEY, SCRIPT_KEY
-from kv_vllm.comparison import Script
-from kv_vllm.trace import Abort, Add, Event, Process, Reset, Sampled, Schedule, Trace
+from kv_vllm.differential.bridge import DELIVERY_KEY, SCRIPT_KEY
+from kv_vllm.differential.comparison import Script
+from kv_vllm.differential.trace import Abort, Add, Event, Process, Reset, Sampled, Schedule, Trace
 from kv_vllm.vllm_world import VOCABULARY, make_request, make_scheduler, vllm_config
 
 STOP_TOKEN: Final = VOCABULARY - 1
@@ -27,7 +27,7 @@ class VllmScheduler:
         transfer = KVTransferConfig(
             kv_connector="ScriptedHMAConnector" if trace.all_groups else "ScriptedConnector",
             kv_role=world.role,
-            kv_connector_module_path="kv_vllm.bridge",
+            kv_connector_module_path="kv_vllm.differential.bridge",
             kv_load_failure_policy=world.failure_policy,
             kv_connector_extra_config={SCRIPT_KEY: script, DELIVERY_KEY: trace.requires_delivery},
         )

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from kv_sim.config import WorldConfig
 from kv_sim.subject import Subject, Trait
-from kv_vllm.trace import Abort, Process, Reset, Sampled, Schedule, Trace
+from kv_vllm.differential.trace import Abort, Process, Reset, Sampled, Schedule, Trace
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.subject import Subject
-from kv_vllm.comparison import Divergence, Follower, Script, follow
-from kv_vllm.matrix import EXCLUSIONS, Cell, exclusion_of, hidden
-from kv_vllm.recorder import record
-from kv_vllm.situations import MINIMA, situations_of, wanted
-from kv_vllm.trace import Trace
+from kv_vllm.differential.comparison import Divergence, Follower, Script, follow
+from kv_vllm.differential.matrix import EXCLUSIONS, Cell, exclusion_of, hidden
+from kv_vllm.differential.recorder import record
+from kv_vllm.differential.situations import MINIMA, situations_of, wanted
+from kv_vllm.differential.trace import Trace
 
 USUAL_SUBJECTS: Final = ("later", "patient", "memory")
 ACTIONS: Final = 150

@@ -1,0 +1,1 @@
+"""Where the installed vLLM's classes and ours differ: what ``compare`` finds, and what of it is ``intended``."""

@@ -1,0 +1,8 @@
+"""The engine ``vllm`` of the testbed: vLLM's own schedulers and hooks over the testbed's memory.
+
+``engine`` is what a world drives, made by ``setup``: a scheduler of vLLM's, which the testbed reads through a
+``view``, and a ``worker`` for each rank, both with a ``connector`` that hands calls on. The ``ledger`` is what
+vLLM doesn't keep; a ``crash`` in vLLM is a violation. ``subjects`` are connectors of vLLM's that can be driven:
+over ``tensors`` that are the testbed's memory, and with its copies (``host_copy``, ``world_offload``). ``hunt``
+looks for failures until time is up.
+"""

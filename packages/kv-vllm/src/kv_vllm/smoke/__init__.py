@@ -1,0 +1,1 @@
+"""One vLLM without our connector and one with it: ``run`` compares what a ``tiny_model`` says."""
