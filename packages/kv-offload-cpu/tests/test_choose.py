@@ -19,7 +19,7 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.table import TABLE, Basis, ByTable, Row, known, pick
+from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting, pick
 from kv_offload_cpu.copy.ranges.addresses import Moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, TensorPages
@@ -144,7 +144,7 @@ def test_a_few_ranges_go_one_by_one(direction):
     ("layers", "method"), [(64, STAGED), (63, GATHER), (4096, STAGED), (4097, GATHER)], ids=str
 )
 def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, direction, method):
-    rows = known(TABLE, plan_of(4 * KIB, layers))
+    rows = fitting(TABLE, plan_of(4 * KIB, layers))
     assert pick(rows, direction, Extent(1 << 14, 1 << 26)) is method
 
 
@@ -161,7 +161,7 @@ def test_rows_for_smaller_ranges_than_there_are_do_not_count(sizes, methods):
     tensors = [TensorPages(8, size, size, n << 40) for n, size in enumerate(sizes, 1)]
     layout = HostLayout(8, 1, sum(sizes), 1, sum(sizes))
     plan = CopyPlan(tensors, [[CanonicalKVCacheRef(n, size) for n, size in enumerate(sizes)]], layout, 0)
-    assert {row.method for row in known(TABLE, plan)} == methods
+    assert {row.method for row in fitting(TABLE, plan)} == methods
 
 
 def test_the_group_with_the_smallest_ranges_counts():
@@ -170,7 +170,7 @@ def test_the_group_with_the_smallest_ranges_counts():
     slot_bytes = 4 * KIB + 1 * MIB
     plan = CopyPlan(tensors, refs, HostLayout(8, 1, slot_bytes, 1, slot_bytes), 0)
     assert plan.least_range_bytes == 4 * KIB
-    assert {row.method for row in known(TABLE, plan)} == {BATCH, GATHER, STAGED}
+    assert {row.method for row in fitting(TABLE, plan)} == {BATCH, GATHER, STAGED}
 
 
 def test_auto_tries_no_kernel_for_large_pages():
@@ -200,16 +200,15 @@ def test_auto_uses_no_buffer_that_small_slots_would_not_fill():
     assert driver.stages == []
 
 
-def test_auto_copies_range_by_range_where_all_rows_are_guesses():
+def test_auto_copies_range_by_range_where_no_row_fits():
     driver = Enabled()
-    method = auto(driver, [row._replace(basis=Basis.GUESS) for row in TABLE])
+    method = auto(driver, [])
     assert (used(method), driver.found, driver.calls) == ([CUDA], set(), [])
 
 
-def test_auto_follows_what_was_measured():
+def test_auto_enables_what_its_rows_need():
     driver = Enabled()
-    method = auto(driver, [TABLE[1], TABLE[0]._replace(basis=Basis.GUESS)])
-    assert used(method) == [CUDA, GATHER]
+    assert used(auto(driver, [TABLE[1]])) == [CUDA, GATHER]
     assert driver.found == {"kernels"}
 
 
@@ -341,8 +340,8 @@ def test_auto_does_without_what_a_machine_lacks(lacking, caplog):
 
 def test_the_first_row_that_fits_counts_and_rows_have_edges():
     table = [
-        Row(Direction.LOAD, 1000, 100, GATHER, Basis.MEASURED),
-        Row(Direction.LOAD, 500, 200, BATCH, Basis.MEASURED),
+        Row(Direction.LOAD, 1000, 100, GATHER),
+        Row(Direction.LOAD, 500, 200, BATCH),
     ]
     expected = {
         (11, 1000): GATHER,
@@ -356,8 +355,7 @@ def test_the_first_row_that_fits_counts_and_rows_have_edges():
     assert {key: pick(table, Direction.LOAD, Extent(*key)) for key in expected} == expected
     assert pick(table, Direction.STORE, Extent(11, 1000)) is CUDA
     assert pick(table, Direction.LOAD, Extent(0, 0)) is CUDA
-    guess = TABLE[0]._replace(basis=Basis.GUESS)
-    assert known([*table, guess], plan_of(16)) == tuple(table)
+    assert fitting(table, plan_of(16)) == tuple(table)
 
 
 def test_methods_of_one_lane_share_its_stream():

@@ -15,7 +15,7 @@ from kv_offload_cpu.copy.cuda import trial as trial_module
 from kv_offload_cpu.copy.cuda.engine import EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
-from kv_offload_cpu.copy.cuda.table import Basis, Row
+from kv_offload_cpu.copy.cuda.table import Row
 from kv_offload_cpu.copy.cuda.trial import Shape, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
@@ -106,7 +106,7 @@ def pages(count):
 
 
 def measured(direction, *rows):
-    return [Row(direction, least, below, method, Basis.MEASURED) for least, below, method in rows]
+    return [Row(direction, least, below, method) for least, below, method in rows]
 
 
 def test_each_direction_size_and_count_goes_by_what_was_fastest(clock, caplog):
@@ -318,7 +318,7 @@ def test_what_is_taken_is_of_all_tensors(most, counts, monkeypatch):
 def test_what_was_tried_of_one_size_goes_for_all(clock, monkeypatch):
     monkeypatch.setattr(trial_module, "MOST_BYTES", 16 * 100)
     assert rows_of(best(clock(Device()), 100)) == [
-        Row(direction, 0, ENDLESS, BATCH, Basis.MEASURED) for direction in (STORE, LOAD)
+        Row(direction, 0, ENDLESS, BATCH) for direction in (STORE, LOAD)
     ]
 
 

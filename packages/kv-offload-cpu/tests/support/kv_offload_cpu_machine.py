@@ -11,7 +11,7 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.table import Basis, ByTable, Row
+from kv_offload_cpu.copy.cuda.table import ByTable, Row
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
@@ -20,10 +20,10 @@ NUM_CHUNKS = 6
 
 
 ALL = (
-    Row(Direction.LOAD, 3, 20, CopyEngineChoice.CUDA_GATHER, Basis.MEASURED),
-    Row(Direction.LOAD, 2, 99, CopyEngineChoice.CUDA_STAGED, Basis.MEASURED),
-    Row(Direction.STORE, 3, 20, CopyEngineChoice.CUDA_STAGED, Basis.MEASURED),
-    Row(Direction.STORE, 2, 99, CopyEngineChoice.CUDA_BATCH, Basis.MEASURED),
+    Row(Direction.LOAD, 3, 20, CopyEngineChoice.CUDA_GATHER),
+    Row(Direction.LOAD, 2, 99, CopyEngineChoice.CUDA_STAGED),
+    Row(Direction.STORE, 3, 20, CopyEngineChoice.CUDA_STAGED),
+    Row(Direction.STORE, 2, 99, CopyEngineChoice.CUDA_BATCH),
 )
 """A table by which the jobs of one lane are copied by all methods in turn."""
 

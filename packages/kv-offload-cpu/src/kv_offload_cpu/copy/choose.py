@@ -13,7 +13,7 @@ from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange, Method, S
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, known
+from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
@@ -106,7 +106,7 @@ def method_maker(
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
-    AUTO follows the rows of ``table`` that are no guesses, as far as their methods pass a trial, CUDA_BEST what
+    AUTO follows the rows of ``table``, as far as their methods pass a trial, CUDA_BEST what
     trials with ranges like those of ``plan`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
@@ -115,7 +115,7 @@ def method_maker(
     if choice is CopyEngineChoice.CUDA_BEST:
         rows = _best_rows(driver, Shape(plan.range_bytes, plan.num_ranges_a_page))
     else:
-        wanted = known(table, plan)
+        wanted = fitting(table, plan)
         methods = {row.method for row in wanted}
         usable = [name for name in METHODS if name in methods and _tried(driver, choice, name, TINY) is not None]
         rows = [row for row in wanted if row.method in usable]

@@ -1,13 +1,12 @@
 """Which method copies a job best, by direction, bytes and the size of ranges: one table, and whoever follows it.
 
-A row that nobody has measured is a *guess*, from how the methods work. ``auto`` follows no guess: it should cost
-somebody's speed only if they asked for it. What it follows has to prove itself on the machine first; see
-``choose``. ``cuda-best`` has a table of its own, which a ``trial`` measures on the device.
+Every row was measured: ``auto`` should cost somebody's speed only if they asked for it. And what it follows has to
+prove itself on the machine first; see ``choose``. ``cuda-best`` has a table of its own, which a ``trial`` measures
+on the device.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from kv_offload_cpu.copy.cuda.engine import Method, Stream
@@ -15,13 +14,6 @@ from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES
 from kv_offload_cpu.copy.engine import Direction, PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
 from kv_offload_cpu.options import CopyEngineChoice
-
-
-class Basis(Enum):
-    """Where a row comes from."""
-
-    GUESS = auto()
-    MEASURED = auto()
 
 
 class Row(NamedTuple):
@@ -34,7 +26,6 @@ class Row(NamedTuple):
     least_bytes: int
     below_bytes: int
     method: CopyEngineChoice
-    basis: Basis
     least_slot_bytes: int = 0
     most_slot_bytes: int = sys.maxsize
 
@@ -43,7 +34,7 @@ FEWEST_RANGES: Final = 4
 """A job of fewer goes range by range: there is nothing to win."""
 
 TABLE: Final = tuple(
-    Row(direction, least_bytes, below_bytes, method, Basis.MEASURED, *slot_bytes)
+    Row(direction, least_bytes, below_bytes, method, *slot_bytes)
     for direction in Direction
     for least_bytes, below_bytes, method, slot_bytes in (
         (64 << 20, 64 << 10, CopyEngineChoice.CUDA_STAGED, (256 << 10, HALF_BYTES)),
@@ -56,15 +47,13 @@ TABLE: Final = tuple(
 make it larger."""
 
 
-def known(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
-    """The rows that ``auto`` may follow, and that jobs of ``plan`` can be like."""
+def fitting(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
+    """The rows that jobs of ``plan`` can be like."""
     slot_bytes = plan.layout.slot_bytes
     return tuple(
         row
         for row in table
-        if row.basis is not Basis.GUESS
-        and row.least_slot_bytes <= slot_bytes <= row.most_slot_bytes
-        and plan.least_range_bytes < row.below_bytes
+        if row.least_slot_bytes <= slot_bytes <= row.most_slot_bytes and plan.least_range_bytes < row.below_bytes
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu.copy.cuda.engine import Event, Method, Stream, Streams
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Table
-from kv_offload_cpu.copy.cuda.table import Basis, Row
+from kv_offload_cpu.copy.cuda.table import Row
 from kv_offload_cpu.copy.engine import Direction, PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
@@ -181,5 +181,5 @@ def rows_of(found: Mapping[CopyEngineChoice, Seconds]) -> list[Row]:
         best = min(found, key=lambda choice, case=case: found[choice][case])  # type: ignore[misc]
         least = case.num_ranges * case.size if case.num_ranges > fewest else 0
         below = case.size * _FACTOR // 2 if case.size < largest else sys.maxsize
-        rows.append(Row(case.direction, least, below, best, Basis.MEASURED))
+        rows.append(Row(case.direction, least, below, best))
     return rows
