@@ -21,7 +21,8 @@ from kv_sim.memory.content import (
     whole_story,
 )
 from kv_sim.memory.copies import Direction
-from kv_sim.memory.device import Attention, ContentProblem, Device, LaunchedStep, Slot
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
@@ -176,7 +177,7 @@ def test_where_no_state_is_kept_there_is_no_block() -> None:
     made.launch(one)
     made.retire()
     assert (made.memory[0] == POISON).all()
-    assert (made.memory[13, 0] == int(HASHES[8]) ^ int(made.keys[2][0])).all()
+    assert (made.memory[13, 0] == int(HASHES[8]) ^ int(made.kernels.keys[2][0])).all()
     assert step(CONFIG, (0, 3), (5, 6)).writes == {1, 2, 6, 7, 11, 12}
 
 
@@ -391,7 +392,7 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
     assert (cache[1] == POISON).all()
     page = cache.read(1)
     assert made.retired_steps == 1
-    assert page.tolist() == (HASHES[:4] ^ made.keys[0][1]).tolist() == cache[1].tolist()
+    assert page.tolist() == (HASHES[:4] ^ made.kernels.keys[0][1]).tolist() == cache[1].tolist()
     without = "rank 1 block 20 (of nobody): the connector writes it, but no load into it is announced or going on"
     assert refused(cache.write, 20, page) == without
     made.shadow.load_rights[20] = "r2"

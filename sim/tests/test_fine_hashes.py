@@ -85,7 +85,7 @@ def test_the_end_is_copied_into_a_block_of_its_own() -> None:
     assert brief_step(step.output) == f"new r2+6 after 6; copies block {source} into {target}; finished r1"
     made.engine.finish_step()
     device, r2 = made.engine.devices[0], made.engine.outcome.ended[1]
-    page = device.memory[target, 0] ^ device.keys[0][0]
+    page = device.memory[target, 0] ^ device.kernels.keys[0][0]
     assert page.tolist() == r2.hashes[4:8].tolist()
     assert made.engine.scheduler.blocks.block_pool.key_of[target] == (0, r2.block_hashes[3]), "it is full now"
 

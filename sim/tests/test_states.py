@@ -42,7 +42,7 @@ def test_a_block_holds_the_state_after_its_last_token() -> None:
     words = running.hashes
     assert len(full) == len(state) == 3
     for index, end in ((1, 8), (2, 10)):
-        page = device.memory[state[index], 0] ^ device.keys[1][0]
+        page = device.memory[state[index], 0] ^ device.kernels.keys[1][0]
         assert set(page.tolist()) == {int(words[end - 1])}, f"block {index}"
 
 

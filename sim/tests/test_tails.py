@@ -83,7 +83,7 @@ def test_the_next_step_copies_the_state_and_hands_the_copy_over() -> None:
     assert f"hands over block {copy.dst_block_id} of r1 after 12" in brief_step(second)
     made.engine.finish_step()
     device, r1 = made.engine.devices[0], made.engine.scheduler.requests["r1"]
-    page = device.memory[copy.dst_block_id, 0] ^ device.keys[1][0]
+    page = device.memory[copy.dst_block_id, 0] ^ device.kernels.keys[1][0]
     assert set(page.tolist()) == {int(r1.hashes[11])}, "the state after twelve tokens"
     counts = made.engine.scheduler.blocks.block_pool.ref_counts
     assert counts[copy.src_block_id] == 1

@@ -12,7 +12,8 @@ from kv_sim.coverage import Coverage
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.memory.copies import Direction
-from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 from kv_sim.watch import AT_REST, Tracker, WatchedWorld, Watcher

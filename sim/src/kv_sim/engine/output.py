@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kv_api import KVConnectorMetadata, KVConnectorOutput
-from kv_sim.memory.device import Attention, ContentProblem
+from kv_sim.memory.kernels import Attention, ContentProblem
 from kv_sim.memory.settled import Offer
 
 

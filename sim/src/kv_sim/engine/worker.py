@@ -11,7 +11,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
-from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 
 

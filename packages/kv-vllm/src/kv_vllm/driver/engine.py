@@ -28,7 +28,8 @@ from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
-from kv_sim.memory.device import Attention, Device
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import Attention
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee

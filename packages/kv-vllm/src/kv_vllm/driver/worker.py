@@ -24,7 +24,8 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
-from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
 from kv_vllm.vllm_world import kv_cache_config
 

@@ -13,7 +13,8 @@ import numpy as np
 from kv_offload_cpu.copy.engine import Numbers
 from kv_sim.config import WorldConfig
 from kv_sim.memory.copies import Direction
-from kv_sim.memory.device import Device, LaunchedStep
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow

@@ -1,0 +1,202 @@
+"""What a launched step does to a device's memory, and what it must find there.
+
+Its kernels write the slots that it computes, then read every slot that it attends to. What isn't what it must be
+is a ``ContentProblem`` of the step, which the engine judges when the step has come back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.pool import NULL
+from kv_sim.memory.content import Words, layer_keys
+from kv_sim.memory.copies import Copy
+from kv_sim.memory.shadow import Shadow
+
+Slot = tuple[int, int, int]
+"""Block, layer, and the token's place in the block."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What one request does in one step: computes ``[start, end)`` and reads everything before, by group."""
+
+    request_id: str
+    start: int
+    end: int
+    tables: tuple[tuple[int, ...], ...]
+    hashes: Words
+    """What each position must hold, drafts included; at least ``end`` long."""
+
+
+@dataclass(frozen=True)
+class ContentProblem:
+    """A kernel read something else than its request's prefix."""
+
+    request_id: str
+    block: int
+    message: str
+
+
+@dataclass
+class LaunchedStep:
+    """One step's work on this device."""
+
+    number: int
+    attentions: list[Attention]
+    poison: list[int]
+    problems: list[ContentProblem]
+    block_size: int
+    windows: tuple[int, ...]
+    """Window of each group in tokens; 0: all of it."""
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for attention in self.attentions:
+            for table, window in zip(attention.tables, self.windows, strict=True):
+                first = self.first_read(attention, window)
+                last = (attention.end - 1) // self.block_size
+                self.reads.update(table[first : last + 1])
+                self.writes.update(table[attention.start // self.block_size : last + 1])
+        # An engine that keeps states only where it means to has no block for those between.
+        self.reads.discard(NULL)
+        self.writes.discard(NULL)
+
+    def first_read(self, attention: Attention, window: int) -> int:
+        """Index of the first block that the attention of a group reaches back to."""
+        return max(0, attention.start - window + 1) // self.block_size if window else 0
+
+
+class Kernels:
+    """Those of one rank, over its ``memory``."""
+
+    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, memory: Words) -> None:
+        self._rank = rank
+        self._config = config
+        self._shadow = shadow
+        self._memory = memory
+        self.keys = layer_keys(rank, len(config.groups), config.layers)
+        self._states = [group for group, spec in enumerate(config.groups) if spec.kind == "state"]
+        self._tokens = [group for group in range(len(config.groups)) if group not in self._states]
+
+    def run(self, step: LaunchedStep) -> None:
+        """Run a step: a state is read before any is written, tokens are written before any is read."""
+        for attention in step.attentions:
+            for group in self._states:
+                self._read_state(step, attention, group)
+        for attention in step.attentions:
+            for group in self._states:
+                self._write_states(step, attention, group)
+            for group in self._tokens:
+                self._write(step, attention, group)
+        for attention in step.attentions:
+            for group in self._tokens:
+                self._read(step, attention, group, step.first_read(attention, step.windows[group]))
+                if self._config.has_tails:
+                    self._read_end(step, attention, group)
+
+    def changes(self, step: LaunchedStep, copy: Copy, block: int) -> bool:
+        """Whether a step will leave other bytes in what a copy wants of a block than there are now.
+
+        Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
+        blocks may be reading them. And to what a store wants of a block others may be appended.
+        """
+        if block in step.poison:
+            return True
+        size = self._config.block_size
+        appends, settled = copy.settled.get(block, ("", size))
+        for attention in step.attentions:
+            last = settled if attention.request_id == appends else size
+            for group, table in enumerate(attention.tables):
+                for index in range(attention.start // size, (attention.end - 1) // size + 1):
+                    if table[index] != block:
+                        continue
+                    if self._config.groups[group].kind == "state":
+                        return True
+                    first, end = max(attention.start, index * size), min(attention.end, index * size + last)
+                    held = self._memory[block, :, first - index * size : end - index * size]
+                    if not np.array_equal(held, attention.hashes[first:end] ^ self.keys[group][:, None]):
+                        return True
+        return False
+
+    def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        size, table = self._config.block_size, attention.tables[group]
+        keys = self.keys[group]
+        position = attention.start
+        while position < attention.end:
+            index, offset = divmod(position, size)
+            count = min(size - offset, attention.end - position)
+            hashes = attention.hashes[position : position + count]
+            block = table[index]
+            self._memory[block, :, offset : offset + count] = hashes ^ keys[:, None]
+            self._shadow.last_writer[self._rank][block] = f"step {step.number} for request {attention.request_id}"
+            position += count
+
+    def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
+        """Read the full blocks of a group from the ``first`` on."""
+        size = self._config.block_size
+        full = attention.end // size
+        table = attention.tables[group][first:full]
+        if table:
+            expected = attention.hashes[first * size : full * size].reshape(-1, size)
+            self._compare(step, attention, group, first, table, expected)
+
+    def _read_end(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """Read a block that isn't full: what was loaded or copied of it may never be read otherwise."""
+        index, count = divmod(attention.end, self._config.block_size)
+        if count:
+            expected = attention.hashes[attention.end - count : attention.end].reshape(1, count)
+            self._compare(step, attention, group, index, attention.tables[group][index : index + 1], expected)
+
+    def _compare(
+        self,
+        step: LaunchedStep,
+        attention: Attention,
+        group: int,
+        first: int,
+        table: Sequence[int],
+        expected: Words,
+    ) -> None:
+        """Compare the beginnings of blocks, whose first is a request's ``first``, with what they must hold."""
+        got = self._memory[list(table), :, : expected.shape[1]] ^ self.keys[group][None, :, None]
+        differs = got != expected[:, None]
+        if differs.any():
+            index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
+            token = (first + index) * self._config.block_size + offset
+            self._note(step, attention.request_id, token, group, (table[index], layer, offset))
+
+    def _note(
+        self, step: LaunchedStep, request_id: str, token: int, group: int, slot: Slot, role: str = ""
+    ) -> None:
+        """Note that a slot isn't what it must be for a request's ``token``."""
+        block, layer, _ = slot
+        told = self._shadow.explain_content(self._rank, request_id, token, block, int(self._memory[slot]))
+        message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
+        step.problems.append(ContentProblem(request_id, block, message))
+
+    def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """Leave the state after the last token in each block that the step reaches, if there is one."""
+        size, table = self._config.block_size, attention.tables[group]
+        for index in range(attention.start // size, (attention.end - 1) // size + 1):
+            if table[index] == NULL:
+                continue
+            state = attention.hashes[min((index + 1) * size, attention.end) - 1]
+            self._memory[table[index]] = (state ^ self.keys[group])[:, None]
+            who = f"step {step.number} for request {attention.request_id}"
+            self._shadow.last_writer[self._rank][table[index]] = who
+
+    def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
+        """Go on from the state after the token before the step's first."""
+        before = attention.start - 1
+        if before < 0:
+            return
+        block = attention.tables[group][before // self._config.block_size]
+        got = self._memory[block] ^ self.keys[group][:, None]
+        differs = got != attention.hashes[before]
+        if differs.any():
+            layer, offset = (int(x) for x in np.argwhere(differs)[0])
+            role = ", which goes on from this state"
+            self._note(step, attention.request_id, before, group, (block, layer, offset), role)
