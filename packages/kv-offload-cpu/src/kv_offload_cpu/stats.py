@@ -74,14 +74,12 @@ class Counters:
         self.stores_skipped = 0
 
     def take(self, written: float, read: float) -> CPUOffloadingStats:
-        """The counts, and these shares of the cache; then everything is counted from zero."""
-        data: dict[str, Any] = {
-            USAGE: written + read,
-            WRITE_USAGE: written,
-            READ_USAGE: read,
-            ALLOCATION_SIZE: self.allocation_sizes,
-            ALLOCATION_FAILURE: self.allocation_failures,
-        }
+        """What was counted, and these shares of the cache; then everything is counted from zero."""
+        data: dict[str, Any] = {USAGE: written + read, WRITE_USAGE: written, READ_USAGE: read}
+        if self.allocation_sizes:
+            data[ALLOCATION_SIZE] = self.allocation_sizes
+        if self.allocation_failures:
+            data[ALLOCATION_FAILURE] = self.allocation_failures
         if self._skips:
             data[STORES_SKIPPED] = self.stores_skipped
         self._begin()
