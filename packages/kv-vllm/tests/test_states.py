@@ -17,6 +17,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import config_for, run_seed
+from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 from kv_vllm.installed import vllm_version
@@ -151,6 +152,33 @@ def test_each_state_within_a_block_is_taken_and_gone_on_from(subjects, seen, nam
     assert world.engine.scheduler.requests["c"].num_computed_tokens == 28
     world.rest()
     assert world.coverage.situations["match: a load ends within a block"]
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_each_device_is_told_what_a_step_hands_over_and_which_blocks_are_new(subjects, monkeypatch, runner):
+    begun, begin = [], Device.begin_step
+
+    def noted(self, new_blocks, handed):
+        new_blocks = list(new_blocks)
+        begun.append((self.rank, set(new_blocks), list(handed)))
+        begin(self, new_blocks, handed)
+
+    monkeypatch.setattr(Device, "begin_step", noted)
+    world = World(replace(FINE, runner=runner, tp_size=2), subjects["our-offloading"])
+    run_to_the_end(world, RequestSpec("a", 0, 29, 0, 3, 3))
+    first, second = ([(new, handed) for of, new, handed in begun if of == rank] for rank in (0, 1))
+    assert first == second
+    assert [(len(new), len(handed)) for new, handed in first[:3]] == [(4, 0), (2, 0), (1, 1)]
+    assert not any(new or handed for new, handed in first[3:])
+    [(request, block, tokens)] = first[2][1]
+    assert (request, tokens) == ("a", 4)
+    assert block in first[1][0]
+    assert world.engine.reset(running=False, connector=False)
+    begun.clear()
+    world.engine.add(RequestSpec("c", 0, 31, 0, 1, 1))
+    world.apply(STEP)  # begins to load: four blocks of tokens, and one of states
+    assert [(len(new), handed) for _, new, handed in begun] == [(5, [])] * 2
+    world.rest()
 
 
 def test_who_is_aborted_at_its_last_hash_registers_the_state(subjects, seen):
