@@ -177,6 +177,7 @@ def test_the_output_of_the_chosen_rank_carries_the_joined_report() -> None:
     outputs = [RunnerOutput(KVConnectorOutput(finished_sending={"a"})) for _ in range(2)]
     assert aggregator.aggregate(outputs, output_rank=1) is outputs[1]
     assert outputs[1].kv_connector_output == KVConnectorOutput(finished_sending={"a"}, expected_finished_count=2)
+    assert aggregator.aggregate(outputs) is outputs[0]
     nothing: list[RunnerOutput | None] = [None, RunnerOutput()]
     assert aggregator.aggregate(nothing, output_rank=0) is None
     with pytest.raises(AssertionError, match=r"rank 1 has an output, ranks \[0\] have none"):
@@ -240,5 +241,16 @@ def test_a_count_below_one_is_refused() -> None:
     ],
 )
 def test_an_output_is_empty_only_without_anything(values: dict[str, Any]) -> None:
+    assert KVConnectorOutput().expected_finished_count == 0
     assert KVConnectorOutput(finished_sending=set(), expected_finished_count=4).is_empty()
     assert not KVConnectorOutput(**values).is_empty()
+
+
+@pytest.mark.parametrize("kind", ["stores", "loads"])
+def test_a_recount_finds_an_id_without_a_report_outstanding(kind: str) -> None:
+    aggregator = KVOutputAggregator(2)
+    aggregator.aggregate_reports([KVConnectorOutput(finished_sending={"a"}, finished_recving={"a"})])
+    aggregator.check()
+    getattr(aggregator, f"_{kind}_remaining")["a"] = 0
+    with pytest.raises(AssertionError, match=r"^request a: 0 reports outstanding"):
+        aggregator.check()

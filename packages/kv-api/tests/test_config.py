@@ -126,6 +126,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "kv_load_failure_policy": "fail",
     }
     assert config.engine_id
+    assert isinstance(config.engine_id, str)
     assert config.engine_id != KVTransferConfig().engine_id
     assert KVTransferConfig(engine_id="e").engine_id == "e"
 

@@ -166,8 +166,20 @@ def test_external_hits_are_counted_under_the_source_of_the_class() -> None:
 def test_loaded_groups_are_the_prefix_cacheable_ones(connector_class: Any) -> None:
     cache = SimpleNamespace(kv_cache_groups=[1, 2, 3], prefix_cacheable_group_ids=(0, 2))
     assert connector_class(make_config(), SCHEDULER, cache).get_loaded_kv_cache_group_ids(None) == (0, 2)
-    with pytest.raises(RuntimeError, match="created without a kv_cache_config"):
-        connector_class(make_config(), SCHEDULER).get_loaded_kv_cache_group_ids(None)
+    connector = connector_class(make_config(), SCHEDULER)
+    with pytest.raises(RuntimeError, match="created without a kv_cache_config") as caught:
+        connector.get_loaded_kv_cache_group_ids(None)
+    assert str(caught.value).startswith(f"{type(getattr(connector, 'side', connector)).__name__} was created")
+
+
+@pytest.mark.parametrize("side_class", [FakeScheduler, FakeWorker])
+def test_a_half_keeps_what_it_is_made_of(side_class: Any) -> None:
+    config, cache = make_config(), SimpleNamespace()
+    half = side_class(config, cache)
+    assert half._vllm_config is config
+    assert half._kv_transfer_config is config.kv_transfer_config
+    assert half._kv_cache_config is cache
+    assert side_class(config)._kv_cache_config is None
 
 
 def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
@@ -183,9 +195,10 @@ def test_the_cache_manager_hands_its_pool_on(connector_class: Any) -> None:
 
     manager: Any = SimpleNamespace(block_pool="the pool")
     connector = Connector(make_config(), SCHEDULER)
+    side: Any = connector.side
+    assert side._kv_cache_manager is None
     connector.bind_kv_cache_manager(manager)
     assert seen == ["the pool"]
-    side: Any = connector.side
     assert side._kv_cache_manager is manager
 
 

@@ -46,6 +46,14 @@ def test_connectors_do_not_load_what_they_do_not_need() -> None:
     assert not added & {"kv_api.contract", "kv_api.offload", "kv_api.offload_config", "kv_api.layout"}
 
 
+def test_what_is_imported_later_is_listed_before() -> None:
+    script = "import sys, kv_api; print('OffloadingSpec' in dir(kv_api), 'kv_api.offload' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "False"]
+
+
 def test_every_public_name_is_there_also_those_that_are_imported_later() -> None:
     for name in kv_api.__all__:
         assert getattr(kv_api, name) is not None

@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from dataclasses import FrozenInstanceError, fields
 from enum import Enum
 from itertools import product
 from types import SimpleNamespace
@@ -51,6 +52,12 @@ def test_events_are_equal_only_in_every_field(change: dict[str, Any]) -> None:
     assert hash(stored()) == hash(stored())
     assert stored(**change) != stored()
     assert len({stored(), stored(), stored(**change)}) == 2
+
+
+def test_an_event_says_nothing_of_what_its_writer_left_out() -> None:
+    needed = {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"}
+    for event in (stored(), kv_api.BlockRemoved([b"h"], "GPU")):
+        assert {value for name, value in vars(event).items() if name not in needed} == {None}
 
 
 def test_only_events_of_every_worker_are_common() -> None:
@@ -212,6 +219,66 @@ def test_defaults_of_what_a_medium_is_told() -> None:
     assert success.default is True
 
 
+def test_defaults_of_values_that_a_medium_makes_and_gets() -> None:
+    event = kv_api.OffloadingEvent([], Medium.CPU, removed=True)
+    assert vars(event) == {
+        "keys": [],
+        "medium": Medium.CPU,
+        "removed": True,
+        "locality": None,
+        "ownership": None,
+        "removal_expected": False,
+        "metadata_only": False,
+    }
+    assert vars(kv_api.TransferResult(1, True)) == {
+        "job_id": 1,
+        "success": True,
+        "transfer_size": None,
+        "transfer_time": None,
+    }
+    assert kv_api.OffloadingHistogramMetadata("text") == kv_api.OffloadingHistogramMetadata("text", (), None)
+    assert kv_api.CanonicalKVCacheRef(0, 64).mapping is None
+    context = kv_api.ReqContext("r")
+    assert (context.kv_transfer_params, context.kv_hints) == (None, None)
+    assert context.load_tier_filter is TierFilter.ALL
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "default"),
+    [
+        (kv_api.OffloadingWorker.submit_load, "expedited", False),
+        (kv_api.KVConnectorPromMetrics.observe, "engine_idx", 0),
+        (kv_api.KVConnectorKVEvents.increment_workers, "count", 1),
+        (kv_api.KVConnectorBase_V1.build_kv_connector_stats, "data", None),
+    ],
+    ids=["submit_load", "observe", "increment_workers", "build_kv_connector_stats"],
+)
+def test_what_callers_of_other_peoples_classes_may_leave_out(method: Any, name: str, default: object) -> None:
+    assert inspect.signature(method).parameters[name].default is default
+
+
+def test_values_that_many_share_do_not_change() -> None:
+    config = offloading_config()
+    run = kv_api.CopyRun(0, 0, 8, 2, 8, 16)
+    shared: list[Any] = [
+        config,
+        config.groups[0],
+        config.model,
+        config.cache,
+        config.parallel,
+        kv_api.OffloadingKVEventsConfig(True, False),
+        kv_api.OffloadingCounterMetadata("text"),
+        TierFilter.ALL,
+        run,
+        kv_api.CanonicalPageMapping(32, 16, (run,), 3, 0, True),
+    ]
+    for value in shared:
+        name = fields(value)[0].name
+        with pytest.raises(FrozenInstanceError, match=name):
+            setattr(value, name, None)
+    assert hash(kv_api.AllBlocksCleared()) == hash(kv_api.AllBlocksCleared())
+
+
 @pytest.mark.parametrize(
     ("matcher", "medium", "locality", "allowed"),
     [
@@ -243,6 +310,17 @@ def test_a_request_context_keeps_state_by_type_and_positions_by_key() -> None:
     assert (context.get_state(int), context.get_state(str)) == (7, "text")
     assert context.get_offload_key_position(key) == 64
     assert kv_api.ReqContext("r").get_state(int) is None
+
+
+def test_a_request_context_is_made_and_printed_without_what_it_keeps() -> None:
+    made = [*inspect.signature(kv_api.ReqContext).parameters]
+    assert made == ["req_id", "kv_transfer_params", "kv_hints", "load_tier_filter"]
+    context = kv_api.ReqContext("r")
+    before = repr(context)
+    context.set_state(7)
+    context.set_offload_key_position(kv_api.make_offload_key(b"h", 0), 64)
+    context.derive_offload_key_positions([kv_api.make_offload_key(b"i", 0)], 16)
+    assert repr(context) == before
 
 
 def test_positions_of_chunks_in_a_row_are_derived() -> None:
@@ -441,7 +519,9 @@ class Spec(kv_api.OffloadingSpec):
 
 
 def test_a_spec_reads_what_every_medium_needs() -> None:
-    spec = Spec(offloading_config())
+    config = offloading_config()
+    spec = Spec(config)
+    assert spec.config is config
     assert spec.tokens_per_block == (16, 32)
     assert (spec.tokens_per_hash, spec.blocks_per_chunk) == (16, 2)
     assert spec.offload_prompt_only is True
@@ -566,6 +646,15 @@ def test_a_key_that_is_nearly_known_is_refused(key: str) -> None:
 def test_a_key_that_is_known_or_far_from_that_is_let_be(key: object) -> None:
     refuse_misspelt([key], ("save", "hold_blocks", TWENTY), where="extra")
     refuse_misspelt([key], (), where="extra")
+
+
+def test_a_known_key_is_never_taken_for_another_that_is_written_alike() -> None:
+    refuse_misspelt(["Save", "save"], ("Save", "save"), where="extra")
+
+
+def test_without_a_hint_the_error_ends_with_the_nearest_key() -> None:
+    with pytest.raises(kv_api.ConfigError, match=r"; did you mean 'hold_blocks'\?$"):
+        refuse_misspelt(["hold_block"], ("hold_blocks",), where="extra")
 
 
 def test_a_medium_has_no_settings_until_it_names_them() -> None:
