@@ -1,5 +1,6 @@
 """Bad input about connectors, and the exact words with which it is refused."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,11 @@ CONNECTORS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_connector": "A", "kv_connector_module_path": "kvf_empty"},
         "connector 'A' (kvf_empty:A, from kv_connector_module_path): module 'kvf_empty' has no 'A'; it has: none",
     ),
+    "a module without a spec": (
+        {"kv_connector": "A", "kv_connector_module_path": "kvf_specless"},
+        "connector 'A' (kvf_specless:A, from kv_connector_module_path): "
+        "module 'kvf_specless' has no 'A'; it has: none",
+    ),
     "a module that looks itself up": (
         {"kv_connector": "A", "kv_connector_module_path": "kvf_circle"},
         "connector 'A' (kvf_circle:A, from kv_connector_module_path): importing 'kvf_circle' failed: ConfigError: "
@@ -151,6 +157,7 @@ def test_connectors(zoo: str, folder: Path, case: str) -> None:
     modules = {
         "kvf_raises": "raise RuntimeError('no such device')",
         "kvf_empty": "",
+        "kvf_specless": "__spec__ = None",
         "kvf_mute": "raise RuntimeError",
         "kvf_bases": f"from kv_api import KVConnectorBase, KVConnectorBase_V1\nfrom {zoo} import Two",
         "kvf_exits": "raise SystemExit(3)",
@@ -183,7 +190,9 @@ def test_a_failed_import_is_tried_again(folder: Path, zoo: str) -> None:
     KVConnectorFactory.register_connector("A", "kvf_late", "Two")
     with pytest.raises(ConfigError, match="there is no module 'kvf_late'"):
         KVConnectorFactory.get_connector_class_by_name("A")
+    before = folder.stat()
     (folder / "kvf_late.py").write_text(f"from {zoo} import Two")
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if the clock of the file system stood still
     KVConnectorFactory.refresh_entry_points()
     assert KVConnectorFactory.get_connector_class_by_name("A").__name__ == "Two"
 

@@ -1,6 +1,7 @@
 """Bad input about specs, registrations and generations, and the exact words with which it is refused."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +178,21 @@ def test_generations(
     with pytest.raises(ConfigError) as refused:
         creates[asked]()
     assert str(refused.value) == message
+
+
+def test_a_constructor_that_no_v0_has(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, zoo: str, engine: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    (folder / "kvf_odd.py").write_text(
+        f"import {zoo}\nclass Odd({zoo}.V0):\n    def __init__(self, config): ...\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        KVConnectorFactory.create_connector_v0(0, 0, engine("Odd", kv_connector_module_path="kvf_odd"))
+    assert str(refused.value) == (
+        "connector 'Odd' (kvf_odd:Odd, from kv_connector_module_path): "
+        "its constructor takes (config), but it is called as (rank, local_rank, config)"
+    )
 
 
 def test_v1_for_v0(

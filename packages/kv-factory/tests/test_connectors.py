@@ -25,6 +25,7 @@ CONSTRUCTORS = {
     "by name only, after another option": ("config, role, option='no', *, kv_cache_config=None", True),
     "another name, and whatever has one": ("config, role, cache=None, **options", True),
     "by place only, and whatever has a name": ("config, role, kv_cache_config=None, /, **options", True),
+    "by place, another name, and by its own an option": ("config, role, cache, kv_cache_config='no'", True),
     "all by place": ("*given", True),
     "the rest by place": ("config, role, *rest", True),
     "the rest by name": ("config, role, **options", True),

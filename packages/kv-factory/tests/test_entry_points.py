@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_an_installed_package_needs_no_registration(zoo: str, install: Install) 
     assert zoo not in sys.modules
     assert KVConnectorFactory.get_connector_class_by_name("One") is sys.modules[zoo].Two
     assert OffloadingSpecFactory.get_spec_cls({"spec_name": "One"}) is sys.modules[zoo].Spec
+
+
+@pytest.mark.parametrize("factory", [KVConnectorFactory, OffloadingSpecFactory])
+def test_one_factory_may_be_isolated_by_itself_and_finds_what_is_installed(
+    zoo: str, install: Install, factory: Any
+) -> None:
+    install("kvf-one", "1.0", kv_connectors=f"One = {zoo}:Two", kv_offload_specs=f"One = {zoo}:Spec")
+    factory._registry.register("Mine", zoo, "Two")
+    with factory.isolated():
+        names = factory._registry.names()
+    assert "One" in names
+    assert "Mine" not in names
+    assert "Mine" in factory._registry.names()
 
 
 def test_what_was_registered_wins(zoo: str, install: Install) -> None:
@@ -120,6 +134,13 @@ def test_a_distribution_that_lost_its_metadata(
     file.unlink() if left is None else file.write_bytes(left)
     [offer] = KVConnectorFactory._registry.offers("One")
     assert offer.origin == "from an unnamed distribution"
+
+
+def test_a_distribution_without_a_version(zoo: str, folder: Path, install: Install) -> None:
+    install("kvf-one", "1.0", kv_connectors=f"One = {zoo}:Two")
+    (folder / "kvf_one-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: kvf-one\n")
+    [offer] = KVConnectorFactory._registry.offers("One")
+    assert offer.origin == "from kvf-one"
 
 
 def test_an_entry_point_of_nobody(monkeypatch: pytest.MonkeyPatch, zoo: str) -> None:

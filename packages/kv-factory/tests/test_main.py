@@ -7,6 +7,8 @@ import pytest
 import kv_factory
 from kv_factory import KVConnectorFactory, Offer, OffloadingSpecFactory, Target
 from kv_factory.__main__ import main
+from kv_factory.listing import rows
+from kv_factory.registry import LazyRegistry
 
 NOTHING = """\
 Nothing is installed that offers a connector or an offloading spec.
@@ -70,8 +72,18 @@ def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
+def test_what_is_not_installed_is_listed_in_the_order_of_names() -> None:
+    registry = LazyRegistry("thing", "things", (Exception,), {"b": "kv-b", "a": "kv-a"}, search=lambda group: [])
+    assert [(row.name, row.error) for row in rows(registry)] == [
+        ("a", "install the package kv-a"),
+        ("b", "install the package kv-b"),
+    ]
+
+
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--yaml"])
     assert ended.value.code == 2
-    assert "--yaml" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("usage: python -m kv_factory ")
+    assert "--yaml" in told

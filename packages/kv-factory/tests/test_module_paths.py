@@ -1,5 +1,7 @@
 """Forbidding modules that a configuration names: each way, for each kind, and for what is created within."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextvars import Context
 from types import SimpleNamespace
@@ -116,6 +118,12 @@ def test_the_advice_to_use_a_module_path_is_not_given(engine: Engine) -> None:
 def test_where_nothing_was_said_they_are_allowed() -> None:
     """As in a thread that was just begun; these tests' own is isolated, which says so."""
     assert Context().run(module_paths_allowed)
+
+
+def test_they_are_allowed_in_a_process_that_has_just_begun() -> None:
+    script = "import kv_factory; print(kv_factory.module_paths_allowed())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True\n"
 
 
 def test_isolation_ends_a_prohibition() -> None:

@@ -1,6 +1,7 @@
 """``LazyRegistry`` against an obvious model: a dict of registrations and a list of what is installed."""
 
 import builtins
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -184,3 +185,31 @@ def test_check_notices_a_wrong_table() -> None:
     registry._installed = {"a": ()}
     with pytest.raises(AssertionError, match="'a' has no entry point"):
         registry.check()
+
+
+OLD, NEW = (Offer(name, Target("builtins", "KeyError"), "from one 1.0") for name in ("old", "new"))
+
+
+def test_what_stands_for_entry_points_may_be_asked_for_again() -> None:
+    registry = LazyRegistry("thing", "things", (Exception,), {})
+    with registry.isolated(installed=iter([OLD])):
+        for _ in range(2):
+            assert registry.names() == ["old"]
+            registry.refresh()
+
+
+@pytest.mark.parametrize("begins_within", [False, True])
+def test_a_search_that_an_isolation_overtakes_is_not_kept(begins_within: bool) -> None:
+    """One that begins before it and ends within, and one that begins within and ends after it."""
+    overtakes, answers = ExitStack(), [[OLD], [NEW]]
+
+    def search(group: str) -> list[Offer]:
+        if len(answers) > 1:
+            overtakes.close() if begins_within else overtakes.enter_context(registry.isolated())
+        return answers.pop(0)
+
+    registry = LazyRegistry("thing", "things", (Exception,), {}, search=search)
+    if begins_within:
+        overtakes.enter_context(registry.isolated())
+    assert [registry.names(), registry.names()] == [["old"], ["new"]]
+    overtakes.close()
