@@ -101,6 +101,22 @@ class TestFences:
         assert meta == plan(stores={1: TransferJob("a", gpu(3, index=2), Slots([2]))})
         connector.side.check()
 
+    def test_a_session_waits_for_what_slid_out_of_its_window_and_is_its_again(self, make):
+        connector = make(hold_blocks="never", cache=kv_cache_config(((WINDOW, 4, 4),)))
+        a = Request("a", range(16))
+        connector.on_new_request(a)
+        connector.get_num_new_matched_tokens(a, 0)
+        assert connector.build_connector_meta(step(new=[("a", ([1, 2],))], counts={"a": 8})).store_jobs
+        a.num_computed_tokens = 8
+        more = connector.build_connector_meta(step(more=[("a", ([3, 4],))], counts={"a": 8}))
+        assert (len(more.store_jobs), more.jobs_to_flush) == (1, set())
+        a.num_computed_tokens = 16
+        a.tokens += [90, 91, 92, 93]
+        a.num_prompt_tokens = 20
+        connector.update_state_after_alloc(a, Blocks([0, 0, 0, 4, 2]), 0)
+        output = step(new=[("a", ([0, 0, 0, 4, 2],))], counts={"a": 4})
+        assert connector.build_connector_meta(output).jobs_to_flush == {0}
+
     def test_a_store_that_has_ended_makes_nobody_wait(self, fenced):
         connector, _ = fenced()
         a = self.begin(connector)

@@ -83,13 +83,15 @@ class Books:
         """A request got these blocks, and may write them but for those with tokens that it was found to have.
 
         One that goes on where it paused (a session) isn't asked about again: its table begins with what it has.
+        What slid out of its windows since may be among what it gets now, in another place.
         """
         if state is None:
             self.fresh |= fresh_blocks(self.layout, tables, 0)
             return
         found = fresh_blocks(self.layout, tables, state.promise.local)
-        if state.progress.has_blocks:
-            found.difference_update(*(progress.table for progress in state.progress.groups))
+        for progress in state.progress.groups:
+            got = zip(progress.table, tables[progress.group.group_id], strict=False)
+            found.difference_update(before for before, now in got if before == now)
         self.fresh |= found
 
     def open_region(self) -> None:
