@@ -14,8 +14,8 @@ class CopyEngineChoice(Enum):
     """Which copy engine moves the bytes."""
 
     AUTO = "auto"
-    """In host memory ``host-stream`` where it can be had, else ``host``; on a device what ``copy.table`` knows, if
-    it proves itself there, else ``cuda``."""
+    """In host memory ``host-stream`` where it can be had, else ``host``; on a device what ``copy.cuda.table``
+    knows, if it proves itself there, else ``cuda``."""
     HOST = "host"
     """By C's library and calls of the kernel."""
     HOST_STREAM = "host-stream"

@@ -82,7 +82,7 @@ class Step:
     ends: list[tuple[int, int]] = field(default_factory=list)
     """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
     handed: list[Offer] = field(default_factory=list)
-    """The states that it hands over to the connector."""
+    """The ends of prompts within blocks that it hands over, with the states after them, to the connector."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)

@@ -38,6 +38,7 @@ class StepPlan:
     ends: list[tuple[int, int]] = field(default_factory=list)
     """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
     handed: list[Offer] = field(default_factory=list)
+    """The ends of prompts within blocks whose states the connector is handed."""
     async_targets: list[int] = field(default_factory=list)
     sync_targets: dict[str, list[int]] = field(default_factory=dict)
     has_sync_loads: bool = False

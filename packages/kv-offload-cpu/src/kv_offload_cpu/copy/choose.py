@@ -106,8 +106,8 @@ def method_maker(
 ) -> Callable[[Stream], Method]:
     """What makes the method of a lane; a ConfigError where this machine lacks what it needs.
 
-    AUTO follows the rows of ``table``, as far as their methods pass a trial, CUDA_BEST what
-    trials with ranges like those of ``plan`` show; where no row fits a job they go range by range.
+    AUTO follows the rows of ``table``, as far as their methods pass a trial, CUDA_BEST what trials with ranges
+    like those of ``plan`` show; where no row fits a job they go range by range.
     """
     if choice in METHODS:
         _enable(driver, choice)

@@ -5,7 +5,7 @@ abstract, what they are (method, class method, property), and the names, kinds a
 Enumerations are compared by their members. Annotations and answers are not compared: they live in the docstrings.
 The contract, which is data, is compared with vLLM's class as well.
 
-An intended difference is a row with a reason (``drift_intended``). A row that matches nothing is reported too, or
+An intended difference is a row with a reason (``intended``). A row that matches nothing is reported too, or
 the list would rot.
 """
 

@@ -1,4 +1,4 @@
-"""The differences from vLLM's classes that are intended, each with its reason. Data, read by ``drift``."""
+"""The differences from vLLM's classes that are intended, each with its reason. Data, read by ``compare``."""
 
 from dataclasses import dataclass
 from typing import Final

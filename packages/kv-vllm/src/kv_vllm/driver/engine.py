@@ -5,7 +5,7 @@ of ranks are joined by vLLM's ``KVOutputAggregator``, and the connector gets vLL
 copies and rights are the testbed's, as are the tokens that the model samples. A world acts on it as on the
 testbed's engine.
 
-Always: a request that vLLM knows has one twin (``driver_ledger``), which says what vLLM says, and its tokens are
+Always: a request that vLLM knows has one twin (``ledger``), which says what vLLM says, and its tokens are
 those that the model would have given. Where vLLM is known to go wrong by itself (after a failed load that is
 recomputed, or of a block that several requests share), a history ends: ``goes_on_after_known_faults`` is for
 whoever wants to see it.

@@ -6,8 +6,8 @@ so far, and so does every other stream of its method: a store must see what the 
 overtaken by a write to the block from before, such as zeroing. Then come an event, the copies, and another event.
 A job has ended when that is reached; since a stream keeps its order, only the head of each queue is ever asked.
 
-How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and others a
-file beside this one. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
+How the copies of a job are given to a stream is a ``Method``, one for each lane: ``EachRange`` here, and the
+others are in ``methods``. Whatever streams and buffers a method uses, a job begins and ends on its lane's stream.
 
 A job whose begin fails half way is reported as failed, once its streams are known to be idle: until then copies
 that were already given to them may run, and read buffers of the method.

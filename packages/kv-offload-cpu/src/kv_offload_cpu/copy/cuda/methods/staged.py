@@ -13,7 +13,7 @@ with the half that was not used last. The host works out the first pieces, gives
 out the others while those are copied.
 
 When the kernel reads or writes the buffer is the streams' order, so copies out of it read in stream order, too.
-Those out of host memory may read at any time: see ``cuda_batch``.
+Those out of host memory may read at any time: see ``batch``.
 
 **Invariant.** ``_free[half]`` is behind all that was given for that half.
 """
