@@ -16,6 +16,8 @@ class Kind(StrEnum):
     """A request arrives."""
     ABORT = "abort"
     """A request's client goes away."""
+    TURN = "turn"
+    """The next turn of a session arrives, or the end of it."""
     STEP = "step"
     """A step is scheduled and executed on all ranks; the oldest ones are finished until the run-ahead is kept."""
     SCHEDULE = "schedule"

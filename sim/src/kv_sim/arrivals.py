@@ -1,14 +1,15 @@
 """Arrivals: requests that share prefixes and end next to every boundary.
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
-to multiples of a block and of several; some ids come back.
+to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them.
 """
 
 from collections.abc import Container
+from dataclasses import replace
 from random import Random
 
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, Turn
 
 CONVERSATIONS = 5
 MOST_BLOCKS = 12
@@ -36,7 +37,7 @@ class Arrivals:
         while shared + own + output + slack + 2 * config.spec_tokens + 1 > room and shared > 1:
             shared -= 1
         output = max(1, min(output, room - shared - own - slack - 2 * config.spec_tokens - 1))
-        return RequestSpec(
+        spec = RequestSpec(
             self._name(random, taken),
             conversation,
             max(shared, 1),
@@ -47,6 +48,20 @@ class Arrivals:
             adapter=random.choices([None, "s"], [8, 1])[0],
             skip_reading_prefix_cache=random.random() < 0.04,
         )
+        return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
+
+    def _as_session(self, random: Random, room: int, spec: RequestSpec) -> RequestSpec:
+        """The same with up to three more turns, as far as there is room for all that they add."""
+        size, turns = self._config.block_size, []
+        end = spec.shared_tokens + spec.own_tokens + spec.output_tokens
+        for _ in range(random.choice([0, 1, 1, 2, 3])):
+            tokens = random.choice([1, 1, 2, size - 1, size, size + 1, 2 * size])
+            output, slack = random.choice([1, 1, 2, 3, size]), random.choice([0, 0, 1, 3])
+            end += tokens + output - 1
+            if end + slack + 2 * self._config.spec_tokens + 1 > room:
+                break
+            turns.append(Turn(tokens, output, output + slack))
+        return replace(spec, turns=tuple(turns))
 
     def _length(self, random: Random, room: int, last: int) -> int:
         size = self._config.block_size

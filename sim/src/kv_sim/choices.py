@@ -5,7 +5,6 @@ legal now is not among the choices; what the subject doesn't claim to withstand,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from random import Random
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ Choices: TypeAlias = dict[Kind, Args | Callable[[Random], Args]]
 
 WEIGHTS: Mapping[Kind, int] = {
     Kind.ADD: 12,
+    Kind.TURN: 10,
     Kind.STEP: 30,
     Kind.SCHEDULE: 12,
     Kind.EXECUTE: 14,
@@ -56,7 +56,10 @@ def legal_choices(world: WorldState) -> Choices:
     choices: Choices = {}
     unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
     if len(unfinished) < 2 * config.max_running + 2:
-        choices[Kind.ADD] = lambda random: {"spec": asdict(world.arrivals.draw(random, world.taken_ids()))}
+        choices[Kind.ADD] = lambda random: {"spec": world.arrivals.draw(random, world.taken_ids()).to_json()}
+    sessions = [r.request_id for r in unfinished if r.may_hear_more]
+    if sessions:
+        choices[Kind.TURN] = lambda random: {"request": random.choice(sessions)}
     if engine.has_work:
         choices[Kind.STEP] = {}
         if engine.can_schedule and config.run_ahead:

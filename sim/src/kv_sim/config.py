@@ -59,6 +59,8 @@ class WorldConfig:
     host_slots: int = 64
     """Room of a connector's host memory, in blocks of one worker. A connector learns it from its extra config: as
     ``host_slots``, or as ``cpu_bytes_to_use``, which is what all workers have together."""
+    sessions: bool = False
+    """Whether some of the requests that arrive are sessions."""
     trouble: int = 1
     """How much more often than usual copies fail."""
     silent: frozenset[str] = field(default_factory=frozenset)
@@ -191,6 +193,16 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
         spec_tokens=0,
     )
+
+
+def with_sessions(config: WorldConfig) -> WorldConfig:
+    """Let sessions come to a third of the worlds; which, their sizes say, so that the others are what they were.
+
+    Not where steps run ahead of the output beside a state: that takes in the token that a session drops.
+    """
+    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
+    drawn = Random(repr(("sessions", sizes))).random() < 1 / 3
+    return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
 
 
 def with_tails(config: WorldConfig) -> WorldConfig:

@@ -6,7 +6,7 @@ from typing import Any
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import Status
+from kv_sim.engine.request import SimRequest, Status
 
 
 class Coverage:
@@ -15,11 +15,13 @@ class Coverage:
     def __init__(self) -> None:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.situations: Counter[str] = Counter()
+        self._turns: dict[str, int] = {}
+        """Request id -> in which turn it was when it was scheduled as a new request."""
 
     def states(self, engine: Engine, action: Action) -> set[str]:
         """The states of the requests that ``action`` meets."""
         requests = engine.scheduler.requests.values()
-        if action.kind is Kind.ABORT:
+        if action.kind in (Kind.ABORT, Kind.TURN):
             requests = [r for r in requests if r.request_id == action.args["request"]]  # type: ignore[assignment]
         return {r.status.value + (" and held" if r.is_held else "") for r in requests}
 
@@ -43,6 +45,14 @@ class Coverage:
             if request.spec.skip_reading_prefix_cache:
                 self.situation("match: the answer is dropped")
 
+    def turn_arrives(self, request: SimRequest) -> None:
+        """The next turn of a session arrives, or the end of it."""
+        is_paused = request.status is Status.WAITING_FOR_STREAMING_REQ
+        if not is_paused:
+            self.situation("a session's next input comes before it stops")
+        elif request.turns_arrived == request.turn == len(request.spec.turns or ()):
+            self.situation("a session ends while it waits")
+
     def scheduled(self, engine: Engine, step: Step) -> None:
         """A step was scheduled."""
         output = step.output
@@ -61,7 +71,8 @@ class Coverage:
         new = {request.req_id for request in output.scheduled_new_reqs}
         if new & output.finished_req_ids:
             self.situation("an id is finished and new in one step")
-        if any(engine.scheduler.requests[name].num_preemptions for name in new):
+        going_on = self._going_on(engine, new)
+        if any(engine.scheduler.requests[name].num_preemptions for name in new - going_on):
             self.situation("a request resumes, runner V2")
         if engine.scheduler.deferred_frees:
             self.situation("frees are deferred")
@@ -71,6 +82,17 @@ class Coverage:
             self.situation("an empty step")
         if any(r.status is Status.WAITING_FOR_REMOTE_KVS for r in engine.scheduler.holding):
             self.situation("a step while a load is under way")
+
+    def _going_on(self, engine: Engine, new: set[str]) -> set[str]:
+        """Which of these requests are sessions that go on."""
+        requests = [request for name, request in engine.scheduler.requests.items() if name in new]
+        going_on = [request for request in requests if request.turn > self._turns.get(request.request_id, 0)]
+        self._turns.update((request.request_id, request.turn) for request in requests)
+        if going_on:
+            self.situation("a session goes on")
+        if any(request.num_stale_output_tokens for request in going_on):
+            self.situation("a session goes on before its last turn is over")
+        return {request.request_id for request in going_on}
 
     def add(self, other: "Coverage") -> None:
         """Add another world's counts."""

@@ -23,6 +23,7 @@ HELD: Final = " and held"
 UNFINISHED: Final = (
     Status.WAITING.value,
     Status.WAITING_FOR_REMOTE_KVS.value,
+    Status.WAITING_FOR_STREAMING_REQ.value,
     Status.RUNNING.value,
     Status.PREEMPTED.value,
 )
@@ -71,7 +72,10 @@ class Exclusion:
     reason: str
 
 
-EXCLUSIONS: Final = (Exclusion((Kind.ABORT,), tuple(ENDED), "a request that has ended can't be aborted any more"),)
+EXCLUSIONS: Final = (
+    Exclusion((Kind.ABORT,), tuple(ENDED), "a request that has ended can't be aborted any more"),
+    Exclusion((Kind.TURN,), tuple(ENDED), "a session that has ended doesn't go on"),
+)
 
 SITUATIONS: Final[Mapping[str, str]] = {
     "match: ask again": "an answer of None (contract note 2)",
@@ -88,6 +92,10 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "match: less than the end of a block": "note 1: the answer is not the load",
     "a state within a block is handed over": "a copy of the block that the next step writes",
     "match: a load ends within a block": "all groups' last blocks count up to there",
+    "a session goes on": "note 4: it has blocks and isn't asked about",
+    "a session goes on before its last turn is over": "its own steps under way write blocks that it goes on in",
+    "a session's next input comes before it stops": "it goes on, or ends, without a pause",
+    "a session ends while it waits": "an end with nothing under way for it",
     "frees are deferred": "note 14: run-ahead of a consumer",
     "drafts are rejected": "note 13: computed tokens include drafts",
     "an empty step": "note 18: steps go on for the connector's sake",

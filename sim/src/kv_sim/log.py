@@ -158,7 +158,7 @@ class Log(Watcher):
                 self._line("engine", f"{name} {before} → gone")
                 del self._requests[name]
         for name, request in scheduler.requests.items():
-            state = request.status.value + (" and held" if request.is_held else "")
+            state = describe_state(request)
             tables = brief_tables(scheduler.blocks.tables_of(name).groups)
             _, before, old_tables = self._requests.get(name, (request, "new", ""))
             if (state, tables) == (before, old_tables):
@@ -167,6 +167,12 @@ class Log(Watcher):
             arrow = state if state == before else f"{before} → {state}"
             known = f"{request.num_computed_tokens}/{request.num_tokens} tokens"
             self._line("engine", f"{name} {arrow}, {known}, blocks {tables}")
+
+
+def describe_state(request: SimRequest) -> str:
+    """Where a request is in its life."""
+    turn = f", turn {request.turn + 1}" if request.turn else ""
+    return request.status.value + turn + (" and held" if request.is_held else "")
 
 
 def describe_world(config: WorldConfig) -> str:
@@ -200,6 +206,9 @@ def describe(action: Action) -> str:
         prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"
         own = f" + {spec['own_tokens']} own" if spec["own_tokens"] else ""
         samples = f"samples {spec['output_tokens']} of at most {spec['max_tokens']}"
+        if "turns" in spec:
+            turns = [f"then {turn['tokens']} tokens, samples {turn['output_tokens']}" for turn in spec["turns"]]
+            extras.append("; ".join(["a session", *turns]))
         return f"add      {', '.join([prompt + own, samples, *extras])}"
     if action.kind is Kind.RESET:
         what = [word for word in ("running", "connector") if args[word]]

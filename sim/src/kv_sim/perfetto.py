@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.request import SimRequest
-from kv_sim.log import describe, describe_pairs, describe_world
+from kv_sim.log import describe, describe_pairs, describe_state, describe_world
 from kv_sim.memory.copies import Copy
 from kv_sim.violation import Violation
 from kv_sim.watch import AT_REST, Tracker, Watcher
@@ -195,7 +195,7 @@ class Perfetto(Watcher):
                 self._tracks.name(REQUESTS, "requests", self._num_lives, name + again)
                 self._lives[name] = (request, self._num_lives, "")
             _, track, before = self._lives[name]
-            state = request.status.value + (" and held" if request.is_held else "")
+            state = describe_state(request)
             if state != before:
                 tokens = f"{request.num_computed_tokens} of {request.num_tokens} computed"
                 self._tracks.begin(REQUESTS, track, state, {"request": name, "tokens": tokens})

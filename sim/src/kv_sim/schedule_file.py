@@ -15,7 +15,7 @@ from typing import Any, Final, get_type_hints
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.fuzz import Failure
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
@@ -27,6 +27,7 @@ VERSION: Final = 1
 ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.ADD: {"spec": RequestSpec},
     Kind.ABORT: {"request": str},
+    Kind.TURN: {"request": str},
     Kind.STEP: {"rejects": dict},
     Kind.SCHEDULE: {"rejects": dict},
     Kind.EXECUTE: {"rank": int},
@@ -228,7 +229,7 @@ def _action(values: dict[str, Any]) -> Action:
     )
     if "spec" in wanted:
         required = {f.name for f in fields(RequestSpec) if f.default is MISSING}
-        hints = get_type_hints(RequestSpec)
+        hints = {**get_type_hints(RequestSpec), "turns": list}
         check_keys(f"{name}.spec", values["spec"], hints, optional=set(hints) - required)
         _check_spec(f"{name}.spec", values["spec"])
     for request, count in values.get("rejects", {}).items():
@@ -248,7 +249,20 @@ def _check_spec(where: str, spec: dict[str, Any]) -> None:
             raise Bad(f"{where}.{key}: not less than 0, got {spec[key]}")
     if spec["shared_tokens"] + spec["own_tokens"] == 0:
         raise Bad(f"{where}: the prompt has no token: shared_tokens and own_tokens are 0")
-    if spec["output_tokens"] < 1:
-        raise Bad(f"{where}.output_tokens: at least 1, got {spec['output_tokens']}")
-    if spec["max_tokens"] < spec["output_tokens"]:
-        raise Bad(f"{where}.max_tokens: at least output_tokens, {spec['output_tokens']}, got {spec['max_tokens']}")
+    _check_samples(where, spec)
+    for index, turn in enumerate(spec.get("turns", ())):
+        part = f"{where}.turns[{index}]"
+        if not isinstance(turn, dict):
+            raise Bad(f"{part}: expected an object, got {word(turn)}")
+        check_keys(part, turn, get_type_hints(Turn), optional=set())
+        if turn["tokens"] < 1:
+            raise Bad(f"{part}.tokens: at least 1, got {turn['tokens']}")
+        _check_samples(part, turn)
+
+
+def _check_samples(where: str, asked: dict[str, Any]) -> None:
+    output, most = asked["output_tokens"], asked["max_tokens"]
+    if output < 1:
+        raise Bad(f"{where}.output_tokens: at least 1, got {output}")
+    if most < output:
+        raise Bad(f"{where}.max_tokens: at least output_tokens, {output}, got {most}")

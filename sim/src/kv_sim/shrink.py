@@ -137,7 +137,7 @@ class Shrinker:
                     if index >= len(self.best.history) or self.best.history[index].kind is not Kind.ADD:
                         break
                     spec = self.best.history[index].args["spec"]
-                    if any(spec[name] != value for name, value in change.items()):
+                    if any(spec.get(name) != value for name, value in change.items()):
                         self._try_at(index, 1, Action(Kind.ADD, {"spec": {**spec, **change}}))
             index += 1
 
@@ -167,6 +167,13 @@ def _renumbered(action: Action, by: int) -> Action:
     return Action(action.kind, {**action.args, "copy": max(0, action.args["copy"] - by)})
 
 
+def _fewer_turns(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Ways to leave out a turn of a session, or to make them plainer."""
+    fewer = [turns[:index] + turns[index + 1 :] for index in range(len(turns))]
+    samples = [{**turn, "output_tokens": 1, "max_tokens": 1} for turn in turns]
+    return [*fewer, samples, [{**turn, "tokens": 1} for turn in samples]] if turns else []
+
+
 def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
     """Changes that make a request plainer; shorter prompts first come from the bottom."""
     shared = spec["shared_tokens"]
@@ -177,5 +184,6 @@ def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
         {"adapter": None},
         {"skip_reading_prefix_cache": False},
         {"output_tokens": 1, "max_tokens": 1},
+        *({"turns": turns} for turns in _fewer_turns(spec.get("turns", []))),
     ]
     return changes + [{"shared_tokens": length} for length in reversed(lengths) if 0 < length < shared]

@@ -106,8 +106,14 @@ class WatchedWorld(World):
     def _settle(self, args: dict[str, Any], random: Random | None) -> bool:
         return self._resting(Kind.SETTLE, lambda: super(WatchedWorld, self)._settle(args, random))
 
-    def _resting(self, kind: Kind, act: Callable[[], bool]) -> bool:
-        return self._watched(AT_REST, Action(kind), act) if self._is_resting else act()
+    def _turn(self, args: dict[str, Any], random: Random | None) -> bool:
+        return self._resting(Kind.TURN, lambda: super(WatchedWorld, self)._turn(args, random), args)
+
+    def _abort(self, args: dict[str, Any], random: Random | None) -> bool:
+        return self._resting(Kind.ABORT, lambda: super(WatchedWorld, self)._abort(args, random), args)
+
+    def _resting(self, kind: Kind, act: Callable[[], bool], args: dict[str, Any] | None = None) -> bool:
+        return self._watched(AT_REST, Action(kind, args or {}), act) if self._is_resting else act()
 
     def _watched(self, number: int, action: Action, act: Callable[[], bool]) -> bool:
         for watcher in self._watchers:

@@ -69,7 +69,7 @@ class WorldState:
         return set(self.engine.scheduler.requests).union(*under_way)
 
     def _add(self, args: dict[str, Any], random: Random | None) -> bool:
-        spec = RequestSpec(**args["spec"])
+        spec = RequestSpec.from_json(args["spec"])
         if spec.request_id in self.taken_ids():
             return False
         self.engine.add(spec)
@@ -80,6 +80,14 @@ class WorldState:
         if request is None or request.status.is_finished:
             return False
         self.engine.abort(args["request"])
+        return True
+
+    def _turn(self, args: dict[str, Any], random: Random | None) -> bool:
+        request = self.engine.scheduler.requests.get(args["request"])
+        if request is None or request.status.is_finished or not request.may_hear_more:
+            return False
+        self.coverage.turn_arrives(request)
+        self.engine.take_turn(args["request"])
         return True
 
     def _step(self, args: dict[str, Any], random: Random | None) -> bool:

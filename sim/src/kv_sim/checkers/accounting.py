@@ -123,10 +123,8 @@ class Mirror:
         """A request arrives: its blocks may be told of."""
         if not self._is_exact:
             return
-        before: bytes | None = None
-        for block_hash, tokens in request.all_blocks():
+        for block_hash, before, tokens in request.all_blocks():
             self._known[block_hash] = before, tokens, request.spec.adapter
-            before = block_hash
         for before, part, tokens in request.parts_of_blocks():
             self._known[part] = before, tokens, request.spec.adapter
             self._parts.add(part)

@@ -13,7 +13,8 @@ request comes, then some that nobody has seen, and all of them again. If they fi
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
@@ -21,6 +22,19 @@ from kv_sim.memory.copies import State
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
 from kv_sim.world_state import WorldState
+
+
+@dataclass(frozen=True)
+class Again(RequestSpec):
+    """A session that comes once more, as a request with all the prompt that it had in the end."""
+
+    told: tuple[int, ...] = ()
+
+    @cached_property
+    def prompt(self) -> tuple[int, ...]:
+        own = super().prompt[self.shared_tokens :]
+        return (*self.told, *own)
+
 
 MOST_PROBES = 4
 """Requests that come once more. Most prompts are prefixes of others."""
@@ -79,11 +93,20 @@ def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
         hashes = request.prompt_hashes
         if hashes and hashes[-1] not in covered:
             covered.update(hashes)
-            again = replace(request.spec, output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False)
+            again = replace(_whole(request), output_tokens=1, max_tokens=1, skip_reading_prefix_cache=False)
             if len(probes) % 2 and request.num_prompt_tokens + 2 <= most_tokens:
                 again = replace(again, own_tokens=again.own_tokens + 1)
             probes.append(again)
     return probes
+
+
+def _whole(request: SimRequest) -> RequestSpec:
+    """The request, with its last prompt from the beginning."""
+    spec = request.spec
+    if not request.turn:
+        return replace(spec, turns=None)
+    told = tuple(request.prompt_token_ids)
+    return Again(spec.request_id, 0, len(told), 0, 1, 1, salt=spec.salt, adapter=spec.adapter, told=told)
 
 
 def _ask_again(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:

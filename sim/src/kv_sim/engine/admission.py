@@ -1,7 +1,9 @@
 """Admission: what happens to waiting requests when a step is scheduled.
 
-Those that hold blocks (their load was announced) come before those that don't. Each of the others is matched
-against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits for its load.
+Those that hold blocks (their load was announced, or they are sessions) come before those that don't. Each of the
+others is matched against the prefix cache, then against the connector, and gets its blocks; then it runs, or waits
+for its load. A session that goes on isn't matched: it has blocks and gets more. While it waits for its next turn
+it takes the place of one that runs.
 A request that can't go on now is skipped and keeps its place; one that finds no room ends the round.
 """
 
@@ -29,7 +31,8 @@ class Admission:
             holds = request.request_id in self._state.blocks.tables
             (skipped_holding if holds else skipped).appendleft(request)
 
-        while plan.budget > 0 and self._state.num_running < self._state.config.max_running:
+        places = self._state.config.max_running - self._state.num_paused
+        while plan.budget > 0 and self._state.num_running < places:
             queue = self._state.holding or self._state.waiting
             if not queue:
                 break
@@ -55,7 +58,7 @@ class Admission:
     def _is_ready(self, request: SimRequest) -> bool:
         """Whether a waiting request can be scheduled; a load that was reported is taken in here."""
         if request.status is not Status.WAITING_FOR_REMOTE_KVS:
-            return True
+            return request.status is not Status.WAITING_FOR_STREAMING_REQ
         if request.request_id not in self._state.loaded:
             return False
         self._state.loaded.remove(request.request_id)
@@ -93,6 +96,7 @@ class Admission:
             self._state.connector.get_loaded_kv_cache_group_ids(request)
         if not self._state.blocks.fits_whole(request_id, request.num_tokens, computed, hit):
             return False
+        self._state.blocks.drop_passed(request_id, computed - request.num_in_flight_tokens)
         if not self._state.blocks.allocate(
             request_id, total, computed_tokens=computed, hit=hit, reserved=reserved
         ):

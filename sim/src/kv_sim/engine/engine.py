@@ -91,6 +91,10 @@ class Engine:
         self.scheduler.add_request(request)
         return request
 
+    def take_turn(self, request_id: str) -> None:
+        """The next turn of a session arrives; or the end of it, if it had all its turns."""
+        self.outcome.take_turn(self.scheduler.requests[request_id])
+
     def abort(self, request_id: str) -> None:
         """A request's client went away."""
         self.outcome.finish([request_id], Status.FINISHED_ABORTED)

@@ -43,6 +43,8 @@ class Outcome:
                 scheduler.running.remove(request)
             else:
                 scheduler.waiting.remove(request)
+            if not request.status.is_finished:
+                (scheduler.holding if request.num_computed_tokens else scheduler.waiting).append(request)
         self.finish(errors, Status.FINISHED_ERROR)
         scheduler.shadow.end_step(step.number)
         scheduler.connector.update_connector_output(report)
@@ -52,7 +54,7 @@ class Outcome:
     # -- tokens --------------------------------------------------------------------------------
 
     def _take_tokens(self, step: Step, request: SimRequest, count: int, *, skip: bool) -> bool:
-        """Process what a request computed. True: it stopped, and its blocks are freed."""
+        """Process what a request computed. True: it stopped, and its blocks are freed; or it paused."""
         request.num_in_flight_tokens -= count
         is_stale = request.num_stale_output_tokens > 0
         if is_stale:
@@ -75,7 +77,7 @@ class Outcome:
 
     def _append_tokens(self, request: SimRequest, new: int, *, is_stale: bool) -> bool:
         """Append ``new`` sampled tokens. True: the request stopped."""
-        left = request.spec.output_tokens - request.num_output_tokens
+        left = request.asked.output_tokens - request.num_output_tokens
         request.num_output_tokens += min(new, left)
         if new > left and not is_stale:
             request.num_computed_tokens -= new - left
@@ -85,9 +87,44 @@ class Outcome:
             known = request.num_computed_tokens - request.num_in_flight_tokens
             self.scheduler.blocks.cache_blocks(request, known)
             request.num_draft_tokens = self.scheduler.config.spec_tokens
-        if request.num_output_tokens < request.spec.output_tokens:
+        if request.num_output_tokens < request.asked.output_tokens:
             return False
-        self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
+        if not self._pauses(request):
+            self._finish(request, Status.FINISHED_STOPPED, delay_free=False)
+        return True
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def take_turn(self, request: SimRequest) -> None:
+        """The next turn of a session has arrived, or the end of it. It is taken up when that has stopped."""
+        request.turns_arrived += 1
+        if request.status is not Status.WAITING_FOR_STREAMING_REQ:
+            return
+        if request.has_next_turn:
+            self.scheduler.num_paused -= 1
+            request.begin_turn()
+            request.status = Status.WAITING
+        else:
+            self.finish([request.request_id], Status.FINISHED_ABORTED)
+
+    def _pauses(self, request: SimRequest) -> bool:
+        """Let a session that stopped wait for its next turn, or go on if that is here. False: it ends.
+
+        It keeps its blocks, if it isn't preempted, and what is known to be computed in them; what later steps
+        compute is dropped.
+        """
+        if request.spec.turns is None:
+            return False
+        request.num_computed_tokens -= request.num_output_placeholders
+        self._forget_steps_under_way(request)
+        if request.has_next_turn:
+            request.begin_turn()
+            request.status = Status.WAITING
+        elif request.was_told_to_end:
+            return False
+        else:
+            self.scheduler.num_paused += 1
+            request.status = Status.WAITING_FOR_STREAMING_REQ
         return True
 
     # -- ends ----------------------------------------------------------------------------------
@@ -105,6 +142,7 @@ class Outcome:
                 scheduler.holding.remove(request)
             else:
                 scheduler.waiting.remove(request)
+            scheduler.num_paused -= request.status is Status.WAITING_FOR_STREAMING_REQ
             delay_free = False
             if request.status is Status.WAITING_FOR_REMOTE_KVS:
                 delay_free = request_id not in scheduler.loaded

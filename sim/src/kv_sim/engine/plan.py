@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager, Tables
 from kv_sim.engine.output import BlockCopy, CachedRequestData, NewRequestData, SchedulerOutput
-from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.kernels import Attention
 from kv_sim.memory.settled import Offer
 
@@ -18,6 +18,8 @@ class Admitted:
     request: SimRequest
     computed: int
     tables: Tables
+    is_resumed: bool
+    """It was preempted. A session that goes on is new again."""
 
 
 @dataclass
@@ -61,7 +63,8 @@ class StepPlan:
 
     def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
         """A waiting request begins to run."""
-        self.admitted.append(Admitted(request, computed, Tables(tables.get_block_ids())))
+        is_resumed = request.status is Status.PREEMPTED
+        self.admitted.append(Admitted(request, computed, Tables(tables.get_block_ids()), is_resumed))
         self._count(request, count)
         if request.request_id in self.padded:
             self.drafts[request.request_id] = self.padded[request.request_id]
@@ -109,8 +112,8 @@ class StepPlan:
 
     def output(self, config: WorldConfig, finished: set[str], preempted: set[str]) -> SchedulerOutput:
         """The step as the connector and the workers see it; runners differ in what is new."""
-        resumed = [entry for entry in self.admitted if entry.request.num_preemptions]
-        as_new = [entry for entry in self.admitted if not entry.request.num_preemptions]
+        resumed = [entry for entry in self.admitted if entry.is_resumed]
+        as_new = [entry for entry in self.admitted if not entry.is_resumed]
         if config.runner == 2:
             as_new += resumed
         new = [

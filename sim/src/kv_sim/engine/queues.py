@@ -10,7 +10,7 @@ from collections import Counter, deque
 from kv_api import KVConnectorBase_V1
 from kv_sim.config import WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request import SimRequest, Status
 from kv_sim.memory.shadow import Shadow
 
 
@@ -27,7 +27,9 @@ class Queues:
         self.requests: dict[str, SimRequest] = {}
         self.waiting: deque[SimRequest] = deque()
         self.holding: deque[SimRequest] = deque()
-        """Waiting requests that hold blocks: a load of theirs is going on or has ended."""
+        """Waiting requests that hold blocks: a load of theirs is going on or has ended, or they are sessions."""
+        self.num_paused = 0
+        """How many sessions wait for their next turn. They keep their blocks, and nothing is done for them."""
         self.running: list[SimRequest] = []
         self.inflight_prefills: list[SimRequest] = []
         self.finished_req_ids: set[str] = set()
@@ -55,7 +57,7 @@ class Queues:
     @property
     def has_work(self) -> bool:
         """Whether the engine's loop would call ``schedule`` now."""
-        return bool(self.requests or self.finished_req_ids)
+        return len(self.requests) > self.num_paused or bool(self.finished_req_ids)
 
     @property
     def num_running(self) -> int:
@@ -115,4 +117,6 @@ class Queues:
         unfinished = [r for r in self.requests.values() if not r.status.is_finished]
         ids = sorted(r.request_id for r in queued)
         assert ids == sorted(r.request_id for r in unfinished), f"queued {ids}, unfinished {unfinished}"
+        paused = [r for r in queued if r.status is Status.WAITING_FOR_STREAMING_REQ]
+        assert self.num_paused == len(paused), f"{self.num_paused} sessions wait, {paused}"
         self.blocks.check()

@@ -4,13 +4,16 @@ The model is a function, so all that a request will ever hold is known when it i
 the tokens that it will sample, and the hash after each. What the scheduler *knows* of it grows as outputs are
 processed, like in a real engine. Draft tokens that will be rejected leave other bytes behind until they are
 overwritten.
+
+A *session* is a request that stops more than once: it pauses, and goes on with a longer prompt. That begins with
+all it had, but for the last token it sampled, which nobody has computed. So each turn has a story of its own.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +25,7 @@ class Status(Enum):
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting for a load"
+    WAITING_FOR_STREAMING_REQ = "waiting for its next turn"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED_STOPPED = "stopped"
@@ -42,6 +46,15 @@ class LoRA:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What a session gets when it has stopped; requests of one conversation get the same tokens."""
+
+    tokens: int
+    output_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
 class RequestSpec:
     """All that makes a request, small enough for a bug report."""
 
@@ -58,6 +71,20 @@ class RequestSpec:
     salt: str | None = None
     adapter: str | None = None
     skip_reading_prefix_cache: bool = False
+    turns: tuple[Turn, ...] | None = None
+    """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RequestSpec":
+        """The inverse of ``to_json``."""
+        turns = values.get("turns")
+        return cls(**{**values, "turns": None if turns is None else tuple(Turn(**turn) for turn in turns)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a schedule file. Only a session has turns."""
+        values = asdict(self)
+        turns = values.pop("turns")
+        return values if turns is None else {**values, "turns": list(turns)}
 
     @cached_property
     def prompt(self) -> tuple[int, ...]:
@@ -66,6 +93,26 @@ class RequestSpec:
         shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
         own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
         return tuple(shared + own)
+
+    def asked_in(self, turn: int) -> "RequestSpec | Turn":
+        """What says how much it samples in a turn."""
+        return self.turns[turn - 1] if self.turns and turn else self
+
+    def said_in(self, turn: int) -> tuple[int, ...]:
+        """The tokens that a turn after the first brings."""
+        assert self.turns is not None, f"{self.request_id} is no session"
+        count, root = self.turns[turn - 1].tokens, self.conversation << 32 | turn << 24
+        return tuple(2000 + mix(root | position) % 997 for position in range(count))
+
+
+class Story(NamedTuple):
+    """All that a request will hold in one turn, as far as a model could go."""
+
+    prompt_tokens: int
+    tokens: list[int]
+    hashes: Words
+    """After each token."""
+    block_hashes: list[bytes]
 
 
 class SimRequest:
@@ -89,6 +136,12 @@ class SimRequest:
     """An asynchronous load was announced and has not been reported."""
     is_held = False
     """It ended, and its blocks wait for a store to be reported."""
+    asked: RequestSpec | Turn
+    """How much it samples, in this turn."""
+    turn = 0
+    """Of a session: in which turn it is."""
+    turns_arrived = 0
+    """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
 
     def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int, hashes_per_block: int = 1) -> None:
         self.spec = spec
@@ -97,15 +150,54 @@ class SimRequest:
         self.cache_salt = spec.salt
         self.lora_request = LoRA(spec.adapter) if spec.adapter is not None else None
         self.kv_transfer_params: dict[str, Any] | None = None
-        self.num_prompt_tokens = len(spec.prompt)
         self._block_size = block_size
-        root = root_hash(spec.salt, spec.adapter)
-        tokens, hashes = whole_story(root, spec.prompt, max_model_len)
-        self._tokens = [*tokens]
-        self.hashes: Words = np.zeros(-(-len(hashes) // block_size) * block_size, dtype=np.uint64)
-        self.hashes[: len(hashes)] = np.array(hashes, dtype=np.uint64)
-        size = block_size // hashes_per_block
-        self._block_hashes = [hashes[end - 1].to_bytes(8, "big") for end in range(size, len(hashes) + 1, size)]
+        self.stories: list[Story] = []
+        """Of each turn."""
+        prompt = spec.prompt
+        for number in range(len(spec.turns or ()) + 1):
+            if number:
+                prompt = (*prompt, *spec.said_in(number))
+            self.stories.append(self._tell(prompt, max_model_len))
+            prompt = tuple(self.stories[-1].tokens[: len(prompt) + spec.asked_in(number).output_tokens - 1])
+        self._take_up(spec)
+
+    def _tell(self, prompt: tuple[int, ...], length: int) -> Story:
+        size = self._block_size
+        tokens, after = whole_story(root_hash(self.spec.salt, self.spec.adapter), prompt, length)
+        hashes: Words = np.zeros(-(-len(after) // size) * size, dtype=np.uint64)
+        hashes[: len(after)] = np.array(after, dtype=np.uint64)
+        part = size // self.hashes_per_block
+        names = [after[end - 1].to_bytes(8, "big") for end in range(part, len(after) + 1, part)]
+        return Story(len(prompt), [*tokens], hashes, names)
+
+    def _take_up(self, asked: RequestSpec | Turn) -> None:
+        self.asked = asked
+        self.num_prompt_tokens, self._tokens, self.hashes, self._block_hashes = self.stories[self.turn]
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    @property
+    def may_hear_more(self) -> bool:
+        """Whether it is a session that another turn of, or the end of it, can still arrive for."""
+        return self.spec.turns is not None and self.turns_arrived <= len(self.spec.turns)
+
+    @property
+    def has_next_turn(self) -> bool:
+        """Whether a turn after this one has arrived."""
+        return self.turn < min(self.turns_arrived, len(self.stories) - 1)
+
+    @property
+    def was_told_to_end(self) -> bool:
+        """Whether a session ends after the turns that have arrived."""
+        return self.turns_arrived == len(self.stories)
+
+    def begin_turn(self) -> None:
+        """A session goes on with a longer prompt, which begins with what was computed."""
+        self.num_output_tokens = 0
+        self.turn += 1
+        self._take_up(self.spec.asked_in(self.turn))
+
+    # -- tokens and hashes ---------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
@@ -143,19 +235,22 @@ class SimRequest:
         """The hashes of the full blocks of the prompt."""
         return self.hashes_up_to(self.num_prompt_tokens)
 
-    def all_blocks(self) -> Iterator[tuple[bytes, list[int]]]:
-        """Each full block that it may ever have: its hash and its tokens."""
-        size = self._block_size
-        for index, block_hash in enumerate(self.hashes_up_to(len(self._tokens))):
-            yield block_hash, self._tokens[index * size : (index + 1) * size]
+    def all_blocks(self) -> Iterator[tuple[bytes, bytes | None, list[int]]]:
+        """Each full block that it may ever have: its hash, the one before it, and its tokens."""
+        size, last = self._block_size, self.hashes_per_block - 1
+        for story in self.stories:
+            names = story.block_hashes[last :: self.hashes_per_block]
+            for index, name in enumerate(names):
+                yield name, names[index - 1] if index else None, story.tokens[index * size : (index + 1) * size]
 
     def parts_of_blocks(self) -> Iterator[tuple[bytes | None, bytes, list[int]]]:
         """What each hash within a block stands for: the hash before it, itself, and the tokens of it alone."""
         size, count = self._block_size // self.hashes_per_block, self.hashes_per_block
-        for index, part in enumerate(self._block_hashes):
-            if (index + 1) % count:
-                before = self._block_hashes[index - 1] if index else None
-                yield before, part, self._tokens[index * size : (index + 1) * size]
+        for story in self.stories:
+            for index, part in enumerate(story.block_hashes):
+                if (index + 1) % count:
+                    before = story.block_hashes[index - 1] if index else None
+                    yield before, part, story.tokens[index * size : (index + 1) * size]
 
     @property
     def num_tokens_with_spec(self) -> int:

@@ -74,7 +74,7 @@ class Scheduler(Queues):
 
     def _tokens_to_run(self, request: SimRequest, budget: int) -> int:
         """How many tokens a running request computes next; 0 when it has to wait for its own output."""
-        placeholders, end = request.num_output_placeholders, request.num_prompt_tokens + request.spec.max_tokens
+        placeholders, end = request.num_output_placeholders, request.num_prompt_tokens + request.asked.max_tokens
         if placeholders and request.num_computed_tokens + 2 - placeholders >= end:
             return 0
         wanted = request.num_tokens_with_spec + placeholders - request.num_computed_tokens

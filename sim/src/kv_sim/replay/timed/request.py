@@ -99,7 +99,7 @@ class TracedRequest(SimRequest):
     def __init__(self, index: int, traced: TraceRequest, names: Names, block_size: int) -> None:
         self.index = index
         outputs = output_tokens_of(traced)
-        self.spec = RequestSpec(str(index), 0, traced.input_tokens, 0, outputs, outputs)
+        self.spec = self.asked = RequestSpec(str(index), 0, traced.input_tokens, 0, outputs, outputs)
         self.request_id = self.spec.request_id
         self.cache_salt = None
         self.lora_request = None
