@@ -85,6 +85,13 @@ def _recomputes_failed_loads(config: WorldConfig, trace: Trace) -> int | None:
     return None
 
 
+def _stops_preempted(config: WorldConfig, trace: Trace) -> int | None:
+    for number, turn in enumerate(trace.turns):
+        if isinstance(turn.event, Process) and turn.event.stops_preempted:
+            return number
+    return None
+
+
 def _wastes_drafts(config: WorldConfig, trace: Trace) -> int | None:
     return _first(trace, lambda sampled: sampled.surplus > 0)
 
@@ -137,9 +144,17 @@ EXCLUSIONS: Final = (
         _shares_failed_blocks,
     ),
     Exclusion(
+        "from the first session that stops while it is preempted",
+        "Before 0.33 vLLM puts a session that output under way stops while it is preempted into no queue, and "
+        "takes the tokens that it keeps from what is computed, which is nothing then. The testbed follows 0.33: "
+        "it goes on with all but the last token, and is matched anew.",
+        _stops_preempted,
+        before=(0, 33),
+    ),
+    Exclusion(
         "from the first request that ends in the middle of accepted drafts",
         "Since 0.33 vLLM takes the drafts after the last token back from num_computed_tokens before it tells the "
-        "connector that the request has ended; the testbed follows 0.33.",
+        "connector that the request has ended, and before a session goes on; the testbed follows 0.33.",
         _wastes_drafts,
         before=(0, 33),
         hides=frozenset({"accepted drafts go to waste"}),

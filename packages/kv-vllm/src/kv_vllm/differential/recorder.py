@@ -6,6 +6,7 @@ recorded.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ from kv_vllm.differential.trace import (
     Add,
     Call,
     Event,
+    NextTurn,
     Process,
     Reset,
     Sampled,
@@ -70,9 +72,22 @@ class RecordingEngine(Engine):
                 spec.salt,
                 spec.adapter,
                 spec.skip_reading_prefix_cache,
+                spec.turns is not None,
             )
         )
         return super().add(spec)
+
+    def take_turn(self, request_id: str) -> None:
+        """Record what arrives for a session."""
+        request = self.scheduler.requests[request_id]
+        number, turns = request.turns_arrived + 1, request.spec.turns or ()
+        is_end = number > len(turns)
+        self._open(
+            NextTurn(request_id, ())
+            if is_end
+            else NextTurn(request_id, request.spec.said_in(number), turns[number - 1].max_tokens)
+        )
+        super().take_turn(request_id)
 
     def abort(self, request_id: str) -> None:
         """Record the abort, and what it hit."""
@@ -98,8 +113,7 @@ class RecordingEngine(Engine):
     def process(self) -> None:
         """Record what the step's requests sampled, and what the workers reported."""
         step = self.steps[0]
-        before = {name: self.scheduler.requests.get(name) for name in step.output.num_scheduled_tokens}
-        known = {name: request.num_tokens for name, request in before.items() if request is not None}
+        before = {name: _Known.of(self.scheduler.requests.get(name)) for name in step.output.num_scheduled_tokens}
         held = Counter(block for r in self.scheduler.running for block in self._blocks(r))
         turn = self._open(Process(step.number, {}, {}))
         super().process()
@@ -108,21 +122,54 @@ class RecordingEngine(Engine):
             if name in step.sampling:
                 drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
                 count = 1 + drafts - step.rejected.get(name, 0)
-                sampled[name] = _sampled(before[name], known.get(name, 0), count)
+                sampled[name] = _sampled(before[name], count)
         shares = any(held[block] > 1 for block in self._report.get("invalid_block_ids", ()))
-        turn.event = Process(step.number, sampled, self._report, shares)
+        stops = any(known is not None and known.was_preempted and known.goes_on for known in before.values())
+        turn.event = Process(step.number, sampled, self._report, shares, stops)
 
     def _blocks(self, request: SimRequest) -> set[int]:
         tables = self.scheduler.blocks.tables_of(request.request_id)
         return {block for table in tables.groups for block in table}
 
 
-def _sampled(request: SimRequest | None, known: int, count: int) -> Sampled:
+@dataclass(frozen=True)
+class _Known:
+    """A request as it was before an output was processed."""
+
+    request: SimRequest
+    turn: int
+    tokens: int
+    was_preempted: bool
+
+    @classmethod
+    def of(cls, request: SimRequest | None) -> "_Known | None":
+        """What is known of a request now."""
+        if request is None:
+            return None
+        is_preempted = request.status is Status.PREEMPTED
+        return cls(request, request.turn, request.num_tokens, is_preempted)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a session that has stopped since and hasn't ended."""
+        request = self.request
+        return request.turn > self.turn or request.status is Status.WAITING_FOR_STREAMING_REQ
+
+    def taken(self) -> tuple[int, ...]:
+        """The tokens that it got since. All of its turn, if that is over."""
+        if self.request.turn == self.turn:
+            return tuple(self.request.all_token_ids[self.tokens :])
+        story, asked = self.request.stories[self.turn], self.request.spec.asked_in(self.turn)
+        return tuple(story.tokens[self.tokens : story.prompt_tokens + asked.output_tokens])
+
+
+def _sampled(known: _Known | None, count: int) -> Sampled:
     """What a request got of the ``count`` tokens that the model gave it."""
-    if request is None:
+    if known is None:
         return Sampled((0,) * count, ends=False)
-    taken = tuple(request.all_token_ids[known:])
-    ends = bool(taken) and request.num_output_tokens == request.spec.output_tokens
+    taken, request = known.taken(), known.request
+    is_over = request.turn > known.turn or request.num_output_tokens == request.asked.output_tokens
+    ends = bool(taken) and is_over
     wasted = count - len(taken)
     return Sampled(taken + (0,) * wasted, ends, wasted if ends else 0)
 

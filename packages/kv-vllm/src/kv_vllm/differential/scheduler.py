@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from kv_sim.config import WorldConfig
 from kv_vllm.differential.bridge import DELIVERY_KEY, SCRIPT_KEY
 from kv_vllm.differential.comparison import Script
-from kv_vllm.differential.trace import Abort, Add, Event, Process, Reset, Sampled, Schedule, Trace
+from kv_vllm.differential.trace import Abort, Add, Event, NextTurn, Process, Reset, Sampled, Schedule, Trace
 from kv_vllm.vllm_world import VOCABULARY, make_request, make_scheduler, vllm_config
 
 STOP_TOKEN: Final = VOCABULARY - 1
@@ -40,6 +40,8 @@ class VllmScheduler:
         match event:
             case Add():
                 self._scheduler.add_request(self._request(event))
+            case NextTurn():
+                self._scheduler.add_request(self._turn(event))
             case Schedule(step):
                 self._outputs[step] = self._scheduler.schedule()
             case Process():
@@ -58,6 +60,13 @@ class VllmScheduler:
         identity = (event.salt, event.adapter)
         request = make_request(event.request_id, list(event.prompt), params, self._world.block_size, identity)
         request.skip_reading_prefix_cache = event.skip_reading_prefix_cache
+        request.resumable = event.is_session
+        return request
+
+    def _turn(self, event: NextTurn) -> Request:
+        params = SamplingParams(max_tokens=event.max_tokens, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
+        request = make_request(event.request_id, list(event.prompt) or [0], params, self._world.block_size)
+        request.resumable = bool(event.prompt)
         return request
 
     def _process(self, event: Process) -> None:
@@ -79,9 +88,8 @@ class VllmScheduler:
         )
         self._scheduler.update_from_output(output, result)
         if self._world.spec_tokens and not self._world.async_scheduling:
-            drafted = [name for name in names if name in event.sampled]
-            drafts = [[0] * self._world.spec_tokens for _ in drafted]
-            self._scheduler.update_draft_token_ids(DraftTokenIds(drafted, drafts))
+            drafts = [[0] * self._world.spec_tokens for _ in names]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _tokens(self, name: str, sampled: Sampled | None) -> list[int]:
         """The sampled tokens; the last one of a request that ends before its limit is the stop token."""

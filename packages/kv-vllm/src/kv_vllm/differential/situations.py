@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kv_sim.config import WorldConfig
-from kv_vllm.differential.trace import Abort, Add, Call, Process, Reset, Trace, Turn
+from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Process, Reset, Trace, Turn
 
 PER: Final = 500
 """The number of histories that ``MINIMA`` are for; fewer histories need proportionally less."""
@@ -40,6 +40,8 @@ MINIMA: Final[Mapping[str, int]] = {
     "drafts are scheduled": 150,
     "accepted drafts go to waste": 200,
     "several groups": 50,
+    "a session goes on": 300,
+    "a session is told to end": 200,
 }
 """The least of each situation in a cell of the matrix, over the usual subjects with ``PER`` histories each."""
 
@@ -49,11 +51,14 @@ def situations_of(trace: Trace, config: WorldConfig) -> Counter[str]:
     counts: Counter[str] = Counter({"several groups": int(len(config.groups) > 1)})
     seen: set[str] = set()
     preempted: set[str] = set()
+    begun: set[str] = set()
     for turn in trace.turns:
         match turn.event:
             case Add(request_id):
                 counts["an id comes back"] += request_id in seen
                 seen.add(request_id)
+            case NextTurn(_, prompt):
+                counts["a session is told to end"] += not prompt
             case Abort(_, state):
                 counts[f"abort: {state}"] += 1
             case Reset(running, connector, answer):
@@ -64,11 +69,11 @@ def situations_of(trace: Trace, config: WorldConfig) -> Counter[str]:
                 counts[f"failed load, {config.failure_policy}"] += turn.event.has_failed_loads
                 counts["a store is reported"] += len(report.get("finished_sending", ()))
                 counts["accepted drafts go to waste"] += sum(tokens.surplus > 0 for tokens in sampled.values())
-        _count_calls(turn, counts, preempted)
+        _count_calls(turn, counts, preempted, begun)
     return counts
 
 
-def _count_calls(turn: Turn, counts: Counter[str], preempted: set[str]) -> None:
+def _count_calls(turn: Turn, counts: Counter[str], preempted: set[str], begun: set[str]) -> None:
     for index, call in enumerate(turn.calls):
         match call.name:
             case "get_num_new_matched_tokens":
@@ -82,7 +87,7 @@ def _count_calls(turn: Turn, counts: Counter[str], preempted: set[str]) -> None:
             case "request_finished" | "request_finished_all_groups":
                 counts["blocks held after the end"] += bool(call.answer[0])
             case "build_connector_meta":
-                _count_step(call, counts, preempted)
+                _count_step(call, counts, preempted, begun)
 
 
 def _is_refused(turn: Turn, index: int) -> bool:
@@ -92,13 +97,16 @@ def _is_refused(turn: Turn, index: int) -> bool:
     return not any(c.name == "update_state_after_alloc" and c.arguments["request"] == request for c in later)
 
 
-def _count_step(call: Call, counts: Counter[str], preempted: set[str]) -> None:
+def _count_step(call: Call, counts: Counter[str], preempted: set[str], begun: set[str]) -> None:
     step = call.arguments
     new = {request["request"] for request in step["new"]}
     cached = {request["request"] for request in step["cached"]}
     counts["preempted"] += len(step["preempted"])
     counts["resumed"] += len((new | set(step["resumed"])) & preempted)
     counts["an id is finished and new in one step"] += len(new & set(step["finished"]))
+    begun.difference_update(step["finished"], step["preempted"], preempted)
+    counts["a session goes on"] += len(new & begun)
+    begun |= new | cached
     counts["drafts are scheduled"] += len(step["drafts"])
     preempted -= new | cached
     preempted.difference_update(step["finished"])

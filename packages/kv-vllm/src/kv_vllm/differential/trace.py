@@ -1,9 +1,10 @@
 """``Trace``: what one scheduler was told and what it asked its connector, as plain values of neither engine.
 
-A trace is a list of turns. A turn is one event (a request arrives, a step is scheduled, its output comes back, an
-abort, a reset) and the calls of the connector that it led to, in order, with their answers. Everything that a
-scheduler can't decide itself is in the events: tokens, reports of the workers. So any scheduler can be taken
-through a trace, given the connector's answers, and must make the same calls with the same arguments.
+A trace is a list of turns. A turn is one event (a request arrives, or the next turn of a session, a step is
+scheduled, its output comes back, an abort, a reset) and the calls of the connector that it led to, in order, with
+their answers. Everything that a scheduler can't decide itself is in the events: tokens, reports of the workers. So
+any scheduler can be taken through a trace, given the connector's answers, and must make the same calls with the
+same arguments.
 
 Arguments are reduced by one function for both sides: it reads only attributes that ``kv_api`` promises for both.
 Sets are sorted, tables are lists, so that traces compare and print.
@@ -40,6 +41,17 @@ class Add:
     salt: str | None
     adapter: str | None
     skip_reading_prefix_cache: bool
+    is_session: bool = False
+
+
+@dataclass(frozen=True)
+class NextTurn:
+    """The next turn of a session arrives."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    """None of it: the session is told to end."""
+    max_tokens: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,9 @@ class Process:
     shares_failed_blocks: bool = False
     """Whether several running requests have a block that a load failed to fill."""
 
+    stops_preempted: bool = False
+    """Whether a session that goes on stops while it is preempted, by output that was under way."""
+
     @property
     def has_failed_loads(self) -> bool:
         """Whether a load is reported as failed."""
@@ -97,7 +112,7 @@ class Reset:
     """None: the engine raised."""
 
 
-Event = Add | Schedule | Process | Abort | Reset
+Event = Add | NextTurn | Schedule | Process | Abort | Reset
 
 
 class Call(NamedTuple):

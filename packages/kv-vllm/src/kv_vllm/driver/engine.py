@@ -7,8 +7,8 @@ testbed's engine.
 
 Always: a request that vLLM knows has one twin (``ledger``), which says what vLLM says, and its tokens are
 those that the model would have given. Where vLLM is known to go wrong by itself (after a failed load that is
-recomputed, or of a block that several requests share), a history ends: ``goes_on_after_known_faults`` is for
-whoever wants to see it.
+recomputed, or of a block that several requests share; before 0.33 with a session that stops while it is preempted,
+or before its last draft), a history ends: ``goes_on_after_known_faults`` is for whoever wants to see it.
 """
 
 from collections import Counter, deque
@@ -35,16 +35,17 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.setup import Setup, request_of
+from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import SchedulerView
+from kv_vllm.installed import vllm_version
 
 
 @dataclass
 class VllmStep(Step):
     """A step under way, and what only this engine needs of it."""
 
-    lives: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Each request's twin and how often it had been preempted: drafts count for this life of it only."""
+    lives: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Each request's twin, how often it had been preempted, and its turn: drafts count for this life only."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """What each request samples."""
 
@@ -122,6 +123,14 @@ class VllmEngine(Engine):
             self.vllm.add_request(request)
         return twin
 
+    def take_turn(self, request_id: str) -> None:
+        """The next turn of a session arrives; or the end of it, if it had all its turns."""
+        twin = self.ledger.twins[request_id]
+        twin.turns_arrived += 1
+        with crashes(self.referee, "add_request"):
+            self.vllm.add_request(turn_of(twin))
+        self.ledger.follow(self.vllm.requests)
+
     def abort(self, request_id: str) -> None:
         """A request's client went away."""
         with crashes(self.referee, "finish_requests"):
@@ -179,7 +188,7 @@ class VllmEngine(Engine):
         """Write down what the devices compute for a request, which drafts are wrong, and what it samples."""
         name = twin.request_id
         drafts = len(step.output.scheduled_spec_decode_tokens.get(name, ()))
-        life = step.lives[name] = (id(twin), twin.num_preemptions)
+        life = step.lives[name] = (id(twin), twin.num_preemptions, twin.turn)
         unseen = sum(
             s.rejected.get(name, 0) for s in self.steps if isinstance(s, VllmStep) and s.lives.get(name) == life
         )
@@ -209,9 +218,10 @@ class VllmEngine(Engine):
         names = list(output.num_scheduled_tokens)
         joined = self._joined(names, step, reports)
         self._end_at_shared_failure(joined.kv_connector_output)
+        self._end_at_broken_session(step)
         with crashes(self.referee, "update_from_output"):
             self.vllm.update_from_output(output, joined)
-        self._take_drafts([name for name in names if name in step.sampling])
+        self._take_drafts(names)
         self.shadow.end_step(step.number)
         self.ledger.follow(self.vllm.requests)
         self._check_tokens()
@@ -230,11 +240,11 @@ class VllmEngine(Engine):
         joined: ModelRunnerOutput = self.aggregator.aggregate(outputs, 0)
         return joined
 
-    def _take_drafts(self, sampled: list[str]) -> None:
+    def _take_drafts(self, names: list[str]) -> None:
         """Without async scheduling vLLM's engine core asks the workers for the drafts of a step."""
         if self.config.spec_tokens and not self.config.async_scheduling:
-            drafts = [[0] * self.config.spec_tokens for _ in sampled]
-            self.vllm.update_draft_token_ids(DraftTokenIds(sampled, drafts))
+            drafts = [[0] * self.config.spec_tokens for _ in names]
+            self.vllm.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _check_tokens(self) -> None:
         """What a request holds is what the model gave it."""
@@ -254,6 +264,24 @@ class VllmEngine(Engine):
         shared = any(held[block] > 1 for block in report.invalid_block_ids)
         if shared and not self.goes_on_after_known_faults:
             raise HistoryEnds("several requests share a failed block, and vLLM counts it as computed for one")
+
+    def _end_at_broken_session(self, step: VllmStep) -> None:
+        """Before 0.33."""
+        if vllm_version() >= (0, 33) or self.goes_on_after_known_faults:
+            return
+        for name, tokens in step.tokens.items():
+            request, twin = self.vllm.requests.get(name), self.ledger.twins.get(name)
+            if request is None or twin is None or not request.resumable:
+                continue
+            surplus = request.num_output_tokens + len(tokens) - twin.asked.output_tokens
+            goes_on = twin.has_next_turn or not twin.was_told_to_end
+            delivers = request.status is RequestStatus.PREEMPTED and not request.drop_stale_output
+            if delivers and surplus >= 0 and goes_on:
+                raise HistoryEnds("a session stops while it is preempted, and vLLM loses it")
+            if surplus > 0 and not self.config.async_scheduling:
+                raise HistoryEnds(
+                    "a session stops before its last draft, and vLLM takes what comes after it along"
+                )
 
     def _end_at_known_fault(self, report: KVConnectorOutput) -> None:
         failed = report.invalid_block_ids or report.failed_recving

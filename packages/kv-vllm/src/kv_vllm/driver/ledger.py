@@ -6,7 +6,7 @@ that ended are kept in ``ended``. Which blocks a load may write is written down 
 it, and crossed out when the load is reported or its step has come back.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from kv_api import KVConnectorTransferResults
@@ -22,6 +22,7 @@ from kv_sim.violation import Invariant, Referee
 STATUS: Final = {
     "WAITING": Status.WAITING,
     "WAITING_FOR_REMOTE_KVS": Status.WAITING_FOR_REMOTE_KVS,
+    "WAITING_FOR_STREAMING_REQ": Status.WAITING_FOR_STREAMING_REQ,
     "RUNNING": Status.RUNNING,
     "PREEMPTED": Status.PREEMPTED,
     "FINISHED_STOPPED": Status.FINISHED_STOPPED,
@@ -52,16 +53,20 @@ class Twin(SimRequest):
         """Every token that the request will ever hold, as far as a model could go."""
         return self._tokens
 
-    def take_hashes(self, hashes: Sequence[bytes]) -> None:
+    def take_hashes(self, hashes_of: Callable[[list[int]], Sequence[bytes]]) -> None:
         """Tell blocks apart as vLLM does."""
-        self._block_hashes = list(hashes)
+        self.stories = [story._replace(block_hashes=list(hashes_of(story.tokens))) for story in self.stories]
+        self._block_hashes = self.stories[self.turn].block_hashes
 
     def follow(self, request: Any) -> None:
         """Take over what vLLM knows of the request."""
+        while self.has_next_turn and request.num_prompt_tokens > self.num_prompt_tokens:
+            self.begin_turn()
         self.status = STATUS[request.status.name]
         self.num_computed_tokens = request.num_computed_tokens
         self.num_output_tokens = request.num_output_tokens
         self.num_preemptions = request.num_preemptions
+        self.num_stale_output_tokens = request.num_stale_output_tokens
 
 
 class Ledger:

@@ -22,6 +22,7 @@ from vllm.v1.request import Request
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
@@ -46,18 +47,40 @@ FOLDER = "{folder}"
 def request_of(twin: Twin) -> Request:
     """The request that vLLM gets for a twin, which takes over its block hashes."""
     spec, size = twin.spec, twin.tokens_per_hash
-    whole = make_request("whole", list(twin.future), SamplingParams(max_tokens=1), size, (spec.salt, spec.adapter))
-    twin.take_hashes(whole.block_hashes)
-    output = twin.future[twin.num_prompt_tokens :][: spec.output_tokens]
-    params = SamplingParams(max_tokens=spec.max_tokens, ignore_eos=True)
-    if spec.output_tokens < spec.max_tokens:
-        if output.index(output[-1]) == len(output) - 1:
-            params = SamplingParams(max_tokens=spec.max_tokens, ignore_eos=True, stop_token_ids=[output[-1]])
-        else:  # it would stop too early
-            params = SamplingParams(max_tokens=spec.output_tokens, ignore_eos=True)
+
+    def hashes_of(tokens: list[int]) -> list[bytes]:
+        whole = make_request("whole", tokens, SamplingParams(max_tokens=1), size, (spec.salt, spec.adapter))
+        return list(whole.block_hashes)
+
+    twin.take_hashes(hashes_of)
+    params = _sampling(twin, 0, spec)
     request = make_request(spec.request_id, list(spec.prompt), params, size, (spec.salt, spec.adapter))
     request.skip_reading_prefix_cache = spec.skip_reading_prefix_cache
+    request.resumable = spec.turns is not None
     return request
+
+
+def turn_of(twin: Twin) -> Request:
+    """What vLLM gets for the turn of a session that arrives now, or for the end of it."""
+    spec, number = twin.spec, twin.turns_arrived
+    turns = spec.turns or ()
+    if number > len(turns):
+        return make_request(spec.request_id, [0], SamplingParams(max_tokens=1), twin.tokens_per_hash)
+    params = _sampling(twin, number, turns[number - 1])
+    request = make_request(spec.request_id, list(spec.said_in(number)), params, twin.tokens_per_hash)
+    request.resumable = True
+    return request
+
+
+def _sampling(twin: Twin, turn: int, asked: RequestSpec | Turn) -> SamplingParams:
+    """So that it stops where its twin does."""
+    story, most = twin.stories[turn], asked.max_tokens
+    output = story.tokens[story.prompt_tokens :][: asked.output_tokens]
+    if asked.output_tokens == most:
+        return SamplingParams(max_tokens=most, ignore_eos=True)
+    if output.index(output[-1]) == len(output) - 1:
+        return SamplingParams(max_tokens=most, ignore_eos=True, stop_token_ids=[output[-1]])
+    return SamplingParams(max_tokens=asked.output_tokens, ignore_eos=True)  # it would stop too early
 
 
 class Setup:
