@@ -28,7 +28,10 @@ def request(name: str, computed: int = 0, **of: Any) -> SimRequest:
 
 
 def plan() -> StepPlan:
-    """Two that run, one of them with drafts, one that is new, and one that comes back after a preemption."""
+    """Two that run, one of them with drafts, one that is new, and one that comes back after a preemption.
+
+    One that is new was preempted before: a session in an earlier turn.
+    """
     made = StepPlan(40)
     made.new_blocks = {"r1": ([5], []), "r2": ([], [])}
     made.run(request("r1", 4), 6)
@@ -38,9 +41,9 @@ def plan() -> StepPlan:
         ),
         4,
     )
-    made.admit(request("r3"), 0, 10, Tables(([1, 2], [3, 4])))
+    made.admit(request("r3", num_preemptions=1), 0, 10, Tables(([1, 2], [3, 4])))
     made.padded["r4"] = 2
-    made.admit(request("r4", num_preemptions=1, num_output_tokens=3), 8, 3, Tables(([6, 7], [8, 9])))
+    made.admit(request("r4", status=Status.PREEMPTED, num_output_tokens=3), 8, 3, Tables(([6, 7], [8, 9])))
     return made
 
 
@@ -205,7 +208,8 @@ def test_a_request_as_long_as_the_model_has_all_hashes(per_block: int) -> None:
         assert made.fine_hashes_up_to(8 + output) == hashes
         assert made.hashes_up_to(8 + output) == hashes[per_block - 1 :: per_block]
         assert (len(made.all_token_ids), len(made.prompt_token_ids)) == (8 + output, 8)
-    whole = [(made.hashes_up_to(16)[n], made.all_token_ids[4 * n : 4 * n + 4]) for n in range(4)]
+    names = [None, *made.hashes_up_to(16)]
+    whole = [(names[n + 1], names[n], made.all_token_ids[4 * n : 4 * n + 4]) for n in range(4)]
     assert list(made.all_blocks()) == whole
 
 

@@ -203,6 +203,11 @@ def test_a_failure_becomes_a_schedule_in_any_script(tmp_path: Path) -> None:
     assert read_schedule(file) == schedule
 
 
+def turns_of(**wrong: int) -> str:
+    right = {"tokens": 3, "output_tokens": 2, "max_tokens": 2}
+    return json.dumps({**ADD, "spec": {**SPEC, "turns": [right, {**right, **wrong}]}})
+
+
 ACTIONS = [
     ("{", "no JSON: Expecting property name enclosed in double quotes at column 2"),
     (100_000 * "[", "no JSON that can be read: "),
@@ -227,6 +232,15 @@ ACTIONS = [
     (json.dumps({**ADD, "spec": {**SPEC, "shared_tokens": 0}}), "add.spec: the prompt has no token"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 0}}), "add.spec.output_tokens: at least 1, got 0"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 5}}), "add.spec.max_tokens: at least output_tokens, 5"),
+    (json.dumps({**ADD, "spec": {**SPEC, "turns": 3}}), "add.spec.turns: expected a list or null, got 3"),
+    (json.dumps({**ADD, "spec": {**SPEC, "turns": [3]}}), "add.spec.turns[0]: expected an object, got 3"),
+    (
+        json.dumps({**ADD, "spec": {**SPEC, "turns": [{"tokens": 1}]}}),
+        "add.spec.turns[0]: 'output_tokens', 'max_tokens' missing",
+    ),
+    (turns_of(tokens=0), "add.spec.turns[1].tokens: at least 1, got 0"),
+    (turns_of(output_tokens=0), "add.spec.turns[1].output_tokens: at least 1, got 0"),
+    (turns_of(max_tokens=1), "add.spec.turns[1].max_tokens: at least output_tokens, 2, got 1"),
 ]
 
 

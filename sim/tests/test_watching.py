@@ -185,11 +185,12 @@ def scheduled(**of: Any) -> set[str]:
         "total_num_scheduled_tokens": 1,
     }
     step: dict[str, Any] = {"ends": [], "rejected": {}}
-    holding = of.pop("holding", [])
+    holding, stale, turn = of.pop("holding", []), of.pop("stale", 0), of.pop("turn", 0)
+    requests = {f"r{n}": {"num_preemptions": n, "turn": turn, "num_stale_output_tokens": stale} for n in range(2)}
     engine = SimpleNamespace(
         config=WorldConfig(),
         scheduler=SimpleNamespace(
-            requests={f"r{n}": SimpleNamespace(num_preemptions=n) for n in range(2)},
+            requests={name: SimpleNamespace(request_id=name, **values) for name, values in requests.items()},
             deferred_frees=of.pop("frees", []),
             holding=[SimpleNamespace(status=status) for status in holding],
         ),
@@ -221,6 +222,12 @@ def scheduled(**of: Any) -> set[str]:
         ({"new": ["r0"], "finished_req_ids": {"r1"}}, set()),
         ({"new": ["r0"], "finished_req_ids": {"r0"}}, {"an id is finished and new in one step"}),
         ({"new": ["r0", "r1"]}, {"a request resumes, runner V2"}),
+        ({"new": ["r0", "r1"], "turn": 1}, {"a session goes on"}),
+        ({"new": ["r0"], "stale": 1}, set()),
+        (
+            {"new": ["r0"], "stale": 1, "turn": 2},
+            {"a session goes on", "a session goes on before its last turn is over"},
+        ),
         ({"frees": [1]}, {"frees are deferred"}),
         ({"rejected": {"r1": 1}}, {"drafts are rejected"}),
         ({"total_num_scheduled_tokens": 0}, {"an empty step"}),

@@ -222,7 +222,7 @@ def every(made: World, kind: Kind) -> list[Action]:
         return [Action(kind, {"rank": rank}) for rank in ranks]
     if kind.value in OF_A_COPY:
         return [Action(kind, {"rank": rank, "copy": copy}) for rank, copy in product(ranks, copies)]
-    if kind is Kind.ABORT:
+    if kind in (Kind.ABORT, Kind.TURN):
         return [Action(kind, {"request": name}) for name in made.engine.scheduler.requests]
     return [Action(kind)]
 

@@ -11,7 +11,7 @@ pytest.importorskip("kv_sim")
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.guard import HistoryEnds
@@ -68,6 +68,39 @@ def test_both_engines_make_the_same_calls(name, engine):
         assert theirs == (ours if whole else ours[: len(theirs)])
         compared += len(theirs)
     assert compared > 1000
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("name", ["memory", "later", "patient"])
+def test_sessions_get_the_same_calls_in_both(name, is_async, engine):
+    """Without drafts: before 0.33 those after the last token are taken along."""
+    world = {"sessions": True, "spec_tokens": 0, "role": "kv_both", "run_ahead": int(is_async)}
+    asked = {**world, "async_scheduling": is_async}
+    compared = 0
+    for seed in range(8):
+        theirs, whole = calls_of(engine, SUBJECTS[name], seed, **asked)
+        ours, _ = calls_of(Engine, SUBJECTS[name], seed, **asked)
+        assert theirs == (ours if whole else ours[: len(theirs)])
+        compared += len(theirs)
+    assert compared > 1000
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_history_ends_where_vllm_loses_a_session(goes_on, engine, monkeypatch):
+    """It stops while it is preempted, by output that was under way; since 0.33 it waits for its next turn."""
+    monkeypatch.setattr(engine, "goes_on_after_known_faults", goes_on)
+    world = World(WorldConfig(engine="vllm", run_ahead=1, role="kv_producer"), SUBJECTS["memory"])
+    twin = world.engine.add(RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(3, 1, 1),)))
+    for kind, rank in ((Kind.SCHEDULE, {}), (Kind.EXECUTE, {"rank": 0})):
+        assert world.apply(Action(kind, rank))
+    world.engine.vllm._preempt_request(world.engine.vllm.running.pop(), 0.0)
+    if vllm_version() < (0, 33) and not goes_on:
+        with pytest.raises(HistoryEnds, match=r"^a session stops while it is preempted, and vLLM loses it$"):
+            world.apply(Action(Kind.PROCESS))
+    else:
+        world.apply(Action(Kind.PROCESS))
+        waits = bool(world.engine.vllm.waiting)
+        assert (twin.status, waits) == (Status.WAITING_FOR_STREAMING_REQ, vllm_version() >= (0, 33))
 
 
 @pytest.mark.parametrize("name", ["memory", "later"])

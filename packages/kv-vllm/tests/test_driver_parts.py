@@ -58,7 +58,12 @@ def ended(name, computed=4):
     """A request of vLLM's that stopped."""
     status = SimpleNamespace(name="FINISHED_STOPPED")
     return SimpleNamespace(
-        request_id=name, status=status, num_computed_tokens=computed, num_output_tokens=1, num_preemptions=0
+        request_id=name,
+        status=status,
+        num_computed_tokens=computed,
+        num_output_tokens=1,
+        num_preemptions=0,
+        num_stale_output_tokens=0,
     )
 
 

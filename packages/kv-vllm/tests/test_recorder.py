@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, Status
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Trait
 from kv_sim.world import World
-from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _sampled, record
-from kv_vllm.differential.trace import COMPARED, Abort, Add, Process, Reset, Sampled, Schedule
+from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _Known, _sampled, record
+from kv_vllm.differential.trace import COMPARED, Abort, Add, NextTurn, Process, Reset, Sampled, Schedule
 
 CODE = """
 from hashlib import sha256
@@ -84,7 +84,7 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
             assert len(reports) == isinstance(turn.event, Process)
             if reports:
                 assert reports[0].arguments["report"] == turn.event.report
-    assert events == {Add, Schedule, Process, Abort, Reset}
+    assert events == {Add, NextTurn, Schedule, Process, Abort, Reset}
     assert names <= COMPARED - {"request_finished_all_groups"}
     assert names >= COMPARED - {"request_finished_all_groups", "reset_cache", "has_pending_block_frees"}
 
@@ -97,6 +97,8 @@ def test_every_request_samples_what_it_was_given():
         for turn in trace.turns:
             if isinstance(turn.event, Add):
                 lengths[turn.event.request_id], limits[turn.event.request_id] = 0, turn.event.max_tokens
+            if isinstance(turn.event, NextTurn):  # which it may take up later
+                limits[turn.event.request_id] += turn.event.max_tokens
             if isinstance(turn.event, Process):
                 for name, sampled in turn.event.sampled.items():
                     assert 0 <= sampled.surplus < len(sampled.tokens)
@@ -161,11 +163,25 @@ def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
     ],
 )
 def test_what_a_request_got(known, count, sampled):
-    asked = SimpleNamespace(all_token_ids=[1, 2, 3, 4], num_output_tokens=3, spec=SimpleNamespace(output_tokens=3))
-    assert _sampled(asked, known, count) == sampled
-    asked.spec.output_tokens = 5
-    assert _sampled(asked, known, count) == Sampled(sampled.tokens, ends=False)
-    assert _sampled(None, known, count) == Sampled((0,) * count, ends=False)
+    asked = SimpleNamespace(output_tokens=3)
+    request = SimpleNamespace(all_token_ids=[1, 2, 3, 4], num_output_tokens=3, turn=0, asked=asked)
+    before = _Known(request, 0, known, was_preempted=False)
+    assert _sampled(before, count) == sampled
+    asked.output_tokens = 5
+    assert _sampled(before, count) == Sampled(sampled.tokens, ends=False)
+    assert _sampled(None, count) == Sampled((0,) * count, ends=False)
+
+
+@pytest.mark.parametrize(("count", "surplus"), [(2, 0), (4, 2)])
+def test_what_a_session_got_that_went_on_at_once(count, surplus):
+    request = SimRequest(RequestSpec("r", 0, 5, 0, 3, 3, turns=(Turn(2, 1, 1),)), 4, 20)
+    request.num_output_tokens = 1
+    before = _Known.of(request)
+    last = tuple(request.stories[0].tokens[6:8])
+    assert not before.goes_on
+    request.begin_turn()
+    assert before.goes_on
+    assert _sampled(before, count) == Sampled(last + (0,) * surplus, ends=True, surplus=surplus)
 
 
 @pytest.fixture
@@ -183,6 +199,17 @@ def test_an_arrival_is_recorded(engine, monkeypatch):
     monkeypatch.setattr(Engine, "add", lambda self, spec: ("added", spec))
     assert engine.add(spec) == ("added", spec)
     assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True)]
+
+
+def test_what_arrives_for_a_session_is_recorded(engine, monkeypatch):
+    spec, taken = RequestSpec("r", 0, 3, 0, 1, 1, turns=(Turn(4, 2, 3),)), []
+    engine.scheduler = SimpleNamespace(requests={"r": SimpleNamespace(spec=spec, turns_arrived=0)})
+    monkeypatch.setattr(Engine, "take_turn", lambda self, request_id: taken.append(request_id))
+    engine.take_turn("r")
+    engine.scheduler.requests["r"].turns_arrived = 1
+    engine.take_turn("r")
+    events = [turn.event for turn in engine.turns]
+    assert (taken, events) == (["r", "r"], [NextTurn("r", spec.said_in(1), 3), NextTurn("r", ())])
 
 
 @pytest.mark.parametrize(
@@ -206,9 +233,12 @@ def test_the_state_in_which_a_request_is_aborted_is_recorded(engine, monkeypatch
 def test_what_a_step_gave_is_recorded(engine, monkeypatch, of_b, shares):
     """`a` samples, and one of its two drafts is rejected; `b` is in its prefill; `c` has gone meanwhile."""
     a, b = (
-        SimpleNamespace(request_id=name, all_token_ids=[1, 2], num_tokens=2, num_output_tokens=0, spec=limit)
+        SimpleNamespace(
+            request_id=name, all_token_ids=[1, 2], num_tokens=2, num_output_tokens=0, turn=0, asked=limit
+        )
         for name, limit in (("a", SimpleNamespace(output_tokens=9)), ("b", SimpleNamespace(output_tokens=9)))
     )
+    a.status = b.status = Status.RUNNING
     tables = {"a": SimpleNamespace(groups=[[4], [5]]), "b": SimpleNamespace(groups=[[6], [of_b]])}
     output = SimpleNamespace(
         num_scheduled_tokens={"a": 3, "b": 4, "c": 1}, scheduled_spec_decode_tokens={"a": [7, 7]}

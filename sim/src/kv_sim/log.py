@@ -206,8 +206,8 @@ def describe(action: Action) -> str:
         prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"
         own = f" + {spec['own_tokens']} own" if spec["own_tokens"] else ""
         samples = f"samples {spec['output_tokens']} of at most {spec['max_tokens']}"
-        if "turns" in spec:
-            turns = [f"then {turn['tokens']} tokens, samples {turn['output_tokens']}" for turn in spec["turns"]]
+        if spec.get("turns") is not None:
+            turns = [f"{turn['tokens']} more, samples {turn['output_tokens']}" for turn in spec["turns"]]
             extras.append("; ".join(["a session", *turns]))
         return f"add      {', '.join([prompt + own, samples, *extras])}"
     if action.kind is Kind.RESET:

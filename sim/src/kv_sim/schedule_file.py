@@ -229,7 +229,7 @@ def _action(values: dict[str, Any]) -> Action:
     )
     if "spec" in wanted:
         required = {f.name for f in fields(RequestSpec) if f.default is MISSING}
-        hints = {**get_type_hints(RequestSpec), "turns": list}
+        hints = {**get_type_hints(RequestSpec), "turns": list | None}
         check_keys(f"{name}.spec", values["spec"], hints, optional=set(hints) - required)
         _check_spec(f"{name}.spec", values["spec"])
     for request, count in values.get("rejects", {}).items():
@@ -250,7 +250,7 @@ def _check_spec(where: str, spec: dict[str, Any]) -> None:
     if spec["shared_tokens"] + spec["own_tokens"] == 0:
         raise Bad(f"{where}: the prompt has no token: shared_tokens and own_tokens are 0")
     _check_samples(where, spec)
-    for index, turn in enumerate(spec.get("turns", ())):
+    for index, turn in enumerate(spec.get("turns") or ()):
         part = f"{where}.turns[{index}]"
         if not isinstance(turn, dict):
             raise Bad(f"{part}: expected an object, got {word(turn)}")

@@ -184,6 +184,6 @@ def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
         {"adapter": None},
         {"skip_reading_prefix_cache": False},
         {"output_tokens": 1, "max_tokens": 1},
-        *({"turns": turns} for turns in _fewer_turns(spec.get("turns", []))),
+        *({"turns": turns} for turns in _fewer_turns(list(spec.get("turns") or ()))),
     ]
     return changes + [{"shared_tokens": length} for length in reversed(lengths) if 0 < length < shared]

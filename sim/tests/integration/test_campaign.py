@@ -228,7 +228,7 @@ def test_the_tables_show_counts_and_reasons() -> None:
     campaign = full(SUBJECTS)
     campaign.coverage.pairs["step", "running"] = 4711
     text = "\n".join(tables(campaign, expected(SUBJECTS.values())))
-    assert re.search(r"^step +1 +1 +4711 ", text, re.MULTILINE)
+    assert re.search(r"^step +1 +1 +1 +4711 ", text, re.MULTILINE)
     assert re.search(r"^match: ask again +1$", text, re.MULTILINE)
     assert "a request that has ended can't be aborted any more: abort × stopped and held" in text
 

@@ -140,3 +140,26 @@ class ResumeAppends(MemoryConnector):
     """The whole table of a resumed request is appended to what it had before it was preempted."""
 
     scheduler_class = _ResumeAppends
+
+
+class _AppendsWhatIsNew(ProgressBook):
+    def _restart(self, request_id: str, blocks: tuple[list[int], ...]) -> None:
+        before = self._requests[request_id]
+        super()._restart(request_id, blocks)
+        request: Any = before.request
+        goes_on = request.num_computed_tokens > 0 and request.num_preemptions == 0
+        if before.tables and goes_on:
+            after = self._requests[request_id]
+            after.tables = tuple(old + new for old, new in zip(before.tables, after.tables, strict=True))
+
+
+class _SessionAppends(MemoryScheduler):
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None = None) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._progress: Any = _AppendsWhatIsNew()
+
+
+class SessionAppends(MemoryConnector):
+    """A session that goes on is taken for new: what it has besides is appended to what it had."""
+
+    scheduler_class = _SessionAppends

@@ -23,6 +23,7 @@ _FOUND: Final = (
     plant(hits.EvictsSilently, "#57159", _I.ACCOUNTING, MEMORY),
     plant(hits.HashesLag, "#52170", _I.NO_CRASH, MEMORY),
     plant(hits.ResumeAppends, "LMCache#2516", _I.CONTENT, MEMORY),
+    plant(hits.SessionAppends, "", _I.CONTENT, MEMORY),
 )
 
 _MOVED: Final = (

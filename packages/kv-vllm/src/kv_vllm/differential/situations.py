@@ -26,6 +26,7 @@ MINIMA: Final[Mapping[str, int]] = {
     "abort: load reported": 2,
     "abort: running": 500,
     "abort: preempted": 10,
+    "abort: waiting for its next turn": 20,
     "failed load, recompute": 4,
     "failed load, fail": 4,
     "reset: done": 200,

@@ -1,0 +1,202 @@
+"""Sessions: requests that stop, wait for their next turn, and go on with a longer prompt."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from kv_sim_steps import Steps
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.fuzz import config_for, run_seed
+from kv_sim.log import describe
+from kv_sim.world import World
+
+TURN = Turn(3, 2, 2)
+
+
+def spec(name: str = "r1", *turns: Turn, tokens: int = 6, output: int = 2) -> dict[str, Any]:
+    return RequestSpec(name, 0, tokens, 0, output, output, turns=turns).to_json()
+
+
+def turn(name: str = "r1") -> Action:
+    return Action(Kind.TURN, {"request": name})
+
+
+# -- what it holds ------------------------------------------------------------------------------
+
+
+def test_a_turn_begins_with_all_but_the_last_token() -> None:
+    made = SimRequest(RequestSpec("r1", 2, 5, 1, 3, 4, turns=(Turn(4, 2, 3), Turn(1, 1, 1))), 4, 40)
+    before: list[int] = []
+    for count, output, most in ((6, 3, 4), (12, 2, 3), (14, 1, 1)):
+        made.num_output_tokens = output
+        prompt, held = list(made.prompt_token_ids), list(made.all_token_ids)
+        assert (len(prompt), made.asked.output_tokens, made.asked.max_tokens) == (count, output, most)
+        assert not made.turn or prompt == before[:-1] + list(made.spec.said_in(made.turn))
+        names = [int(made.hashes[end - 1]).to_bytes(8, "big") for end in range(4, len(held) + 1, 4)]
+        assert made.block_hashes == names
+        before = held
+        if made.turn < 2:
+            made.begin_turn()
+
+
+def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
+    one, other = (RequestSpec(name, 1, 8, 0, 1, 1, turns=(TURN,)) for name in ("r1", "r2"))
+    assert one.said_in(1) == other.said_in(1) != RequestSpec("r1", 2, 8, 0, 1, 1, turns=(TURN,)).said_in(1)
+
+
+@pytest.mark.parametrize("turns", [None, (), (TURN, Turn(1, 1, 4))])
+def test_a_session_is_written_and_read(turns: tuple[Turn, ...] | None) -> None:
+    made = RequestSpec("r1", 0, 5, 0, 1, 1, turns=turns)
+    assert RequestSpec.from_json(made.to_json()) == made
+    assert ("turns" in made.to_json()) == (turns is not None)
+
+
+# -- what the scheduler does --------------------------------------------------------------------
+
+
+def test_it_waits_with_its_blocks_and_goes_on_as_a_new_request_without_a_match() -> None:
+    made = Steps(max_running=1)
+    r1 = made.add("r1", 6, 2, turns=(TURN,))
+    made.step()
+    made.step()
+    assert (r1.status, made.queues) == (Status.WAITING_FOR_STREAMING_REQ, ([], [], ["r1"]))
+    assert (r1.num_computed_tokens, r1.num_tokens, made.scheduler.has_work) == (7, 8, False)
+    made.connector.calls.clear()
+    made.add("r2", 5)
+    assert made.step() == {}  # a session that waits has the place of one that runs
+    made.outcome.take_turn(r1)
+    assert (r1.status, r1.turn, r1.num_tokens) == (Status.WAITING, 1, 10)
+    assert made.schedule() == {"r1": 3}
+    ((request, tables, external),) = made.connector.take("update_state_after_alloc")
+    assert (request, [len(table) for table in tables.groups], external) == (r1, [3], 0)
+    (new,) = made.under_way[-1].output.scheduled_new_reqs
+    assert (new.req_id, new.num_computed_tokens, len(new.prompt_token_ids)) == ("r1", 7, 10)
+    made.process()
+    made.step()
+    assert r1.status is Status.WAITING_FOR_STREAMING_REQ
+    made.outcome.take_turn(r1)
+    assert (r1.status, r1.may_hear_more) == (Status.FINISHED_ABORTED, False)
+    assert [name for name, _ in made.connector.take("ended")] == ["r1"]
+
+
+@pytest.mark.parametrize("arrived", [1, 2])
+def test_what_arrives_before_it_stops_waits_for_that(arrived: int) -> None:
+    made = Steps()
+    r1 = made.add("r1", 6, 1, turns=(TURN,))
+    for _ in range(arrived):
+        made.outcome.take_turn(r1)
+    assert (r1.status, r1.turn) == (Status.WAITING, 0)
+    made.step()
+    assert (r1.status, r1.turn, made.queues) == (Status.WAITING, 1, ([], [], ["r1"]))
+    made.step()
+    made.step()
+    ended = Status.WAITING_FOR_STREAMING_REQ if arrived == 1 else Status.FINISHED_STOPPED
+    assert (r1.status, made.scheduler.num_paused) == (ended, 2 - arrived)
+
+
+def test_what_steps_under_way_compute_of_its_last_turn_is_dropped() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True)
+    r1 = made.add("r1", 6, 1, turns=(TURN,), max_tokens=9)
+    made.outcome.take_turn(r1)
+    made.schedule()
+    made.schedule()
+    made.process()
+    assert (r1.num_computed_tokens, r1.num_tokens, r1.num_stale_output_tokens) == (6, 9, 1)
+    assert made.schedule() == {"r1": 3}
+    made.process()
+    assert (r1.num_output_tokens, r1.num_stale_output_tokens) == (0, 0)
+    made.process()
+    assert (r1.num_output_tokens, r1.num_computed_tokens) == (1, 9)
+
+
+def test_one_that_is_preempted_when_it_stops_is_matched_again() -> None:
+    made = Steps(run_ahead=1, async_scheduling=True, role="kv_producer")
+    r1 = made.add("r1", 6, 1, turns=(TURN,))
+    made.schedule()
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.process()
+    assert (r1.status, made.queues) == (Status.WAITING_FOR_STREAMING_REQ, ([], ["r1"], []))
+    assert not made.scheduler.has_work
+    made.connector.has["r1"] = (4, False)
+    made.outcome.take_turn(r1)
+    assert made.schedule() == {"r1": 5}
+    (new,) = made.under_way[-1].output.scheduled_new_reqs
+    assert (new.req_id, new.num_computed_tokens) == ("r1", 4)
+
+
+def test_a_window_gives_up_what_it_has_passed_before_it_gets_more() -> None:
+    made = Steps(groups=(GroupConfig(), GroupConfig("sliding", 4)), num_blocks=12, max_step_tokens=32)
+    r1 = made.add("r1", 16, 1, turns=(TURN,))
+    made.step()
+    made.outcome.take_turn(r1)
+    made.schedule()
+    assert made.scheduler.blocks.tables["r1"].groups[1][:3] == [0, 0, 0]
+
+
+# -- what a world does --------------------------------------------------------------------------
+
+
+def test_when_a_turn_may_arrive() -> None:
+    world = World(WorldConfig(), SUBJECTS["memory"])
+    assert not world.apply(turn())
+    world.apply(Action(Kind.ADD, {"spec": spec("r1", TURN)}))
+    world.apply(Action(Kind.ADD, {"spec": RequestSpec("r2", 0, 5, 0, 1, 1).to_json()}))
+    assert [world.apply(turn(name)) for name in ("r2", "r1", "r1", "r1")] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_at_rest_a_session_gets_its_turns_and_ends(count: int) -> None:
+    world = World(WorldConfig(), SUBJECTS["later"])
+    world.apply(Action(Kind.ADD, {"spec": spec("r1", TURN, TURN)}))
+    for _ in range(3):
+        world.apply(Action(Kind.STEP))
+    for _ in range(count):
+        world.apply(turn())
+    world.rest()
+    first = world.engine.outcome.ended[0]
+    assert (first.request_id, first.turn, first.turns_arrived) == ("r1", 2, 3)
+
+
+def test_at_rest_sessions_that_wait_for_each_others_blocks_are_given_up() -> None:
+    """Each has half of the blocks and needs more, and none is taken away from either."""
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
+    for name, conversation in (("r1", 0), ("r2", 1)):
+        made = RequestSpec(name, conversation, 15, 0, 1, 1, turns=(Turn(8, 1, 1),))
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    world.apply(Action(Kind.STEP))
+    assert world.engine.scheduler.blocks.block_pool.num_free == 0
+    world.rest()
+    ended = {request.request_id: request.turn for request in world.engine.outcome.ended[:2]}
+    assert ended == {"r1": 1, "r2": 1}
+
+
+def test_worlds_draw_sessions_where_no_state_could_have_run_ahead() -> None:
+    drawn = [config_for(SUBJECTS["offload"], Random(seed)) for seed in range(300)]
+    assert 60 < sum(config.sessions for config in drawn) < 140
+    for config in drawn:
+        has_states = any(group.kind == "state" for group in config.groups)
+        assert not (config.sessions and has_states and config.async_scheduling)
+
+
+def test_histories_have_sessions_in_all_situations() -> None:
+    seen: set[str] = set()
+    for seed in range(60):
+        run = run_seed(SUBJECTS["memory"], seed)
+        assert run.failure is None
+        seen |= {name for name in run.coverage.situations if "session" in name}
+    assert seen == {
+        "a session goes on",
+        "a session goes on before its last turn is over",
+        "a session's next input comes before it stops",
+        "a session ends while it waits",
+    }
+
+
+def test_a_session_reads_like_this() -> None:
+    added = Action(Kind.ADD, {"spec": spec("r1", TURN)})
+    assert describe(added).endswith("samples 2 of at most 2, a session; 3 more, samples 2")
+    assert describe(turn()) == "turn     r1"
