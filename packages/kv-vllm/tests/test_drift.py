@@ -1,15 +1,22 @@
 """Drift on made-up classes: each kind of difference is found, and an intended one is told apart."""
 
+import inspect
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, make_dataclass
 from enum import Enum
 from types import SimpleNamespace
+from typing import NamedTuple, Protocol
 
 import pytest
 
+import kv_api
+import kv_factory
+from kv_api import engine
 from kv_api.contract import Kind, Member, Phase, Side
 from kv_vllm.drift import compare as module
-from kv_vllm.drift.compare import PAIRS, Difference, compare, compare_contract, judge, parameters_of
+from kv_vllm.drift.compare import Difference, compare, compare_contract, compare_promise, judge, parameters_of
 from kv_vllm.drift.intended import INTENDED, Intended
+from kv_vllm.drift.pairs import INTERFACE, PAIRS, PROMISES
 
 
 class Ours(ABC):
@@ -37,8 +44,8 @@ class Same(ABC):
 
 
 def found(theirs, ours=Ours):
-    assert {d.owner for d in compare("Ours", ours, theirs)} <= {"Ours"}
-    return [(d.member, d.aspect, d.detail) for d in compare("Ours", ours, theirs)]
+    assert {d.owner for d in compare(ours, "Ours", theirs)} <= {"Ours"}
+    return [(d.member, d.aspect, d.detail) for d in compare(ours, "Ours", theirs)]
 
 
 def test_the_same_interface_has_no_drift():
@@ -91,11 +98,11 @@ ROWS = (
 
 
 def test_the_contract_is_compared_too():
-    assert compare_contract("Same", ROWS, Same) == []
+    assert compare_contract(ROWS, "Same", Same) == []
     changed = (ROWS[0]._replace(abstract=False), ROWS[1]._replace(kind=Kind.PROPERTY))
     changed = (*changed, ROWS[2]._replace(abstract=True), Member("drop", Side.WORKER, Phase.ANY, "0.33"))
-    assert {d.owner for d in compare_contract("Same", changed, Same)} == {"contract of Same"}
-    assert [(d.member, d.aspect, d.detail) for d in compare_contract("Same", changed, Same)] == [
+    assert {d.owner for d in compare_contract(changed, "Same", Same)} == {"Same"}
+    assert [(d.member, d.aspect, d.detail) for d in compare_contract(changed, "Same", Same)] == [
         ("make", "missing here", ""),
         ("load", "abstract", "only in vLLM"),
         ("store", "kind", "property, vLLM method"),
@@ -116,12 +123,28 @@ def test_intended_differences_are_told_apart_and_rows_that_match_nothing_are_rep
     assert ([reason for _, reason in explained], others, stale) == (["on purpose", "only once"], [], [rows[2]])
 
 
+class Promised:
+    """Stands for a protocol of ours."""
+
+    @property
+    def size(self): ...
+    @property
+    def length(self): ...
+
+    load: int
+
+    def _private(self): ...
+
+
 @pytest.fixture
 def installed(monkeypatch):
     """Stands for an installed vLLM, whose class `Theirs` is compared with `Ours`; a package of ours is missing."""
     base = SimpleNamespace(KVConnectorBase_V1=Same, SupportsHMA=Same)
-    modules = {"here": SimpleNamespace(Ours=Ours), module._V1 + ".base": base}
-    monkeypatch.setattr(module, "PAIRS", (("Ours", "here", "there"), ("Gone", "nowhere", "there")))
+    modules = {
+        "here": SimpleNamespace(Ours=Ours, Renamed=Ours, Moved=Ours, Promise=Promised),
+        module.CONNECTORS: base,
+    }
+    monkeypatch.setattr(module, "PROMISES", ())
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "nowhere" else "found")
 
     def import_module(name):
@@ -134,11 +157,11 @@ def installed(monkeypatch):
     monkeypatch.setattr(module, "CONTRACT", ROWS)
     monkeypatch.setattr(module, "HMA_CONTRACT", ROWS)
 
-    def compared(theirs, *intended):
-        modules["there"] = SimpleNamespace(Ours=theirs)
+    def compared(theirs, *intended, pairs=(("Ours", "here", "there"), ("Gone", "nowhere", "there"))):
+        modules["there"] = SimpleNamespace(Ours=theirs, Engine=theirs)
         monkeypatch.setattr(module, "INTENDED", intended)
         lines = []
-        return module.drift(lines.append), lines
+        return module.drift(lines.append, pairs), lines
 
     return compared
 
@@ -185,27 +208,75 @@ def test_what_is_printed_and_what_fails(installed):
     )
 
 
-def test_a_class_that_vllm_does_not_have_is_drift_and_the_others_are_compared(installed, monkeypatch):
-    pairs = (("Moved", "here", "elsewhere"), ("Renamed", "here", "there"), ("Ours", "here", "there"))
-    monkeypatch.setattr(module, "PAIRS", pairs)
+def test_a_class_that_vllm_does_not_have_is_drift_and_the_others_are_compared(installed):
+    pairs = (("Ours", "here", "there"), ("Renamed", "here", "there"), ("Moved", "here", "elsewhere"))
     not_stale = [Intended(name, "x", "kind", "on purpose") for name in ("Moved", "Renamed")]
-    assert installed(More, WHAT_MORE, *not_stale) == (
+    assert installed(More, WHAT_MORE, *not_stale, pairs=pairs) == (
         False,
         [
             "vLLM 0.33: 1 intended differences, 3 others",
             "  intended  Ours.get_more: missing here  (nobody needs it)",
-            "  DRIFT     Moved: missing there: No module named 'elsewhere'",
-            "  DRIFT     Renamed: missing there: 'types.SimpleNamespace' object has no attribute 'Renamed'",
             "  DRIFT     Ours.store: parameters: (key), vLLM (keys)",
+            "  DRIFT     Renamed: missing there: 'types.SimpleNamespace' object has no attribute 'Renamed'",
+            "  DRIFT     Moved: missing there: No module named 'elsewhere'",
         ],
     )
 
 
 def test_without_vllms_class_the_contract_is_not_compared(installed, monkeypatch):
-    monkeypatch.setattr(module, "_V1", "elsewhere")
+    monkeypatch.setattr(module, "CONNECTORS", "elsewhere")
     owners = ("contract of KVConnectorBase_V1", "contract of SupportsHMA")
     fine, lines = installed(Same, *[Intended(owner, "x", "kind", "on purpose") for owner in owners])
-    assert (fine, lines) == (True, [LEFT_OUT, "vLLM 0.33: 0 intended differences, 0 others"])
+    assert not fine
+    assert lines[2:] == [f"  DRIFT     {owner}: missing there: No module named 'elsewhere'" for owner in owners]
+
+
+def test_what_a_connector_may_read_vllm_must_have(installed, monkeypatch):
+    monkeypatch.setattr(
+        module, "PROMISES", (("here.Promise", "Engine", "there"), ("here.Promise", "Engine", "elsewhere"))
+    )
+    fine, lines = installed(Same, pairs=())
+    assert not fine
+    assert lines == [
+        "vLLM 0.33: 0 intended differences, 2 others",
+        "  DRIFT     promise of Promise.length: missing there",
+        "  DRIFT     promise of Promise: missing there: No module named 'elsewhere'",
+    ]
+
+
+class SetsIt:
+    def __init__(self, size):
+        self.size = size
+
+
+class SetsMore(SetsIt):
+    def __init__(self):
+        super().__init__(1)
+        self.length = 2
+
+    def load(self): ...
+
+
+class Struct:
+    """Stands for one of msgspec's."""
+
+    __struct_fields__ = ("size", "length", "load")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "missing"),
+    [
+        (SetsIt, ["length", "load"]),
+        (SetsMore, []),
+        (NamedTuple("Tuple", [("size", int), ("load", int)]), ["length"]),
+        (make_dataclass("Data", ["length", "load", "more"]), ["size"]),
+        (Struct, []),
+        (dict, ["size", "length", "load"]),
+    ],
+)
+def test_it_may_have_it_as_whatever_an_instance_has(theirs, missing):
+    differences = compare_promise(Promised, "Promise", theirs)
+    assert differences == [Difference("Promise", name, "missing there", "") for name in missing]
 
 
 @pytest.mark.parametrize(("name", "owner"), [("CONTRACT", "KVConnectorBase_V1"), ("HMA_CONTRACT", "SupportsHMA")])
@@ -216,14 +287,96 @@ def test_the_contract_is_a_part_of_it(installed, monkeypatch, name, owner):
     assert lines[2:] == [f"  DRIFT     contract of {owner}.load: missing here"]
 
 
+@dataclass
+class Fields:
+    size: int
+    length: int = 0
+
+    def load(self): ...
+
+
+class Written:
+    def __init__(self, size, length=0): ...
+    def load(self): ...
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (Fields, []),
+        (Written, []),
+        (
+            make_dataclass("Other", ["size", "length"], namespace={"load": Fields.load}),
+            [("__init__", "parameters", "(size, length=), vLLM (size, length)")],
+        ),
+        (
+            make_dataclass("Other", [("more", int, 0)], bases=(Fields,)),
+            [("__init__", "parameters", "(size, length=), vLLM (size, length=, more=)")],
+        ),
+    ],
+)
+def test_fields_are_parameters_of_the_constructor(theirs, expected):
+    assert found(theirs, Fields) == expected
+
+
+def test_functions_are_compared_by_their_parameters():
+    assert found(lambda one, more=1: 0, lambda one, more=2: 1) == []
+    assert found(lambda one: 0, lambda one, more=2: 1) == [("", "parameters", "(one, more=), vLLM (one)")]
+
+
 def test_what_has_no_signature_has_no_parameters():
     assert parameters_of(type("Some", (), {"size": 3}).__dict__["size"]) == []
     assert parameters_of(dict.update) == []
     assert parameters_of(property(lambda self, more=1: 0)) == ["more="]
 
 
+OURS_ALONE = {
+    *("KVError", "ConfigError", "UnknownNameError", "WrongSideError", "RemovedKeyWarning", "KVTransferStateError"),
+    *("TwoSidedConnector", "TwoSidedHMAConnector", "SchedulerSide", "WorkerSide"),
+    *("AttentionKind", "ConfigInfo", "PrefixLookup", "Offer", "Target"),
+    *("forbid_module_paths", "module_paths_allowed", "isolated"),
+}
+"""What has no counterpart in vLLM."""
+OF_OLD = {"KVConnectorBase"}
+"""The connectors of generation 0, which vLLM has no more."""
+NO_CLASS_THERE = {"CopyBlocksOp"}
+"""Protocols of which vLLM has a type, and no class."""
+ANYTHING = {"Tensor", "AttentionMetadata"}
+
+
+def is_protocol(value):
+    return getattr(value, "_is_protocol", False) and value is not Protocol
+
+
+def exported(package):
+    found = {name: getattr(package, name) for name in package.__all__}
+    return {name for name, value in found.items() if inspect.isclass(value) or inspect.isfunction(value)}
+
+
+def test_all_that_is_exported_is_compared_or_ours_alone():
+    promised = {name.rpartition(".")[2] for name, _, _ in PROMISES}
+    compared = {name for name, module, _ in PAIRS if module in ("kv_api", "kv_factory")} | promised
+    rest = OURS_ALONE | OF_OLD | NO_CLASS_THERE | ANYTHING
+    names = exported(kv_api) | exported(kv_factory) | promised
+    assert {name for name in names if name[0].isupper() or name in exported(kv_factory)} == compared | rest
+    assert not compared & rest
+
+
+def test_all_that_an_engine_has_is_promised():
+    protocols = {f"kv_api.engine.{name}" for name, value in vars(engine).items() if is_protocol(value)}
+    of_output = {"kv_api.output.ModelRunnerOutput"}
+    assert protocols - {"kv_api.engine.CopyBlocksOp"} == {name for name, _, _ in PROMISES} - of_output
+
+
+def test_the_interface_is_what_vllm_calls_and_is_handed():
+    """A server refuses a vLLM in which any of it differs."""
+    assert {name for name, _, _ in INTERFACE} >= {"KVConnectorBase_V1", "SupportsHMA", "MultiConnector"}
+    assert set(INTERFACE) < set(PAIRS)
+
+
 def test_the_list_is_in_order():
     assert len(set(INTENDED)) == len(INTENDED)
     assert len({name for name, _, _ in PAIRS}) == len(PAIRS)
     owners = {name for name, _, _ in PAIRS}
+    assert len({name for name, _, _ in PROMISES}) == len(PROMISES)
     assert all(row.owner.removeprefix("contract of ") in owners and row.reason for row in INTENDED)

@@ -1,17 +1,18 @@
 """With which versions of vLLM our connectors work: those on which the differential and the long tests pass.
 
-Any other is compared with the contract when a connector is made. Where the two differ it can't work, and what
-``python -m kv_vllm drift`` prints is the error; where they don't, it may work, and a warning says that nobody
-tried.
+Of any other the interface, and what it promises to connectors, is compared when a connector is made. Where it
+differs it can't work, and what ``python -m kv_vllm drift`` prints of it is the error; where it doesn't, it may
+work, and a warning says that nobody tried. That command compares more: what else differs may do no harm.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from logging import getLogger
 from typing import Final
 
 from kv_api import ConfigError
 from kv_vllm.drift.compare import drift
+from kv_vllm.drift.pairs import INTERFACE
 from kv_vllm.installed import vllm_version
 
 TRIED: Final = ((0, 32), (0, 33))
@@ -34,6 +35,6 @@ def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[
 @cache
 def require_version() -> None:
     """Refuse the installed vLLM if it can't work; once a process."""
-    warning = judge_version(vllm_version(), drift)
+    warning = judge_version(vllm_version(), partial(drift, pairs=INTERFACE))
     if warning is not None:
         _log.warning("%s", warning)

@@ -2,49 +2,28 @@
 
 Two classes are compared by what a caller or a subclass relies on: the names of public members, whether they are
 abstract, what they are (method, class method, property), and the names, kinds and optionality of parameters.
-Enumerations are compared by their members. Annotations and answers are not compared: they live in the docstrings.
-The contract, which is data, is compared with vLLM's class as well.
+Fields are compared as parameters of the constructor. Enumerations are compared by their members. Annotations and
+answers are not compared: they live in the docstrings. What a connector may read from an engine (``PROMISES``)
+vLLM's classes must have, and may have more. The contract, which is data, is compared with vLLM's class as well.
 
 An intended difference is a row with a reason (``intended``). A row that matches nothing is reported too, or
 the list would rot.
 """
 
+import dis
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Member
 from kv_vllm.drift.intended import INTENDED, Intended
+from kv_vllm.drift.pairs import CONNECTORS, PAIRS, PROMISES
 from kv_vllm.installed import vllm_version
-
-_V1: Final = "vllm.distributed.kv_transfer.kv_connector.v1"
-_OFFLOAD: Final = "vllm.v1.kv_offload.base"
-
-PAIRS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("KVConnectorBase_V1", "kv_api", f"{_V1}.base"),
-    ("SupportsHMA", "kv_api", f"{_V1}.base"),
-    ("KVConnectorTransferResults", "kv_api", f"{_V1}.base"),
-    ("KVConnectorWorkerMetadata", "kv_api", f"{_V1}.base"),
-    ("KVConnectorStats", "kv_api", f"{_V1}.metrics"),
-    ("KVConnectorOutput", "kv_api", "vllm.v1.outputs"),
-    ("MultiConnector", "kv_multi", f"{_V1}.multi_connector"),
-    ("OffloadingManager", "kv_api", _OFFLOAD),
-    ("OffloadingWorker", "kv_api", _OFFLOAD),
-    ("OffloadingSpec", "kv_api", _OFFLOAD),
-    ("GPULoadStoreSpec", "kv_api", _OFFLOAD),
-    ("PrepareStoreOutput", "kv_api", _OFFLOAD),
-    ("RequestOffloadingContext", "kv_api", _OFFLOAD),
-    ("OffloadingEvent", "kv_api", _OFFLOAD),
-    ("TransferResult", "kv_api", _OFFLOAD),
-    ("LookupResult", "kv_api", _OFFLOAD),
-    ("OffloadPolicy", "kv_api", _OFFLOAD),
-)
-"""A class, our module and vLLM's."""
-
 
 _STARS: Final[dict[Any, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
@@ -65,9 +44,26 @@ class Difference:
 
 
 def members_of(cls: type) -> dict[str, Any]:
-    """The public members of a class, and its constructor."""
-    names = (name for name in dir(cls) if name == "__init__" or not name.startswith("_"))
-    return {name: inspect.getattr_static(cls, name) for name in names}
+    """The public members of a class, and its constructor. Its fields are the parameters of that."""
+    fields = fields_of(cls)
+    names = [name for name in dir(cls) if not name.startswith("_") and name not in fields]
+    return {**{name: inspect.getattr_static(cls, name) for name in names}, "__init__": cls}
+
+
+def fields_of(cls: type) -> Iterable[str]:
+    """The fields of a data class, or of a struct of msgspec's."""
+    fields: Iterable[str] = getattr(cls, "__dataclass_fields__", getattr(cls, "__struct_fields__", ()))
+    return fields
+
+
+def attributes_of(cls: type) -> set[str]:
+    """What an instance of a class has: members, fields, and what its constructor sets."""
+    found = {*dir(cls), *fields_of(cls)}
+    for base in cls.__mro__:
+        code = getattr(vars(base).get("__init__"), "__code__", None)
+        if code is not None:
+            found.update(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
+    return found
 
 
 def kind_of(member: Any) -> Kind:
@@ -89,8 +85,10 @@ def parameters_of(member: Any) -> list[str]:
     ]
 
 
-def compare(owner: str, ours: type, theirs: type) -> list[Difference]:
-    """Compare two classes."""
+def compare(ours: Any, owner: str, theirs: Any) -> list[Difference]:
+    """Compare two classes, or two functions."""
+    if not isinstance(ours, type):
+        return list(_compare_parameters(owner, "", ours, theirs))
     if issubclass(ours, Enum) and issubclass(theirs, Enum):
         mine, other = ([member.name for member in cls] for cls in (ours, theirs))
         same = set(mine) == set(other)
@@ -112,13 +110,26 @@ def _compare_member(
     here, there = kind_of(ours[1]), kind_of(theirs[1])
     if here is not there:
         yield Difference(owner, name, "kind", f"{here.value}, vLLM {there.value}")
-    elif (mine := parameters_of(ours[1])) != (other := parameters_of(theirs[1])):
+    else:
+        yield from _compare_parameters(owner, name, ours[1], theirs[1])
+
+
+def _compare_parameters(owner: str, name: str, ours: Any, theirs: Any) -> Iterable[Difference]:
+    mine, other = parameters_of(ours), parameters_of(theirs)
+    if mine != other:
         yield Difference(owner, name, "parameters", f"({', '.join(mine)}), vLLM ({', '.join(other)})")
 
 
-def compare_contract(owner: str, rows: Sequence[Member], theirs: type) -> list[Difference]:
+def compare_promise(promised: type, owner: str, theirs: type) -> list[Difference]:
+    """Compare what a protocol promises with the class that must keep it."""
+    there = attributes_of(theirs)
+    names = [name for name in (*vars(promised), *inspect.get_annotations(promised)) if not name.startswith("_")]
+    return [Difference(owner, name, "missing there", "") for name in names if name not in there]
+
+
+def compare_contract(rows: Sequence[Member], owner: str, theirs: type) -> list[Difference]:
     """Compare the contract's rows with vLLM's class."""
-    owner, there = f"contract of {owner}", members_of(theirs)
+    there = members_of(theirs)
     there.pop("__init__", None)
     names = {row.name for row in rows}
     found = [Difference(owner, name, "missing here", "") for name in there if name not in names]
@@ -133,36 +144,47 @@ def compare_contract(owner: str, rows: Sequence[Member], theirs: type) -> list[D
     return found
 
 
-def all_differences(show: Callable[[str], None]) -> tuple[list[Difference], set[str]]:
-    """Compare everything that is installed; returns what differs, and what was not compared."""
-    found, left_out = [], set()
-    for name, module, vllm_module in PAIRS:
+def all_differences(
+    pairs: Sequence[tuple[str, str, str]], show: Callable[[str], None]
+) -> tuple[list[Difference], set[str]]:
+    """Compare these pairs, if they are installed, the promises and the contract.
+
+    Returns what differs, and the names of what was compared.
+    """
+    found: list[Difference] = []
+    compared: set[str] = set()
+
+    def with_vllms(
+        owner: str, name: str, module: str, differences: Callable[[str, Any], list[Difference]]
+    ) -> None:
+        theirs = _find_in_vllm(name, module)
+        if isinstance(theirs, str):
+            found.append(Difference(owner, "", "missing there", theirs))
+        else:
+            compared.add(owner)
+            found.extend(differences(owner, theirs))
+
+    for name, module, vllm_module in pairs:
         if find_spec(module) is None:
             show(f"{module} isn't installed: {name} isn't compared")
-            left_out.add(name)
-            continue
-        theirs = _class_of_vllm(name, vllm_module)
-        if isinstance(theirs, str):
-            found.append(Difference(name, "", "missing there", theirs))
-            left_out.add(name)
         else:
-            found += compare(name, getattr(import_module(module), name), theirs)
+            ours = getattr(import_module(module), name)
+            with_vllms(name, name, vllm_module, partial(compare, ours))
+    for promise, name, vllm_module in PROMISES:
+        module, _, ours = promise.rpartition(".")
+        promised = getattr(import_module(module), ours)
+        with_vllms(f"promise of {ours}", name, vllm_module, partial(compare_promise, promised))
     for name, rows in (("KVConnectorBase_V1", CONTRACT), ("SupportsHMA", HMA_CONTRACT)):
-        theirs = _class_of_vllm(name, f"{_V1}.base")
-        if isinstance(theirs, str):
-            left_out.add(f"contract of {name}")  # that the class is missing is said above
-        else:
-            found += compare_contract(name, rows, theirs)
-    return found, left_out
+        with_vllms(f"contract of {name}", name, CONNECTORS, partial(compare_contract, rows))
+    return found, compared
 
 
-def _class_of_vllm(name: str, module: str) -> type | str:
-    """The class, or why there is none."""
+def _find_in_vllm(name: str, module: str) -> Any:
+    """The class or function; or, as a text, why there is none."""
     try:
-        found: type = getattr(import_module(module), name)
+        return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         return str(error)
-    return found
 
 
 def judge(
@@ -182,11 +204,11 @@ def judge(
     return explained, others, [row for row in rows if row not in used]
 
 
-def drift(show: Callable[[str], None]) -> bool:
+def drift(show: Callable[[str], None], pairs: Sequence[tuple[str, str, str]] = PAIRS) -> bool:
     """Compare with the installed vLLM and show what differs. True: nothing but what is intended."""
     version = vllm_version()
-    found, left_out = all_differences(show)
-    intended = [row for row in INTENDED if row.owner not in left_out]
+    found, compared = all_differences(pairs, show)
+    intended = [row for row in INTENDED if row.owner in compared]
     explained, others, stale = judge(found, intended, version)
     show(f"vLLM {version[0]}.{version[1]}: {len(explained)} intended differences, {len(others)} others")
     for difference, reason in explained:

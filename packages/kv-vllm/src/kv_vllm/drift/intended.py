@@ -29,6 +29,15 @@ def _new_in_033(owner: str, aspect: str, *members: str) -> tuple[Intended, ...]:
     return tuple(Intended(owner, member, aspect, "new in 0.33", before=(0, 33)) for member in members)
 
 
+def _only_here(owner: str, reason: str, *members: str) -> tuple[Intended, ...]:
+    return tuple(Intended(owner, member, "missing there", reason) for member in members)
+
+
+def _more_parameters(owner: str, reason: str, *members: str) -> tuple[Intended, ...]:
+    return tuple(Intended(owner, member, "parameters", reason) for member in members)
+
+
+_PATHS: Final = "allow_module_paths=False refuses to import what a configuration names"
 _SLEEP: Final = ("restore_kv_caches", "supports_sleep_mode", "unregister_kv_caches")
 
 INTENDED: Final[tuple[Intended, ...]] = (
@@ -44,10 +53,11 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "parameters",
         "kv_cache_config may be left out, as before vLLM 0.21",
     ),
-    Intended("MultiConnector", "check", "missing there", "a recount, for tests"),
-    *(
-        Intended("MultiConnector", name, "missing there", "ours is made of two halves")
-        for name in ("scheduler_class", "worker_class", "side", "build_side")
+    *_only_here("MultiConnector", "a recount, for tests", "check"),
+    *_only_here(
+        "MultiConnector",
+        "ours is made of two halves",
+        *("scheduler_class", "worker_class", "side", "build_side"),
     ),
     Intended(
         "MultiConnector",
@@ -56,28 +66,59 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "named as in the base class; vLLM's MultiConnector renames it, and the scheduler passes it by position",
     ),
     Intended(
+        "KVConnectorPromMetrics",
+        "observe",
+        "abstract",
+        "vLLM's raises NotImplementedError, when the first stats come",
+    ),
+    *_only_here("KVOutputAggregator", "joins reports without a runner's output around them", "aggregate_reports"),
+    *_only_here("KVOutputAggregator", "a recount, for tests", "check"),
+    Intended(
+        "KVTransferConfig", "compute_hash", "missing here", "the key of vLLM's compiled code; ours compiles none"
+    ),
+    *_only_here("KVTransferConfig", "reads parsed JSON, with errors that name the place", "from_mapping"),
+    *_more_parameters("KVTransferConfig", "keys that vLLM has removed are taken, and warned of", "__init__"),
+    *_only_here(
+        "KVConnectorFactory", "makes connectors of one generation", "create_connector_v0", "create_connector_v1"
+    ),
+    *(
+        row
+        for factory in ("KVConnectorFactory", "OffloadingSpecFactory")
+        for row in (
+            *_only_here(factory, "lets tests register what nobody else sees", "isolated"),
+            *_only_here(factory, "finds what was installed since", "refresh_entry_points"),
+        )
+    ),
+    *_more_parameters(
+        "KVConnectorFactory", _PATHS, "create_connector", "get_connector_class", "supports_hma_config"
+    ),
+    *_more_parameters("OffloadingSpecFactory", _PATHS, "create_spec", "get_spec_cls"),
+    Intended(
+        "ensure_kv_transfer_initialized",
+        "",
+        "parameters",
+        f"{_PATHS}; broadcast_engine_id stands for vLLM's tensor-parallel group; the layout may be left out",
+    ),
+    *_only_here(
         "OffloadingManager",
-        "lookup_prefix",
-        "missing there",
         "looks up many keys with one call; its default asks lookup for each, so vLLM's managers lose nothing",
+        "lookup_prefix",
     ),
-    Intended(
+    *_only_here(
         "OffloadingManager",
-        "prepare_stores",
-        "missing there",
         "prepares the stores of a step with one call; its default asks prepare_store for each, as above",
+        "prepare_stores",
     ),
-    Intended(
-        "OffloadingManager",
-        "drop",
-        "missing there",
-        "forgets chunks of which a load failed: vLLM asserts that none does",
-    ),
-    Intended(
+    *_only_here("OffloadingManager", "forgets chunks of which a load failed: vLLM asserts that none does", "drop"),
+    *_only_here(
         "OffloadingSpec",
-        "extra_keys",
-        "missing there",
         "a medium names its settings, so that misspelt ones are refused; vLLM's media name none",
+        "extra_keys",
+    ),
+    *_only_here(
+        "ReqContext",
+        "positions of a whole chain that nobody notes one by one",
+        *("derive_offload_key_positions", "is_offload_key_before"),
     ),
     *_new_in_033("KVConnectorBase_V1", "missing there", *_SLEEP),
     *_new_in_033("MultiConnector", "missing there", *_SLEEP),
@@ -85,6 +126,11 @@ INTENDED: Final[tuple[Intended, ...]] = (
     *_new_in_033("OffloadingManager", "missing there", "config_info", "lock", "on_reset_flushed"),
     *_new_in_033("OffloadingWorker", "parameters", "submit_load"),
     *_new_in_033("OffloadingSpec", "missing there", "config_info_keys"),
-    *_new_in_033("OffloadingEvent", "missing there", "metadata_only"),
     *_new_in_033("OffloadingEvent", "parameters", "__init__"),
+    *_new_in_033("KVOutputAggregator", "missing there", "ft_defer_kv_connector_outputs"),
+    *(
+        row
+        for owner in ("BlockStored", "OffloadingGaugeMetadata", "OffloadingGroupConfig", "OffloadingModelConfig")
+        for row in _new_in_033(owner, "parameters", "__init__")
+    ),
 )
