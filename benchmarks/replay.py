@@ -33,6 +33,7 @@ from typing import Any
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, CPUOffloadingManager
+from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.bounds import min_hits
 from kv_sim.replay.cache import Setup, keys_of, replay_cache
@@ -42,7 +43,6 @@ from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.stack import Order, lru_curve
 from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
-from kv_sim.table import aligned
 
 CAPACITIES = {
     "mooncake-conversation": (182, 1827, 9139, 18279, 45697),

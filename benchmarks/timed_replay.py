@@ -13,13 +13,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from kv_sim.command.table import aligned
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import Trace
-from kv_sim.table import aligned
 
 GOAL_SECONDS = 60.0
 """For the whole conversation trace, with a connector, on one core."""

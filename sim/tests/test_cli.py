@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kv_factory import Offer, Target
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import run_seed
-from kv_sim.schedule_file import read_schedule
 from kv_sim.subject import Trait
 
 HASTY = "broken_connectors:Hasty"
@@ -331,7 +331,7 @@ def test_subjects_are_listed_with_their_claims(kv_sim: Callable[[str], Result]) 
     assert claims[0].split(", ") == [trait.value for trait in Trait if trait in SUBJECTS["memory"].traits]
 
 
-COMMAND = [sys.executable, "-c", "import sys; from kv_sim.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from kv_sim.command.cli import main; sys.exit(main())"]
 
 
 def run_process(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

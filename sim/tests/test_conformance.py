@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance.scenarios import Claim, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kv_api import AttentionKind
-from kv_sim.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
 from kv_sim.config import (
     STATE,
     SWARM,
@@ -26,6 +25,7 @@ from kv_sim.engine.request import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER
 from kv_sim.fuzz import config_for
+from kv_sim.history.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
 from kv_sim.subject import Subject, Trait
 
 FULL = GroupConfig()

@@ -11,16 +11,16 @@ from kv_sim_seeds import seeds
 from kv_api import ConfigError, Request
 from kv_offload import OffloadingConnector
 from kv_sim.actions import Action, Kind
-from kv_sim.brief import brief_step
+from kv_sim.command.selection import unclaimed
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, offloading
+from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.schedule_file import Schedule
-from kv_sim.selection import unclaimed
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
+from kv_sim.watching.brief import brief_step
 from kv_sim.world import World
 
 CONFIG = WorldConfig(num_blocks=12, block_size=4, hashes_per_block=2, max_step_tokens=16)

@@ -9,13 +9,13 @@ from kv_sim_seeds import seeds
 
 from kv_api import KVConnectorMetadata
 from kv_sim.actions import Action, Kind
-from kv_sim.brief import brief
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.log import MOST_WIDTH, Log, describe, describe_world
 from kv_sim.subject import Subject
-from kv_sim.watch import WatchedWorld
+from kv_sim.watching.brief import brief
+from kv_sim.watching.log import MOST_WIDTH, Log, describe, describe_world
+from kv_sim.watching.watch import WatchedWorld
 
 
 def log_of(subject: Subject, seed: int) -> tuple[list[str], str]:

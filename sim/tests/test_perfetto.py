@@ -17,11 +17,11 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.log import describe_world
-from kv_sim.perfetto import ACTION_US, BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS, WORLD, Perfetto
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
-from kv_sim.watch import WatchedWorld
+from kv_sim.watching.log import describe_world
+from kv_sim.watching.perfetto import ACTION_US, BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS, WORLD, Perfetto
+from kv_sim.watching.watch import WatchedWorld
 
 Event = dict[str, Any]
 

@@ -13,8 +13,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
-from kv_sim.fuzz import Failure, config_for, replay
-from kv_sim.schedule_file import (
+from kv_sim.failures.schedule_file import (
     ARGUMENTS,
     Schedule,
     ScheduleError,
@@ -23,6 +22,7 @@ from kv_sim.schedule_file import (
     to_text,
     write_schedule,
 )
+from kv_sim.fuzz import Failure, config_for, replay
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

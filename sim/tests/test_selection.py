@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kv_api import ConfigError
-from kv_sim import selection
 from kv_sim.actions import Action, Kind
+from kv_sim.command import selection
+from kv_sim.command.options import parser_of
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
-from kv_sim.options import parser_of
-from kv_sim.schedule_file import Schedule
+from kv_sim.failures.schedule_file import Schedule
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 

@@ -10,8 +10,8 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import MEMORY
+from kv_sim.failures.shrink import MACROS, MOST_COPIES, PLAIN, shrink
 from kv_sim.fuzz import Failure
-from kv_sim.shrink import MACROS, MOST_COPIES, PLAIN, shrink
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 
@@ -68,7 +68,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Failure, Repl
         rule: Rule, history: list[Action], config: WorldConfig = PLAINEST, **options: Any
     ) -> tuple[Failure, Replays]:
         replays = Replays(rule)
-        monkeypatch.setattr("kv_sim.shrink.replay", replays)
+        monkeypatch.setattr("kv_sim.failures.shrink.replay", replays)
         found = Failure(MEMORY, config, history, Violation(Invariant.HITS, "first"), 7)
         best = shrink(found, **options)
         assert len(set(replays.tried)) == len(replays.tried), "nothing is tried twice"
@@ -263,12 +263,14 @@ def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypa
     assert replays.silent == {silent}
     other = Replays(lambda history, config: True)
     other.breaks = Invariant.WORK
-    monkeypatch.setattr("kv_sim.shrink.replay", other)
+    monkeypatch.setattr("kv_sim.failures.shrink.replay", other)
     assert shrink(best) is best
     assert len(other.tried) == 1
 
 
 def test_a_world_that_breaks_while_it_is_set_up_has_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.shrink.replay", lambda *args: (None, Violation(Invariant.NO_CRASH, "set up")))
+    monkeypatch.setattr(
+        "kv_sim.failures.shrink.replay", lambda *args: (None, Violation(Invariant.NO_CRASH, "set up"))
+    )
     found = Failure(MEMORY, PLAINEST, numbered("step", 3), Violation(Invariant.NO_CRASH, "first"))
     assert shrink(found).history == []

@@ -12,9 +12,9 @@ from kv_sim.config import WorldConfig
 from kv_sim.conformance.report import failure_lines, notes, row_of, scenario_table, situation_table, summary_lines
 from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, seeds_of, with_needs
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
-from kv_sim.legal import SITUATIONS
-from kv_sim.schedule_file import read_schedule
+from kv_sim.history.legal import SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation

@@ -10,7 +10,6 @@ from kv_api import BlockRemoved, BlockStored, ConfigError, Request
 from kv_offload import OffloadingConnector
 from kv_offload.scheduler.state.pins import Pins
 from kv_sim.actions import Action, Kind
-from kv_sim.brief import brief_step
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.output import BlockCopy
@@ -21,6 +20,7 @@ from kv_sim.fuzz import config_for, run_seed
 from kv_sim.memory.settled import Offer, Settled, offers
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.watching.brief import brief_step
 from kv_sim.world import World
 
 CONFIG = WorldConfig(

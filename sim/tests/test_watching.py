@@ -8,15 +8,15 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.coverage import Coverage
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import MEMORY
+from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
-from kv_sim.watch import AT_REST, Tracker, WatchedWorld, Watcher
+from kv_sim.watching.watch import AT_REST, Tracker, WatchedWorld, Watcher
 from kv_sim.world import World
 
 CONFIG = WorldConfig(tp_size=2)

@@ -10,18 +10,18 @@ import pytest
 from kv_sim_notes import Notes
 
 from kv_api.contract import CONTRACT
-from kv_sim import brief as brief_module
 from kv_sim.actions import Action, Kind
-from kv_sim.brief import brief, brief_step, brief_tables
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.failures.report import action_lines, fail_lines, file_stem, replay_line, subject_lines
 from kv_sim.fuzz import Failure
-from kv_sim.log import MOST_WIDTH, SILENT, Log, describe, describe_pairs, describe_world
 from kv_sim.memory.copies import Direction
-from kv_sim.report import action_lines, fail_lines, file_stem, replay_line, subject_lines
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
+from kv_sim.watching import brief as brief_module
+from kv_sim.watching.brief import brief, brief_step, brief_tables
+from kv_sim.watching.log import MOST_WIDTH, SILENT, Log, describe, describe_pairs, describe_world
 from kv_sim.world import World
 
 SPEC = {

@@ -10,11 +10,11 @@ import pytest
 from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
-from kv_sim.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
+from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.memory.copies import State
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import replay
-from kv_sim.schedule_file import read_schedule
 from kv_vllm.installed import vllm_version
 
 SCHEDULES = Path(__file__).parent / "schedules"

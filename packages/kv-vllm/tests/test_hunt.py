@@ -10,8 +10,8 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure, replay
-from kv_sim.schedule_file import read_schedule
 from kv_sim.violation import Invariant, Violation
 from kv_sim.zoo.registry import PLANTED
 from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found

@@ -11,8 +11,8 @@ import pytest
 
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
-from kv_sim.schedule_file import read_schedule
 from kv_sim.violation import Invariant, Violation
 from kv_vllm import __main__ as module
 from kv_vllm.__main__ import main

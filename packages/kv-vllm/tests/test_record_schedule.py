@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_api import AttentionKind, ConfigError
 from kv_sim.engine.request import RequestSpec
-from kv_sim.schedule_file import read_schedule
+from kv_sim.failures.schedule_file import read_schedule
 from kv_vllm.recording.schedule import (
     Conversations,
     Summary,

@@ -6,12 +6,10 @@ Start at ``kv_sim.world.World``, or on the command line with ``kv-sim fuzz``.
 a world                    ``world`` over ``world_state``, as ``config`` has it; its ``subject`` is a connector
                            behind a ``guard``, and it breaks with a ``violation``
 what it consists of        ``engine/``, the model, or another of ``engines``; ``memory/``; ``checkers/``
-what happens in it         ``actions``, of which ``choices`` and ``arrivals`` draw the next; ``legal`` lists what
-                           must be reached, ``coverage`` counts what was
-finding failures           ``fuzz``, ``campaign``, ``conformance/``, ``growth/``; ``pytest_plugin``
-what becomes of one        ``shrink``, ``schedule_file`` (read by ``strict``), ``report``
-looking at a history       ``watch``, and what uses it: ``log``, ``perfetto``; ``brief``, ``table``
-the command                ``cli``, ``options``, ``selection``, ``console``
+what happens in it         ``actions``, drawn and counted in ``history/``; ``watching/`` looks at it
+finding failures           ``fuzz``, ``conformance/``, ``growth/``; ``pytest_plugin``
+what becomes of one        ``failures/``
+the command                ``command/``; what users write is read by ``strict``
 to be driven               ``examples/``; ``offload``, our own medium over a world's memory; ``zoo/``, each with
                            a mistake
 traces instead of worlds   ``replay/``

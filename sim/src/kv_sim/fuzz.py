@@ -1,7 +1,7 @@
 """Fuzzing: one seed, one world; and what is done with a world that failed.
 
-``run_seed`` is a function of its arguments alone. What failed is replayed from its history; ``kv_sim.shrink``
-makes that short.
+``run_seed`` is a function of its arguments alone. What failed is replayed from its history, which
+``failures`` makes short.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from kv_sim.config import (
     with_states,
     with_tails,
 )
-from kv_sim.coverage import Coverage
 from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -73,7 +73,7 @@ def run_seed(
     silent: frozenset[Invariant] = frozenset(),
     make_world: Callable[..., World] = World,
 ) -> Run:
-    """Run one world from a seed. ``make_world`` may give one that is watched (``kv_sim.watch``)."""
+    """Run one world from a seed. ``make_world`` may give one that is watched (``kv_sim.watching.watch``)."""
     random = Random(seed)
     config = config_for(subject, random, engine)
     referee = Referee()

@@ -9,7 +9,7 @@ from random import Random
 
 from kv_sim.actions import Action
 from kv_sim.checkers import quiescence
-from kv_sim.choices import pick
+from kv_sim.history.choices import pick
 from kv_sim.world_state import WorldState
 
 

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 from kv_sim.actions import Action
-from kv_sim.arrivals import Arrivals
 from kv_sim.checkers.accounting import Counted
 from kv_sim.config import WorldConfig
-from kv_sim.coverage import Coverage
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec
 from kv_sim.engines import find_engine
+from kv_sim.history.arrivals import Arrivals
+from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee

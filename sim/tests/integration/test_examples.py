@@ -11,10 +11,10 @@ from kv_multi.loads import LoadReports
 from kv_multi.quarantine import Quarantine
 from kv_multi.release import LastReport
 from kv_sim.config import WorldConfig
-from kv_sim.coverage import Coverage
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
 from kv_sim.examples.layerwise import LayerwiseWorker
 from kv_sim.fuzz import Run, config_for, run_seed
+from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

@@ -12,8 +12,8 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, several
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import replay
-from kv_sim.schedule_file import read_schedule
 
 KEPT = sorted((Path(__file__).parent / "histories").glob("*.jsonl"))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kv_sim.actions import Kind
+from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay
-from kv_sim.shrink import shrink
 from kv_sim.violation import Invariant
 from kv_sim.zoo.hunt import PATIENCE, hunt
 from kv_sim.zoo.planted import Planted

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.conformance.items import Conformance
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.pytest_plugin import pytest_addoption
-from kv_sim.schedule_file import read_schedule
 from kv_sim.subject import Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
 from kv_sim.replay.timed.settings import EngineSettings, plan
 

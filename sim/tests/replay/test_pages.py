@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.replay.chart import Mark
 from kv_sim.replay.style import STYLE
 

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 from kv_sim_slow_replay import same
 
-from kv_sim.cli import main
+from kv_sim.command.cli import main
 from kv_sim.replay import open_trace
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})

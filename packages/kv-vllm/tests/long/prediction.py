@@ -6,7 +6,7 @@ import pytest
 from kv_vllm_runs import OURS, Engine, made_up, recorded, with_extra
 from kv_vllm_specs import UntilSettled
 
-from kv_sim.schedule_file import read_schedule
+from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.world import World
 from kv_vllm.recording.schedule import write_schedule_of
 

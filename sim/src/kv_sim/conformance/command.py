@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from kv_sim import selection
+from kv_sim.command import selection
+from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import failure_lines, summary_lines
-from kv_sim.console import FAILED, FINE, say
 from kv_sim.engines import find_engine
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from kv_api import ConfigError
-from kv_sim import selection
+from kv_sim.command import selection
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import report, scenarios
 from kv_sim.subject import Subject

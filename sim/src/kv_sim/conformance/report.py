@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import LOADS, Claim, Outcome
-from kv_sim.coverage import Coverage
+from kv_sim.failures.report import fail_lines, file_stem, replay_line
+from kv_sim.failures.schedule_file import Schedule, write_schedule
+from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure
-from kv_sim.legal import SITUATIONS
-from kv_sim.report import fail_lines, file_stem, replay_line
-from kv_sim.schedule_file import Schedule, write_schedule
-from kv_sim.shrink import shrink
+from kv_sim.history.coverage import Coverage
+from kv_sim.history.legal import SITUATIONS
 from kv_sim.subject import Subject, Trait
-from kv_sim.table import aligned
 
 
 def summary_lines(subject: Subject, outcomes: Sequence[Outcome]) -> list[str]:

@@ -11,10 +11,10 @@ from random import Random
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.coverage import Coverage
+from kv_sim.command.selection import check_groups
+from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.fuzz import Failure, config_for, run_seed
-from kv_sim.report import USUAL_ACTIONS
-from kv_sim.selection import check_groups
+from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Subject, Trait
 
 NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}

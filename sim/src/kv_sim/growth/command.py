@@ -3,11 +3,11 @@
 import argparse
 from typing import Final, NamedTuple
 
-from kv_sim import selection
-from kv_sim.console import FAILED, FINE, say
+from kv_sim.command import selection
+from kv_sim.command.console import FAILED, FINE, say
+from kv_sim.command.table import aligned
 from kv_sim.growth.models import models_for
 from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
-from kv_sim.table import aligned
 from kv_sim.violation import Violation
 
 MOST: Final = 2.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import ConfigError
-from kv_sim.console import FINE, say
+from kv_sim.command.console import FINE, say
 from kv_sim.replay import arguments
 from kv_sim.replay.arguments import Fidelity
 from kv_sim.replay.cache import Setup, replay_cache

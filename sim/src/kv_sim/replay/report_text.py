@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator
 
+from kv_sim.command.table import aligned
 from kv_sim.replay.curve import Ratios
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
 from kv_sim.replay.units import Footprint, show_bytes, show_count
-from kv_sim.table import aligned
 
 
 def show_seconds(seconds: float) -> str:

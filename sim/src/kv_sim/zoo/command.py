@@ -13,9 +13,9 @@ from time import perf_counter
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim import selection
-from kv_sim.console import FAILED, FINE, let_connectors_log_nothing, say
-from kv_sim.shrink import shrink
+from kv_sim.command import selection
+from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
+from kv_sim.failures.shrink import shrink
 from kv_sim.violation import Invariant
 from kv_sim.zoo.hunt import HISTORIES, PATIENCE, hunt, killers
 from kv_sim.zoo.planted import Planted

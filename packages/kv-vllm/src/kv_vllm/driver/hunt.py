@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kv_sim.failures.schedule_file import Schedule, write_schedule
+from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay, run_seed
-from kv_sim.schedule_file import Schedule, write_schedule
-from kv_sim.shrink import shrink
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from kv_sim.command.table import aligned
 from kv_sim.replay.timed.answers import Answers, answers_of, rows
 from kv_sim.replay.timed.run import Progress, replay_once
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
 from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import Trace
-from kv_sim.table import aligned
 
 
 @dataclass(frozen=True)

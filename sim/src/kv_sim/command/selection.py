@@ -21,10 +21,10 @@ from kv_factory import KVConnectorFactory
 from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
 from kv_sim.offload import copies_by_itself
-from kv_sim.schedule_file import Schedule
 from kv_sim.strict import read_option
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation

@@ -18,9 +18,9 @@ from typing import Final
 from kv_sim.actions import Action
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
-from kv_sim.log import describe
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
+from kv_sim.watching.log import describe
 
 MOST_ACTIONS: Final = 12
 USUAL_ACTIONS: Final = 80

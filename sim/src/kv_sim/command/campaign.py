@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from kv_sim.command.console import let_connectors_log_nothing
+from kv_sim.command.table import aligned
 from kv_sim.config import BUILTIN_ENGINE
-from kv_sim.console import let_connectors_log_nothing
-from kv_sim.coverage import Coverage
 from kv_sim.fuzz import Failure, run_seed
-from kv_sim.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
+from kv_sim.history.coverage import Coverage
+from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
 from kv_sim.subject import Subject
-from kv_sim.table import aligned
 
 BATCH_SEEDS = 5
 PATIENCE_SECONDS = 20.0

@@ -14,22 +14,24 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim import campaign, legal, report, selection
+from kv_sim.command import campaign, selection
+from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, let_connectors_log_nothing, say
+from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
 from kv_sim.conformance.command import conform
-from kv_sim.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, let_connectors_log_nothing, say
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.failures import report
+from kv_sim.failures.schedule_file import Schedule, read_schedule, write_schedule
+from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.growth.command import growth
-from kv_sim.log import Log
-from kv_sim.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
-from kv_sim.perfetto import Perfetto
+from kv_sim.history import legal
 from kv_sim.replay import command as replaying
-from kv_sim.schedule_file import Schedule, read_schedule, write_schedule
-from kv_sim.shrink import shrink
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.watch import WatchedWorld, Watcher
+from kv_sim.watching.log import Log
+from kv_sim.watching.perfetto import Perfetto
+from kv_sim.watching.watch import WatchedWorld, Watcher
 from kv_sim.world import World
 
 

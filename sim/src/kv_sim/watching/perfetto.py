@@ -20,10 +20,10 @@ from typing import Any, Final, TypeAlias
 
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.request import SimRequest
-from kv_sim.log import describe, describe_pairs, describe_state, describe_world
 from kv_sim.memory.copies import Copy
 from kv_sim.violation import Violation
-from kv_sim.watch import AT_REST, Tracker, Watcher
+from kv_sim.watching.log import describe, describe_pairs, describe_state, describe_world
+from kv_sim.watching.watch import AT_REST, Tracker, Watcher
 from kv_sim.world import World
 
 Event: TypeAlias = dict[str, Any]

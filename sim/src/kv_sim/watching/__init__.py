@@ -1,0 +1,1 @@
+"""Looking at a history: ``watch`` tells what an action changed; ``log`` and ``perfetto`` write it."""

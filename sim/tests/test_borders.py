@@ -1,0 +1,46 @@
+"""A world knows nothing of what is done with it, and each folder only what it needs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kv_sim
+
+ROOT = Path(kv_sim.__file__).parent
+WORLD = {
+    *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "subject"),
+    *("violation", "world", "world_state"),
+}
+
+
+def known_to(part: str) -> set[str]:
+    """What the modules of a folder, or a module, import of the package's other parts; when they run, too."""
+    files = ROOT.glob(f"{part}/**/*.py") if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "kv_sim":
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kv_sim."):
+                found.add((node.module or "").split(".")[1])
+    return found - {part}
+
+
+@pytest.mark.parametrize("part", sorted(WORLD))
+def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
+    assert known_to(part) <= WORLD
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("memory", {"config", "engine", "violation"}),
+        ("history", {"actions", "config", "engine", "subject", "world_state"}),
+        ("watching", {"actions", "config", "engine", "memory", "subject", "violation", "world"}),
+        ("failures", {"actions", "config", "engine", "fuzz", "strict", "subject", "violation", "watching"}),
+        ("examples", {"memory", "subject", "violation"}),
+    ],
+)
+def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
+    assert known_to(folder) == others
