@@ -142,6 +142,35 @@ def test_requests_get_plainer(shrunk: Any, kept: str) -> None:
     assert best.history == [add("r1", **left), add("r2", **left)]
 
 
+def turn(tokens: int, output: int = 1, most: int = 1) -> dict[str, int]:
+    return {"tokens": tokens, "output_tokens": output, "max_tokens": most}
+
+
+@pytest.mark.parametrize(
+    ("needs", "left"),
+    [
+        (lambda turns: True, None),
+        (lambda turns: turns is not None, []),
+        (lambda turns: turns is not None and len(turns) > 1, [turn(1), turn(1)]),
+        (lambda turns: any(one["tokens"] == 8 for one in turns or ()), [turn(8)]),
+        (lambda turns: any(one["output_tokens"] == 2 for one in turns or ()), [turn(5, 2, 4)]),
+        (lambda turns: turns is None, None),
+    ],
+)
+@pytest.mark.parametrize("had", [[turn(3), turn(8, 3, 3), turn(5, 2, 4)], [], None])
+def test_sessions_get_fewer_and_plainer_turns(
+    shrunk: Any, needs: Callable[[Any], bool], left: Any, had: Any
+) -> None:
+    """One that doesn't need to be a session is none, and no other request becomes one."""
+    session = add("r1") if had is None else add("r1", turns=had)
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        return any(a.kind is Kind.ADD and needs(a.args["spec"].get("turns")) for a in history)
+
+    if rule([session], PLAINEST):
+        assert shrunk(rule, [session])[0].history == [add("r1") if left is None else add("r1", turns=left)]
+
+
 ELABORATE = WorldConfig(
     num_blocks=9,
     groups=(GroupConfig(), GroupConfig("sliding", 4)),
