@@ -200,6 +200,31 @@ def test_a_load_may_write_the_blocks_that_it_was_announced_for(is_async: bool) -
     assert (shadow.load_rights, shadow.step_rights, request.awaits_load) == ({}, {}, False)
 
 
+@pytest.mark.parametrize(("has", "count"), [(8, 1), (7, 1), (4, 4)])
+def test_of_a_prompt_that_is_loaded_whole_the_last_token_is_computed(has: int, count: int) -> None:
+    made = Steps()
+    made.connector.has["r1"] = (has, True)
+    made.add("r1", 8)
+    made.schedule()
+    made.process(finished_recving={"r1"})
+    assert made.schedule() == {"r1": count}
+
+
+def test_what_was_loaded_is_found_by_others_although_its_request_never_went_on() -> None:
+    """It needs three more blocks, and two are left; then it is aborted."""
+    made = Steps()
+    made.connector.has["r1"] = (8, True)
+    made.add("r1", 17, shared=17)
+    made.schedule()
+    made.scheduler.blocks.block_pool.touch(range(5, 24))
+    made.process(finished_recving={"r1"})
+    assert (made.step(), made.queues) == ({}, ([], [], ["r1"]))
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    made.connector.has.clear()
+    made.add("r2", 9, shared=9)
+    assert made.schedule() == {"r2": 1}
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 

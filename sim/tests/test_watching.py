@@ -8,7 +8,7 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Direction
@@ -138,6 +138,19 @@ def test_watchers_hear_of_everything_in_order() -> None:
     assert {each[1] for each in marks[6:-1]} == {"step", "settle"}
     assert said[said.index((2, "add")) + 1] == "on_new_request"
     assert "build_connector_meta" in said[said.index((3, "step")) : said.index((3, "step", True, {}))]
+
+
+def test_watchers_hear_what_sessions_get_at_rest() -> None:
+    """Two of them wait for each other's blocks, until one is given up."""
+    heard = Heard()
+    made = WatchedWorld(WorldConfig(num_blocks=9, max_step_tokens=32), MEMORY, watchers=[heard])
+    specs = [RequestSpec(f"r{n}", n, 15, 0, 1, 1, turns=(Turn(8, 1, 1),)).to_json() for n in (1, 2)]
+    made.replay([*(Action(Kind.ADD, {"spec": spec}) for spec in specs), Action(Kind.STEP)])
+    ends = [each for each in heard.said if len(each) == 4 and each[1] in ("turn", "abort")]
+    assert ends == [
+        (AT_REST, kind, True, {"request": name})
+        for kind, name in (("turn", "r1"), ("turn", "r2"), ("abort", "r1"), ("turn", "r2"))
+    ]
 
 
 def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
