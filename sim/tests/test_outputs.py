@@ -9,7 +9,7 @@ from kv_sim_steps import Steps
 
 from kv_sim.config import STATE, GroupConfig
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status, Turn
 from kv_sim.violation import Invariant, Violation
 
 
@@ -118,12 +118,15 @@ def test_who_ends_shows_and_leaves_what_it_computed(
 
 
 @pytest.mark.parametrize("hold", [False, True])
-@pytest.mark.parametrize("place", ["running", "waiting", "loading", "loaded", "failed", "preempted"])
+@pytest.mark.parametrize(
+    "place", ["running", "waiting", "loading", "loaded", "failed", "preempted", "paused", "goes on"]
+)
 def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
     """It keeps its blocks while a load of it is under way, or if the connector wants them."""
     made = Steps()
     scheduler, pool = made.scheduler, made.scheduler.blocks.block_pool
-    request = made.add("r1", 9, 4)
+    is_session = place in ("paused", "goes on")
+    request = made.add("r1", 9, 1 if is_session else 4, turns=(Turn(3, 1, 1),) if is_session else None)
     if place in ("loading", "loaded", "failed"):
         made.connector.has["r1"] = (8, True)
         made.schedule()
@@ -135,6 +138,8 @@ def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
         made.step()
     if place == "preempted":
         scheduler.preempt(scheduler.running.pop(), drop_stale_output=False)
+    if place == "goes on":
+        made.outcome.take_turn(request)
     made.connector.holds = {"r1"} if hold else set()
     if hold and place == "loading":
         with pytest.raises(Violation, match="request r1: request_finished holds its blocks for a store while its"):
@@ -155,6 +160,7 @@ def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
     made.schedule()
     made.process(**{"finished_recving" if place == "loading" else "finished_sending": {"r1"} if stays else None})
     assert (scheduler.requests, pool.num_free, scheduler.has_work) == ({}, 23, False)
+    assert scheduler.shadow.load_rights == {}
 
 
 @pytest.mark.parametrize("loads", [False, True])

@@ -113,6 +113,24 @@ def test_what_steps_under_way_compute_of_its_last_turn_is_dropped() -> None:
     assert (r1.num_output_tokens, r1.num_computed_tokens) == (1, 9)
 
 
+def test_blocks_of_one_that_is_aborted_while_it_waits_come_back_after_its_steps() -> None:
+    """And its id is free for another session."""
+    made = Steps(run_ahead=1, async_scheduling=True)
+    r1 = made.add("r1", 6, 1, turns=(TURN,), max_tokens=9)
+    made.schedule()
+    made.schedule()
+    made.process()
+    assert (r1.status, r1.num_in_flight_tokens) == (Status.WAITING_FOR_STREAMING_REQ, 1)
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    pool = made.scheduler.blocks.block_pool
+    assert (pool.num_free, made.queues) == (21, ([], [], []))
+    made.process()
+    assert pool.num_free == 23
+    again = made.add("r1", 6, 1, turns=(TURN,))
+    made.outcome.take_turn(again)
+    assert [made.step(), made.step()] == [{"r1": 2}, {"r1": 3}]
+
+
 def test_one_that_is_preempted_when_it_stops_is_matched_again() -> None:
     made = Steps(run_ahead=1, async_scheduling=True, role="kv_producer")
     r1 = made.add("r1", 6, 1, turns=(TURN,))
