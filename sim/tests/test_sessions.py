@@ -11,6 +11,7 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
+from kv_sim.violation import Violation
 from kv_sim.watching.log import describe
 from kv_sim.world import World
 
@@ -190,6 +191,21 @@ def test_at_rest_sessions_that_wait_for_each_others_blocks_are_given_up() -> Non
     world.rest()
     ended = {request.request_id: request.turn for request in world.engine.outcome.ended[:2]}
     assert ended == {"r1": 1, "r2": 1}
+
+
+def test_at_rest_nobody_else_is_given_up() -> None:
+    """A plain request that was loaded, and has no room to go on."""
+    world = World(WorldConfig(), SUBJECTS["later"])
+    for name, tokens in (("r1", 9), ("r2", 17)):
+        world.engine.scheduler.blocks.block_pool.reset()
+        world.apply(Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}))
+        for kind in (Kind.STEP, Kind.STEP, Kind.SETTLE, Kind.STEP)[: 4 if name == "r1" else 1]:
+            world.apply(Action(kind))
+    r2, pool = world.engine.scheduler.requests["r2"], world.engine.scheduler.blocks.block_pool
+    assert r2.status is Status.WAITING_FOR_REMOTE_KVS
+    pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
+    with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
+        world.rest()
 
 
 def test_worlds_draw_sessions_where_no_state_could_have_run_ahead() -> None:
