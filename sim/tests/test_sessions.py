@@ -114,6 +114,18 @@ def test_what_steps_under_way_compute_of_its_last_turn_is_dropped() -> None:
     assert (r1.num_output_tokens, r1.num_computed_tokens) == (1, 9)
 
 
+def test_drafts_of_its_last_turn_that_were_rejected_count_for_nothing() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True, spec_tokens=1)
+    r1 = made.add("r1", 6, 1, turns=(TURN,), max_tokens=9)
+    made.outcome.take_turn(r1)
+    made.schedule()
+    assert (made.schedule(r1=1), made.drafts) == ({"r1": 2}, {"r1": 1})
+    made.process()
+    assert made.schedule() == {"r1": 3}
+    (attention,) = made.under_way[-1].attentions
+    assert (attention.start, attention.end) == (6, 9)
+
+
 def test_blocks_of_one_that_is_aborted_while_it_waits_come_back_after_its_steps() -> None:
     """And its id is free for another session."""
     made = Steps(run_ahead=1, async_scheduling=True)
@@ -145,6 +157,25 @@ def test_one_that_is_preempted_when_it_stops_is_matched_again() -> None:
     assert made.schedule() == {"r1": 5}
     (new,) = made.under_way[-1].output.scheduled_new_reqs
     assert (new.req_id, new.num_computed_tokens) == ("r1", 4)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_that_is_preempted_in_a_later_turn_loads_all_of_it_and_resumes(is_async: bool) -> None:
+    made = Steps(max_step_tokens=32)
+    r1 = made.add("r1", 6, 1, turns=(Turn(3, 4, 4),))
+    made.outcome.take_turn(r1)
+    assert [made.step(), made.step()] == [{"r1": 6}, {"r1": 3}]
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.scheduler.blocks.block_pool.reset()
+    made.connector.has["r1"] = (8, is_async)
+    if is_async:
+        assert made.schedule() == {}
+        made.process(finished_recving={"r1"})
+    assert made.schedule() == {"r1": 2}
+    output = made.under_way[-1].output
+    assert (output.scheduled_new_reqs, output.scheduled_cached_reqs.resumed_req_ids) == ([], {"r1"})
+    made.process()
+    assert (r1.turn, r1.num_tokens, r1.num_output_tokens) == (1, 11, 2)
 
 
 def test_a_window_gives_up_what_it_has_passed_before_it_gets_more() -> None:

@@ -284,6 +284,19 @@ def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
     assert (len(best.history) < 30) is (most >= 5)
 
 
+def test_what_fails_sooner_the_next_time_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector need not do the same each time."""
+
+    def replay(subject: Subject, config: WorldConfig, history: History, silent: Any) -> tuple[Any, Any]:
+        specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
+        taken = history if any(spec["salt"] for spec in specs) else []
+        return SimpleNamespace(history=taken), Violation(Invariant.HITS, "again") if specs else None
+
+    monkeypatch.setattr("kv_sim.failures.shrink.replay", replay)
+    found = Failure(MEMORY, PLAINEST, [STEP, add("r1", salt="s", turns=[])], Violation(Invariant.HITS, "first"))
+    assert shrink(found).history == []
+
+
 def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = numbered("step", 4)
     silent = frozenset({Invariant.WORK})
