@@ -12,7 +12,7 @@ from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.violation import Violation
-from kv_sim.watching.log import describe
+from kv_sim.watching.log import describe, describe_state
 from kv_sim.world import World
 
 TURN = Turn(3, 2, 2)
@@ -264,4 +264,9 @@ def test_histories_have_sessions_in_all_situations() -> None:
 def test_a_session_reads_like_this() -> None:
     added = Action(Kind.ADD, {"spec": spec("r1", TURN)})
     assert describe(added).endswith("samples 2 of at most 2, a session; 3 more, samples 2")
+    assert describe(Action(Kind.ADD, {"spec": spec("r1")})).endswith("samples 2 of at most 2, a session")
     assert describe(turn()) == "turn     r1"
+    made = SimRequest(RequestSpec("r1", 0, 5, 0, 1, 1, turns=(TURN,)), 4, 16)
+    states = [describe_state(made)]
+    made.begin_turn()
+    assert [*states, describe_state(made)] == ["waiting", "waiting, turn 2"]
