@@ -248,16 +248,18 @@ def test_every_turn_of_a_session_fits(num_blocks: int, spec_tokens: int) -> None
     sessions = [SimRequest(spec, 4, 0) for spec in drawn if spec.turns is not None]
     assert 0.45 < len(sessions) / len(drawn) < 0.55
     turns, room = Counter[int](), min(config.max_model_len, MOST_BLOCKS * 4)
-    sizes, more, slack = set(), set(), set()
+    sizes, more, samples, slack = set(), set(), set(), set()
     for session in sessions:
         turns[len(session.stories) - 1] += 1
         end = session.spec.shared_tokens + session.spec.own_tokens + session.spec.output_tokens
         for turn in session.spec.turns or ():
             more.add(turn.tokens)
+            samples.add(turn.output_tokens)
             slack.add(turn.max_tokens - turn.output_tokens)
             end += turn.tokens - 1 + turn.output_tokens  # the last sampled token before is left out
             sizes.add(end + turn.max_tokens - turn.output_tokens + 2 * spec_tokens + 1)
-    assert (max(sizes), slack, more) == (room, {0, 1, 3}, {1, 2, 3, 4, 5, 8})
+    assert (max(sizes), samples, slack) == (room, {1, 2, 3, 4}, {0, 1, 3})
+    assert more == {1, 2, 3, 4, 5, 8}
     assert set(turns) == {0, 1, 2, 3} and (num_blocks == 9 or turns[1] > turns[2] > turns[3] > 40), turns
 
 
