@@ -163,6 +163,19 @@ def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
     assert scheduler.shadow.load_rights == {}
 
 
+@pytest.mark.parametrize(("under_way", "passed"), [(True, 0), (False, 2)])
+def test_who_is_aborted_keeps_what_a_step_under_way_may_still_read(under_way: bool, passed: int) -> None:
+    """What its window has passed is gone only when that step has come back."""
+    made = Steps(groups=(GroupConfig(), GroupConfig("sliding", 4)))
+    made.add("r1", 12, 4)
+    made.schedule()
+    if not under_way:
+        made.process()
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    ((_, (full, window)),) = made.connector.take("ended")
+    assert ([block == 0 for block in window], 0 in full) == ([index < passed for index in range(3)], False)
+
+
 @pytest.mark.parametrize("loads", [False, True])
 def test_blocks_come_back_in_the_order_of_the_names(loads: bool) -> None:
     """A report is a set, and a set has no order that two processes share."""
