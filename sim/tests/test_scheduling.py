@@ -225,6 +225,17 @@ def test_what_was_loaded_is_found_by_others_although_its_request_never_went_on()
     assert made.schedule() == {"r2": 1}
 
 
+@pytest.mark.parametrize(("has", "loads"), [(0, False), (1, True), (4, True)])
+def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, loads: bool) -> None:
+    made = Steps()
+    made.connector.has["r1"] = (has, False)
+    made.add("r1", 5)
+    made.schedule()
+    assert made.under_way[-1].output.has_sync_kv_loads is loads
+    shadow = made.scheduler.shadow
+    assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 
@@ -274,14 +285,15 @@ def test_who_computes_all_of_its_prompt_in_the_same_step_reserves_nothing() -> N
         assert made.queues[1] == waits
 
 
-def test_whose_prefill_is_over_reserves_nothing() -> None:
+@pytest.mark.parametrize(("has", "tokens"), [((8, True), 25), ((8, False), 33), ((0, False), 25)])
+def test_whose_prefill_is_over_reserves_nothing(has: tuple[int, bool], tokens: int) -> None:
     """A load is part of it; it is noted once."""
     made = Steps(max_step_tokens=8)
-    made.connector.has["r1"] = (8, True)
-    made.add("r1", 25, 4)
+    made.connector.has["r1"] = has
+    made.add("r1", tokens, 4)
     noted = []
     for received in ({"r1"}, None, None, None):
         made.schedule()
         noted.append([request.request_id for request in made.scheduler.inflight_prefills])
-        made.process(finished_recving=received)
+        made.process(finished_recving=received if has[1] else None)
     assert noted == [["r1"], ["r1"], ["r1"], []]

@@ -187,6 +187,18 @@ def test_a_window_gives_up_what_it_has_passed_before_it_gets_more() -> None:
     assert made.scheduler.blocks.tables["r1"].groups[1][:3] == [0, 0, 0]
 
 
+def test_a_window_has_not_passed_what_a_step_under_way_may_read() -> None:
+    groups = (GroupConfig(), GroupConfig("sliding", 4))
+    made = Steps(groups=groups, num_blocks=16, run_ahead=1, async_scheduling=True)
+    r1 = made.add("r1", 15, 1, turns=(TURN,), max_tokens=9)
+    made.outcome.take_turn(r1)
+    made.schedule()
+    made.schedule()
+    made.process()
+    assert (r1.num_computed_tokens, r1.num_in_flight_tokens, made.schedule()) == (15, 1, {"r1": 3})
+    assert [block == 0 for block in made.scheduler.blocks.tables["r1"].groups[1]] == [True, True, *[False] * 3]
+
+
 # -- what a world does --------------------------------------------------------------------------
 
 
