@@ -230,6 +230,16 @@ def test_freed_blocks_wait_for_the_steps_that_were_scheduled_before(role: Any, a
     assert free == [21 - waits] * (ahead + 1) + [21]
 
 
+def test_blocks_that_no_step_computed_come_back_with_the_report_of_their_load() -> None:
+    made = Steps(run_ahead=1, async_scheduling=True)
+    made.connector.has["r1"] = (8, True)
+    made.add("r1", 9)
+    made.schedule()
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    made.process(finished_recving={"r1"})
+    assert (made.scheduler.requests, made.scheduler.blocks.block_pool.num_free) == ({}, 23)
+
+
 @pytest.mark.parametrize("role", ["kv_both", "kv_consumer", "kv_producer"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_who_stores_is_shown_the_state_that_a_request_ends_with(role: Any, keeps: bool) -> None:
