@@ -21,7 +21,7 @@ from kv_sim.config import (
     with_states,
     with_tails,
 )
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER
 from kv_sim.fuzz import config_for
@@ -236,6 +236,31 @@ def test_every_request_fits(num_blocks: int, hashes_per_block: int, spec_tokens:
         assert size <= room or spec.shared_tokens == spec.output_tokens == 1, "it can't be shorter"
         sizes.add(size)
     assert room in sizes
+
+
+@pytest.mark.parametrize("spec_tokens", [0, 2])
+@pytest.mark.parametrize("num_blocks", [9, 40])
+def test_every_turn_of_a_session_fits(num_blocks: int, spec_tokens: int) -> None:
+    """Half of the requests are sessions, if the world has some."""
+    config = replace(ROOMY, num_blocks=num_blocks, spec_tokens=spec_tokens)
+    assert all(spec.turns is None for spec in arrivals(config))
+    drawn = arrivals(replace(config, sessions=True))
+    sessions = [SimRequest(spec, 4, 0) for spec in drawn if spec.turns is not None]
+    assert 0.45 < len(sessions) / len(drawn) < 0.55
+    turns, room = Counter[int](), min(config.max_model_len, MOST_BLOCKS * 4)
+    sizes, more, samples, slack = set(), set(), set(), set()
+    for session in sessions:
+        turns[len(session.stories) - 1] += 1
+        end = session.spec.shared_tokens + session.spec.own_tokens + session.spec.output_tokens
+        for turn in session.spec.turns or ():
+            more.add(turn.tokens)
+            samples.add(turn.output_tokens)
+            slack.add(turn.max_tokens - turn.output_tokens)
+            end += turn.tokens - 1 + turn.output_tokens  # the last sampled token before is left out
+            sizes.add(end + turn.max_tokens - turn.output_tokens + 2 * spec_tokens + 1)
+    assert (max(sizes), samples, slack) == (room, {1, 2, 3, 4}, {0, 1, 3})
+    assert more == {1, 2, 3, 4, 5, 8}
+    assert set(turns) == {0, 1, 2, 3} and (num_blocks == 9 or turns[1] > turns[2] > turns[3] > 40), turns
 
 
 def test_some_ids_come_back() -> None:

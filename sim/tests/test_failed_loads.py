@@ -71,6 +71,13 @@ def test_a_failed_block_sets_back_who_loads_it(bad: int | None, is_async: bool, 
         assert made.schedule() == {} if is_async and bad == 0 else {"r1": 2}
 
 
+def test_of_a_load_that_ends_within_a_block_that_one_counts_too() -> None:
+    made, request = loading(13, has=9)
+    (table,) = made.scheduler.blocks.tables["r1"].groups
+    made.process(invalid_block_ids={table[2]}, finished_recving={"r1"})
+    assert (request.num_computed_tokens, made.scheduler.failed_loads) == (8, {"r1"})
+
+
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_of_several_only_those_are_set_back_whose_blocks_failed(is_async: bool, policy: Any) -> None:

@@ -9,7 +9,7 @@ from kv_sim_steps import Steps
 
 from kv_sim.config import STATE, GroupConfig
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status, Turn
 from kv_sim.violation import Invariant, Violation
 
 
@@ -118,12 +118,15 @@ def test_who_ends_shows_and_leaves_what_it_computed(
 
 
 @pytest.mark.parametrize("hold", [False, True])
-@pytest.mark.parametrize("place", ["running", "waiting", "loading", "loaded", "failed", "preempted"])
+@pytest.mark.parametrize(
+    "place", ["running", "waiting", "loading", "loaded", "failed", "preempted", "paused", "goes on"]
+)
 def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
     """It keeps its blocks while a load of it is under way, or if the connector wants them."""
     made = Steps()
     scheduler, pool = made.scheduler, made.scheduler.blocks.block_pool
-    request = made.add("r1", 9, 4)
+    is_session = place in ("paused", "goes on")
+    request = made.add("r1", 9, 1 if is_session else 4, turns=(Turn(3, 1, 1),) if is_session else None)
     if place in ("loading", "loaded", "failed"):
         made.connector.has["r1"] = (8, True)
         made.schedule()
@@ -135,6 +138,8 @@ def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
         made.step()
     if place == "preempted":
         scheduler.preempt(scheduler.running.pop(), drop_stale_output=False)
+    if place == "goes on":
+        made.outcome.take_turn(request)
     made.connector.holds = {"r1"} if hold else set()
     if hold and place == "loading":
         with pytest.raises(Violation, match="request r1: request_finished holds its blocks for a store while its"):
@@ -155,6 +160,20 @@ def test_who_is_aborted_leaves_everything(place: str, hold: bool) -> None:
     made.schedule()
     made.process(**{"finished_recving" if place == "loading" else "finished_sending": {"r1"} if stays else None})
     assert (scheduler.requests, pool.num_free, scheduler.has_work) == ({}, 23, False)
+    assert scheduler.shadow.load_rights == {}
+
+
+@pytest.mark.parametrize(("under_way", "passed"), [(True, 0), (False, 2)])
+def test_who_is_aborted_keeps_what_a_step_under_way_may_still_read(under_way: bool, passed: int) -> None:
+    """What its window has passed is gone only when that step has come back."""
+    made = Steps(groups=(GroupConfig(), GroupConfig("sliding", 4)))
+    made.add("r1", 12, 4)
+    made.schedule()
+    if not under_way:
+        made.process()
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    ((_, (full, window)),) = made.connector.take("ended")
+    assert ([block == 0 for block in window], 0 in full) == ([index < passed for index in range(3)], False)
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -209,6 +228,16 @@ def test_freed_blocks_wait_for_the_steps_that_were_scheduled_before(role: Any, a
         made.schedule()  # for this one nobody waits
     waits = 3 if ahead and role != "kv_producer" else 0
     assert free == [21 - waits] * (ahead + 1) + [21]
+
+
+def test_blocks_that_no_step_computed_come_back_with_the_report_of_their_load() -> None:
+    made = Steps(run_ahead=1, async_scheduling=True)
+    made.connector.has["r1"] = (8, True)
+    made.add("r1", 9)
+    made.schedule()
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    made.process(finished_recving={"r1"})
+    assert (made.scheduler.requests, made.scheduler.blocks.block_pool.num_free) == ({}, 23)
 
 
 @pytest.mark.parametrize("role", ["kv_both", "kv_consumer", "kv_producer"])

@@ -197,6 +197,15 @@ def test_a_request_is_shown_as_far_as_it_is() -> None:
     assert repr(request("r1", 4, num_output_tokens=2, status=Status.PREEMPTED)) == "<request r1 preempted 4/12>"
 
 
+@pytest.mark.parametrize(("salt", "adapter"), [(None, None), ("s", None), (None, "s")])
+def test_whose_blocks_are_others_says_why(salt: str | None, adapter: str | None) -> None:
+    made = SimRequest(RequestSpec("r1", 0, 8, 0, 1, 1, salt=salt, adapter=adapter), 4, 16)
+    plain = SimRequest(RequestSpec("r2", 0, 8, 0, 1, 1), 4, 16)
+    assert (made.cache_salt, made.lora_request and made.lora_request.lora_name) == (salt, adapter)
+    assert (made.block_hashes == plain.block_hashes) is (salt is adapter)
+    assert made.prompt_token_ids == plain.prompt_token_ids
+
+
 @pytest.mark.parametrize("per_block", [1, 2, 4])
 def test_a_request_as_long_as_the_model_has_all_hashes(per_block: int) -> None:
     made = SimRequest(RequestSpec("r1", 0, 6, 2, 8, 8), 4, 16, per_block)

@@ -89,3 +89,19 @@ def test_what_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
     assert made.schedule() == {}, "it waits for what it keeps"
     made.process()
     assert (made.schedule(), request.num_output_tokens) == ({"r1": 2}, 1)
+
+
+def test_who_loads_again_waits_for_that_load_and_resumes_after_it() -> None:
+    made = Steps()
+    made.connector.has["r1"] = (4, True)
+    r1 = made.add("r1", 5, 8)
+    made.schedule()
+    made.process(finished_recving={"r1"})
+    assert made.step() == {"r1": 1}
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.scheduler.blocks.block_pool.reset()
+    assert (made.step(), made.schedule()) == ({}, {})
+    assert (r1.status, made.queues) == (Status.WAITING_FOR_REMOTE_KVS, ([], [], ["r1"]))
+    made.process(finished_recving={"r1"})
+    assert made.schedule() == {"r1": 2}
+    assert made.under_way[-1].output.scheduled_cached_reqs.resumed_req_ids == {"r1"}

@@ -251,6 +251,20 @@ def test_a_mistake_in_an_action_is_named(line: str, message: str) -> None:
     assert message in error
 
 
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"action": "step", "rejects": {"r1": 0}},
+        {**ADD, "spec": {**SPEC, "turns": None}},
+        {**ADD, "spec": {**SPEC, "turns": []}},
+        {**ADD, "spec": {**SPEC, "turns": [{"tokens": 1, "output_tokens": 1, "max_tokens": 1}]}},
+    ],
+)
+def test_as_little_as_there_may_be_is_read(action: dict[str, Any]) -> None:
+    schedule = parse_schedule("\n".join([*lines_of(), json.dumps(action)]), "some.jsonl")
+    assert schedule.history[-1] == Action.from_json(action)
+
+
 def test_an_empty_file_is_no_schedule() -> None:
     assert error_of([""]) == "some.jsonl: line 1: the file is empty; it begins with a header line"
 

@@ -200,6 +200,42 @@ def test_a_load_may_write_the_blocks_that_it_was_announced_for(is_async: bool) -
     assert (shadow.load_rights, shadow.step_rights, request.awaits_load) == ({}, {}, False)
 
 
+@pytest.mark.parametrize(("has", "count"), [(8, 1), (7, 1), (4, 4)])
+def test_of_a_prompt_that_is_loaded_whole_the_last_token_is_computed(has: int, count: int) -> None:
+    made = Steps()
+    made.connector.has["r1"] = (has, True)
+    made.add("r1", 8)
+    made.schedule()
+    made.process(finished_recving={"r1"})
+    assert made.schedule() == {"r1": count}
+
+
+def test_what_was_loaded_is_found_by_others_although_its_request_never_went_on() -> None:
+    """It needs three more blocks, and two are left; then it is aborted."""
+    made = Steps()
+    made.connector.has["r1"] = (8, True)
+    made.add("r1", 17, shared=17)
+    made.schedule()
+    made.scheduler.blocks.block_pool.touch(range(5, 24))
+    made.process(finished_recving={"r1"})
+    assert (made.step(), made.queues) == ({}, ([], [], ["r1"]))
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    made.connector.has.clear()
+    made.add("r2", 9, shared=9)
+    assert made.schedule() == {"r2": 1}
+
+
+@pytest.mark.parametrize(("has", "loads"), [(0, False), (1, True), (4, True)])
+def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, loads: bool) -> None:
+    made = Steps()
+    made.connector.has["r1"] = (has, False)
+    made.add("r1", 5)
+    made.schedule()
+    assert made.under_way[-1].output.has_sync_kv_loads is loads
+    shadow = made.scheduler.shadow
+    assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 
@@ -249,14 +285,15 @@ def test_who_computes_all_of_its_prompt_in_the_same_step_reserves_nothing() -> N
         assert made.queues[1] == waits
 
 
-def test_whose_prefill_is_over_reserves_nothing() -> None:
+@pytest.mark.parametrize(("has", "tokens"), [((8, True), 25), ((8, False), 33), ((0, False), 25)])
+def test_whose_prefill_is_over_reserves_nothing(has: tuple[int, bool], tokens: int) -> None:
     """A load is part of it; it is noted once."""
     made = Steps(max_step_tokens=8)
-    made.connector.has["r1"] = (8, True)
-    made.add("r1", 25, 4)
+    made.connector.has["r1"] = has
+    made.add("r1", tokens, 4)
     noted = []
     for received in ({"r1"}, None, None, None):
         made.schedule()
         noted.append([request.request_id for request in made.scheduler.inflight_prefills])
-        made.process(finished_recving=received)
+        made.process(finished_recving=received if has[1] else None)
     assert noted == [["r1"], ["r1"], ["r1"], []]

@@ -11,7 +11,8 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.watching.log import describe
+from kv_sim.violation import Violation
+from kv_sim.watching.log import describe, describe_state
 from kv_sim.world import World
 
 TURN = Turn(3, 2, 2)
@@ -113,6 +114,36 @@ def test_what_steps_under_way_compute_of_its_last_turn_is_dropped() -> None:
     assert (r1.num_output_tokens, r1.num_computed_tokens) == (1, 9)
 
 
+def test_drafts_of_its_last_turn_that_were_rejected_count_for_nothing() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True, spec_tokens=1)
+    r1 = made.add("r1", 6, 1, turns=(TURN,), max_tokens=9)
+    made.outcome.take_turn(r1)
+    made.schedule()
+    assert (made.schedule(r1=1), made.drafts) == ({"r1": 2}, {"r1": 1})
+    made.process()
+    assert made.schedule() == {"r1": 3}
+    (attention,) = made.under_way[-1].attentions
+    assert (attention.start, attention.end) == (6, 9)
+
+
+def test_blocks_of_one_that_is_aborted_while_it_waits_come_back_after_its_steps() -> None:
+    """And its id is free for another session."""
+    made = Steps(run_ahead=1, async_scheduling=True)
+    r1 = made.add("r1", 6, 1, turns=(TURN,), max_tokens=9)
+    made.schedule()
+    made.schedule()
+    made.process()
+    assert (r1.status, r1.num_in_flight_tokens) == (Status.WAITING_FOR_STREAMING_REQ, 1)
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    pool = made.scheduler.blocks.block_pool
+    assert (pool.num_free, made.queues) == (21, ([], [], []))
+    made.process()
+    assert pool.num_free == 23
+    again = made.add("r1", 6, 1, turns=(TURN,))
+    made.outcome.take_turn(again)
+    assert [made.step(), made.step()] == [{"r1": 2}, {"r1": 3}]
+
+
 def test_one_that_is_preempted_when_it_stops_is_matched_again() -> None:
     made = Steps(run_ahead=1, async_scheduling=True, role="kv_producer")
     r1 = made.add("r1", 6, 1, turns=(TURN,))
@@ -128,6 +159,25 @@ def test_one_that_is_preempted_when_it_stops_is_matched_again() -> None:
     assert (new.req_id, new.num_computed_tokens) == ("r1", 4)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_that_is_preempted_in_a_later_turn_loads_all_of_it_and_resumes(is_async: bool) -> None:
+    made = Steps(max_step_tokens=32)
+    r1 = made.add("r1", 6, 1, turns=(Turn(3, 4, 4),))
+    made.outcome.take_turn(r1)
+    assert [made.step(), made.step()] == [{"r1": 6}, {"r1": 3}]
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.scheduler.blocks.block_pool.reset()
+    made.connector.has["r1"] = (8, is_async)
+    if is_async:
+        assert made.schedule() == {}
+        made.process(finished_recving={"r1"})
+    assert made.schedule() == {"r1": 2}
+    output = made.under_way[-1].output
+    assert (output.scheduled_new_reqs, output.scheduled_cached_reqs.resumed_req_ids) == ([], {"r1"})
+    made.process()
+    assert (r1.turn, r1.num_tokens, r1.num_output_tokens) == (1, 11, 2)
+
+
 def test_a_window_gives_up_what_it_has_passed_before_it_gets_more() -> None:
     made = Steps(groups=(GroupConfig(), GroupConfig("sliding", 4)), num_blocks=12, max_step_tokens=32)
     r1 = made.add("r1", 16, 1, turns=(TURN,))
@@ -135,6 +185,18 @@ def test_a_window_gives_up_what_it_has_passed_before_it_gets_more() -> None:
     made.outcome.take_turn(r1)
     made.schedule()
     assert made.scheduler.blocks.tables["r1"].groups[1][:3] == [0, 0, 0]
+
+
+def test_a_window_has_not_passed_what_a_step_under_way_may_read() -> None:
+    groups = (GroupConfig(), GroupConfig("sliding", 4))
+    made = Steps(groups=groups, num_blocks=16, run_ahead=1, async_scheduling=True)
+    r1 = made.add("r1", 15, 1, turns=(TURN,), max_tokens=9)
+    made.outcome.take_turn(r1)
+    made.schedule()
+    made.schedule()
+    made.process()
+    assert (r1.num_computed_tokens, r1.num_in_flight_tokens, made.schedule()) == (15, 1, {"r1": 3})
+    assert [block == 0 for block in made.scheduler.blocks.tables["r1"].groups[1]] == [True, True, *[False] * 3]
 
 
 # -- what a world does --------------------------------------------------------------------------
@@ -174,9 +236,24 @@ def test_at_rest_sessions_that_wait_for_each_others_blocks_are_given_up() -> Non
     assert ended == {"r1": 1, "r2": 1}
 
 
+def test_at_rest_nobody_else_is_given_up() -> None:
+    """A plain request that was loaded, and has no room to go on."""
+    world = World(WorldConfig(), SUBJECTS["later"])
+    for name, tokens in (("r1", 9), ("r2", 17)):
+        world.engine.scheduler.blocks.block_pool.reset()
+        world.apply(Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}))
+        for kind in (Kind.STEP, Kind.STEP, Kind.SETTLE, Kind.STEP)[: 4 if name == "r1" else 1]:
+            world.apply(Action(kind))
+    r2, pool = world.engine.scheduler.requests["r2"], world.engine.scheduler.blocks.block_pool
+    assert r2.status is Status.WAITING_FOR_REMOTE_KVS
+    pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
+    with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
+        world.rest()
+
+
 def test_worlds_draw_sessions_where_no_state_could_have_run_ahead() -> None:
     drawn = [config_for(SUBJECTS["offload"], Random(seed)) for seed in range(300)]
-    assert 60 < sum(config.sessions for config in drawn) < 140
+    assert 75 < sum(config.sessions for config in drawn) < 115
     for config in drawn:
         has_states = any(group.kind == "state" for group in config.groups)
         assert not (config.sessions and has_states and config.async_scheduling)
@@ -199,4 +276,9 @@ def test_histories_have_sessions_in_all_situations() -> None:
 def test_a_session_reads_like_this() -> None:
     added = Action(Kind.ADD, {"spec": spec("r1", TURN)})
     assert describe(added).endswith("samples 2 of at most 2, a session; 3 more, samples 2")
+    assert describe(Action(Kind.ADD, {"spec": spec("r1")})).endswith("samples 2 of at most 2, a session")
     assert describe(turn()) == "turn     r1"
+    made = SimRequest(RequestSpec("r1", 0, 5, 0, 1, 1, turns=(TURN,)), 4, 16)
+    states = [describe_state(made)]
+    made.begin_turn()
+    assert [*states, describe_state(made)] == ["waiting", "waiting, turn 2"]

@@ -142,6 +142,35 @@ def test_requests_get_plainer(shrunk: Any, kept: str) -> None:
     assert best.history == [add("r1", **left), add("r2", **left)]
 
 
+def turn(tokens: int, output: int = 1, most: int = 1) -> dict[str, int]:
+    return {"tokens": tokens, "output_tokens": output, "max_tokens": most}
+
+
+@pytest.mark.parametrize(
+    ("needs", "left"),
+    [
+        (lambda turns: True, None),
+        (lambda turns: turns is not None, []),
+        (lambda turns: turns is not None and len(turns) > 1, [turn(1), turn(1)]),
+        (lambda turns: any(one["tokens"] == 8 for one in turns or ()), [turn(8)]),
+        (lambda turns: any(one["output_tokens"] == 2 for one in turns or ()), [turn(5, 2, 4)]),
+        (lambda turns: turns is None, None),
+    ],
+)
+@pytest.mark.parametrize("had", [[turn(3), turn(8, 3, 3), turn(5, 2, 4)], [], None])
+def test_sessions_get_fewer_and_plainer_turns(
+    shrunk: Any, needs: Callable[[Any], bool], left: Any, had: Any
+) -> None:
+    """One that doesn't need to be a session is none, and no other request becomes one."""
+    session = add("r1") if had is None else add("r1", turns=had)
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        return any(a.kind is Kind.ADD and needs(a.args["spec"].get("turns")) for a in history)
+
+    if rule([session], PLAINEST):
+        assert shrunk(rule, [session])[0].history == [add("r1") if left is None else add("r1", turns=left)]
+
+
 ELABORATE = WorldConfig(
     num_blocks=9,
     groups=(GroupConfig(), GroupConfig("sliding", 4)),
@@ -253,6 +282,19 @@ def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
     assert len(replays.tried) == most
     assert holds(steps[3], steps[17])(best.history, best.config)
     assert (len(best.history) < 30) is (most >= 5)
+
+
+def test_what_fails_sooner_the_next_time_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector need not do the same each time."""
+
+    def replay(subject: Subject, config: WorldConfig, history: History, silent: Any) -> tuple[Any, Any]:
+        specs = [action.args["spec"] for action in history if action.kind is Kind.ADD]
+        taken = history if any(spec["salt"] for spec in specs) else []
+        return SimpleNamespace(history=taken), Violation(Invariant.HITS, "again") if specs else None
+
+    monkeypatch.setattr("kv_sim.failures.shrink.replay", replay)
+    found = Failure(MEMORY, PLAINEST, [STEP, add("r1", salt="s", turns=[])], Violation(Invariant.HITS, "first"))
+    assert shrink(found).history == []
 
 
 def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Direction
@@ -140,6 +140,19 @@ def test_watchers_hear_of_everything_in_order() -> None:
     assert "build_connector_meta" in said[said.index((3, "step")) : said.index((3, "step", True, {}))]
 
 
+def test_watchers_hear_what_sessions_get_at_rest() -> None:
+    """Two of them wait for each other's blocks, until one is given up."""
+    heard = Heard()
+    made = WatchedWorld(WorldConfig(num_blocks=9, max_step_tokens=32), MEMORY, watchers=[heard])
+    specs = [RequestSpec(f"r{n}", n, 15, 0, 1, 1, turns=(Turn(8, 1, 1),)).to_json() for n in (1, 2)]
+    made.replay([*(Action(Kind.ADD, {"spec": spec}) for spec in specs), Action(Kind.STEP)])
+    ends = [each for each in heard.said if len(each) == 4 and each[1] in ("turn", "abort")]
+    assert ends == [
+        (AT_REST, kind, True, {"request": name})
+        for kind, name in (("turn", "r1"), ("turn", "r2"), ("abort", "r1"), ("turn", "r2"))
+    ]
+
+
 def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
     heard = Heard()
     made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
@@ -172,7 +185,7 @@ def test_what_an_answer_reaches(answer: Any, of: dict[str, Any], reached: set[st
     assert coverage.situations == Counter(reached)
 
 
-def scheduled(**of: Any) -> set[str]:
+def scheduled(coverage: Coverage | None = None, **of: Any) -> set[str]:
     """What a step reaches, in which nothing happens but this."""
     states = of.pop("offers", None)
     output = {
@@ -197,7 +210,8 @@ def scheduled(**of: Any) -> set[str]:
     )
     for name, value in of.items():
         (step if name in step else output)[name] = value
-    coverage = Coverage()
+    coverage = coverage or Coverage()
+    coverage.situations.clear()
     coverage.scheduled(engine, SimpleNamespace(output=SimpleNamespace(**output), **step))  # type: ignore[arg-type]
     assert set(coverage.situations.values()) <= {1}
     return set(coverage.situations)
@@ -239,6 +253,38 @@ def test_what_a_step_reaches(of: dict[str, Any], reached: set[str]) -> None:
     assert scheduled(**of) == reached
 
 
+EARLY, AT_END = "a session's next input comes before it stops", "a session ends while it waits"
+
+
+@pytest.mark.parametrize(
+    ("status", "turns", "arrived", "reached"),
+    [
+        (Status.RUNNING, 1, 0, {EARLY}),
+        (Status.WAITING, 1, 1, {EARLY}),
+        (Status.RUNNING, 0, 0, {EARLY}),
+        (Status.WAITING_FOR_STREAMING_REQ, 1, 0, set()),
+        (Status.WAITING_FOR_STREAMING_REQ, 1, 1, {AT_END}),
+        (Status.WAITING_FOR_STREAMING_REQ, 0, 0, {AT_END}),
+    ],
+)
+def test_what_a_turn_reaches(status: Status, turns: int, arrived: int, reached: set[str]) -> None:
+    """One that has arrived is taken up, unless the session has yet to stop."""
+    made = SimRequest(RequestSpec("r1", 0, 4, 0, 1, 1, turns=(Turn(1, 1, 1),) * turns), 4, 8)
+    made.status = status
+    made.turn = made.turns_arrived = arrived
+    coverage = Coverage()
+    coverage.turn_arrives(made)
+    assert set(coverage.situations) == reached
+
+
+def test_a_session_goes_on_once_a_turn_and_from_the_beginning_if_its_id_comes_back() -> None:
+    """Elsewhere it is one that was preempted, and resumes."""
+    coverage = Coverage()
+    reached = [scheduled(coverage, new=["r1"], turn=turn) for turn in (0, 1, 1, 2, 0, 1)]
+    goes_on, resumes = {"a session goes on"}, {"a request resumes, runner V2"}
+    assert reached == [resumes, goes_on, resumes, goes_on, resumes, goes_on]
+
+
 def test_which_states_an_action_meets() -> None:
     requests = {name: SimRequest(RequestSpec(name, 0, 4, 0, 1, 1), 4, 0) for name in ("r1", "r2", "r3")}
     requests["r2"].status, requests["r2"].is_held = Status.FINISHED_STOPPED, True
@@ -247,6 +293,7 @@ def test_which_states_an_action_meets() -> None:
     coverage, other = Coverage(), Coverage()
     assert coverage.states(engine, Action(Kind.STEP)) == {"waiting", "stopped and held", "running"}
     assert coverage.states(engine, Action(Kind.ABORT, {"request": "r3"})) == {"running"}
+    assert coverage.states(engine, Action(Kind.TURN, {"request": "r1"})) == {"waiting"}
     assert coverage.states(engine, Action(Kind.ABORT, {"request": "r4"})) == set()
     coverage.count(Kind.STEP, {"running", "waiting"})
     coverage.situation("x")

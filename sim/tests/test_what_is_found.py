@@ -12,7 +12,7 @@ from kv_sim_notes import Notes
 from kv_sim.checkers.hits import check_kept
 from kv_sim.checkers.served import Served
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.memory.copies import Copy, Direction, State
 from kv_sim.subject import Subject, Trait
 
@@ -126,6 +126,25 @@ def test_no_more_is_found_than_was_computed(hashes_per_block: int, computed: int
             else:
                 told = [f"{where}nobody computed the last of them"] if end > computed else []
             assert notes.take() == told, (local, count)
+
+
+def test_a_session_comes_again_with_all_the_prompt_that_it_had_in_the_end() -> None:
+    """Or with its only one, if it never went on; and it isn't a session then."""
+    turns = (Turn(4, 2, 3), Turn(9, 1, 1))
+    specs = [RequestSpec(f"r{n}", n, 5 + n, 2, 3, 4, salt="s", adapter="a", turns=turns) for n in (1, 2, 3)]
+    once, twice, thrice = ended = [SimRequest(spec, 4, 40) for spec in specs]
+    for request in (twice, thrice, thrice):
+        request.begin_turn()
+    came: list[RequestSpec] = []
+    judge(Engine(ended, lambda spec: came.append(spec)))
+    assert [spec.request_id for spec in came[:2]] == ["r3", "r2"]
+    for spec, request, more in zip(came, (thrice, twice), (0, 1), strict=False):
+        prompt = request.prompt_token_ids
+        assert (list(spec.prompt[: len(prompt)]), len(spec.prompt)) == (prompt, len(prompt) + more)
+        assert (spec.salt, spec.adapter, spec.turns) == ("s", "a", None)
+    came.clear()
+    judge(Engine([once], lambda spec: came.append(spec)))
+    assert came[0] == replace(once.spec, output_tokens=1, max_tokens=1, turns=None)
 
 
 def test_whole_blocks_are_found_where_hashes_are_finer() -> None:

@@ -290,6 +290,15 @@ def test_what_is_drawn_for_an_action() -> None:
     assert drawn(made, Kind.RESET) == {(False, False), (True, False)}
 
 
+def test_any_session_that_may_hear_more_gets_its_turn() -> None:
+    made = World(CONFIG, LATER)
+    for name, turns in (("r1", ()), ("r2", None), ("r3", ()), ("r4", ())):
+        made.engine.add(RequestSpec(name, 0, 9, 0, 1, 1, turns=turns))
+    assert drawn(made, Kind.TURN) == {("r1",), ("r3",), ("r4",)}
+    assert legal(made, *(act("turn", request=name) for name in ("r4", "r4", "r2"))) == [True, False, False]
+    assert drawn(made, Kind.TURN) == {("r1",), ("r3",)}
+
+
 def test_the_last_ends_of_copies_are_repeated() -> None:
     made = stored()
     for device in made.engine.devices:

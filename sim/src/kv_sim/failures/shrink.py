@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 
@@ -131,15 +132,24 @@ class Shrinker:
         """Make requests plainer and shorter."""
         index = 0
         while index < len(self.best.history):
-            action = self.best.history[index]
-            if action.kind is Kind.ADD:
-                for change in _plainer(action.args["spec"], self.best.config.block_size):
-                    if index >= len(self.best.history) or self.best.history[index].kind is not Kind.ADD:
-                        break
-                    spec = self.best.history[index].args["spec"]
-                    if any(spec.get(name) != value for name, value in change.items()):
-                        self._try_at(index, 1, Action(Kind.ADD, {"spec": {**spec, **change}}))
+            spec = self._spec_at(index)
+            for change in _plainer(spec, self.best.config.block_size) if spec else ():
+                self._change_request(index, change)
+            while any(self._change_request(index, change) for change in _fewer_turns(self._spec_at(index))):
+                pass
             index += 1
+
+    def _spec_at(self, index: int) -> dict[str, Any]:
+        """The request that is added there; empty if it is another action, or none."""
+        action = self.best.history[index] if index < len(self.best.history) else None
+        return action.args["spec"] if action is not None and action.kind is Kind.ADD else {}
+
+    def _change_request(self, index: int, change: dict[str, Any]) -> bool:
+        spec = self._spec_at(index)
+        if not spec or all(spec.get(name) == value for name, value in change.items()):
+            return False
+        changed = RequestSpec.from_json({**spec, **change}).to_json()
+        return self._try_at(index, 1, Action(Kind.ADD, {"spec": changed}))
 
     def renumber_copies(self) -> None:
         """Let actions on copies name earlier ones, and the first rank's."""
@@ -167,11 +177,15 @@ def _renumbered(action: Action, by: int) -> Action:
     return Action(action.kind, {**action.args, "copy": max(0, action.args["copy"] - by)})
 
 
-def _fewer_turns(turns: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Ways to leave out a turn of a session, or to make them plainer."""
+def _fewer_turns(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Changes that make a session a plain request, leave out a turn of it, or make its turns plainer."""
+    turns = spec.get("turns")
+    if turns is None:
+        return []
     fewer = [turns[:index] + turns[index + 1 :] for index in range(len(turns))]
     samples = [{**turn, "output_tokens": 1, "max_tokens": 1} for turn in turns]
-    return [*fewer, samples, [{**turn, "tokens": 1} for turn in samples]] if turns else []
+    short = [{**turn, "tokens": 1} for turn in samples]
+    return [{"turns": changed} for changed in (None, *fewer, samples, short)]
 
 
 def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
@@ -184,6 +198,5 @@ def _plainer(spec: dict[str, Any], block_size: int) -> list[dict[str, Any]]:
         {"adapter": None},
         {"skip_reading_prefix_cache": False},
         {"output_tokens": 1, "max_tokens": 1},
-        *({"turns": turns} for turns in _fewer_turns(list(spec.get("turns") or ()))),
     ]
     return changes + [{"shared_tokens": length} for length in reversed(lengths) if 0 < length < shared]
