@@ -36,7 +36,7 @@ REMEMBERED: Final = 1000
 
 def inner_transfer(transfer: Any) -> Any:
     """The configuration of the connector behind it."""
-    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
+    inherited = {key: getattr(transfer, key) for key in INHERITED}
     return KVTransferConfig(**{**inherited, **_given(transfer.kv_connector_extra_config)})
 
 
