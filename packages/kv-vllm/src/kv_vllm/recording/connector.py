@@ -220,8 +220,8 @@ class CallLog:
             "report",
             loads=sorted(map(self.number, output.finished_recving or ())),
             stores=sorted(map(self.number, output.finished_sending or ())),
-            failed=sorted(map(self.number, output.failed_recving or ())),
-            bad_blocks=sorted(output.invalid_block_ids or ()),
+            failed=sorted(map(self.number, output.failed_recving)),
+            bad_blocks=sorted(output.invalid_block_ids),
             jobs=sorted(_jobs_in(output.kv_connector_worker_meta)),
         )
 
