@@ -146,6 +146,7 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), 1),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, ENDS], (0, 32), 1),
         (WorldConfig(spec_tokens=1), [TWO, NOTHING, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [ONE, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [GONE, PREEMPTED, NOTHING, TWO, GONE], (0, 32), 4),
