@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
-from kv_sim.config import WorldConfig, draw_config
+from kv_sim.config import GroupConfig, WorldConfig, draw_config
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Trait
@@ -16,7 +16,7 @@ from kv_vllm.differential.comparison import Divergence
 from kv_vllm.differential.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
 from kv_vllm.differential.run import CellResult, differential, missed, run_cell, show_cell, show_situations
 from kv_vllm.differential.situations import MINIMA, situations_of, wanted
-from kv_vllm.differential.trace import Abort, Add, Call, Process, Reset, Sampled, Schedule, Trace, Turn
+from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Process, Reset, Sampled, Schedule, Trace, Turn
 
 NEW = (0, 33)
 
@@ -99,6 +99,7 @@ def test_worlds_of_a_cell_are_legal(cell, name):
     for seed in range(200):
         world = cell.world(draw_config(Random(seed)), SUBJECTS[name])
         assert (world.async_scheduling, world.runner) == (cell.async_scheduling, cell.runner)
+        assert {group.kind for group in world.groups} in ({"full"}, {"sliding"}, {"full", "sliding"})
         assert world.run_ahead or not world.async_scheduling
         assert not (world.run_ahead and world.role == "kv_producer")
         assert not (name == "patient" and world.runner == 2 and world.zero_new_blocks)
@@ -135,6 +136,7 @@ GONE = Turn(Abort("r", "running"))
 PREEMPTED = Turn(Reset(True, False, True))
 FAILS = Turn(Process(1, {}, {"invalid_block_ids": [1]}))
 SHARED = Turn(Process(1, {}, {"invalid_block_ids": [1]}, shares_failed_blocks=True))
+STOPS = Turn(Process(1, {"r": Sampled((5,), ends=True)}, {}, stops_preempted=True))
 NOTHING = Turn(Schedule(1))
 
 
@@ -144,6 +146,7 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), 1),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, ENDS], (0, 32), 1),
         (WorldConfig(spec_tokens=1), [TWO, NOTHING, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [ONE, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [GONE, PREEMPTED, NOTHING, TWO, GONE], (0, 32), 4),
@@ -156,6 +159,8 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, NOTHING], NEW, None),
         (WorldConfig(failure_policy="fail"), [NOTHING, FAILS, SHARED], NEW, 2),
         (WorldConfig(failure_policy="recompute"), [NOTHING, SHARED, NOTHING], NEW, 1),
+        (WorldConfig(), [NOTHING, ONE, STOPS], (0, 32), 2),
+        (WorldConfig(), [NOTHING, ONE, STOPS], NEW, None),
         (WorldConfig(), [NOTHING, TWO, GONE], (0, 32), None),
         (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, TWO, GONE], (0, 32), None),
         (
@@ -299,6 +304,9 @@ def test_situations_are_counted():
             Turn(Schedule(9), [step(preempted=["r"])]),
             Turn(Schedule(10), [step(finished=["r"])]),
             Turn(Schedule(11), [step(new=[{"request": "r"}])]),
+            Turn(NextTurn("r", (2, 3))),
+            Turn(Schedule(12), [step(new=[{"request": "r"}])]),
+            Turn(NextTurn("r", ())),
             Turn(
                 Process(
                     1,
@@ -334,5 +342,9 @@ def test_situations_are_counted():
         "reset: refused": 1,
         "reset with running requests": 1,
         "reset with the connector": 1,
+        "a session goes on": 1,
+        "a session is told to end": 1,
     }
     assert set(counts) <= set(MINIMA)
+    two = WorldConfig(groups=(GroupConfig(), GroupConfig("sliding", 8)))
+    assert +situations_of(trace_of(), two) == {"several groups": 1}

@@ -1,6 +1,8 @@
 """With a vLLM: the driver is its scheduler on the testbed's memory, and calls a connector as the testbed does."""
 
+import gc
 from dataclasses import asdict, replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -85,16 +87,19 @@ def test_sessions_get_the_same_calls_in_both(name, is_async, engine):
     assert compared > 1000
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_history_ends_where_vllm_loses_a_session(goes_on, engine, monkeypatch):
+@pytest.mark.parametrize(("goes_on", "tokens"), [(False, 1), (True, 1), (False, 2)])
+def test_a_history_ends_where_vllm_loses_a_session(goes_on, tokens, engine, monkeypatch):
     """It stops while it is preempted, by output that was under way; since 0.33 it waits for its next turn."""
     monkeypatch.setattr(engine, "goes_on_after_known_faults", goes_on)
     world = World(WorldConfig(engine="vllm", run_ahead=1, role="kv_producer"), SUBJECTS["memory"])
-    twin = world.engine.add(RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(3, 1, 1),)))
+    twin = world.engine.add(RequestSpec("r1", 0, 7, 0, tokens, tokens, turns=(Turn(3, 1, 1),)))
     for kind, rank in ((Kind.SCHEDULE, {}), (Kind.EXECUTE, {"rank": 0})):
         assert world.apply(Action(kind, rank))
     world.engine.vllm._preempt_request(world.engine.vllm.running.pop(), 0.0)
-    if vllm_version() < (0, 33) and not goes_on:
+    if tokens == 2:  # there is one more to come
+        world.apply(Action(Kind.PROCESS))
+        assert twin.status is Status.PREEMPTED
+    elif vllm_version() < (0, 33) and not goes_on:
         with pytest.raises(HistoryEnds, match=r"^a session stops while it is preempted, and vLLM loses it$"):
             world.apply(Action(Kind.PROCESS))
     else:
@@ -152,6 +157,15 @@ def test_a_wrong_token_is_found(engine, monkeypatch):
     assert "the model gave" in str(failure.violation)
 
 
+def test_whom_a_reset_preempted_is_known_at_once():
+    world = World(WorldConfig(engine="vllm"), SUBJECTS["memory"])
+    twin = world.engine.add(RequestSpec("r1", 0, 9, 0, 4, 4))
+    world.apply(Action(Kind.STEP))
+    assert (twin.status, twin.num_preemptions) == (Status.RUNNING, 0)
+    assert world.engine.reset(running=True, connector=False)
+    assert (twin.status, twin.num_preemptions) == (Status.PREEMPTED, 1)
+
+
 def spec(name, tokens=10, **more):
     return {"spec": {**asdict(RequestSpec(name, 0, tokens, 0, 1, 1)), **more}}
 
@@ -195,6 +209,7 @@ def test_a_history_ends_where_vllm_goes_wrong_by_itself(policy, requests, end, g
         for _ in range(4):
             world.apply(Action(Kind.STEP))
         assert not world.engine.vllm.requests
+        assert not world.engine.shadow.step_rights, "loads within steps that are over"
     else:
         with pytest.raises(HistoryEnds, match=f"^{end}$"):
             world.apply(Action(Kind.STEP))
@@ -251,6 +266,24 @@ def test_whose_connector_it_is(engine):
         assert is_vllms(theirs)
     for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver.setup")):
         assert not is_vllms(other)
+
+
+def test_each_world_has_a_folder_of_its_own_as_long_as_it_lives(engine):
+    """One for all its ranks, and all connectors of a MultiConnector."""
+    from kv_vllm.driver.subjects import example, multi
+
+    subject, config = multi(example("a"), example("b")), WorldConfig(engine="vllm", tp_size=2)
+    worlds = [World(config, subject) for _ in range(2)]
+    paths = [
+        {Path(c._storage_path) for multi in world.engine.connectors for c in multi._connectors} for world in worlds
+    ]
+    (one, other) = ({path.parent for path in of_one} for of_one in paths)
+    assert (len(one), len(other), len(one | other)) == (1, 1, 2)
+    assert [{path.name for path in of_one} for of_one in paths] == [{"a", "b"}] * 2
+    assert all(folder.is_dir() for folder in one | other)
+    worlds.clear()
+    gc.collect()
+    assert not any(folder.exists() for folder in one | other)
 
 
 @pytest.mark.parametrize("answer", [False, True])

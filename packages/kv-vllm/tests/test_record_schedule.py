@@ -69,6 +69,8 @@ def test_a_history():
     actions, summary = actions_of(CALLS, 4)
     told = [action["action"] for action in actions]
     assert told == ["add", "step", "add", "settle", "step", "abort", "reset", "add"]
+    assert actions[5] == {"action": "abort", "request": "r1"}
+    assert actions[6] == {"action": "reset", "running": False, "connector": True}
     specs = [RequestSpec(**action["spec"]) for action in actions if action["action"] == "add"]
     assert [(s.conversation, s.shared_tokens, s.own_tokens) for s in specs] == [(0, 8, 1), (0, 12, 0), (0, 4, 6)]
     assert [(s.output_tokens, s.max_tokens) for s in specs] == [(2, 3), (3, 3), (3, 3)]

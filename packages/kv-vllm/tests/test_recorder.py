@@ -192,24 +192,27 @@ def engine():
     return made
 
 
-def test_an_arrival_is_recorded(engine, monkeypatch):
-    spec = RequestSpec(
-        "r", 0, 3, 2, output_tokens=4, max_tokens=6, salt="s", adapter="a", skip_reading_prefix_cache=True
-    )
+@pytest.mark.parametrize(("turns", "is_session"), [(None, False), ((), True), ((Turn(2, 1, 1),), True)])
+def test_an_arrival_is_recorded(engine, monkeypatch, turns, is_session):
+    spec = RequestSpec("r", 0, 3, 2, 4, 6, "s", "a", skip_reading_prefix_cache=True, turns=turns)
     monkeypatch.setattr(Engine, "add", lambda self, spec: ("added", spec))
     assert engine.add(spec) == ("added", spec)
-    assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True)]
+    assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True, is_session)]
 
 
 def test_what_arrives_for_a_session_is_recorded(engine, monkeypatch):
-    spec, taken = RequestSpec("r", 0, 3, 0, 1, 1, turns=(Turn(4, 2, 3),)), []
-    engine.scheduler = SimpleNamespace(requests={"r": SimpleNamespace(spec=spec, turns_arrived=0)})
+    spec, taken = RequestSpec("r", 0, 3, 0, 1, 1, turns=(Turn(4, 2, 3), Turn(1, 1, 2))), []
+    request = SimpleNamespace(spec=spec, turns_arrived=0)
+    engine.scheduler = SimpleNamespace(requests={"r": request})
     monkeypatch.setattr(Engine, "take_turn", lambda self, request_id: taken.append(request_id))
-    engine.take_turn("r")
-    engine.scheduler.requests["r"].turns_arrived = 1
-    engine.take_turn("r")
-    events = [turn.event for turn in engine.turns]
-    assert (taken, events) == (["r", "r"], [NextTurn("r", spec.said_in(1), 3), NextTurn("r", ())])
+    for request.turns_arrived in range(3):
+        engine.take_turn("r")
+    assert taken == ["r"] * 3
+    assert [turn.event for turn in engine.turns] == [
+        NextTurn("r", spec.said_in(1), 3),
+        NextTurn("r", spec.said_in(2), 2),
+        NextTurn("r", ()),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -257,6 +260,27 @@ def test_what_a_step_gave_is_recorded(engine, monkeypatch, of_b, shares):
     engine.process()
     sampled = {"a": Sampled((8, 9), ends=False), "c": Sampled((0,), ends=False)}
     assert [turn.event for turn in engine.turns] == [Process(3, sampled, {"invalid_block_ids": [5]}, shares)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stops"),
+    [
+        (Status.PREEMPTED, Status.WAITING_FOR_STREAMING_REQ, True),
+        (Status.PREEMPTED, Status.FINISHED_STOPPED, False),
+        (Status.RUNNING, Status.WAITING_FOR_STREAMING_REQ, False),
+    ],
+)
+def test_a_session_that_stops_while_it_is_preempted_is_recorded(engine, monkeypatch, before, after, stops):
+    asked = SimpleNamespace(output_tokens=1)
+    session = SimpleNamespace(
+        status=before, turn=0, all_token_ids=[1], num_tokens=1, num_output_tokens=1, asked=asked
+    )
+    output = SimpleNamespace(num_scheduled_tokens={"gone": 1, "r": 1}, scheduled_spec_decode_tokens={})
+    engine.steps = [SimpleNamespace(number=3, output=output, sampling={"r"}, rejected={})]
+    engine.scheduler, engine._report = SimpleNamespace(requests={"r": session}, running=[]), {}
+    monkeypatch.setattr(Engine, "process", lambda self: setattr(session, "status", after))
+    engine.process()
+    assert engine.turns[0].event.stops_preempted is stops
 
 
 @pytest.mark.parametrize("answer", [True, False, None])

@@ -226,8 +226,9 @@ def test_what_is_asked_of_the_class_behind_it(module, config):
 
 
 def test_what_the_one_behind_it_does_not_say_is_that_of_the_recorder(module):
-    own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}
-    other = {"kv_role": "kv_consumer", "engine_id": "f", "kv_load_failure_policy": "recompute"}
+    own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cuda"}
+    own["kv_load_failure_policy"] = "recompute"  # nothing of it is the default
+    other = {"kv_role": "kv_consumer", "engine_id": "f", "kv_load_failure_policy": "fail"}
     for said in ({}, other):
         behind = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"a": 1}, **said}
         inner = module.inner_transfer(
@@ -291,6 +292,38 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
         module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert not [*tmp_path.iterdir()]
+
+
+IN = "kv_connector_extra_config"
+NO_CONNECTOR = f"{IN}.connector: expected the kv_transfer_config of a connector, got "
+NO_PATH = f"{IN}.record_path: expected the path of a file, got "
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {"conector": BEHIND},
+            f"{IN}: unknown key 'conector'; known: connector, record_path; did you mean 'connector'?",
+        ),
+        ({}, f"{NO_CONNECTOR}None"),
+        ({"connector": "Some"}, f"{NO_CONNECTOR}'Some'"),
+        ({"connector": {"kv_role": "kv_both"}}, f"{NO_CONNECTOR}{{'kv_role': 'kv_both'}}"),
+        ({"connector": BEHIND}, f"{NO_PATH}None"),
+        ({"connector": BEHIND, "record_path": 3}, f"{NO_PATH}3"),
+        ({"connector": BEHIND, "record_path": ""}, f"{NO_PATH}''"),
+    ],
+)
+def test_what_it_is_told_wrongly_is_refused(module, base, cache, extra, message):  # noqa: F811
+    with pytest.raises(ConfigError) as refused:
+        module.RecordingConnector(config_of("RecordingConnector", extra), base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == message
+
+
+def test_a_vllm_that_has_drifted_is_refused(module, config, base, cache, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(module, "require_version", MagicMock(side_effect=ConfigError("drifted")))
+    with pytest.raises(ConfigError, match="drifted"):
+        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
 
 
 def test_one_that_knows_several_groups(module, config, base, cache):  # noqa: F811

@@ -109,6 +109,7 @@ def runs(monkeypatch):
         given.append((model, transfer, options, env))
         hits = options.get("hits", SHARED_TOKENS) if transfer else 0
         told = Told([[1]], [[1]], hits, "0.33.0")
+        assert not check, "a process that fails would be told in its own words"
         code, says = options.get("breaks", {}).get("with" if transfer else "without", (0, True))
         if says:
             Path(out).write_text(json.dumps(vars(told)))

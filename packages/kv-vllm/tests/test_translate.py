@@ -135,8 +135,18 @@ def test_block_hashes_in_events_are_numbers_if_vllms_are(translate, monkeypatch)
     from vllm import envs
 
     monkeypatch.setattr(envs, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", True, raising=False)
-    made = translate.to_vllm(kv_api.BlockRemoved([b"\0" * 31 + b"\7"], "CPU", 0))
+    seven, eight = (b"\0" * 31 + last for last in (b"\7", b"\x08"))
+    made = translate.to_vllm(kv_api.BlockRemoved([seven], "CPU", 0))
     assert made.block_hashes == [7]
+    made = translate.to_vllm(kv_api.BlockStored([eight], seven, [1], 1, None, "CPU", None))
+    assert (made.block_hashes, made.parent_block_hash) == ([8], 7)
+
+
+def test_events_of_vllms_own_connectors_pass_unchanged(translate):
+    kv_events = pytest.importorskip("vllm.distributed.kv_events")
+    theirs = kv_events.BlockStored([1], None, [1, 2], 2, None, "CPU", None, kv_cache_spec_kind="mamba")
+    assert translate.events_to_vllm([theirs], ("full_attention",)) == [theirs]
+    assert theirs.kv_cache_spec_kind == "mamba"
 
 
 def test_what_a_medium_is_told(translate):
@@ -171,7 +181,9 @@ def test_kinds_of_groups(translate):
     specs = pytest.importorskip("vllm.v1.kv_cache_interface")
     torch = pytest.importorskip("torch")
     size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-    full = translate.describe_group(specs.FullAttentionSpec(**size, sliding_window=64))
+    full = specs.FullAttentionSpec(**size, sliding_window=64)
+    assert translate.group_kind(full) == "full_attention"
+    full = translate.describe_group(full)
     assert (full.kind, full.tokens_per_block, full.window_tokens) == ("full_attention", 16, 0)
     sliding = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40))
     assert (sliding.kind, sliding.window_tokens, sliding.page_size_bytes) == ("sliding_window", 40, 1024)
@@ -224,3 +236,21 @@ def test_metadata_counts_as_vllms(translate):
 
     assert isinstance(OffloadingConnectorMetadata(), base.KVConnectorMetadata)
     assert isinstance(OffloadingWorkerMetadata(), base.KVConnectorWorkerMetadata)
+    assert issubclass(kv_api.KVConnectorHandshakeMetadata, base.KVConnectorHandshakeMetadata)
+
+
+def test_roles(translate):
+    theirs = pytest.importorskip(f"{V1}.base").KVConnectorRole
+    assert [translate.to_vllm(role) for role in kv_api.KVConnectorRole] == [*theirs]
+    for roles in (kv_api.KVConnectorRole, theirs):
+        assert [translate.role_of(role) for role in roles] == [*kv_api.KVConnectorRole]
+
+
+def test_what_is_to_be_stored_and_where(translate, offload):
+    numpy, cpu = pytest.importorskip("numpy"), pytest.importorskip("kv_offload_cpu")
+    theirs = pytest.importorskip("vllm.v1.kv_offload.cpu.common").CPULoadStoreSpec
+    slots = cpu.CPULoadStoreSpec(numpy.array([4, 2]))
+    made = translate.to_vllm(kv_api.PrepareStoreOutput([KEY], slots, [b"gone"]))
+    assert isinstance(made, offload.PrepareStoreOutput)
+    assert (made.keys_to_store, made.evicted_keys) == ([KEY], [b"gone"])
+    assert (type(made.store_spec), made.store_spec.block_ids.tolist()) == (theirs, [4, 2])

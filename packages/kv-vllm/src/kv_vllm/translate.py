@@ -50,10 +50,9 @@ def _fields(theirs: Any) -> Maker:
 
 def _event(theirs: Any) -> Maker:
     """A struct that vLLM encodes. It tells block hashes in the form that is set for its own events."""
-    names = [name for name in theirs.__struct_fields__ if name not in ("block_hashes", "parent_block_hash")]
 
     def make(ours: Any) -> Any:
-        values = {name: getattr(ours, name) for name in names if hasattr(ours, name)}
+        values = {name: getattr(ours, name) for name in theirs.__struct_fields__ if hasattr(ours, name)}
         if hasattr(ours, "block_hashes"):
             values["block_hashes"] = [_hash(block_hash) for block_hash in ours.block_hashes]
         if hasattr(ours, "parent_block_hash"):

@@ -25,7 +25,15 @@ from kv_vllm.drift.intended import INTENDED, Intended
 from kv_vllm.drift.pairs import CONNECTORS, PAIRS, PROMISES
 from kv_vllm.installed import vllm_version
 
-_STARS: Final[dict[Any, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+class _SomeDefault:
+    """Stands for every default."""
+
+    def __repr__(self) -> str:
+        return ""
+
+
+_SOME_DEFAULT: Final = _SomeDefault()
 
 
 @dataclass(frozen=True)
@@ -71,18 +79,20 @@ def kind_of(member: Any) -> Kind:
     return {classmethod: Kind.CLASSMETHOD, property: Kind.PROPERTY}.get(type(member), Kind.METHOD)
 
 
-def parameters_of(member: Any) -> list[str]:
-    """The parameters of a method, with ``*`` or ``**`` in front, and ``=`` behind what is optional."""
+def parameters_of(member: Any) -> str:
+    """The parameters of a method as they are written, without annotations and what the defaults are."""
     function: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # no function, or written in C
-        return []
-    return [
-        f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is inspect.Parameter.empty else '='}"
+        return "()"
+    empty = inspect.Parameter.empty
+    kept = [
+        p.replace(annotation=empty, default=empty if p.default is empty else _SOME_DEFAULT)
         for p in parameters
         if p.name not in ("self", "cls")
     ]
+    return str(inspect.Signature(kept))
 
 
 def compare(ours: Any, owner: str, theirs: Any) -> list[Difference]:
@@ -117,7 +127,7 @@ def _compare_member(
 def _compare_parameters(owner: str, name: str, ours: Any, theirs: Any) -> Iterable[Difference]:
     mine, other = parameters_of(ours), parameters_of(theirs)
     if mine != other:
-        yield Difference(owner, name, "parameters", f"({', '.join(mine)}), vLLM ({', '.join(other)})")
+        yield Difference(owner, name, "parameters", f"{mine}, vLLM {other}")
 
 
 def compare_promise(promised: type, owner: str, theirs: type) -> list[Difference]:

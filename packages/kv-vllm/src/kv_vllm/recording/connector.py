@@ -36,7 +36,7 @@ REMEMBERED: Final = 1000
 
 def inner_transfer(transfer: Any) -> Any:
     """The configuration of the connector behind it."""
-    inherited = {key: getattr(transfer, key) for key in INHERITED if getattr(transfer, key, None) is not None}
+    inherited = {key: getattr(transfer, key) for key in INHERITED}
     return KVTransferConfig(**{**inherited, **_given(transfer.kv_connector_extra_config)})
 
 
@@ -220,8 +220,8 @@ class CallLog:
             "report",
             loads=sorted(map(self.number, output.finished_recving or ())),
             stores=sorted(map(self.number, output.finished_sending or ())),
-            failed=sorted(map(self.number, output.failed_recving or ())),
-            bad_blocks=sorted(output.invalid_block_ids or ()),
+            failed=sorted(map(self.number, output.failed_recving)),
+            bad_blocks=sorted(output.invalid_block_ids),
             jobs=sorted(_jobs_in(output.kv_connector_worker_meta)),
         )
 

@@ -12,9 +12,9 @@ what lies beyond a fork, nor that a prompt has what a request generated: how man
 tells.
 
 Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
-the later turns of a session; resets of the engine's prefix cache alone, of which no connector hears. An engine is
-refused whose blocks no schedule can have: those of states, and of sizes that differ from each other or from what
-one hash stands for.
+what no connector is told of: resets of the engine's prefix cache alone, and that a session's next turn arrives. An
+engine is refused whose blocks no schedule can have: those of states, and of sizes that differ from each other or
+from what one hash stands for.
 """
 
 import json
