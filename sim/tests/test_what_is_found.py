@@ -321,6 +321,18 @@ def test_what_was_computed_in_the_end_takes_room_as_well() -> None:
         assert judge(Engine([ended], nothing), config=replace(CONFIG, host_slots=host_slots)) == told
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_a_session_dropped_takes_room_as_well(parts: int) -> None:
+    """The second block of its first turn ends with a token that the one of its second turn has not."""
+    spec = replace(request(tokens=7).spec, turns=(Turn(2, 1, 1),))
+    ended = SimRequest(spec, 4, 16, hashes_per_block=parts)
+    ended.begin_turn()
+    ended.status, ended.num_output_tokens = Status.FINISHED_STOPPED, 1
+    assert len({*ended.known_hashes()}) == 3
+    for host_slots, told in ((3, [missing("r1", 0, 9, 8)]), (2, [])):
+        assert judge(Engine([ended], nothing), config=replace(CONFIG, host_slots=host_slots)) == told
+
+
 @pytest.mark.parametrize(
     ("subject", "config"),
     [

@@ -76,7 +76,7 @@ def _nothing_was_left_out(world: WorldState, ended: Iterable[SimRequest]) -> boo
     for copies in (device.copies for device in engine.devices):
         if copies.running or copies.restarts or any(copy.state is not State.DONE for copy in copies.ended):
             return False
-    blocks = {block_hash for request in ended for block_hash in request.hashes_up_to(request.num_tokens)}
+    blocks = {block_hash for request in ended for block_hash in request.known_hashes()}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
     return len(blocks) * (1 + engine.served.resets) <= world.config.host_slots
 
