@@ -57,6 +57,14 @@ def calls_of(engine_class, subject, seed, actions=60, **changed):
     return [call for call in calls if call[1] not in ONLY_ONE_HAS], whole
 
 
+def same_calls(engine, subject, seed, **changed):
+    """Both engines make the same calls, as long as vLLM's history is; returns how many that are."""
+    theirs, whole = calls_of(engine, subject, seed, **changed)
+    ours, _ = calls_of(Engine, subject, seed, **changed)
+    assert theirs == (ours if whole else ours[: len(theirs)])
+    return len(theirs)
+
+
 @pytest.mark.parametrize("name", ["memory", "later", "patient"])
 def test_both_engines_make_the_same_calls(name, engine):
     """The scheduler's and each worker's, in the same order: runners V1 and V2, drafts, several ranks."""
@@ -65,10 +73,7 @@ def test_both_engines_make_the_same_calls(name, engine):
         config = config_for(SUBJECTS[name], Random(seed), "vllm")
         if vllm_version() < (0, 33) and config.runner == 2 and config.spec_tokens:
             continue  # there the end of a step doesn't wait for drafts
-        theirs, whole = calls_of(engine, SUBJECTS[name], seed)
-        ours, _ = calls_of(Engine, SUBJECTS[name], seed)
-        assert theirs == (ours if whole else ours[: len(theirs)])
-        compared += len(theirs)
+        compared += same_calls(engine, SUBJECTS[name], seed)
     assert compared > 1000
 
 
@@ -80,10 +85,7 @@ def test_sessions_get_the_same_calls_in_both(name, is_async, engine):
     asked = {**world, "async_scheduling": is_async}
     compared = 0
     for seed in range(8):
-        theirs, whole = calls_of(engine, SUBJECTS[name], seed, **asked)
-        ours, _ = calls_of(Engine, SUBJECTS[name], seed, **asked)
-        assert theirs == (ours if whole else ours[: len(theirs)])
-        compared += len(theirs)
+        compared += same_calls(engine, SUBJECTS[name], seed, **asked)
     assert compared > 1000
 
 
@@ -121,10 +123,7 @@ def test_the_end_of_a_step_waits_for_drafts_in_both(name, is_async, engine):
     }
     compared = 0
     for seed in range(3):
-        theirs, whole = calls_of(engine, SUBJECTS[name], seed, **drafts)
-        ours, _ = calls_of(Engine, SUBJECTS[name], seed, **drafts)
-        assert theirs == (ours if whole else ours[: len(theirs)])
-        compared += len(theirs)
+        compared += same_calls(engine, SUBJECTS[name], seed, **drafts)
     assert compared > 1000
 
 

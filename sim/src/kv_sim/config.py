@@ -176,6 +176,11 @@ def with_fine_hashes(config: WorldConfig, random: Random) -> WorldConfig:
     return replace(config, hashes_per_block=random.choice([2, config.block_size]))
 
 
+def _sizes(config: WorldConfig) -> tuple[int, ...]:
+    """What says by itself which features came later: so the rest of a history is what it was without them."""
+    return config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
+
+
 def with_states(config: WorldConfig, random: Random) -> WorldConfig:
     """Maybe give a world of several groups one of states, in the place of the last or beside the others.
 
@@ -185,11 +190,10 @@ def with_states(config: WorldConfig, random: Random) -> WorldConfig:
     if len(config.groups) == 1 or random.random() < 0.4:
         return config
     kept = random.choice([config.groups[:-1], config.groups])
-    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
     return replace(
         config,
         groups=(*kept, STATE),
-        hands_over_states=Random(repr(sizes)).random() < 0.5,
+        hands_over_states=Random(repr(_sizes(config))).random() < 0.5,
         num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
         spec_tokens=0,
     )
@@ -200,15 +204,13 @@ def with_sessions(config: WorldConfig) -> WorldConfig:
 
     Not where steps run ahead of the output beside a state: that takes in the token that a session drops.
     """
-    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
-    drawn = Random(repr(("sessions", sizes))).random() < 1 / 3
+    drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
 
 
 def with_tails(config: WorldConfig) -> WorldConfig:
     """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
-    sizes = config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
-    random = Random(repr(("tails", sizes)))
+    random = Random(repr(("tails", _sizes(config))))
     if not config.hands_over_states or random.random() < 0.4:
         return config
     groups = (GroupConfig(), STATE)

@@ -23,6 +23,9 @@ from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
 from kv_sim.world_state import WorldState
 
+MOST_PROBES = 4
+"""Requests that come once more. Most prompts are prefixes of others."""
+
 
 @dataclass(frozen=True)
 class Again(RequestSpec):
@@ -34,10 +37,6 @@ class Again(RequestSpec):
     def prompt(self) -> tuple[int, ...]:
         own = super().prompt[self.shared_tokens :]
         return (*self.told, *own)
-
-
-MOST_PROBES = 4
-"""Requests that come once more. Most prompts are prefixes of others."""
 
 
 def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from kv_sim.config import WorldConfig
 from kv_sim.subject import Subject, Trait
-from kv_vllm.differential.trace import Abort, Process, Reset, Sampled, Schedule, Trace
+from kv_vllm.differential.trace import Abort, Process, Reset, Schedule, Trace
 
 
 @dataclass(frozen=True)
@@ -59,41 +59,31 @@ def _drafts_under_run_ahead(config: WorldConfig, trace: Trace) -> int | None:
     return 0 if config.spec_tokens and config.run_ahead and not config.async_scheduling else None
 
 
-def _first(trace: Trace, wanted: Callable[[Sampled], bool]) -> int | None:
-    """The first turn in which a request samples what is ``wanted``."""
+def _first(trace: Trace, wanted: Callable[[Process], bool]) -> int | None:
+    """The first turn in which the output that comes back is one that is ``wanted``."""
     for number, turn in enumerate(trace.turns):
-        if isinstance(turn.event, Process) and any(wanted(sampled) for sampled in turn.event.sampled.values()):
+        if isinstance(turn.event, Process) and wanted(turn.event):
             return number
     return None
 
 
 def _shares_failed_blocks(config: WorldConfig, trace: Trace) -> int | None:
-    for number, turn in enumerate(trace.turns):
-        if isinstance(turn.event, Process) and turn.event.shares_failed_blocks:
-            return number
-    return None
+    return _first(trace, lambda output: output.shares_failed_blocks)
 
 
 def _recomputes_failed_loads(config: WorldConfig, trace: Trace) -> int | None:
-    for number, turn in enumerate(trace.turns):
-        if (
-            isinstance(turn.event, Process)
-            and turn.event.has_failed_loads
-            and config.failure_policy == "recompute"
-        ):
-            return number + 1
-    return None
+    if config.failure_policy != "recompute":
+        return None
+    failed = _first(trace, lambda output: output.has_failed_loads)
+    return None if failed is None else failed + 1
 
 
 def _stops_preempted(config: WorldConfig, trace: Trace) -> int | None:
-    for number, turn in enumerate(trace.turns):
-        if isinstance(turn.event, Process) and turn.event.stops_preempted:
-            return number
-    return None
+    return _first(trace, lambda output: output.stops_preempted)
 
 
 def _wastes_drafts(config: WorldConfig, trace: Trace) -> int | None:
-    return _first(trace, lambda sampled: sampled.surplus > 0)
+    return _first(trace, lambda output: any(sampled.surplus > 0 for sampled in output.sampled.values()))
 
 
 def _goes_with_drafts(config: WorldConfig, trace: Trace) -> int | None:
