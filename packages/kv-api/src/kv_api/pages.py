@@ -1,0 +1,80 @@
+"""From one layer of an engine's KV cache to pages: a ``(num_blocks, page bytes)`` int8 view of the same memory.
+
+A layer's tensor has blocks as its first dimension, maybe some for each block of the engine, and whatever its
+attention backend made of the rest, as long as the bytes of one block lie together. Nothing is copied, and neither
+torch nor numpy is imported: whoever hands in a tensor has done so. A subclass of a numpy array stays one.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kv_api.errors import ConfigError
+
+
+class Pages(NamedTuple):
+    """One layer's memory."""
+
+    address: int
+    stride_bytes: int
+    """From block to block."""
+    page_bytes: int
+    tensor: Any
+
+
+def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pages:
+    """The pages of one layer. ``page_bytes`` counts where a layer's tensors are several parts of a page."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if isinstance(cache, list | tuple) and cache and torch is not None and page_bytes:
+        first = min(cache, key=lambda part: part.data_ptr())
+        stride = first.stride(0) * first.element_size()
+        return _torch_pages(torch, first, num_blocks, stride, page_bytes)
+    if torch is not None and isinstance(cache, torch.Tensor):
+        size = cache.element_size()
+        strides = [size * stride for stride in cache.stride()]
+        stride, page = _measure(name, tuple(cache.shape), strides, size, num_blocks)
+        return _torch_pages(torch, cache, num_blocks, stride, page)
+    if numpy is not None and isinstance(cache, numpy.ndarray):
+        stride, page = _measure(name, cache.shape, cache.strides, cache.itemsize, num_blocks)
+        return _numpy_pages(cache, num_blocks, stride, page)
+    raise ConfigError(
+        f"register_kv_caches: layer {name!r} is a {type(cache).__name__}; expected a torch tensor or a numpy array"
+    )
+
+
+def _measure(
+    name: str, shape: Sequence[int], strides: Sequence[int], item_bytes: int, num_blocks: int
+) -> tuple[int, int]:
+    """The distance of two blocks and the bytes of one, where a block lies together."""
+    described = f"layer {name!r} has shape {tuple(shape)} with strides of {tuple(strides)} bytes"
+    if not shape or num_blocks < 1 or shape[0] < num_blocks or shape[0] % num_blocks:
+        raise ConfigError(
+            f"register_kv_caches: {described}; the first dimension should be {num_blocks} blocks, or several each"
+        )
+    page = item_bytes
+    for stride, count in sorted(zip(strides[1:], shape[1:], strict=True)):
+        if count > 1 and stride != page:
+            raise ConfigError(f"register_kv_caches: {described}; the bytes of a block should lie together")
+        page *= count
+    parts = shape[0] // num_blocks
+    if parts > 1 and strides[0] != page:
+        raise ConfigError(f"register_kv_caches: {described}; the {parts} parts of each block should lie together")
+    stride = strides[0] if shape[0] > 1 else page
+    if stride < page:
+        raise ConfigError(f"register_kv_caches: {described}; blocks of {page} bytes should not overlap")
+    return stride * parts, page * parts
+
+
+def _torch_pages(torch: Any, cache: Any, num_blocks: int, stride: int, page: int) -> Pages:
+    view = torch.empty(0, dtype=torch.int8, device=cache.device)
+    offset = cache.storage_offset() * cache.element_size()
+    view = view.set_(cache.untyped_storage(), offset, (num_blocks, page), (stride, 1))
+    return Pages(cache.data_ptr(), stride, page, view)
+
+
+def _numpy_pages(cache: Any, num_blocks: int, stride: int, page: int) -> Pages:
+    inner = sorted(range(1, cache.ndim), key=lambda axis: (-cache.strides[axis], axis))
+    flat = cache.transpose([0, *inner]).reshape(cache.shape[0], -1).view("int8").reshape(num_blocks, page)
+    address: int = cache.__array_interface__["data"][0]
+    assert flat.__array_interface__["data"][0] == address, f"a view of {cache.shape}, {cache.strides} was a copy"
+    return Pages(address, stride, page, flat)
