@@ -50,7 +50,8 @@ class Intake:
     def place(self, keys: Collection[OffloadKey], req_context: ReqContext, begin: Begin) -> Placed | None:
         """Give a place to those of an offer that need one; None if there is not enough room."""
         pool, tracker = self._pool, self._tracker
-        wanted, used = [*keys], list[int]()
+        wanted = [*keys]
+        used: list[int] = []
         if tracker is None and wanted and pool.count_to_evict(len(wanted), used) == 0:
             slots = pool.enter_if_new(wanted)
             if slots is not None:
@@ -85,7 +86,8 @@ class Intake:
         if self._tracker is not None or not stores or 0 in sizes:
             return None
         together = [*chain.from_iterable(keys for keys, _ in stores)]
-        to_evict, slots = pool.count_to_evict(len(together), []), list[int]()
+        to_evict = pool.count_to_evict(len(together), [])
+        slots: list[int] = []
         if to_evict == 0:
             entered = pool.enter_if_new(together)
             if entered is None:
@@ -93,7 +95,8 @@ class Intake:
             slots = entered
         elif to_evict is None or not pool.are_new(together):
             return None
-        placed, first = list[Placed](), 0
+        placed: list[Placed] = []
+        first = 0
         for (_, req_context), size in zip(stores, sizes, strict=True):
             run, end = self._run(req_context), first + size
             new, its = together[first:end], slots[first:end]

@@ -20,23 +20,28 @@ PIECE: Final = 256
 """Keys that are cut in one call, at most."""
 
 
-def names(hashes: Sequence[bytes], suffix: bytes) -> list[OffloadKey]:
+def names(hashes: Sequence[bytes], suffix: bytes) -> Sequence[OffloadKey]:
     """The keys of chunks that end with these hashes, in their order."""
+    if 0 < len(hashes) <= PIECE:
+        return _of_piece(hashes, suffix)
     keys: list[OffloadKey] = []
     for start in range(0, len(hashes), PIECE):
-        piece = hashes[start : start + PIECE]
-        count, size = len(piece), len(piece[0]) + len(suffix)
-        joined = suffix.join(piece) + suffix
-        if len(joined) == count * size:
-            keys += _cutter(size, count).unpack(joined)
-        else:
-            keys += map(add, piece, repeat(suffix))
+        keys += _of_piece(hashes[start : start + PIECE], suffix)
     return keys
 
 
 def tail_key(layout: Layout, group: Group, hashes: Sequence[bytes], boundary: int) -> OffloadKey:
     """What the tail of a group is stored under."""
     return OffloadKey(hashes[boundary // layout.tokens_per_hash - 1] + group.key_suffix)
+
+
+def _of_piece(piece: Sequence[bytes], suffix: bytes) -> Sequence[OffloadKey]:
+    """The same of some, at least one, as a call returns them: whoever has a list adds them to it in one go."""
+    count, size = len(piece), len(piece[0]) + len(suffix)
+    joined = suffix.join(piece) + suffix
+    if len(joined) == count * size:
+        return _cutter(size, count).unpack(joined)
+    return [*map(add, piece, repeat(suffix))]
 
 
 @lru_cache(maxsize=64)

@@ -72,10 +72,8 @@ def keys_of(progress: Progress, batch: Batch) -> list[OffloadKey]:
     found: list[OffloadKey] = []
     for place, chunks in enumerate(batch):
         keys = progress.groups[place].keys
-        if isinstance(chunks, range):
-            found += keys[chunks.start : chunks.stop]
-        else:
-            found += [keys[chunk] for chunk in chunks]
+        its = keys[chunks.start : chunks.stop] if isinstance(chunks, range) else [keys[chunk] for chunk in chunks]
+        found = found + its if found else its
     return found
 
 
@@ -106,16 +104,19 @@ def source_of(progress: Progress, batch: Batch) -> tuple[list[int], GPULoadStore
     """Where the bytes of a batch are: the blocks, the same as a job names them, and where the last chunk ends."""
     blocks: list[int] = []
     sizes, firsts, end_token = [], [], 0
-    for of_group, chunks in zip(progress.groups, batch, strict=True):
-        group, before = of_group.group, len(blocks)
-        first, stop = 0, 0
+    for place, chunks in enumerate(batch):
+        of_group = progress.groups[place]
+        group = of_group.group
         if isinstance(chunks, range) and group.is_stored_whole:
             first, stop = chunks.start * group.blocks_per_chunk, chunks.stop
-            blocks += of_group.table[first : stop * group.blocks_per_chunk]
+            its = of_group.table[first : stop * group.blocks_per_chunk]
         elif chunks:
             first, stop = group.stored_blocks(chunks[0]).start, max(chunks) + 1
-            blocks += chain.from_iterable(map(of_group.blocks_of, chunks))
-        sizes.append(len(blocks) - before)
+            its = [*chain.from_iterable(map(of_group.blocks_of, chunks))]
+        else:
+            first, stop, its = 0, 0, []
+        blocks = blocks + its if blocks else its
+        sizes.append(len(its))
         firsts.append(first if chunks else 0)
         if chunks and stop * group.tokens_per_chunk > end_token:
             end_token = stop * group.tokens_per_chunk

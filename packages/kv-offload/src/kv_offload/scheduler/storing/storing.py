@@ -130,8 +130,8 @@ class Storing:
         offers = [(plan, batch, keys_of(plan.state.progress, batch)) for plan in plans for batch in plan.batches]
         if offers:
             outputs = self._books.manager.prepare_stores([(keys, plan.state.context) for plan, _, keys in offers])
-            for (plan, batch, keys), output in zip(offers, outputs, strict=False):
-                self._begin(plan, batch, keys, output)
+            for place, output in enumerate(outputs):
+                self._begin(*offers[place], output)
             if len(outputs) < len(offers):
                 plan, batch, keys = offers[len(outputs)]
                 self._offer_less(plan, batch, len(keys))
