@@ -18,6 +18,8 @@ classes as entry points in the groups kv_connectors and kv_offload_specs.
 kind             name                 target  origin         importable?
 connector        MultiConnector       -       not installed  no: install the package kv-multi
 connector        OffloadingConnector  -       not installed  no: install the package kv-offload
+connector        P2PConnector         -       not installed  no: install the package kv-p2p
+connector        SimpleConnector      -       not installed  no: install the package kv-p2p
 offloading spec  CPUOffloadingSpec    -       not installed  no: install the package kv-offload-cpu
 """
 TABLE = """\
@@ -27,6 +29,8 @@ connector        MultiConnector       kvf_zoo:Hma    kvf-multi 3.1  yes
 connector        Wrong                kvf_zoo:Spec   registered     \
 no: Spec is no connector: it doesn't derive from KVConnectorBase or KVConnectorBase_V1
 connector        OffloadingConnector  -              not installed  no: install the package kv-offload
+connector        P2PConnector         -              not installed  no: install the package kv-p2p
+connector        SimpleConnector      -              not installed  no: install the package kv-p2p
 offloading spec  Away                 kvf_nowhere:A  registered     no: there is no module 'kvf_nowhere'
 offloading spec  CPUOffloadingSpec    -              not installed  no: install the package kv-offload-cpu
 """

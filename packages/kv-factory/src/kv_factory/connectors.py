@@ -44,7 +44,12 @@ class KVConnectorFactory:
         "connector",
         "kv_connectors",
         tuple(_BASES.values()),
-        {"MultiConnector": "kv-multi", "OffloadingConnector": "kv-offload"},
+        {
+            "MultiConnector": "kv-multi",
+            "OffloadingConnector": "kv-offload",
+            "P2PConnector": "kv-p2p",
+            "SimpleConnector": "kv-p2p",
+        },
     )
 
     # -- what is known -------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""``P2PConnector``: the two halves under one name."""
+
+from typing import Any
+
+from kv_api import KVCacheConfig, KVCaches, TwoSidedConnector, VllmConfig
+from kv_api.engine import TransferConfig
+from kv_p2p.pulling.options import Options, parse_options
+from kv_p2p.pulling.scheduler import P2PSchedulerSide
+from kv_p2p.pulling.wire import Wire
+from kv_p2p.pulling.worker import P2PWorkerSide
+
+
+class P2PConnector(TwoSidedConnector):
+    """Prefill here, decode there: another engine pulls the blocks of a prompt that this one has computed."""
+
+    scheduler_class = P2PSchedulerSide
+    worker_class = P2PWorkerSide
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
+        return False  # others may be reading
+
+    def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
+        """A half is also made of what the operator set, and a worker's of its wire."""
+        options = parse_options(vllm_config)
+        if issubclass(side_class, P2PSchedulerSide):
+            return side_class(vllm_config, kv_cache_config, options)
+
+        def make_wire(kv_caches: KVCaches) -> Wire:
+            return self.make_wire(kv_caches, options, vllm_config, kv_cache_config)
+
+        return side_class(vllm_config, kv_cache_config, options, make_wire)
+
+    def make_wire(
+        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> Wire:
+        """The worker's connections. To be overridden for another transport than TCP."""
+        from kv_p2p.pulling.tcp.wire import TcpWire
+
+        return TcpWire.of_worker(kv_caches, options, vllm_config, kv_cache_config)

@@ -1,0 +1,127 @@
+"""``EntryTable``: the entries of a producer that nobody took yet, and which of them answers a request. Pure.
+
+Entries stay in the order in which they came. Of those that match, the oldest with exactly the tokens asked for is
+taken, and if there is none the oldest. (vLLM takes the first that it comes across.)
+
+The threshold stops who adds, after the fact: the table is *over* it when its bytes are more and there are two
+entries at least, so that an entry that is too big for it alone gets through, too.
+
+A request that was answered with nothing is remembered as given up, until it is made again: its entry, when it
+comes after all, is *unwanted*. It is there like any other, but the unwanted make room, the oldest first, before
+anybody has to wait; else they would fill the table for good.
+
+Invariants (``check``): ``num_bytes`` is the sum over the entries; the index has each entry once, under its
+tokens, and in order; no list in it is empty; what is unwanted is there.
+"""
+
+from typing import Final, NamedTuple
+
+from kv_api.engine import Tensor
+
+Tokens = tuple[int, ...]
+
+GIVEN_UP_MAX: Final = 10_000
+"""How many requests that were given up are remembered."""
+
+
+class Entry(NamedTuple):
+    """What one call inserted."""
+
+    tokens: Tokens
+    """Those that count."""
+    tensors: tuple[Tensor | None, ...]
+    num_bytes: int
+
+
+class EntryTable:
+    """The entries, by the order in which they came and by their tokens."""
+
+    def __init__(self, threshold_bytes: float) -> None:
+        self._threshold_bytes = threshold_bytes
+        self._entries: dict[int, Entry] = {}
+        self._by_tokens: dict[Tokens, list[int]] = {}
+        self._given_up: dict[Tokens, None] = {}
+        self._unwanted: dict[int, None] = {}
+        self._next = 0
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether who adds has to wait until something is taken."""
+        return self.num_bytes > self._threshold_bytes and len(self._entries) > 1
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry. Unwanted ones make room, if there is too little."""
+        self._entries[self._next] = entry
+        self._by_tokens.setdefault(entry.tokens, []).append(self._next)
+        if entry.tokens in self._given_up:
+            del self._given_up[entry.tokens]
+            self._unwanted[self._next] = None
+        self._next += 1
+        self.num_bytes += entry.num_bytes
+        while self.is_over and self._unwanted:
+            self._remove(next(iter(self._unwanted)))
+
+    def ask(self, asked: Tokens | None) -> None:
+        """A request begins: what was given up is wanted again."""
+        if asked is not None:
+            self._given_up.pop(asked, None)
+
+    def give_up(self, asked: Tokens | None) -> None:
+        """A request was answered with nothing: the next entry with exactly these tokens is probably unwanted."""
+        if asked:
+            self._given_up[asked] = None
+            if len(self._given_up) > GIVEN_UP_MAX:
+                del self._given_up[next(iter(self._given_up))]
+
+    def take(self, asked: Tokens | None) -> Entry | None:
+        """Remove the entry that answers a request for these tokens, or for anything. None: there is none."""
+        number = self._find(asked)
+        return None if number is None else self._remove(number)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for held in (self._entries, self._by_tokens, self._given_up, self._unwanted):
+            held.clear()
+        self.num_bytes = 0
+
+    def _remove(self, number: int) -> Entry:
+        entry = self._entries.pop(number)
+        self._unwanted.pop(number, None)
+        same = self._by_tokens[entry.tokens]
+        same.remove(number)
+        if not same:
+            del self._by_tokens[entry.tokens]
+        self.num_bytes -= entry.num_bytes
+        return entry
+
+    def _find(self, asked: Tokens | None) -> int | None:
+        if asked is None:
+            return next(iter(self._entries), None)
+        if asked and asked in self._by_tokens:
+            return self._by_tokens[asked][0]
+        return next((number for number, entry in self._entries.items() if _matches(entry.tokens, asked)), None)
+
+    def check(self) -> None:
+        """Recount."""
+        total = sum(entry.num_bytes for entry in self._entries.values())
+        assert self.num_bytes == total, f"{self.num_bytes} bytes counted, {total} held"
+        by_tokens: dict[Tokens, list[int]] = {}
+        for number, entry in self._entries.items():
+            by_tokens.setdefault(entry.tokens, []).append(number)
+        assert self._by_tokens == by_tokens, f"the index has {self._by_tokens}, and the entries are {by_tokens}"
+        numbers = list(self._entries)
+        assert numbers == sorted(numbers), f"out of order: {numbers}"
+        assert list(self._unwanted) == [number for number in numbers if number in self._unwanted], (
+            f"unwanted {list(self._unwanted)} of {numbers}"
+        )
+        assert len(self._given_up) <= GIVEN_UP_MAX, f"{len(self._given_up)} requests remembered"
+        assert all(number < self._next for number in numbers), f"{numbers} and the next is {self._next}"
+
+
+def _matches(held: Tokens, asked: Tokens) -> bool:
+    length = min(len(held), len(asked))
+    return length > 0 and held[:length] == asked[:length]

@@ -1,0 +1,108 @@
+"""What the first family reads from an engine: vLLM's names of the time, as protocols, and the prompts of a batch.
+
+A batch has its prefills first. ``input_tokens`` and ``slot_mapping`` are flat and have, one sequence after the
+other, the tokens that this step computes; a slot is block × block size + place in the block. A prompt is sent
+and received whole, so all of it must be computed in one step.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from kv_api import KVError
+from kv_api.engine import Tensor
+from kv_p2p.pipe.arrays import whole_numbers
+
+
+class AttentionMetadata(Protocol):
+    """The metadata of one forward pass."""
+
+    @property
+    def seq_lens(self) -> Iterable[int] | None: ...
+    @property
+    def slot_mapping(self) -> Tensor: ...
+    @property
+    def num_prefill_tokens(self) -> int: ...
+
+
+class ModelInput(Protocol):
+    """One batch."""
+
+    @property
+    def input_tokens(self) -> Tensor: ...
+    @property
+    def attn_metadata(self) -> AttentionMetadata: ...
+
+
+class Layers(Protocol):
+    """The layers that this worker has: ``kv_caches[0]`` is that of ``start_layer``."""
+
+    @property
+    def start_layer(self) -> int: ...
+    @property
+    def end_layer(self) -> int: ...
+
+
+class ModelExecutable(Protocol):
+    """The model."""
+
+    @property
+    def model(self) -> Layers: ...
+
+
+class ModelInputError(KVError, ValueError):
+    """A batch or its caches are not what the first family can transfer."""
+
+
+class Prompt(NamedTuple):
+    """One sequence of a batch that is prefilled."""
+
+    start: int
+    """Where its tokens begin in the batch."""
+    tokens: tuple[int, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Behind its last token."""
+        return self.start + len(self.tokens)
+
+
+class Batch(NamedTuple):
+    """The sequences of a model input."""
+
+    prompts: list[Prompt]
+    num_decodes: int
+
+
+def read_batch(model_input: ModelInput) -> Batch:
+    """The prompts in a batch, and how many sequences there are beside them."""
+    metadata = model_input.attn_metadata
+    if metadata.seq_lens is None:
+        raise ModelInputError("attn_metadata.seq_lens: not set, so nobody knows where a prompt begins")
+    lengths = [int(length) for length in metadata.seq_lens]
+    num_tokens = int(metadata.num_prefill_tokens)
+    tokens = whole_numbers(model_input.input_tokens.reshape(-1)[:num_tokens], "input_tokens")
+    slots = whole_numbers(metadata.slot_mapping.reshape(-1)[:num_tokens], "attn_metadata.slot_mapping")
+    for name, values in (("input_tokens", tokens), ("attn_metadata.slot_mapping", slots)):
+        if len(values) < num_tokens:
+            raise ModelInputError(
+                f"{name}: expected {num_tokens} for the tokens of the prefills, got {len(values)}"
+            )
+    prompts: list[Prompt] = []
+    start = 0
+    for length in lengths:
+        if start == num_tokens:
+            break
+        if start + length > num_tokens:
+            raise ModelInputError(
+                f"attn_metadata.seq_lens: {lengths} don't add up to the {num_tokens} tokens of the prefills; "
+                "a prompt is transferred whole: set enable_chunked_prefill=False and enable_prefix_caching=False"
+            )
+        end = start + length
+        prompts.append(Prompt(start, tokens[start:end], slots[start:end]))
+        start = end
+    if start < num_tokens:
+        raise ModelInputError(
+            f"attn_metadata.seq_lens: {lengths} are less than the {num_tokens} tokens of the prefills"
+        )
+    return Batch(prompts, len(lengths) - len(prompts))

@@ -1,0 +1,165 @@
+"""How a producer and a consumer come by their two pipes: the one listens, the other connects, twice to one port.
+
+The producer goes on waiting when somebody else calls: who that was is answered, if it can be, and logged, and
+named in the error if nobody better comes in time. The consumer tries again while nobody listens; an answer that
+is no welcome ends it at once.
+"""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from time import sleep
+from typing import Final, NamedTuple
+from uuid import uuid4
+
+from kv_api import KVError
+from kv_p2p import log
+from kv_p2p.clock import Clock, read_clock
+from kv_p2p.frames import FrameError, recv_frame, send_frame
+from kv_p2p.pipe.hello import WELCOME, Channel, find_fault, find_refusal, make_hello, make_refusal
+from kv_p2p.pipe.tcp import TcpPipe
+
+HELLO_SECONDS: Final = 5.0
+"""How long the other side has for a word once there is a connection."""
+RETRY_SECONDS: Final = 0.05
+
+
+class RendezvousError(KVError, ConnectionError):
+    """The two sides did not find each other."""
+
+
+class Pipes(NamedTuple):
+    """Two pipes between the same two parties."""
+
+    signal: TcpPipe
+    data: TcpPipe
+
+    def close(self) -> None:
+        """End both."""
+        self.signal.close()
+        self.data.close()
+
+
+class Listener:
+    """A producer's port. Port 0 is any that is free; ``port`` says which."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise RendezvousError(
+                f"can't listen at {host}:{port}: {error}; a producer listens at port + rank, and no two at one"
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+        self._place = f"{host}:{self.port}"
+
+    def accept(self, rank: int, seconds: float, clock: Clock = read_clock) -> Pipes:
+        """Wait at most ``seconds`` for both connections of one consumer."""
+        deadline = clock() + seconds
+        found: dict[Channel, TcpPipe] = {}
+        callers: dict[Channel, str] = {}
+        refused = ""
+        try:
+            while len(found) < len(Channel):
+                self._socket.settimeout(max(deadline - clock(), 0.001))
+                try:
+                    connection, address = self._socket.accept()
+                except TimeoutError:
+                    raise RendezvousError(
+                        f"no consumer of rank {rank} came to {self._place} within {seconds:g} s{refused}"
+                    ) from None
+                fault = _greet(connection, rank, found, callers, min(HELLO_SECONDS, seconds))
+                if fault is not None:
+                    refused = f"; {address[0]}:{address[1]} was refused: {fault}"
+                    log.warn("a call to %s from %s:%s was refused: %s", self._place, *address[:2], fault)
+        except BaseException:
+            for pipe in found.values():
+                pipe.close()
+            raise
+        return Pipes(found[Channel.SIGNAL], found[Channel.DATA])
+
+    def close(self) -> None:
+        """Give the port back. The pipes stay."""
+        self._socket.close()
+
+
+def _greet(
+    connection: socket.socket,
+    rank: int,
+    found: dict[Channel, TcpPipe],
+    callers: dict[Channel, str],
+    seconds: float,
+) -> str | None:
+    """Hear a caller, and take the connection or say what is wrong with it."""
+    connection.settimeout(seconds)
+    try:
+        hello = recv_frame(connection, 0)
+        fault = "it ended without a word" if hello is None else find_fault(hello.header, rank, callers)
+        if hello is not None and fault is None:
+            send_frame(connection, dict(WELCOME))
+            channel = Channel(hello.header["channel"])
+            found[channel] = TcpPipe(connection)
+            callers[channel] = hello.header["caller"]
+            return None
+    except OSError as error:
+        fault = str(error)
+    with suppress(OSError), connection:
+        send_frame(connection, make_refusal(str(fault)))
+    return fault
+
+
+def connect(host: str, port: int, rank: int, seconds: float, clock: Clock = read_clock) -> Pipes:
+    """Connect to a producer, which may take ``seconds`` to appear."""
+    caller = uuid4().hex
+    deadline = clock() + seconds
+    opened: list[TcpPipe] = []
+    try:
+        for channel in Channel:
+            hello = make_hello(channel, rank, caller)
+            opened.append(_call(host, port, hello, seconds, lambda: deadline - clock()))
+    except BaseException:
+        for pipe in opened:
+            pipe.close()
+        raise
+    return Pipes(*opened)
+
+
+def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: Callable[[], float]) -> TcpPipe:
+    """Connect once, and again while nobody is there."""
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=max(left(), 0.001))
+            try:
+                return _introduce(connection, f"{host}:{port}", hello)
+            except BaseException:
+                connection.close()
+                raise
+        except RendezvousError:
+            raise
+        except OSError as error:
+            if left() <= RETRY_SECONDS:
+                raise RendezvousError(
+                    f"no producer of rank {hello['rank']} at {host}:{port} within {seconds:g} s: {error}"
+                ) from error
+        sleep(RETRY_SECONDS)
+
+
+def _introduce(connection: socket.socket, place: str, hello: dict[str, object]) -> TcpPipe:
+    """Say hello and hear the answer. A connection that just ends is an ``OSError``: nobody is there yet."""
+    if connection.getsockname() == connection.getpeername():
+        raise ConnectionResetError("the system connected the caller with itself")
+    connection.settimeout(HELLO_SECONDS)
+    send_frame(connection, hello)
+    try:
+        answer = recv_frame(connection, 0)
+    except FrameError as error:
+        raise RendezvousError(f"{place} is no producer's port: {error}") from error
+    except TimeoutError as error:
+        raise RendezvousError(f"{place} did not answer a hello within {HELLO_SECONDS:g} s") from error
+    if answer is None:
+        raise ConnectionResetError("the connection ended without an answer")
+    refusal = find_refusal(answer.header)
+    if refusal is not None:
+        raise RendezvousError(f"{place} refused: {refusal}")
+    return TcpPipe(connection)

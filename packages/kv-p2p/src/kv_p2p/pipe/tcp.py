@@ -1,0 +1,82 @@
+"""``TcpPipe``: a pipe over one TCP connection, a frame for each tensor.
+
+A connection on which something went wrong is of no use any more: the position in the stream is lost. So whatever
+goes wrong in it closes the pipe. A socket is closed when no thread is in a call on it any more, so that its
+number can't become another connection's meanwhile; ``shutdown`` is what makes those threads come back.
+"""
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Final
+
+from kv_api.engine import Tensor
+from kv_p2p.frames import recv_frame, send_frame
+from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.pipe.tensors import decode, encode
+
+TENSOR_BYTES_MAX: Final = 1 << 38
+"""What a receiver believes. It is far beyond any tensor, and far below what a stray program's bytes would say."""
+
+
+class TcpPipe(KVPipeBase):
+    """One end, over a connected socket, which is the pipe's from then on."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        host, port = connection.getpeername()[:2]
+        self._place = f"{host}:{port}"
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._is_closed = threading.Event()
+
+    def send_tensor(self, tensor: Tensor | None) -> None:
+        header, parts = encode(tensor)
+        with self._sending:
+            self._require_open()
+            try:
+                send_frame(self._connection, header, parts)
+                return
+            except OSError as error:
+                problem = error
+        raise self._broken(problem)
+
+    def recv_tensor(self) -> Tensor | None:
+        with self._receiving:
+            self._require_open()
+            problem: OSError | None = None
+            try:
+                frame = recv_frame(self._connection, TENSOR_BYTES_MAX)
+                if frame is not None:
+                    return decode(*frame)
+            except OSError as error:
+                problem = error
+        raise self._broken(problem)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        with self._sending, self._receiving:
+            self._connection.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed.is_set():
+            raise self._closed_here()
+
+    def _broken(self, problem: OSError | None) -> PipeClosedError:
+        """Close, and say why: it was closed here meanwhile, something went wrong, or the other end has ended."""
+        if self._is_closed.is_set():
+            return self._closed_here()
+        self.close()
+        error = PipeClosedError(f"the pipe to {self._place} was closed at the other end")
+        if problem is not None:
+            error = PipeClosedError(f"the pipe to {self._place} broke: {problem}")
+            error.__cause__ = problem
+        return error
+
+    def _closed_here(self) -> PipeClosedError:
+        return PipeClosedError(f"the pipe to {self._place} was closed here")

@@ -1,0 +1,16 @@
+"""Hand a request over: one engine computes the prompt, another one pulls its blocks and goes on.
+
+    producer's scheduler ─── ticket, in kv_transfer_params, through a client or a router ──▶ consumer's scheduler
+             │ hold: block ids                                                                  pull │
+             ▼                                                                                       ▼
+    producer's worker ═════════════════════ blocks, over a wire ═══════════════════════▶ consumer's worker
+
+The producer *holds* the blocks of a prompt when its request ends, and says in the request's output where they
+are: a *ticket*. Who sends the same prompt to another engine sends the ticket with it; that engine *pulls* the
+blocks, each of its workers from the worker of the same rank. A hold ends when its blocks were pulled or
+*declined*, or when its time is over; nobody is let read a block after that, so what arrives is the prompt's KV
+or nothing.
+
+``ticket`` is what travels through the client. ``scheduler`` and ``worker`` are the two halves of the connector,
+which decide and neither wait nor send: bytes move behind a ``wire``. The one over TCP is the folder ``tcp``.
+"""

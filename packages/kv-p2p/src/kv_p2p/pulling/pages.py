@@ -1,0 +1,67 @@
+"""``CachePages``: the bytes of blocks, out of a worker's KV caches and into them.
+
+What is sent of some blocks is a part for each layer: their pages, one after the other. Two workers can exchange
+blocks if their ``layout`` is the same, that is, if their layers have the same names, types and sizes.
+"""
+
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from kv_api import KVCaches
+from kv_api.pages import Pages, pages_of
+
+
+class CachePages:
+    """The layers of one worker. Layers that alias the same memory are one."""
+
+    def __init__(self, kv_caches: KVCaches, num_blocks: int) -> None:
+        pages: dict[tuple[int, int], Pages] = {}
+        described = []
+        for name, cache in kv_caches.items():
+            found = pages_of(name, cache, num_blocks)
+            pages.setdefault((found.address, found.stride_bytes), found)
+            described.append((name, str(cache.dtype), found.page_bytes))
+        self._layers = list(pages.values())
+        self.num_blocks = num_blocks
+        self.bytes_per_block = sum(layer.page_bytes for layer in self._layers)
+        self.layout = blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+    def gather(self, blocks: Sequence[int]) -> list[Any]:
+        """The bytes of some blocks, as they are when the device has finished what it was given."""
+        _synchronize(self._layers)
+        return [_host_copy(layer.tensor[list(blocks)]) for layer in self._layers]
+
+    def scatter(self, blocks: Sequence[int], parts: Sequence[bytearray]) -> None:
+        """Overwrite some blocks; they are written when this returns."""
+        expected = [len(blocks) * layer.page_bytes for layer in self._layers]
+        if [len(part) for part in parts] != expected:
+            raise ValueError(f"{len(blocks)} blocks are {expected} bytes, got {[len(part) for part in parts]}")
+        for layer, part in zip(self._layers, parts, strict=True):
+            layer.tensor[list(blocks)] = _like(layer.tensor, part).reshape(len(blocks), layer.page_bytes)
+        _synchronize(self._layers)
+
+
+def _is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def _host_copy(pages: Any) -> Any:
+    return pages.cpu().numpy() if _is_torch(pages) else pages
+
+
+def _like(tensor: Any, part: bytearray) -> Any:
+    """Bytes as what a layer's pages are."""
+    if _is_torch(tensor):
+        torch = sys.modules["torch"]
+        return torch.frombuffer(part, dtype=torch.int8).to(tensor.device)
+    numpy = sys.modules["numpy"]
+    return numpy.frombuffer(part, dtype=numpy.int8)
+
+
+def _synchronize(layers: Sequence[Pages]) -> None:
+    """Let a GPU finish what it was given. Elsewhere there is nothing to wait for."""
+    if layers and getattr(layers[0].tensor, "is_cuda", False):
+        sys.modules["torch"].cuda.synchronize(layers[0].tensor.device)

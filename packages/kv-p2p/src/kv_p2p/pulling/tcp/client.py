@@ -1,0 +1,188 @@
+"""``Client``: pulls blocks from other workers. Some threads do it, each a pull at a time.
+
+A pull is received into memory of its own and written to its blocks a frame at a time. It may be given up between
+two frames, and writes nothing after that.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+from kv_p2p.frames import FrameError, recv_frame, send_frame
+from kv_p2p.pulling.metadata import Pull, Source
+from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.server import VERSION, blocks_per_frame
+from kv_p2p.pulling.wire import Ended
+
+THREADS: Final = 4
+CONNECT_SECONDS: Final = 5.0
+"""How long nobody may answer at all; closing may take as long."""
+
+
+class RefusedError(Exception):
+    """The other side doesn't give what was asked for."""
+
+
+class _UnderWay:
+    """A pull. All of it is changed under the client's lock, and read there where it matters."""
+
+    def __init__(self, pull: Pull) -> None:
+        self.pull = pull
+        self.socket: socket.socket | None = None
+        self.is_writing = False
+        self.is_given_up = False
+
+
+class Client:
+    """The pulls of one worker."""
+
+    def __init__(
+        self,
+        rank: int,
+        pages: CachePages,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        silence_seconds: float,
+    ) -> None:
+        self._rank = rank
+        self._pages = pages
+        self._ended = Ended()
+        self._lock = lock
+        self._wake = wake
+        self._silence_seconds = silence_seconds
+        self._pulls: dict[str, _UnderWay] = {}
+        self._threads = ThreadPoolExecutor(THREADS, f"kv-p2p client {rank}")
+
+    def take_ended(self) -> Ended:
+        """The pulls that ended since the last call. The caller has the lock."""
+        taken, self._ended = self._ended, Ended()
+        return taken
+
+    def pull(self, pull: Pull) -> None:
+        """Begin."""
+        under_way = _UnderWay(pull)
+        with self._lock:
+            self._pulls[pull.request_id] = under_way
+        self._threads.submit(self._run, under_way)
+
+    def give_up(self, request_id: str) -> bool:
+        """Stop a pull. False: it is writing."""
+        with self._lock:
+            under_way = self._pulls.get(request_id)
+            if under_way is None:  # it has just ended, and nobody was told yet
+                self._ended.pulled = [ended for ended in self._ended.pulled if ended != request_id]
+                self._ended.failed = [ended for ended in self._ended.failed if ended[0] != request_id]
+                return True
+            if under_way.is_writing:
+                return False
+            self._stop(under_way)
+            del self._pulls[request_id]
+            return True
+
+    def _stop(self, under_way: _UnderWay) -> None:
+        under_way.is_given_up = True
+        if under_way.socket is not None:
+            with suppress(OSError):  # it may have ended by itself
+                under_way.socket.shutdown(socket.SHUT_RDWR)
+
+    def _run(self, under_way: _UnderWay) -> None:
+        reason = None
+        try:
+            if not under_way.is_given_up:
+                self._receive_all(under_way)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the load has failed and its request is told so
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, RefusedError) else str(error)
+        with self._lock:
+            if under_way.is_given_up:
+                return
+            request_id = under_way.pull.request_id
+            del self._pulls[request_id]
+            if reason is None:
+                self._ended.pulled.append(request_id)
+            else:
+                self._ended.failed.append((request_id, reason))
+        self._wake()
+
+    def _receive_all(self, under_way: _UnderWay) -> None:
+        pull = under_way.pull
+        here = pull.block_ids
+        asked = {
+            "op": "pull",
+            "version": VERSION,
+            "hold": pull.source.hold_id,
+            "digest": pull.source.digest,
+            "layout": self._pages.layout,
+            "first": pull.first,
+            "count": len(here),
+        }
+        with self._connect(pull.source) as connection:
+            if not self._keep(under_way, connection):
+                return
+            send_frame(connection, asked)
+            filled = 0
+            while filled < len(here):
+                count = self._receive(under_way, connection, here[filled:])
+                if not count:
+                    return
+                filled += count
+            send_frame(connection, {"op": "done"})
+
+    def _connect(self, source: Source) -> socket.socket:
+        address = source.address.host, source.address.port + self._rank
+        connection = socket.create_connection(address, min(CONNECT_SECONDS, self._silence_seconds))
+        connection.settimeout(self._silence_seconds)
+        return connection
+
+    def _keep(self, under_way: _UnderWay, connection: socket.socket) -> bool:
+        """Remember the connection, so that it can be broken. False: the pull was given up before."""
+        with self._lock:
+            under_way.socket = connection
+            return not under_way.is_given_up
+
+    def _receive(self, under_way: _UnderWay, connection: socket.socket, here: Sequence[int]) -> int:
+        """Write the blocks of one frame, the next ones of ``here``. Returns how many; 0: it was given up."""
+        frame = recv_frame(connection, blocks_per_frame(self._pages) * self._pages.bytes_per_block)
+        if frame is None:
+            raise FrameError(f"the connection ended with {len(here)} blocks to come")
+        if frame.header.get("status") != "blocks":
+            raise RefusedError(str(frame.header.get("reason")))
+        count = _count_of(frame.header, len(here))
+        with self._lock:
+            if under_way.is_given_up:
+                return 0
+            under_way.is_writing = True
+        try:
+            self._pages.scatter(here[:count], frame.parts)
+        finally:
+            with self._lock:
+                under_way.is_writing = False
+        return count
+
+    def decline(self, source: Source) -> None:
+        """Say that nobody wants a hold."""
+        self._threads.submit(self._decline, source)
+
+    def _decline(self, source: Source) -> None:
+        with suppress(OSError), self._connect(source) as connection:  # else the hold ends by itself, only later
+            connection.settimeout(min(CONNECT_SECONDS, self._silence_seconds))  # whoever closes waits for it
+            send_frame(connection, {"op": "decline", "hold": source.hold_id, "digest": source.digest})
+            recv_frame(connection, 0)
+
+    def close(self) -> None:
+        """Give everything up. Nobody writes a block after that."""
+        self._threads.shutdown(wait=False, cancel_futures=True)  # else who is stopped begins with the next
+        with self._lock:
+            for under_way in self._pulls.values():
+                self._stop(under_way)
+            self._pulls.clear()
+        self._threads.shutdown()
+
+
+def _count_of(header: dict[str, Any], most: int) -> int:
+    count = header.get("count")
+    if type(count) is not int or not 0 < count <= most:
+        raise FrameError(f"a frame says that it has {count!r} blocks, of {most} to come")
+    return count

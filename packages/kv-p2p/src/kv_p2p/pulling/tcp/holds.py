@@ -1,0 +1,90 @@
+"""``HoldTable``: which blocks may be read, by whom, and until when.
+
+A hold is open, or closing, or gone. While it is read it isn't gone: it is *closing* when all of it was pulled or
+it was withdrawn meanwhile, and then nobody new may read it. No threads here: whoever has some has a lock, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kv_p2p.pulling.metadata import Hold
+
+
+@dataclass
+class _Held:
+    hold: Hold
+    readers: int = 0
+    is_pulled: bool = False
+    is_closing: bool = False
+
+
+class HoldTable:
+    """The holds of one worker."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+        self._served: list[str] = []
+
+    def serve(self, hold: Hold) -> None:
+        """Open a hold."""
+        if hold.hold_id in self._held:
+            raise ValueError(f"hold {hold.hold_id!r} is served already")
+        self._held[hold.hold_id] = _Held(hold)
+
+    def begin_read(self, hold_id: str, digest: str, first: int, count: int) -> Sequence[int] | str:
+        """Somebody wants to read ``count`` blocks of a hold, from the ``first`` on: those, or why not."""
+        held = self._held.get(hold_id)
+        if held is None or held.is_closing:
+            return f"there is no hold {hold_id!r}: it was pulled, it was declined, or its time was over"
+        if held.hold.digest != digest:
+            return f"hold {hold_id!r} is of another prompt"
+        blocks = held.hold.block_ids
+        if not 0 <= first < first + count <= len(blocks):
+            return f"hold {hold_id!r} has {len(blocks)} blocks; it has not {count} from place {first} on"
+        held.readers += 1
+        return blocks[first : first + count]
+
+    def end_read(self, hold_id: str, *, has_all: bool) -> None:
+        """Who was let read has finished. ``has_all``: it got what it wanted, and the hold may end."""
+        held = self._held[hold_id]
+        held.readers -= 1
+        if has_all:
+            held.is_pulled = held.is_closing = True
+        if held.is_pulled and not held.readers:
+            self._end(hold_id)
+
+    def decline(self, hold_id: str, digest: str) -> None:
+        """Nobody wants it. While it is read somebody does."""
+        held = self._held.get(hold_id)
+        if held is not None and held.hold.digest == digest and not held.readers:
+            self._end(hold_id)
+
+    def _end(self, hold_id: str) -> None:
+        del self._held[hold_id]
+        self._served.append(hold_id)
+
+    def withdraw(self, hold_id: str) -> bool:
+        """End a hold, or let nobody new read it. False: it is being read."""
+        held = self._held.get(hold_id)
+        if held is None:  # it has just ended, and nobody was told yet
+            self._served = [served for served in self._served if served != hold_id]
+            return True
+        held.is_closing = True
+        if held.readers:
+            return False
+        del self._held[hold_id]
+        return True
+
+    def take_served(self) -> list[str]:
+        """The holds that ended since the last call, but for those that were withdrawn."""
+        served, self._served = self._served, []
+        return served
+
+    def check(self) -> None:
+        """Recount: readers are counted up and down, and what has ended is gone."""
+        for hold_id, held in self._held.items():
+            assert held.readers >= 0, f"hold {hold_id} has {held.readers} readers"
+            assert held.readers or not held.is_pulled, (
+                f"hold {hold_id} was pulled, nobody reads it, and it is there"
+            )
+        assert not {*self._served} & {*self._held}, f"{self._served} have ended and are held"

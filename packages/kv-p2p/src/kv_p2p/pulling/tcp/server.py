@@ -1,0 +1,154 @@
+"""``Server``: lets other workers read the blocks held here. One thread accepts, and one serves each client."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_p2p.frames import recv_frame, send_frame
+from kv_p2p.log import warn
+from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.holds import HoldTable
+
+VERSION: Final = 1
+FRAME_BYTES: Final = 8 << 20
+"""About how many bytes of blocks are in the memory of either side at once, for each pull."""
+PAUSE_SECONDS: Final = 1.0
+"""Before connections are accepted again when one could not be."""
+
+
+def blocks_per_frame(pages: CachePages) -> int:
+    """How many blocks one frame has."""
+    return max(1, FRAME_BYTES // max(1, pages.bytes_per_block))
+
+
+class Server:
+    """Listens at one address until it is closed."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        pages: CachePages,
+        holds: HoldTable,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        silence_seconds: float,
+    ) -> None:
+        self._pages = pages
+        self._holds = holds
+        self._lock = lock
+        self._wake = wake
+        self._silence_seconds = silence_seconds
+        self._clients: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        self._start(self._accept)
+
+    def _start(self, run: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=run, args=arguments, name=f"kv-p2p server {self.port}", daemon=True)
+        self._threads = [thread, *(other for other in self._threads if other.is_alive())]
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                if not isinstance(error, TimeoutError):  # too many files are open, or a client was gone at once
+                    warn("nobody could connect to %s: %s", self.port, error)
+                    self._closed.wait(PAUSE_SECONDS)
+                continue
+            with self._lock:
+                if self._closed.is_set():
+                    client.close()
+                    return
+                client.settimeout(self._silence_seconds)
+                self._clients.add(client)
+                self._start(self._converse, client)
+
+    def _converse(self, client: socket.socket) -> None:
+        try:
+            with client:
+                asked = recv_frame(client, 0)
+                if asked is not None:
+                    self._answer(client, asked.header)
+        except OSError as error:  # the other side tells its user
+            if not self._closed.is_set():
+                warn("a client of %s broke off: %s", self.port, error)
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+            self._wake()
+
+    def _answer(self, client: socket.socket, asked: dict[str, Any]) -> None:
+        hold_id, digest = str(asked.get("hold")), str(asked.get("digest"))
+        if asked.get("op") == "decline":
+            with self._lock:
+                self._holds.decline(hold_id, digest)
+            send_frame(client, {"status": "declined"})
+            return
+        blocks = self._find(asked, hold_id, digest)
+        if isinstance(blocks, str):
+            send_frame(client, {"status": "refused", "reason": blocks})
+            return
+        has_all = False
+        try:
+            has_all = self._send(client, blocks)
+        finally:
+            with self._lock:
+                self._holds.end_read(hold_id, has_all=has_all)
+
+    def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> Sequence[int] | str:
+        """The blocks that are asked for, which are being read from now on; or why nobody gets them."""
+        if asked.get("op") != "pull":
+            return f"unknown operation {asked.get('op')!r}; known: decline, pull"
+        if asked.get("version") != VERSION:
+            return f"this is version {VERSION} of the protocol, not {asked.get('version')!r}"
+        if asked.get("layout") != self._pages.layout:
+            return "the KV caches of the two workers differ in the names, types or sizes of their layers"
+        first, count = asked.get("first"), asked.get("count")
+        if type(first) is not int or type(count) is not int:
+            return f"expected numbers of blocks, got first {first!r} and count {count!r}"
+        with self._lock:
+            return self._holds.begin_read(hold_id, digest, first, count)
+
+    def _send(self, client: socket.socket, blocks: Sequence[int]) -> bool:
+        """Send blocks. True: the client says that it has got all of them."""
+        count = blocks_per_frame(self._pages)
+        for first in range(0, len(blocks), count):
+            some = blocks[first : first + count]
+            send_frame(client, {"status": "blocks", "count": len(some)}, self._pages.gather(some))
+        end = recv_frame(client, 0)
+        return end is not None and end.header.get("op") == "done"
+
+    def close(self) -> None:
+        """End all conversations. Nobody reads a block after that."""
+        with self._lock:
+            self._closed.set()
+            clients, threads = list(self._clients), list(self._threads)
+        for open_socket in (self._listener, *clients):
+            with suppress(OSError):  # its other end may have broken off
+                open_socket.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        self._listener.close()  # not before: its number would be another's while somebody still waits for it
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    try:
+        socket.getaddrinfo(*address)  # what can't be a name is an error here, before there is a socket
+        listener = socket.create_server(address, backlog=128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        host, port = address
+        raise ConfigError(
+            f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; the port of a "
+            "worker is kv_connector_extra_config.port (or kv_port) and its rank"
+        ) from error
+    listener.settimeout(1.0)  # not everywhere does shutting it down end a call of accept
+    return listener

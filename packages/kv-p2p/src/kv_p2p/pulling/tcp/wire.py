@@ -1,0 +1,84 @@
+"""``TcpWire``: a server and a client, as one wire."""
+
+import threading
+
+from kv_api import ConfigError, KVCacheConfig, KVCaches, VllmConfig
+from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.client import Client
+from kv_p2p.pulling.tcp.holds import HoldTable
+from kv_p2p.pulling.tcp.server import Server
+from kv_p2p.pulling.wire import Ended
+
+
+class TcpWire:
+    """Fits ``kv_p2p.pulling.wire.Wire``. A consumer serves nothing, so it doesn't listen."""
+
+    def __init__(self, pages: CachePages, rank: int, options: Options, *, serves: bool = True) -> None:
+        self._holds = HoldTable()
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        seconds = options.pull_seconds
+        self.server: Server | None = None
+        if serves:
+            address = options.host, options.port + rank
+            self.server = Server(address, pages, self._holds, self._lock, self._news.set, seconds)
+        self._client = Client(rank, pages, self._lock, self._news.set, seconds)
+
+    @classmethod
+    def of_worker(
+        cls, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> "TcpWire":
+        """The wire of a worker of an engine."""
+        if kv_cache_config is None:
+            raise ConfigError("P2PConnector was created without a kv_cache_config; its workers need one")
+        pages = CachePages(kv_caches, kv_cache_config.num_blocks)
+        transfer = vllm_config.kv_transfer_config
+        serves = transfer is not None and transfer.is_kv_producer
+        return cls(pages, vllm_config.parallel_config.rank, options, serves=serves)
+
+    def serve(self, hold: Hold) -> None:
+        """Open it to whoever asks."""
+        with self._lock:
+            self._holds.serve(hold)
+
+    def withdraw(self, hold_id: str) -> bool:
+        """Close it."""
+        with self._lock:
+            return self._holds.withdraw(hold_id)
+
+    def pull(self, pull: Pull) -> None:
+        """Begin to receive."""
+        self._client.pull(pull)
+
+    def give_up(self, request_id: str) -> bool:
+        """Receive no more."""
+        return self._client.give_up(request_id)
+
+    def decline(self, source: Source) -> None:
+        """Say so to its producer."""
+        self._client.decline(source)
+
+    def poll(self) -> Ended:
+        """What ended here and there."""
+        self._news.clear()
+        with self._lock:
+            ended = self._client.take_ended()
+            ended.served = self._holds.take_served()
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        """Return when something has ended since the last ``poll``."""
+        self._news.wait(seconds)
+
+    def close(self) -> None:
+        """End all threads."""
+        self._client.close()
+        if self.server is not None:
+            self.server.close()
+
+    def check(self) -> None:
+        """Recount the holds."""
+        with self._lock:
+            self._holds.check()

@@ -1,0 +1,118 @@
+"""A *ticket*: what a producer says of the blocks that it holds, as it travels through a client to another engine.
+
+In ``kv_transfer_params`` it has the keys that vLLM's routers know (``do_remote_prefill``, ``remote_host``, …), so
+one that works with vLLM's own connectors works with this one. A ticket says by a digest whose KV it is: who sends
+it along with another prompt, salt or adapter gets no wrong text, but a prompt that is computed as if there were
+no ticket. Which blocks these are only the producer knows: who pulls names their places in the prompt.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+from kv_api import Request
+
+WANTED: Final = "do_remote_decode"
+"""The request's KV shall be handed over when it ends."""
+TICKET: Final = "do_remote_prefill"
+"""The request's KV is elsewhere: these parameters are a ticket."""
+LAST_PORT: Final = 65535
+
+
+class BadTicketError(ValueError):
+    """These parameters are not a ticket that this engine can take."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the workers of an engine listen: rank r at ``port`` + r."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What two engines must have in common."""
+
+    block_size: int
+    tp_size: int
+    pp_size: int
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Blocks that a producer holds."""
+
+    address: Address
+    shape: Shape
+    hold_id: str
+    """Names the hold at its producer."""
+    digest: str
+    """Of the tokens, images, salt and adapter."""
+    num_tokens: int
+    """Of how many tokens it is, from the first on."""
+
+    def to_params(self, engine_id: str | None) -> dict[str, Any]:
+        """The ``kv_transfer_params`` of the request's output."""
+        return {
+            TICKET: True,
+            WANTED: False,
+            "remote_engine_id": engine_id,
+            "remote_request_id": self.hold_id,
+            "remote_host": self.address.host,
+            "remote_port": self.address.port,
+            "remote_block_size": self.shape.block_size,
+            "remote_num_tokens": self.num_tokens,
+            "remote_digest": self.digest,
+            "tp_size": self.shape.tp_size,
+            "pp_size": self.shape.pp_size,
+        }
+
+
+def read_ticket(params: Mapping[str, Any]) -> Ticket:
+    """The inverse of ``to_params``. What comes from a client may be anything."""
+
+    def text(key: str) -> str:
+        value = params.get(key)
+        if not isinstance(value, str):
+            raise BadTicketError(f"kv_transfer_params.{key}: expected a text, got {value!r}")
+        return value
+
+    def number(key: str) -> int:
+        value = params.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadTicketError(f"kv_transfer_params.{key}: expected a whole number of at least 1, got {value!r}")
+        return value
+
+    shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"))
+    address = Address(text("remote_host"), number("remote_port"))
+    last_port = address.port + shape.tp_size * shape.pp_size - 1
+    if last_port > LAST_PORT:
+        raise BadTicketError(
+            f"kv_transfer_params.remote_port: workers would listen at {address.port} to {last_port}, and ports "
+            f"are 1 to {LAST_PORT}"
+        )
+    return Ticket(address, shape, text("remote_request_id"), text("remote_digest"), number("remote_num_tokens"))
+
+
+def is_of_tokens(request: Request) -> bool:
+    """Whether a digest tells the prompt from others: not if some of it was given as embeddings."""
+    return getattr(request, "prompt_embeds", None) is None
+
+
+def digest_of(request: Request, num_tokens: int) -> str:
+    """What tells the KV of a request's first tokens, with the images among them, from any other."""
+    adapter = request.lora_request
+    names = (request.cache_salt, adapter.lora_name if adapter is not None else None)
+    digest = blake2b(repr(names).encode(), digest_size=16)
+    digest.update(array("q", request.all_token_ids[:num_tokens]).tobytes())
+    images = [
+        (image.identifier, image.mm_position.offset, image.mm_position.length)
+        for image in getattr(request, "mm_features", None) or ()
+        if image.mm_position.offset < num_tokens
+    ]
+    digest.update(repr(images).encode() if images else b"")
+    return digest.hexdigest()

@@ -1,0 +1,159 @@
+"""The worker's half: tells its wire what to serve and to pull, and the engine what ended.
+
+It alone knows the time. A hold that was not pulled in time is withdrawn, a pull that takes too long is given up,
+and either is reported only when nobody touches the blocks any more; until then it is asked again in every step.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kv_api import (
+    ForwardContext,
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorTransferResults,
+    Tensor,
+    VllmConfig,
+    WorkerSide,
+)
+from kv_p2p.clock import Clock, read_clock
+from kv_p2p.log import warn
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.wire import Wire
+
+IDLE_SECONDS: Final = 0.002
+"""What a step that computes nothing waits for the wire: else an engine with nothing to do would spin."""
+
+MakeWire = Callable[[KVCaches], Wire]
+
+
+class P2PWorkerSide(WorkerSide):
+    """Runs the holds and pulls of one rank."""
+
+    clock: Clock = staticmethod(read_clock)
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        options: Options,
+        make_wire: MakeWire,
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._options = options
+        self._make_wire = make_wire
+        self._wire: Wire | None = None
+        self._held: dict[str, tuple[Hold, float]] = {}
+        """By request, with the time at which it ends."""
+        self._request_of: dict[str, str] = {}
+        """By hold."""
+        self._pulling: dict[str, tuple[Pull, float]] = {}
+        """By request, with the time at which it has failed."""
+        self._unfilled: set[int] = set()
+
+    @property
+    def wire(self) -> Wire:
+        """The worker's connections; there are some from ``register_kv_caches`` to ``shutdown``."""
+        if self._wire is None:
+            raise RuntimeError("P2PConnector has no wire: register_kv_caches was not called, or shutdown was")
+        return self._wire
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = self._make_wire(kv_caches)
+
+    def shutdown(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        told = self._told()
+        now = self.clock()
+        for hold in told.holds:
+            self._held[hold.request_id] = hold, now + self._options.hold_seconds
+            self._request_of[hold.hold_id] = hold.request_id
+            self.wire.serve(hold)
+        for pull in told.pulls:
+            self._pulling[pull.request_id] = pull, now + self._options.pull_seconds
+            self.wire.pull(pull)
+        for source in told.declined:
+            self.wire.decline(source)
+        for request_id in told.revoked:
+            if request_id in self._held:
+                self._held[request_id] = self._held[request_id][0], now
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: no step waits for one."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Blocks are read where they are, after the request has ended."""
+
+    def wait_for_save(self) -> None:
+        """The same."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = KVConnectorTransferResults()
+        if self._told().is_idle and (self._held or self._pulling):
+            self.wire.wait(IDLE_SECONDS)
+        ended = self.wire.poll()
+        for hold_id in ended.served:
+            self._end_hold(hold_id, results)
+        for request_id in ended.pulled:
+            self._end_pull(request_id, results)
+        for request_id, reason in ended.failed:
+            self._fail_pull(request_id, reason, results)
+        self._end_what_is_late(results)
+        return results
+
+    def _end_what_is_late(self, results: KVConnectorTransferResults) -> None:
+        now = self.clock()
+        for hold, end in list(self._held.values()):
+            if end <= now and self.wire.withdraw(hold.hold_id):
+                warn("request %s: its blocks were not pulled and are free again", hold.request_id)
+                self._end_hold(hold.hold_id, results)
+        for pull, end in list(self._pulling.values()):
+            if end <= now and self.wire.give_up(pull.request_id):
+                reason = f"no end within {self._options.pull_seconds} seconds"
+                self._fail_pull(pull.request_id, reason, results)
+
+    def _end_hold(self, hold_id: str, results: KVConnectorTransferResults) -> None:
+        request_id = self._request_of.pop(hold_id, None)
+        if request_id is not None:
+            del self._held[request_id]
+            results.finished_sending.add(request_id)
+
+    def _end_pull(self, request_id: str, results: KVConnectorTransferResults) -> Pull | None:
+        pull, _ = self._pulling.pop(request_id, (None, 0.0))
+        if pull is not None:
+            results.finished_recving.add(request_id)
+        return pull
+
+    def _fail_pull(self, request_id: str, reason: str, results: KVConnectorTransferResults) -> None:
+        pull = self._end_pull(request_id, results)
+        if pull is None:
+            return
+        address = pull.source.address
+        warn("request %s: its KV did not come from %s:%d: %s", request_id, address.host, address.port, reason)
+        results.failed_recving.add(request_id)
+        self._unfilled.update(pull.block_ids)
+        self.wire.decline(pull.source)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        unfilled, self._unfilled = self._unfilled, set()
+        return unfilled
+
+    def _told(self) -> P2PMetadata:
+        told = self._get_connector_metadata()
+        if not isinstance(told, P2PMetadata):
+            raise TypeError(f"connector metadata: expected P2PMetadata, got {type(told).__name__}")
+        return told
+
+    def check(self) -> None:
+        """Recount: each hold has its request, and each request its hold."""
+        holds = {hold.hold_id: request_id for request_id, (hold, _) in self._held.items()}
+        assert holds == self._request_of, f"holds {holds}, requests of holds {self._request_of}"

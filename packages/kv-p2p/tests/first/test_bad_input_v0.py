@@ -1,0 +1,223 @@
+"""What a configuration or a batch gets wrong: exact messages."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_p2p_tiny_engine import TinyEngine
+
+from kv_api import ConfigError, KVTransferConfig
+from kv_p2p.model_input import ModelInputError, Prompt, read_batch
+from kv_p2p.options_v0 import Options, read_options
+from kv_p2p.paged import PagedCaches
+from kv_p2p.pipe.arrays import TensorError
+
+KEYS = "buffer_bytes, connect_seconds, host, port, wait_seconds"
+
+
+def transfer(role: Any = "kv_producer", kv_port: int = 14579, **extra: Any) -> Any:
+    return KVTransferConfig("SimpleConnector", kv_role=role, kv_port=kv_port, kv_connector_extra_config=extra)
+
+
+def test_defaults() -> None:
+    assert read_options(transfer(), 0) == Options(
+        role="kv_producer",
+        host="127.0.0.1",
+        port=14579,
+        buffer_bytes=1_000_000_000,
+        connect_seconds=60.0,
+        wait_seconds=None,
+    )
+
+
+def test_all_of_them() -> None:
+    extra = {"host": "::1", "port": 1, "buffer_bytes": 2.5e3, "connect_seconds": 4, "wait_seconds": 0.5}
+    assert read_options(transfer("kv_consumer", **extra), 3) == Options(
+        role="kv_consumer", host="::1", port=4, buffer_bytes=2500, connect_seconds=4.0, wait_seconds=0.5
+    )
+    assert read_options(transfer(wait_seconds=None, port=65530), 5).port == 65535
+
+
+EXTRA = "kv_connector_extra_config"
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "message"),
+    [
+        (
+            transfer("kv_both"),
+            0,
+            "kv_role: SimpleConnector works in one direction, got 'kv_both'; choices: kv_producer, kv_consumer",
+        ),
+        (transfer(), -1, "rank: expected a whole number of at least 0, got -1"),
+        (transfer(), "0", "rank: expected a whole number of at least 0, got '0'"),
+        (transfer(), True, "rank: expected a whole number of at least 0, got True"),
+        (transfer(prot=1), 0, f"{EXTRA}: unknown key 'prot'; known: {KEYS}; did you mean 'port'?"),
+        (transfer(zzz=1), 0, f"{EXTRA}: unknown key 'zzz'; known: {KEYS}"),
+        (transfer(role_="x"), 0, f"{EXTRA}: unknown key 'role_'; known: {KEYS}"),
+        (transfer(port=0), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got 0"),
+        (transfer(port=65535), 1, "port: expected a port from 1 to 65534 (rank 1 uses it + 1), got 65535"),
+        (transfer(port="1"), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got '1'"),
+        (transfer(port=True), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got True"),
+        (transfer(kv_port=0), 2, "kv_port: expected a port from 1 to 65533 (rank 2 uses it + 2), got 0"),
+        (transfer(host=""), 0, "host: expected a name or an address, got ''"),
+        (transfer(host=1), 0, "host: expected a name or an address, got 1"),
+        (transfer(buffer_bytes=0), 0, "buffer_bytes: expected a number of bytes, at least 1, got 0"),
+        (transfer(buffer_bytes=True), 0, "buffer_bytes: expected a number of bytes, at least 1, got True"),
+        (
+            transfer(buffer_bytes=float("inf")),
+            0,
+            "buffer_bytes: expected a number of bytes, at least 1, got inf",
+        ),
+        (transfer(buffer_bytes=None), 0, "buffer_bytes: expected a number of bytes, at least 1, got None"),
+        (transfer(connect_seconds=0), 0, "connect_seconds: expected seconds, more than 0, got 0"),
+        (transfer(connect_seconds=None), 0, "connect_seconds: expected seconds, more than 0, got None"),
+        (transfer(connect_seconds=float("nan")), 0, "connect_seconds: expected seconds, more than 0, got nan"),
+        (transfer(wait_seconds="1"), 0, "wait_seconds: expected seconds, more than 0, got '1'"),
+    ],
+)
+def test_options(given: Any, rank: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_options(given, rank)
+    assert str(refused.value) == message
+
+
+def batch(lengths: Any, num_prefill: int, tokens: Any = 9, slots: Any = 9) -> Any:
+    """A number of tokens or slots stands for that many."""
+    return SimpleNamespace(
+        input_tokens=np.arange(tokens) if isinstance(tokens, int) else tokens,
+        attn_metadata=SimpleNamespace(
+            seq_lens=lengths,
+            slot_mapping=np.arange(slots) + 20 if isinstance(slots, int) else slots,
+            num_prefill_tokens=num_prefill,
+        ),
+    )
+
+
+def test_batches() -> None:
+    found = read_batch(batch([2, 3, 70, 80], 5))
+    assert found == ([Prompt(0, (0, 1), (20, 21)), Prompt(2, (2, 3, 4), (22, 23, 24))], 2)
+    assert [prompt.end for prompt in found.prompts] == [2, 5]
+    assert read_batch(batch([70], 0)) == ([], 1)
+    assert read_batch(batch(np.array([1]), 1, np.array([[7]]), np.array([[8]]))) == ([Prompt(0, (7,), (8,))], 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (batch(None, 1), "attn_metadata.seq_lens: not set, so nobody knows where a prompt begins"),
+        (
+            batch([2, 7], 6),
+            "attn_metadata.seq_lens: [2, 7] don't add up to the 6 tokens of the prefills; a prompt is transferred "
+            "whole: set enable_chunked_prefill=False and enable_prefix_caching=False",
+        ),
+        (batch([2, 3], 6), "attn_metadata.seq_lens: [2, 3] are less than the 6 tokens of the prefills"),
+        (batch([6], 6, 5), "input_tokens: expected 6 for the tokens of the prefills, got 5"),
+        (batch([6], 6, 6, 5), "attn_metadata.slot_mapping: expected 6 for the tokens of the prefills, got 5"),
+    ],
+)
+def test_batches_that_are_none(given: Any, message: str) -> None:
+    with pytest.raises(ModelInputError) as refused:
+        read_batch(given)
+    assert str(refused.value) == message
+
+
+def test_batches_of_other_types() -> None:
+    with pytest.raises(TensorError) as refused:
+        read_batch(batch([1], 1, np.ones(1)))
+    assert str(refused.value) == "input_tokens: expected whole numbers in one dimension, got numpy <f8 (1,)"
+
+
+def with_caches(**changed: Any) -> Any:
+    """Make ``PagedCaches`` of a tiny engine's, with something else in place of some of them."""
+
+    def make() -> PagedCaches:
+        engine = TinyEngine(0)
+        caches = engine.caches[: changed.get("count", 3)]
+        for index in range(len(caches)):
+            caches[index] = changed.get(f"cache_{index}", caches[index])
+        return PagedCaches(changed.get("model", engine.model), caches)
+
+    return make
+
+
+def caches_of_three() -> PagedCaches:
+    return with_caches()()  # type: ignore[no-any-return]
+
+
+def rows(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.zeros(shape, dtype)
+
+
+FITS = "and the caches here take numpy <f4 (3, 2, 2, 5); both engines need the same model, cut in the same way"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (with_caches(count=2), ModelInputError, "kv_caches: 2 of them for the layers 0 to 3"),
+        (
+            with_caches(model=SimpleNamespace(model=SimpleNamespace(start_layer=4, end_layer=4))),
+            ModelInputError,
+            "kv_caches: 3 of them for the layers 4 to 4",
+        ),
+        (
+            with_caches(cache_0=rows(3, 4, 4, 2, 5)),
+            ModelInputError,
+            "kv_caches[0]: expected (2, blocks, block size, heads, head size), got (3, 4, 4, 2, 5)",
+        ),
+        (
+            with_caches(cache_1=rows(2, 4)),
+            ModelInputError,
+            "kv_caches[1]: expected (2, blocks, block size, heads, head size), got (2, 4)",
+        ),
+        (
+            with_caches(cache_2=rows(2, 12, 4, 2, 6)),
+            ModelInputError,
+            "kv_caches[2]: numpy <f4 (2, 12, 4, 2, 6), and that of the first layer is numpy <f4 (2, 12, 4, 2, 5)",
+        ),
+        (
+            with_caches(cache_2=rows(2, 12, 4, 2, 5, dtype=np.float16)),
+            ModelInputError,
+            "kv_caches[2]: numpy <f2 (2, 12, 4, 2, 5), and that of the first layer is numpy <f4 (2, 12, 4, 2, 5)",
+        ),
+        (
+            with_caches(cache_1=[1]),
+            TensorError,
+            "kv_caches[1]: expected a numpy array or a torch tensor, got list",
+        ),
+        (
+            lambda: caches_of_three().read([0, 48]),
+            ModelInputError,
+            "attn_metadata.slot_mapping: expected slots from 0 to 47, got 48",
+        ),
+        (
+            lambda: caches_of_three().write([-1], rows(3, 1, 2, 5), rows(3, 1, 2, 5)),
+            ModelInputError,
+            "attn_metadata.slot_mapping: expected slots from 0 to 47, got -1",
+        ),
+        (
+            lambda: caches_of_three().write([1, 2], rows(2, 2, 2, 5), rows(3, 2, 2, 5)),
+            TensorError,
+            f"keys: numpy <f4 (2, 2, 2, 5) came, {FITS}",
+        ),
+        (
+            lambda: caches_of_three().write([1, 2], rows(3, 2, 2, 5), rows(3, 2, 2, 5, dtype=np.float16)),
+            TensorError,
+            f"values: numpy <f2 (3, 2, 2, 5) came, {FITS}",
+        ),
+    ],
+)
+def test_caches(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as refused:
+        call()
+    assert str(refused.value) == message
+
+
+def test_nothing_is_written_unless_all_of_it_fits() -> None:
+    engine = TinyEngine(0)
+    caches = PagedCaches(engine.model, engine.caches)
+    with pytest.raises(TensorError):
+        caches.write([1, 2], rows(3, 2, 2, 5), rows(3, 1, 2, 5))
+    engine.check()

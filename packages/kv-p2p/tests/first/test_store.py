@@ -1,0 +1,138 @@
+"""Stores keyed by strings: the same tests for one in this process and one at the other end of a pipe."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kv_p2p_background import wait_until
+from kv_p2p_pipe_pairs import SORTS, make_pair
+
+from kv_api import ConfigError
+from kv_p2p.lookup_buffer.base import KVStoreBufferBase
+from kv_p2p.lookup_buffer.store import LocalStore, PipeStore, StoreServer
+from kv_p2p.pipe.arrays import TensorError
+from kv_p2p.pipe.base import PipeClosedError
+
+
+@pytest.fixture(params=["here", *SORTS])
+def store(request: pytest.FixtureRequest) -> Iterator[KVStoreBufferBase]:
+    held = LocalStore(1000)
+    if request.param == "here":
+        yield held
+        held.close()
+    else:
+        one, other = make_pair(request.param)
+        server, client = StoreServer(one, held), PipeStore(other)
+        yield client
+        client.close()
+        server.close()
+    held.check()
+
+
+def test_what_was_put_is_there(store: KVStoreBufferBase) -> None:
+    array = np.arange(4)
+    store.put("kéy", array)
+    array[0] = 9
+    found = store.get("kéy")
+    assert found.tolist() == [0, 1, 2, 3]  # type: ignore[union-attr]
+    found[0] = 8  # type: ignore[index]
+    assert store.get("kéy").tolist() == [0, 1, 2, 3]  # type: ignore[union-attr]
+    assert store.get("key") is None
+    store.put("kéy", np.array(5))
+    assert store.get("kéy").tolist() == 5  # type: ignore[union-attr]
+    store.put("kéy", None)
+    assert store.get("kéy") is None
+
+
+def test_what_was_put_longest_ago_makes_room(store: KVStoreBufferBase) -> None:
+    for key in "abc":
+        store.put(key, np.zeros(300, np.uint8))
+    store.put("a", np.zeros(301, np.uint8))
+    store.put("d", np.zeros(200, np.uint8))
+    assert [key for key in "abcd" if store.get(key) is not None] == ["a", "c", "d"]
+    store.put("e", np.zeros(1001, np.uint8))
+    assert store.get("e") is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 12))))
+def test_it_does_what_a_list_does(puts: list[tuple[str, int | None]]) -> None:
+    store, model = LocalStore(20), list[tuple[str, int]]()
+    for key, size in puts:
+        store.put(key, None if size is None else np.zeros(size, np.uint8))
+        store.check()
+        model = [one for one in model if one[0] != key]
+        if size is not None:
+            model.append((key, size))
+            while sum(size for _, size in model) > 20:
+                del model[0]
+        assert {key: store.get(key) is not None for key in "abcd"} == {key: key in dict(model) for key in "abcd"}
+
+
+def test_what_cant_be_stored_is_refused_and_nothing_else_happens(store: KVStoreBufferBase) -> None:
+    with pytest.raises(TensorError) as refused:
+        store.put("a", [1])
+    assert str(refused.value) == "a: expected a numpy array or a torch tensor, got list"
+    store.put("a", np.array(1))
+    assert store.get("a") is not None
+
+
+def test_a_closed_store(store: KVStoreBufferBase) -> None:
+    store.close()
+    store.close()
+    with pytest.raises(PipeClosedError):
+        store.get("a")
+    with pytest.raises(PipeClosedError):
+        store.put("a", np.array(1))
+
+
+def test_the_server_ends_and_the_store_stays() -> None:
+    one, other = make_pair("tcp")
+    held = LocalStore(1000)
+    server, client = StoreServer(one, held), PipeStore(other)
+    client.put("a", np.array(1))
+    server.close()
+    with pytest.raises(PipeClosedError):
+        client.get("a")
+    assert held.get("a") is not None
+    held.check()
+
+
+def test_a_client_that_broke_off_a_request_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = make_pair("local")
+    server, client = StoreServer(one, LocalStore(10)), PipeStore(other)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(other, "recv_tensor", fail)
+        with pytest.raises(KeyboardInterrupt):
+            client.get("a")
+    with pytest.raises(PipeClosedError):
+        client.get("a")
+    server.close()
+
+
+def test_a_request_that_is_none_ends_it_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = make_pair("local")
+    with caplog.at_level(logging.WARNING, "kv_p2p"):
+        server = StoreServer(one, LocalStore(10))
+        other.send_tensor(np.array([2]))
+        other.send_tensor(None)
+        wait_until(lambda: not server._thread.is_alive())
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request to a store can't be used: expected [0] or [1] and a key, got array([2]) and None"
+    ]
+    with pytest.raises(PipeClosedError):
+        other.recv_tensor()
+    server.close()
+    other.close()
+
+
+def test_a_store_of_nothing() -> None:
+    with pytest.raises(ConfigError) as refused:
+        LocalStore(0)
+    assert str(refused.value) == "capacity_bytes: expected at least 1, got 0"

@@ -1,0 +1,208 @@
+"""`HoldTable` against an obvious model: for each hold, who reads it and what has happened to it."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kv_p2p.pulling.metadata import Hold
+from kv_p2p.pulling.tcp.holds import HoldTable
+
+IDS = ("a", "b", "c")
+BLOCKS = {"a": (2, 1), "b": (3,), "c": (6, 4, 5)}
+NONE = "there is no hold {!r}: it was pulled, it was declined, or its time was over"
+ids = st.sampled_from(IDS)
+
+
+def no_such_places(hold_id, first, count):
+    held = len(BLOCKS[hold_id])
+    return f"hold {hold_id!r} has {held} blocks; it has not {count} from place {first} on"
+
+
+def hold(hold_id):
+    return Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", BLOCKS[hold_id])
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.table = HoldTable()
+        self.open = {}
+        """By hold that is there: how many read it."""
+        self.pulled = set()
+        self.closing = set()
+        self.served = []
+
+    def there(self):
+        return [hold_id for hold_id in IDS if hold_id in self.open]
+
+    def end(self, hold_id):
+        del self.open[hold_id]
+        self.pulled.discard(hold_id)
+        self.closing.discard(hold_id)
+
+    @rule(hold_id=ids)
+    def serve(self, hold_id):
+        if hold_id in self.open:
+            with pytest.raises(ValueError, match=f"hold '{hold_id}' is served already"):
+                self.table.serve(hold(hold_id))
+        elif hold_id not in self.served:  # a hold has an id that none had
+            self.table.serve(hold(hold_id))
+            self.open[hold_id] = 0
+
+    @rule(hold_id=ids, digest_of=ids, first=st.integers(-4, 4), count=st.integers(-4, 4))
+    def begin_read(self, hold_id, digest_of, first, count):
+        found = self.table.begin_read(hold_id, f"digest {digest_of}", first, count)
+        blocks = BLOCKS[hold_id]
+        if hold_id not in self.open or hold_id in self.closing:
+            assert found == NONE.format(hold_id)
+        elif digest_of != hold_id:
+            assert found == f"hold {hold_id!r} is of another prompt"
+        elif count < 1 or any(place not in range(len(blocks)) for place in range(first, first + count)):
+            assert found == no_such_places(hold_id, first, count)
+        else:
+            assert [*found] == [blocks[place] for place in range(first, first + count)]
+            self.open[hold_id] += 1
+
+    @rule(data=st.data(), hold_id=ids)
+    def read_what_is_right(self, data, hold_id):
+        first = data.draw(st.integers(0, len(BLOCKS[hold_id]) - 1))
+        count = data.draw(st.integers(1, len(BLOCKS[hold_id]) - first))
+        self.begin_read(hold_id, hold_id, first, count)
+
+    @precondition(lambda self: any(self.open.values()))
+    @rule(data=st.data(), has_all=st.booleans())
+    def end_read(self, data, has_all):
+        hold_id = data.draw(st.sampled_from([one for one in self.there() if self.open[one]]))
+        self.table.end_read(hold_id, has_all=has_all)
+        self.open[hold_id] -= 1
+        if has_all:
+            self.pulled.add(hold_id)
+            self.closing.add(hold_id)
+        if hold_id in self.pulled and self.open[hold_id] == 0:
+            self.served.append(hold_id)
+            self.end(hold_id)
+
+    @rule(hold_id=ids, digest_of=ids)
+    def decline(self, hold_id, digest_of):
+        self.table.decline(hold_id, f"digest {digest_of}")
+        if self.open.get(hold_id) == 0 and digest_of == hold_id:
+            self.served.append(hold_id)
+            self.end(hold_id)
+
+    @rule(hold_id=ids)
+    def withdraw(self, hold_id):
+        is_read = bool(self.open.get(hold_id))
+        assert self.table.withdraw(hold_id) is not is_read
+        if is_read:
+            self.closing.add(hold_id)
+        elif hold_id in self.open:
+            self.end(hold_id)
+        else:
+            self.served = [served for served in self.served if served != hold_id]
+
+    @rule()
+    def take_served(self):
+        assert self.table.take_served() == self.served
+        self.served = []
+
+    @invariant()
+    def recount(self):
+        self.table.check()
+
+
+TestHoldTable = Machine.TestCase
+
+
+def table(*hold_ids):
+    made = HoldTable()
+    for hold_id in hold_ids:
+        made.serve(hold(hold_id))
+    return made
+
+
+def test_a_hold_that_was_withdrawn_while_it_is_read_is_read_to_its_end():
+    holds = table("a")
+    assert [*holds.begin_read("a", "digest a", 0, 2)] == [2, 1]
+    assert holds.withdraw("a") is False
+    assert holds.begin_read("a", "digest a", 1, 1) == NONE.format("a")
+    holds.decline("a", "digest a")
+    assert holds.take_served() == []
+    holds.end_read("a", has_all=True)
+    assert holds.take_served() == ["a"]
+    assert holds.withdraw("a") is True
+
+
+def test_or_is_gone_when_it_is_asked_for_again():
+    holds = table("a", "b")
+    holds.begin_read("a", "digest a", 0, 1)
+    assert holds.withdraw("a") is False
+    holds.end_read("a", has_all=False)
+    assert holds.take_served() == []
+    assert holds.withdraw("a") is True
+    assert holds.take_served() == []
+    assert holds.begin_read("a", "digest a", 0, 1) == NONE.format("a")
+    assert [*holds.begin_read("b", "digest b", 0, 1)] == [3]
+
+
+def test_what_is_withdrawn_after_its_end_is_not_told_and_others_are():
+    holds = table("a", "b", "c")
+    for hold_id in ("a", "b", "c"):
+        holds.decline(hold_id, f"digest {hold_id}")
+    assert holds.withdraw("b") is True
+    assert holds.take_served() == ["a", "c"]
+
+
+def test_who_breaks_off_leaves_it_for_the_next():
+    holds = table("a")
+    holds.begin_read("a", "digest a", 1, 1)
+    holds.end_read("a", has_all=False)
+    assert [*holds.begin_read("a", "digest a", 0, 2)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "blocks"), [(0, 3, [6, 4, 5]), (0, 1, [6]), (1, 1, [4]), (1, 2, [4, 5]), (2, 1, [5])]
+)
+def test_places_are_those_of_the_prompt(first, count, blocks):
+    assert [*table("c").begin_read("c", "digest c", first, count)] == blocks
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        (0, 4),
+        (2, 2),
+        (3, 1),
+        (-1, 1),
+        (-1, 2),
+        (-3, 3),
+        (0, 0),
+        (3, 0),
+        (0, -1),
+        (2, -1),
+        (1 << 70, 1),
+        (0, 1 << 70),
+    ],
+)
+def test_places_that_are_not_there_are_not_read(first, count):
+    holds = table("c")
+    assert holds.begin_read("c", "digest c", first, count) == no_such_places("c", first, count)
+    assert holds.withdraw("c") is True  # nobody reads it
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda holds: setattr(holds._held["a"], "readers", -1), "hold a has -1 readers"),
+        (
+            lambda holds: setattr(holds._held["a"], "is_pulled", True),
+            "hold a was pulled, nobody reads it, and it is",
+        ),
+        (lambda holds: holds._served.append("a"), "['a'] have ended and are held"),
+    ],
+)
+def test_recounting_finds_what_cannot_be(break_it, said):
+    holds = table("a")
+    break_it(holds)
+    with pytest.raises(AssertionError) as raised:
+        holds.check()
+    assert said in str(raised.value)

@@ -1,0 +1,243 @@
+"""The scheduler's half, of an engine whose requests are to be held for another one."""
+
+import json
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, step, ticket_of
+
+from kv_api import KVConnectorOutput
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
+from kv_p2p.pulling.ticket import Address, Shape, digest_of, read_ticket
+
+WANTED = {"do_remote_decode": True, "do_remote_prefill": False}
+TOKENS = range(10)
+NOTHING = (False, None)
+
+
+def ended(half, request, blocks=(7, 8, 9)):
+    half.on_new_request(request)
+    half.get_num_new_matched_tokens(request, 0)
+    half.update_state_after_alloc(request, Blocks(*blocks), 0)
+    return half.request_finished(request, list(blocks))
+
+
+def told(half):
+    return half.build_connector_meta(step())
+
+
+def test_what_is_wanted_is_held_and_has_a_ticket(make):
+    half = make("kv_producer", tp=2, pp=3)
+    request = Request("a", TOKENS, WANTED, output=[77])
+    hold, params = ended(half, request, (7, 8, 9, 10))
+    assert hold is True
+    ticket = read_ticket(json.loads(json.dumps(params)))
+    assert params == ticket.to_params("engine")
+    digest = digest_of(request, 10)
+    assert (ticket.address, ticket.shape) == (Address(OPTIONS.host, OPTIONS.port), Shape(4, 2, 3))
+    assert (ticket.hold_id, ticket.digest, ticket.num_tokens) == ("a.1", digest, 10)
+    assert half.has_pending_push_work()
+    assert told(half) == P2PMetadata(holds=[Hold("a", "a.1", digest, (7, 8, 9))])
+    half.check()
+    assert told(half) == P2PMetadata()
+    assert half.has_pending_push_work()
+    half.update_connector_output(KVConnectorOutput(finished_sending={"a", "somebody else's"}))
+    assert not half.has_pending_push_work()
+
+
+def test_only_the_blocks_of_the_prompt(make):
+    half = make()
+    assert ended(half, Request("a", range(8), WANTED, output=[1] * 9), (3, 4, 5, 6, 7))[0]
+    assert told(half).holds[0].block_ids == (3, 4)
+
+
+def test_another_engine_takes_it(make):
+    request = Request("a", TOKENS, WANTED, salt="s", adapter="l")
+    _, params = ended(make("kv_producer"), request)
+    half = make("kv_consumer")
+    same = Request("b", TOKENS, json.loads(json.dumps(params)), salt="s", adapter="l")
+    half.on_new_request(same)
+    assert half.get_num_new_matched_tokens(same, 0) == (10, True)
+    half.update_state_after_alloc(same, Blocks(1, 2, 3), 10)
+    (pull,) = told(half).pulls
+    assert (pull.first, pull.block_ids) == (0, (1, 2, 3))
+    assert (pull.source.hold_id, pull.source.digest) == ("a.1", digest_of(request, 10))
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_decode": False}, {"other": 1}])
+def test_what_nobody_wants_is_not_held(make, params, caplog):
+    half = make()
+    assert ended(half, Request("a", TOKENS, params)) == NOTHING
+    assert told(half) == P2PMetadata()
+    assert not caplog.messages
+
+
+def test_a_consumer_holds_nothing(make, caplog):
+    half = make("kv_consumer")
+    assert ended(half, Request("a", TOKENS, WANTED)) == NOTHING
+    assert told(half) == P2PMetadata()
+    assert caplog.messages == ["request a: it is to be handed over, but kv_role is 'kv_consumer'"]
+
+
+@pytest.mark.parametrize(
+    ("status", "held"),
+    [
+        ("FINISHED_STOPPED", True),
+        ("FINISHED_LENGTH_CAPPED", True),
+        ("FINISHED_IGNORED", True),
+        ("FINISHED_ABORTED", False),
+        ("FINISHED_ERROR", False),
+    ],
+)
+def test_what_ended_badly_is_not_held(make, status, held, caplog):
+    half = make()
+    request = Request("a", TOKENS, WANTED)
+    request.status = SimpleNamespace(name=status)
+    assert ended(half, request)[0] is held
+    assert not caplog.messages
+
+
+def test_an_engine_that_says_no_status(make):
+    half = make()
+    request = Request("a", TOKENS, WANTED)
+    del request.status
+    assert ended(half, request)[0]
+    other = Request("b", TOKENS, WANTED)
+    other.status = "FINISHED_ABORTED"  # no enum, so what it means is not ours to know
+    assert ended(half, other)[0]
+
+
+@pytest.mark.parametrize(("computed", "held"), [(0, False), (9, False), (10, True), (11, True)])
+def test_only_a_whole_prompt_is_held(make, computed, held):
+    half = make()
+    assert ended(half, Request("a", TOKENS, WANTED, output=[1], computed=computed))[0] is held
+
+
+@pytest.mark.parametrize(("blocks", "held"), [((0, 8, 9), False), ((7, 8, 0), False), ((7, 8, 9, 0), True)])
+def test_a_prompt_that_slid_out_of_a_window_is_not_held(make, blocks, held, caplog):
+    half = make()
+    assert ended(half, Request("a", TOKENS, WANTED), blocks)[0] is held
+    said = "request a: part of its prompt slid out of a window; it isn't handed over"
+    assert caplog.messages == ([] if held else [said])
+
+
+def test_embeddings_are_not_held(make, caplog):
+    half = make()
+    request = Request("a", TOKENS, WANTED)
+    request.prompt_embeds = object()
+    assert ended(half, request) == NOTHING
+    assert caplog.messages == ["request a: some of its prompt is embeddings; it isn't handed over"]
+
+
+def test_not_while_its_own_load_is_under_way(make):
+    """Whichever report came first would free the blocks."""
+    half = make()
+    params = {**ticket_of(TOKENS).to_params("there"), "do_remote_decode": True}
+
+    def pulls(name):
+        request = Request(name, TOKENS, params)
+        half.on_new_request(request)
+        half.get_num_new_matched_tokens(request, 0)
+        half.update_state_after_alloc(request, Blocks(1, 2, 3), 10)
+        return request
+
+    assert half.request_finished(pulls("a"), [1, 2, 3]) == NOTHING
+    assert not told(half).holds
+    b = pulls("b")
+    half.update_connector_output(KVConnectorOutput(finished_recving={"a", "b"}))
+    assert half.request_finished(b, [1, 2, 3])[0] is True
+    assert [hold.request_id for hold in told(half).holds] == ["b"]
+
+
+def test_one_that_declined_its_ticket_may_be_held(make):
+    """It came with a ticket, computed its prompt itself, and is to be handed on."""
+    half = make()
+    ticket = ticket_of(TOKENS)
+    request = Request("a", TOKENS, {**ticket.to_params("there"), "do_remote_decode": True})
+    half.on_new_request(request)
+    assert half.request_finished(request, [7, 8, 9])[0]
+    meta = told(half)
+    assert [source.hold_id for source in meta.declined] == [ticket.hold_id]
+    assert [hold.hold_id for hold in meta.holds] == ["a.1"]
+
+
+def test_an_id_that_comes_again_has_another_hold(make):
+    half = make()
+    ids = []
+    for _ in range(3):
+        assert ended(half, Request("a", TOKENS, WANTED))[0]
+        ids += [hold.hold_id for hold in told(half).holds]
+        half.update_connector_output(KVConnectorOutput(finished_sending={"a"}))
+    assert len(set(ids)) == 3
+
+
+def test_after_a_reset_nothing_is_served(make):
+    half = make()
+    for name in ("b", "a", "c"):
+        ended(half, Request(name, TOKENS, WANTED))
+    told(half)
+    half.update_connector_output(KVConnectorOutput(finished_sending={"c"}))
+    ended(half, Request("d", TOKENS, WANTED))
+    assert half.reset_cache() is True
+    half.check()
+    meta = told(half)
+    assert meta.revoked == ["a", "b", "d"]
+    assert [hold.request_id for hold in meta.holds] == ["d"]
+    assert told(half) == P2PMetadata()
+    assert half.has_pending_push_work()  # until the workers say so
+    half.update_connector_output(KVConnectorOutput(finished_sending={"a", "b", "d"}))
+    assert not half.has_pending_push_work()
+
+
+def test_a_report_of_nothing(make):
+    half = make()
+    ended(half, Request("a", TOKENS, WANTED))
+    told(half)
+    half.update_connector_output(KVConnectorOutput())
+    half.update_connector_output(KVConnectorOutput(finished_sending=set(), finished_recving={"a"}))
+    assert half.has_pending_push_work()
+
+
+@pytest.mark.parametrize(("tokens", "is_idle"), [(0, True), (1, False)])
+def test_whether_a_step_computes_is_told(make, tokens, is_idle):
+    half = make()
+    ended(half, Request("a", TOKENS, WANTED))
+    meta = half.build_connector_meta(step(tokens))
+    assert meta.is_idle is is_idle
+    assert len(meta.holds) == 1
+    assert half.build_connector_meta(step(tokens)) == P2PMetadata(is_idle=is_idle)
+
+
+def test_metadata_pickles(make):
+    half = make()
+    ended(half, Request("a", TOKENS, WANTED))
+    meta = half.build_connector_meta(step(0))
+    assert meta
+    assert pickle.loads(pickle.dumps(meta)) == meta
+
+
+@pytest.mark.parametrize("field", ["holds", "pulls", "declined", "revoked"])
+def test_metadata_is_true_if_there_is_anything_to_do(field):
+    assert not P2PMetadata(is_idle=True)
+    assert P2PMetadata(**{field: [object()]})
+
+
+@pytest.mark.parametrize(("role", "delivers"), [("kv_producer", True), ("kv_both", True), ("kv_consumer", False)])
+def test_a_producer_must_deliver(make, role, delivers):
+    assert make(role).requires_kv_delivery is delivers
+
+
+def test_recounting_finds_what_cannot_be():
+    for break_it, said in [
+        (lambda half: half._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
+        (lambda half: half._holding.clear(), "not held"),
+        (lambda half: half._next.pulls.append(Pull("b", None, 0, ())), "not pulled"),
+    ]:
+        half = scheduler()
+        ended(half, Request("a", TOKENS, WANTED))
+        half.check()
+        break_it(half)
+        with pytest.raises(AssertionError) as raised:
+            half.check()
+        assert said in str(raised.value)

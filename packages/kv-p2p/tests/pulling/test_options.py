@@ -1,0 +1,117 @@
+"""What an operator can configure, and what is said about what they can't."""
+
+from types import SimpleNamespace
+
+import pytest
+from kv_p2p_engine import vllm_config
+
+from kv_api import ConfigError
+from kv_p2p.pulling.options import Options, parse_options
+
+WHERE = "kv_connector_extra_config"
+SECONDS = "expected a number of seconds above 0, at most 1000000000, got"
+
+
+def refused(config):
+    with pytest.raises(ConfigError) as raised:
+        parse_options(config)
+    return str(raised.value)
+
+
+def test_what_is_set_where_nothing_is():
+    options = Options(host="127.0.0.1", port=14579, hold_seconds=120.0, pull_seconds=30.0)
+    assert parse_options(vllm_config()) == options == Options()
+
+
+def test_values_are_read():
+    extra = {"host": "h", "port": 80, "hold_seconds": 1, "pull_seconds": 0.5}
+    options = parse_options(vllm_config(**extra))
+    assert options == Options("h", 80, 1.0, 0.5)
+    assert type(options.hold_seconds) is float
+
+
+def test_none_is_not_given():
+    extra = dict.fromkeys(["host", "port", "hold_seconds", "pull_seconds"])
+    assert parse_options(vllm_config(kv_port=99, **extra)) == Options(port=99)
+
+
+def test_the_port_is_that_of_the_configuration_unless_it_is_given_here():
+    assert parse_options(vllm_config(kv_port=4000)).port == 4000
+    config = vllm_config(kv_port=4000, port=5000)
+    assert parse_options(config).port == 5000
+    theirs = SimpleNamespace(
+        kv_connector_extra_config={}, kv_role="kv_both"
+    )  # of an engine that has no such field
+    assert parse_options(SimpleNamespace(**{**vars(config), "kv_transfer_config": theirs})).port == 14579
+
+
+def test_replicas_have_ports_of_their_own():
+    config = vllm_config(kv_port=4000, tp=2, pp=3, rank=5)
+    ports = []
+    for index in range(3):
+        config.parallel_config.data_parallel_index = index
+        ports.append(parse_options(config).port)
+    assert ports == [4000, 4006, 4012]
+    assert parse_options(config) == Options(port=4012)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("host", "", "expected a host name or an address, got ''"),
+        ("host", 1, "expected a host name or an address, got 1"),
+        ("port", "80", "expected a port, 1 to 65535, got '80'"),
+        ("port", True, "expected a port, 1 to 65535, got True"),
+        ("port", 80.0, "expected a port, 1 to 65535, got 80.0"),
+        ("port", 0, "got 0; the workers of this engine would listen at 0 to 0, and ports are 1 to 65535"),
+        ("port", -1, "got -1; the workers of this engine would listen at -1 to -1, and ports are 1 to 65535"),
+        (
+            "port",
+            65536,
+            "got 65536; the workers of this engine would listen at 65536 to 65536, and ports are 1 to 65535",
+        ),
+        *(
+            (key, value, f"{SECONDS} {value!r}")
+            for key in ("hold_seconds", "pull_seconds")
+            for value in (0, -1, "5", True, float("inf"), float("nan"), 10**9 + 1, 10**400)
+        ),
+    ],
+)
+def test_wrong_values(key, value, expected):
+    assert refused(vllm_config(**{key: value})) == f"{WHERE}.{key}: {expected}"
+
+
+def test_seconds_for_ever():
+    assert parse_options(vllm_config(hold_seconds=10**9)).hold_seconds == 1e9
+
+
+def test_each_worker_of_each_replica_has_a_port():
+    config = vllm_config(kv_port=65533, tp=3)
+    assert parse_options(config).port == 65533
+    config.parallel_config.data_parallel_index = 1
+    assert refused(config) == (
+        f"{WHERE}.port: got 65533; the workers of this engine would listen at 65536 to 65538, and ports are "
+        "1 to 65535"
+    )
+    assert refused(vllm_config(kv_port=65533, tp=4)) == (
+        f"{WHERE}.port: got 65533; the workers of this engine would listen at 65533 to 65536, and ports are "
+        "1 to 65535"
+    )
+
+
+def test_a_key_that_is_nearly_one():
+    known = "hold_seconds, host, name, port, pull_seconds, save"
+    for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
+        said = f"{WHERE}: unknown key {wrong!r}; known: {known}; did you mean {meant!r}?"
+        assert refused(vllm_config(**{wrong: 1})) == said
+
+
+def test_keys_of_others_pass():
+    config = vllm_config()
+    config.kv_transfer_config.kv_connector_extra_config = {"name": "near", "save": False, "backend": "x"}
+    assert parse_options(config) == Options()
+
+
+def test_without_a_config():
+    said = "P2PConnector needs a kv_transfer_config, and there is none"
+    assert refused(SimpleNamespace(kv_transfer_config=None)) == said

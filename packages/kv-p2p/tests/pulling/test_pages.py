@@ -1,0 +1,243 @@
+"""`CachePages`: the bytes of blocks, out of caches and into them."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_api import ConfigError
+from kv_p2p.pulling.pages import CachePages
+
+BLOCKS = 6
+
+
+def random_bytes(shape, seed):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def plain(seed):
+    """Two layers of different types and sizes."""
+    return {
+        "layer0": random_bytes((BLOCKS, 2, 12), seed).view(np.uint32),
+        "layer1": random_bytes((BLOCKS, 10), seed + 1).view(np.float16),
+    }
+
+
+def in_one_storage(seed):
+    """Layers whose blocks take turns in one array: those of a layer do not lie together."""
+    storage = random_bytes((BLOCKS, 3, 2, 4), seed)
+    return {f"layer{index}": storage[:, index] for index in range(3)}
+
+
+def heads_first(seed):
+    """The dimensions of a block are in another order in memory."""
+    return {"layer0": random_bytes((BLOCKS, 3, 2, 4), seed).transpose(0, 2, 1, 3)}
+
+
+def several_each(seed):
+    """Each block of the engine is two of the layer's."""
+    return {"layer0": random_bytes((2 * BLOCKS, 5), seed)}
+
+
+def aliased(seed):
+    """The same memory under two names, and under a third as another type."""
+    layer = random_bytes((BLOCKS, 8), seed)
+    return {
+        "layer0": layer,
+        "layer1": layer,
+        "layer2": layer.view(np.uint16),
+        "layer3": random_bytes((BLOCKS, 3), 1),
+    }
+
+
+KINDS = [plain, in_one_storage, heads_first, several_each, aliased]
+
+
+def blocks_of(cache):
+    """The bytes of each block, as they lie in memory."""
+    order = sorted(range(1, cache.ndim), key=lambda axis: -cache.strides[axis])
+    flat = np.ascontiguousarray(cache.transpose(0, *order)).view(np.uint8)
+    return flat.reshape(BLOCKS, -1)
+
+
+def as_parts(gathered):
+    return [bytearray(memoryview(part).cast("B")) for part in gathered]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(pairs=st.lists(st.tuples(*[st.integers(0, BLOCKS - 1)] * 2), min_size=1, unique_by=lambda pair: pair[1]))
+def test_blocks_arrive_bit_for_bit(kind, pairs):
+    there, here = kind(7), kind(70)
+    expected = {name: blocks_of(cache).copy() for name, cache in here.items()}
+    for name, cache in there.items():
+        for source, target in pairs:
+            expected[name][target] = blocks_of(cache)[source]
+    sender, receiver = CachePages(there, BLOCKS), CachePages(here, BLOCKS)
+    assert sender.layout == receiver.layout
+    gathered = sender.gather([source for source, _ in pairs])
+    assert sum(len(part) for part in as_parts(gathered)) == len(pairs) * sender.bytes_per_block
+    receiver.scatter([target for _, target in pairs], as_parts(gathered))
+    for name, cache in here.items():
+        assert (blocks_of(cache) == expected[name]).all(), name
+    for name, cache in there.items():
+        assert (blocks_of(cache) == blocks_of(kind(7)[name])).all()
+
+
+def test_a_part_for_each_layer_and_block_after_block():
+    caches = in_one_storage(3)
+    first, second, third = as_parts(CachePages(caches, BLOCKS).gather([4, 1]))
+    for part, name in ((first, "layer0"), (second, "layer1"), (third, "layer2")):
+        assert bytes(part) == caches[name][4].tobytes() + caches[name][1].tobytes()
+
+
+def test_what_was_gathered_is_a_copy():
+    caches = plain(3)
+    pages = CachePages(caches, BLOCKS)
+    gathered = pages.gather([1])
+    before = as_parts(gathered)
+    pages.scatter([1], [bytearray(len(part)) for part in before])
+    assert as_parts(gathered) == before != as_parts(pages.gather([1]))
+
+
+def test_layers_that_are_the_same_memory_are_sent_once():
+    pages = CachePages(aliased(3), BLOCKS)
+    assert pages.bytes_per_block == 8 + 3
+    assert [len(part) for part in as_parts(pages.gather([0, 1]))] == [16, 6]
+
+
+def test_layers_that_only_begin_at_the_same_place_are_two():
+    storage = random_bytes((2 * BLOCKS, 4), 5)
+    pages = CachePages({"layer0": storage[:BLOCKS], "layer1": storage[::2]}, BLOCKS)
+    assert pages.bytes_per_block == 8
+
+
+def test_no_layers_at_all():
+    pages = CachePages({}, BLOCKS)
+    assert (pages.bytes_per_block, pages.gather([1, 2])) == (0, [])
+    pages.scatter([1, 2], [])
+
+
+def zeros(dtype=np.uint8, shape=(BLOCKS, 4), name="layer0"):
+    return {name: np.zeros(shape, dtype)}
+
+
+def layout(caches, blocks=BLOCKS):
+    return CachePages(caches, blocks).layout
+
+
+def test_layouts_are_equal_where_blocks_can_be_exchanged():
+    assert layout(zeros()) == layout(zeros(shape=(BLOCKS, 2, 2))) == layout(zeros(shape=(3, 4)), 3)
+    assert layout(in_one_storage(1)) == layout(
+        {name: np.ascontiguousarray(cache) for name, cache in in_one_storage(2).items()}
+    )
+
+
+def test_layouts_differ_by_name_type_size_number_and_order():
+    two = {**zeros(), **zeros(name="layer1")}
+    all_of_them = [
+        zeros(),
+        zeros(name="layer1"),
+        zeros(np.int8),
+        zeros(shape=(BLOCKS, 5)),
+        two,
+        dict(reversed(two.items())),
+        {},
+    ]
+    assert len({layout(caches) for caches in all_of_them}) == len(all_of_them)
+    assert layout(zeros(np.float16, (BLOCKS, 2))) != layout(zeros(np.uint16, (BLOCKS, 2)))
+
+
+def test_parts_of_a_wrong_size_change_nothing():
+    caches = plain(3)
+    pages = CachePages(caches, BLOCKS)
+    right = as_parts(pages.gather([1, 2]))
+    for wrong, sizes in (
+        ([right[0], right[1][:-1]], [48, 19]),
+        ([bytearray(49), right[1]], [49, 20]),
+        ([right[1], right[0]], [20, 48]),
+        ([right[0]], [48]),
+        ([*right, bytearray()], [48, 20, 0]),
+        ([], []),
+    ):
+        with pytest.raises(ValueError, match="2 blocks are") as raised:
+            pages.scatter([3, 4], wrong)
+        assert str(raised.value) == f"2 blocks are [48, 20] bytes, got {sizes}"
+    assert all((blocks_of(cache) == blocks_of(plain(3)[name])).all() for name, cache in caches.items())
+
+
+def test_what_is_no_cache():
+    with pytest.raises(ConfigError) as raised:
+        CachePages({"layer0": [1, 2]}, BLOCKS)
+    said = "register_kv_caches: layer 'layer0' is a list; expected a torch tensor or a numpy array"
+    assert str(raised.value) == said
+    with pytest.raises(ConfigError, match="the first dimension should be 7 blocks"):
+        CachePages(plain(1), 7)
+
+
+def test_blocks_that_are_not_there():
+    with pytest.raises(IndexError):
+        CachePages(plain(1), BLOCKS).gather([BLOCKS])
+
+
+def test_arrays_need_no_torch():
+    if "torch" not in sys.modules:
+        CachePages(plain(1), BLOCKS).gather([0])
+        assert "torch" not in sys.modules
+
+
+@pytest.mark.torch
+class TestTorch:
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "uint8", "float8_e4m3fn"])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_blocks_arrive_bit_for_bit(self, dtype, seed):
+        import torch
+
+        def made(seed):
+            storage = torch.from_numpy(random_bytes((BLOCKS, 3, 2, 16), seed)).view(getattr(torch, dtype))
+            alone = torch.from_numpy(random_bytes((BLOCKS, 8), seed + 1)).view(getattr(torch, dtype))
+            layers = {f"layer{index}": storage[:, index] for index in range(3)}
+            return {**layers, "alias": storage[:, 1], "alone": alone}
+
+        def raw(cache, block):
+            return bytes(cache[block].contiguous().view(torch.uint8).numpy())
+
+        there, here, before = made(seed), made(seed + 50), made(seed + 50)
+        sender, receiver = CachePages(there, BLOCKS), CachePages(here, BLOCKS)
+        assert sender.layout == receiver.layout
+        assert sender.bytes_per_block == 3 * 32 + 8
+        pairs = [(3, 0), (1, 4), (3, 2)]
+        parts = as_parts(sender.gather([source for source, _ in pairs]))
+        receiver.scatter([target for _, target in pairs], parts)
+        sources = {target: source for source, target in pairs}
+        for name, cache in here.items():
+            for block in range(BLOCKS):
+                expected = raw(there[name], sources[block]) if block in sources else raw(before[name], block)
+                assert raw(cache, block) == expected, (name, block)
+
+    def test_the_type_is_part_of_the_layout(self):
+        import torch
+
+        def tensor(dtype):
+            return {"layer0": torch.zeros(BLOCKS, 4, dtype=dtype)}
+
+        assert layout(tensor(torch.bfloat16)) != layout(tensor(torch.float16))
+        assert layout(tensor(torch.bfloat16)) == layout(tensor(torch.bfloat16))
+
+    def test_the_dimensions_of_a_block_in_another_order(self):
+        import torch
+
+        cache = torch.from_numpy(random_bytes((BLOCKS, 3, 2, 4), 9)).permute(0, 2, 1, 3)
+        pages = CachePages({"layer0": cache}, BLOCKS)
+        (part,) = as_parts(pages.gather([5]))
+        assert bytes(part) == bytes(cache.permute(0, 2, 1, 3)[5].contiguous().numpy())
+        pages.scatter([0], [part])
+        assert torch.equal(cache[0], cache[5])
+
+    def test_parts_of_a_wrong_size(self):
+        import torch
+
+        pages = CachePages({"layer0": torch.zeros(BLOCKS, 4)}, BLOCKS)
+        with pytest.raises(ValueError, match=r"1 blocks are \[16\] bytes, got \[15\]"):
+            pages.scatter([0], [bytearray(15)])

@@ -1,0 +1,288 @@
+"""How two workers over TCP begin and end: a pull that is given up, a wire that is closed, a port that is taken."""
+
+import errno
+import socket
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from kv_p2p_engine import kv_cache_config, vllm_config
+from kv_p2p_tcp import HOST, PATIENCE, answer, ask, connect, frame_of, wait_for
+
+from kv_api import ConfigError
+from kv_p2p.frames import send_frame
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.wire import TcpWire
+
+SHORT = 0.2
+"""Seconds that a test waits because it must."""
+LONG = 10_000.0
+
+
+class TestGivingUp:
+    def test_while_it_receives(self, worker, raw, small_frames):
+        here, sent = worker(2), worker(1)
+        before = here.blocks
+        here.pull("r", raw.source, *range(6))
+        connection, _ = raw.asked()
+        send_frame(connection, *frame_of(sent, 0, 1, 2))
+        wait_for(lambda: here.block(2) == sent.block(2))
+        wait_for(lambda: here.wire.give_up("r"))
+        assert not here.wire._client._pulls
+        with suppress(ConnectionError):  # it may have hung up already
+            send_frame(connection, *frame_of(sent, 3, 4, 5))
+        here.wire.close()
+        here.poll()
+        assert here.blocks == [*sent.blocks[:3], *before[3:]]
+        assert (here.pulled, here.failed) == ([], [])
+
+    def test_while_it_writes(self, worker, raw):
+        here, sent = worker(2), worker(1)
+        here.pages.writing.shut()
+        here.pull("r", raw.source, 0)
+        connection, _ = raw.asked()
+        send_frame(connection, *frame_of(sent, 0))
+        here.pages.writing.wait_for_somebody()
+        for _ in range(2):
+            assert here.wire.give_up("r") is False
+        here.pages.writing.open.set()
+        assert answer(connection) == {"op": "done"}
+        here.wait_for_pulls()
+        assert (here.pulled, here.block(0)) == (["r"], sent.block(0))
+
+    def test_after_it_has_written_a_frame(self, worker, raw, small_frames):
+        here, sent = worker(2), worker(1)
+        here.pages.writing.shut()
+        here.pull("r", raw.source, *range(4))
+        connection, _ = raw.asked()
+        send_frame(connection, *frame_of(sent, 0, 1, 2))
+        here.pages.writing.wait_for_somebody()
+        assert here.wire.give_up("r") is False
+        here.pages.writing.open.set()
+        wait_for(lambda: here.wire.give_up("r"))
+        assert answer(connection) is None
+        here.wire.close()
+        here.poll()
+        assert (here.pulled, here.failed) == ([], [])
+
+    def test_between_receiving_and_writing(self, worker, raw, monkeypatch):
+        """What has arrived by then is thrown away."""
+        here, sent = worker(2), worker(1)
+        before, received, go_on = here.blocks, threading.Event(), threading.Event()
+
+        def held_up(header, most):
+            received.set()
+            assert go_on.wait(PATIENCE)
+            return header["count"]
+
+        monkeypatch.setattr("kv_p2p.pulling.tcp.client._count_of", held_up)
+        here.pull("r", raw.source, 0)
+        connection, _ = raw.asked()
+        send_frame(connection, *frame_of(sent, 0))
+        assert received.wait(PATIENCE)
+        assert here.wire.give_up("r") is True
+        go_on.set()
+        here.wire.close()
+        here.poll()
+        assert (here.blocks, here.pulled, here.failed) == (before, [], [])
+
+    def test_before_its_turn_has_come(self, worker, raw, monkeypatch):
+        monkeypatch.setattr("kv_p2p.pulling.tcp.client.THREADS", 1)
+        here, sent = worker(2), worker(1)
+        before = here.blocks
+        for name in ("r", "s", "t"):
+            here.pull(name, raw.source, "rst".index(name))
+        connection, _ = raw.asked()
+        assert here.wire.give_up("s") is True
+        send_frame(connection, *frame_of(sent, 0))
+        third, _ = raw.asked()  # the second has never come
+        send_frame(third, *frame_of(sent, 0))
+        here.wait_for_pulls(2)
+        assert (here.pulled, here.failed) == (["r", "t"], [])
+        assert here.blocks[:3] == [sent.block(0), before[1], sent.block(0)]
+
+    def test_the_same_request_may_pull_again(self, worker, raw):
+        here, sent = worker(2), worker(1)
+        here.pull("r", raw.source, 0)
+        first, _ = raw.asked()
+        assert here.wire.give_up("r") is True
+        here.pull("r", raw.source, 1)
+        second, _ = raw.asked()
+        assert answer(first) is None
+        send_frame(second, *frame_of(sent, 4))
+        here.wait_for_pulls()
+        assert (here.pulled, here.failed, here.block(1)) == (["r"], [], sent.block(4))
+
+    @pytest.mark.parametrize("succeeds", [True, False])
+    def test_when_it_has_just_ended(self, worker, succeeds):
+        there, here = worker(1), worker(2)
+        if succeeds:
+            there.serve("h", 1)
+        there.serve("g", 2)
+        here.pull("r", there.source("h"), 0)
+        here.pull("s", there.source("g"), 1)
+        here.pull("t", there.source("gone"), 1)
+        wait_for(lambda: not here.wire._client._pulls)
+        assert here.wire.give_up("r") is True
+        here.wait_for_pulls(2)
+        assert (here.pulled, [name for name, _ in here.failed]) == (["s"], ["t"])
+
+    def test_of_what_nobody_knows(self, worker):
+        assert worker(2).wire.give_up("r") is True
+
+
+def close(worker):
+    """Fails if it takes long."""
+    closing = threading.Thread(target=worker.wire.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+
+
+class TestClosing:
+    def test_while_blocks_are_sent(self, worker, monkeypatch, caplog):
+        """To somebody who does not take them."""
+        monkeypatch.setattr("kv_p2p.pulling.tcp.server.FRAME_BYTES", 1)
+        there = worker(1, silence=LONG)
+        there.serve("h", *[1, 2] * 50_000)
+        with connect(there) as connection:
+            ask(connection, there, "h", count=100_000)
+            for _ in range(10):
+                there.pages.reading.wait_for_somebody()
+            close(there)
+        assert there.readers("h") == 0
+        assert not caplog.messages
+
+    def test_while_nobody_says_anything(self, worker, raw, caplog):
+        here = worker(2, silence=LONG)
+        before = here.blocks
+        for number in range(6):  # more than there are threads
+            here.pull(f"r{number}", raw.source, number)
+        here.wire.decline(raw.source)
+        connections = [raw.asked()[0] for _ in range(4)]
+        with connect(here), connect(here):
+            close(here)
+        assert not caplog.messages
+        for connection in connections:
+            assert answer(connection) is None
+        raw.listener.setblocking(False)
+        with pytest.raises(BlockingIOError):  # what has not begun never begins
+            raw.listener.accept()
+        here.poll()
+        assert (here.pulled, here.failed, here.blocks) == ([], [], before)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-p2p")]
+
+    def test_while_a_frame_is_on_its_way(self, worker, raw):
+        here = worker(2, silence=LONG)
+        before = here.blocks
+        here.pull("r", raw.source, 0)
+        connection, _ = raw.asked()
+        connection.sendall(b"KVp1\0\0\0\2")
+        close(here)
+        assert here.blocks == before
+
+    def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch):
+        monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", SHORT)
+        here = worker(2, silence=LONG)
+        here.wire.decline(raw.source)
+        raw.asked()
+        close(here)
+
+    def test_again(self, worker):
+        here = worker(2)
+        for _ in range(3):
+            here.wire.close()
+        with pytest.raises(ConnectionRefusedError):
+            connect(here)
+
+
+class TestListening:
+    def test_where_somebody_listens_already(self, worker):
+        port = worker(1).wire.server.port
+        before = {*threading.enumerate()}
+        with pytest.raises(ConfigError) as raised:
+            worker(2, rank=1, port=port - 1)
+        said = f"kv_connector_extra_config: can't listen at host '127.0.0.1', port {port}: "
+        assert str(raised.value).startswith(said)
+        end = "; the port of a worker is kv_connector_extra_config.port (or kv_port) and its rank"
+        assert str(raised.value).endswith(end)
+        assert {*threading.enumerate()} == before
+
+    @pytest.mark.parametrize("host", ["x" * 80, "ä" * 80, "a\0b", "nowhere.invalid"])
+    def test_where_nobody_can(self, host):
+        pages = CachePages({"layer": np.zeros((2, 3))}, 2)
+        with pytest.raises(ConfigError) as raised:
+            TcpWire(pages, 0, Options(host, 0, 1.0, 1.0))
+        said = f"kv_connector_extra_config: can't listen at host {host!r}, port 0: "
+        assert str(raised.value).startswith(said)
+
+    def test_it_goes_on_when_nobody_could_connect_for_a_while(self, worker, monkeypatch, caplog):
+        """Such as when too many files were open."""
+        accept, failures = (
+            socket.socket.accept,
+            [OSError(errno.EMFILE, "too many"), ConnectionError("gone")],
+        )
+        monkeypatch.setattr("kv_p2p.pulling.tcp.server.PAUSE_SECONDS", 0.01)
+
+        def accept_or_not(listener):
+            if failures:
+                raise failures.pop(0)
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", accept_or_not)
+        there, here = worker(1), worker(2, serves=False)
+        there.serve("h", 1)
+        here.pull("r", there.source("h"), 0)
+        here.wait_for_pulls()
+        assert here.pulled == ["r"]
+        port = there.wire.server.port
+        assert caplog.messages == [
+            f"nobody could connect to {port}: [Errno {errno.EMFILE}] too many",
+            f"nobody could connect to {port}: gone",
+        ]
+
+    def test_it_goes_on_when_nobody_came_for_a_while(self, worker, monkeypatch, caplog):
+        """A call of accept ends by itself now and then, to see whether it is over."""
+        accept, late = socket.socket.accept, threading.Event()
+
+        def accept_later(listener):
+            if not late.is_set():
+                late.set()
+                raise TimeoutError
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", accept_later)
+        there = worker(1)
+        assert late.wait(PATIENCE)
+        with connect(there) as connection:
+            ask(connection, there, "h")
+            assert answer(connection)["status"] == "refused"
+        assert not caplog.messages
+
+
+class TestOfWorker:
+    caches = {"layer": np.zeros((16, 3))}  # noqa: RUF012 - nobody changes them
+    options = Options(HOST, 0, 1.0, 1.0)
+
+    def test_only_a_producer_listens(self):
+        for role, serves in (("kv_producer", True), ("kv_both", True), ("kv_consumer", False)):
+            wire = TcpWire.of_worker(self.caches, self.options, vllm_config(role), kv_cache_config())
+            assert (wire.server is not None) is serves
+            wire.close()
+
+    def test_its_rank(self):
+        config = vllm_config("kv_consumer", rank=2, tp=4)
+        wire = TcpWire.of_worker(self.caches, self.options, config, kv_cache_config())
+        assert wire._client._rank == 2
+        wire.close()
+
+    def test_it_needs_to_know_how_many_blocks_there_are(self):
+        with pytest.raises(ConfigError) as raised:
+            TcpWire.of_worker(self.caches, self.options, vllm_config(), None)
+        said = "P2PConnector was created without a kv_cache_config; its workers need one"
+        assert str(raised.value) == said
+        with pytest.raises(ConfigError, match="should be 17 blocks"):
+            TcpWire.of_worker(self.caches, self.options, vllm_config(), SimpleNamespace(num_blocks=17))
