@@ -17,6 +17,7 @@ FLAKY: Connector = ("FlakyConnector", {})
 FLAKY_PATIENT: Connector = ("FlakyPatientConnector", {})
 LAYERWISE: Connector = ("LayerwiseConnector", {})
 HOLDING: Connector = ("HoldingConnector", {})
+P2P: Connector = ("RoutedP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,
@@ -34,6 +35,7 @@ def offload(**settings: Any) -> Connector:
 NOT_MEMORY = "states fine failures losses counts"
 NOT_LATER = "groups states fine losses events counts"
 NOT_PATIENT = f"{NOT_LATER} zeroing reset"
+NOT_P2P = "groups states fine keeps events counts"
 NEITHER = f"{NOT_LATER} failures"
 
 # Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the
@@ -81,6 +83,8 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "offload+offload": ([offload(**CHUNKS), offload()], "events counts", (2, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
+    "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
+    "p2p+offload": ([P2P, offload()], NOT_P2P, (1, 1, False), {}),
 }  # fmt: skip
 
 
@@ -103,6 +107,7 @@ def test_what_is_driven_and_spared(name: str) -> None:
     assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
+    assert subject.serves_peers == (P2P in connectors)
 
 
 def test_several_keep_what_the_slowest_of_them_keeps() -> None:

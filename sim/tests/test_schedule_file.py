@@ -271,7 +271,7 @@ def test_an_empty_file_is_no_schedule() -> None:
 
 def test_every_size_of_a_world_is_read() -> None:
     """A field of a type that the reader doesn't know would be an error for everybody."""
-    drawn = [config_for(SUBJECTS["offload"], Random(seed)) for seed in range(60)]
+    drawn = [config_for(SUBJECTS[name], Random(seed)) for seed in range(60) for name in ("offload", "p2p")]
     for name in set(get_type_hints(WorldConfig)) - {"engine"}:  # that is chosen
         assert len({json.dumps(config.to_json()[name]) for config in drawn}) > 1, f"{name} is never drawn"
     for config in drawn:

@@ -10,8 +10,8 @@ what happens in it         ``actions``, drawn and counted in ``history/``; ``wat
 finding failures           ``fuzz``, ``conformance/``, ``growth/``; ``pytest_plugin``
 what becomes of one        ``failures/``
 the command                ``command/``; what users write is read by ``strict``
-to be driven               ``examples/``; ``offload``, our own medium over a world's memory; ``zoo/``, each with
-                           a mistake
+to be driven               ``examples/``; ``offload``, our own medium over a world's memory; ``p2p``, a world as
+                           the wire between engines; ``zoo/``, each with a mistake
 traces instead of worlds   ``replay/``
 ========================== ================================================================================
 """

@@ -42,6 +42,8 @@ class WorldConfig:
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     hands_over_states: bool = False
     """The engine tells the connector of each state that it keeps, in the step that computes it."""
+    prefix_caching: bool = True
+    """Whether the GPU's blocks are found by requests that come later."""
     layers: int = 1
     tp_size: int = 1
     pp_size: int = 1
@@ -206,6 +208,13 @@ def with_sessions(config: WorldConfig) -> WorldConfig:
     """
     drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
     return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
+
+
+def with_own_cache(config: WorldConfig) -> WorldConfig:
+    """Let two of three engines find nothing in their own blocks, and have more; which, their sizes say."""
+    if Random(repr(("own cache", _sizes(config)))).random() < 1 / 3:
+        return config
+    return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
 
 
 def with_tails(config: WorldConfig) -> WorldConfig:

@@ -15,6 +15,7 @@ from kv_sim.config import (
     WorldConfig,
     draw_config,
     with_fine_hashes,
+    with_own_cache,
     with_sessions,
     with_states,
     with_tails,
@@ -61,6 +62,8 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
+    if subject.serves_peers:
+        config = with_own_cache(config)
     return find_engine(engine).fit(with_sessions(config))
 
 

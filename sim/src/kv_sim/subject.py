@@ -54,6 +54,10 @@ class Subject:
     evicts_oldest: bool = False
     """Of what it keeps, what was used longest ago is dropped first."""
 
+    serves_peers: bool = False
+    """It serves what other engines computed. Here that is the same one, which would find all of it in its own
+    blocks; so most worlds have an engine without a prefix cache."""
+
     def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
         """The ``--kv-transfer-config`` of a world."""
         room = {"host_slots": world.host_slots, "cpu_bytes_to_use": world.host_bytes}
@@ -78,6 +82,7 @@ class Subject:
             "blocks_per_chunk": self.blocks_per_chunk,
             "keeps_from": self.keeps_from,
             "evicts_oldest": self.evicts_oldest,
+            "serves_peers": self.serves_peers,
         }
 
     @classmethod

@@ -28,7 +28,7 @@ class KVCacheManager:
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
-        self.block_pool = BlockPool(config.num_blocks)
+        self.block_pool = BlockPool(config.num_blocks, enable_caching=config.prefix_caching)
         self.tables: dict[str, Tables] = {}
         self.fresh: list[int] = []
         """Blocks that were allocated since the last step took them."""

@@ -16,8 +16,9 @@ NULL = 0
 class BlockPool:
     """Reference counts, the free queue, and hash -> block for each group."""
 
-    def __init__(self, num_gpu_blocks: int) -> None:
+    def __init__(self, num_gpu_blocks: int, *, enable_caching: bool = True) -> None:
         self.num_gpu_blocks = num_gpu_blocks
+        self.enable_caching = enable_caching
         self.ref_counts = [0] * num_gpu_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
         self.touched: Counter[int] = Counter()
@@ -85,7 +86,7 @@ class BlockPool:
     def cache(self, group: int, block_hash: bytes, block: int) -> None:
         """Let others find ``block`` under its hash, in the place of one that ended within it."""
         key = (group, block_hash)
-        if block != NULL and self.key_of.get(block) != key:
+        if self.enable_caching and block != NULL and self.key_of.get(block) != key:
             self.uncache(block)
             self.key_of[block] = key
             self.cached.setdefault(key, []).append(block)

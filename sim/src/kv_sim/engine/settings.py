@@ -18,7 +18,7 @@ def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
     """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0."""
     return SimpleNamespace(
         kv_transfer_config=subject.transfer_config(config),
-        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=True),
+        cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=config.prefix_caching),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=config.tp_size,
             pipeline_parallel_size=config.pp_size,

@@ -64,7 +64,15 @@ def several(
     ]
     traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS, Trait.COUNTS}
     grain, times = lcm(*(child.blocks_per_chunk for child in children)), max(c.keeps_from for c in children)
-    return Subject(kv_connector, module_path, {"connectors": connectors, **settings}, traits, grain, times)
+    return Subject(
+        kv_connector,
+        module_path,
+        {"connectors": connectors, **settings},
+        traits,
+        grain,
+        times,
+        serves_peers=any(child.serves_peers for child in children),
+    )
 
 
 def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) -> Subject:
@@ -102,6 +110,14 @@ OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20, self_desc
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
 
+P2P: Final = Subject(
+    "RoutedP2PConnector",
+    "kv_sim.p2p",
+    {"hold_seconds": 5, "pull_seconds": 6},
+    frozenset({Trait.RANKS, Trait.FAILURES, Trait.LOSSES, Trait.REPEATS, Trait.ZEROING, Trait.RESET}),
+    serves_peers=True,
+)
+
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
 SUBJECTS: Final[dict[str, Subject]] = {
@@ -130,4 +146,6 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
+    "p2p": P2P,
+    "p2p+offload": several(P2P, OFFLOAD),
 }

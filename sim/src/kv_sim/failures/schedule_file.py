@@ -182,6 +182,7 @@ def _subject(values: dict[str, Any]) -> Subject:
         "blocks_per_chunk": int,
         "keeps_from": int,
         "evicts_oldest": bool,
+        "serves_peers": bool,
     }
     check_keys("subject", values, wanted, optional={*wanted} - {"kv_connector", "traits"})
     for key in ("blocks_per_chunk", "keeps_from"):

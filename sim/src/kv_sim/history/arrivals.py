@@ -1,7 +1,8 @@
 """Arrivals: requests that share prefixes and end next to every boundary.
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
-to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them.
+to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them. Where an
+engine finds nothing in its own blocks, most prompts came before.
 """
 
 from collections.abc import Container
@@ -23,6 +24,7 @@ class Arrivals:
         self._config = config
         self._count = 0
         self._turns: list[int] = [0] * CONVERSATIONS
+        self._before: RequestSpec | None = None
 
     def draw(self, random: Random, taken: Container[str]) -> RequestSpec:
         """One more request; its id is not in ``taken``."""
@@ -48,7 +50,25 @@ class Arrivals:
             adapter=random.choices([None, "s"], [8, 1])[0],
             skip_reading_prefix_cache=random.random() < 0.04,
         )
+        if not config.prefix_caching:
+            spec = self._maybe_again(random, spec)
         return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
+
+    def _maybe_again(self, random: Random, spec: RequestSpec) -> RequestSpec:
+        """Maybe the same with the prompt of one before it, if nobody has any of that to itself."""
+        before = self._before
+        if before is None or random.random() < 0.3:
+            self._before = replace(spec, own_tokens=0)
+            return self._before
+        own = min(spec.own_tokens, 1, before.output_tokens - 1)  # a token more of the prompt is one less of output
+        return replace(
+            before,
+            request_id=spec.request_id,
+            own_tokens=own,
+            output_tokens=before.output_tokens - own,
+            max_tokens=before.max_tokens - own,
+            skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
+        )
 
     def _as_session(self, random: Random, room: int, spec: RequestSpec) -> RequestSpec:
         """The same with up to three more turns, as far as there is room for all that they add."""

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, offloading, several
+from kv_sim.examples.catalogue import LATER, MEMORY, P2P, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, offload, offload_books, offload_states, offload_waits, ranks, transfers
+from kv_sim.zoo import hits, offload, offload_books, offload_states, offload_waits, pulls, ranks, transfers
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -113,4 +113,12 @@ _OFFLOADED: Final = (
     plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS),
 )
 
-PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED)
+_HANDED_OVER: Final = (
+    plant(pulls.FreedWhilePulled, "", _I.OWNERSHIP, P2P, _I.CONTENT),
+    plant(pulls.TakesAnyTicket, "#44701", _I.CONTENT, P2P),
+    plant(pulls.TicketTakenAgain, "", _I.LIVENESS, P2P),
+    plant(pulls.BrokenPullIsFine, "LMCache#3388", _I.CONTENT, P2P),
+    plant(pulls.AbortFreesTarget, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT),
+)
+
+PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED, *_HANDED_OVER)

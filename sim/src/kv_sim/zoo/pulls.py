@@ -1,0 +1,79 @@
+"""Planted in kv-p2p's connector: who reads and writes blocks of whom, and for how long."""
+
+from typing import Any
+
+from kv_api import KVCacheBlocks, KVCacheConfig, KVCaches, KVConnectorTransferResults, Request, VllmConfig
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.ticket import Ticket
+from kv_p2p.pulling.wire import Wire
+from kv_sim.p2p import RoutedP2PConnector, RoutedSchedulerSide, TimedP2PWorkerSide, WorldWire
+
+
+class _HastyWire(WorldWire):
+    def withdraw(self, hold_id: str) -> bool:
+        self.holds.pop(hold_id, None)
+        return True
+
+
+class FreedWhilePulled(RoutedP2PConnector):
+    """A producer's patience ends while its blocks are being read, and it lets go of them at once."""
+
+    def make_wire(
+        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> Wire:
+        return _HastyWire(next(iter(kv_caches.values())).device)
+
+
+class _Credulous(RoutedSchedulerSide):
+    def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
+        reason = super()._reason_against(ticket, request)
+        return None if reason and "another salt" in reason else reason
+
+
+class TakesAnyTicket(RoutedP2PConnector):
+    """A ticket is believed without a look at whose it is: the same tokens with another salt, or an adapter."""
+
+    scheduler_class = _Credulous
+
+
+class _TakesAgain(RoutedSchedulerSide):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        ticket = self._tickets.get(request.request_id)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if ticket is not None and num_external_tokens:
+            self._tickets[request.request_id] = ticket
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._tickets.pop(request.request_id, None)
+        return super().request_finished(request, block_ids)
+
+
+class TicketTakenAgain(RoutedP2PConnector):
+    """A ticket that didn't come is taken again, and again, since nobody forgets it."""
+
+    scheduler_class = _TakesAgain
+
+
+class _Optimistic(TimedP2PWorkerSide):
+    def _fail_pull(self, request_id: str, reason: str, results: KVConnectorTransferResults) -> None:
+        self._end_pull(request_id, results)
+
+
+class BrokenPullIsFine(RoutedP2PConnector):
+    """A pull that broke off is reported as one that ended, and its blocks are read as they are."""
+
+    worker_class = _Optimistic
+
+
+class _DropsAborted(TimedP2PWorkerSide):
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        for request_id in sorted(finished_req_ids & self._pulling.keys()):
+            self._end_pull(request_id, results)
+        return results
+
+
+class AbortFreesTarget(RoutedP2PConnector):
+    """A request that is aborted while it is pulled gives its blocks back before the last of them has arrived."""
+
+    worker_class = _DropsAborted

@@ -1,0 +1,309 @@
+"""Engines that pull from themselves: the world as a wire, the router, and worlds in which something is pulled."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.ticket import Address
+from kv_p2p.pulling.wire import Ended
+from kv_sim.config import GroupConfig, WorldConfig, with_own_cache
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.pool import BlockPool
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import MEMORY, P2P, SUBJECTS
+from kv_sim.fuzz import config_for, run_seed
+from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
+from kv_sim.memory.device import Device
+from kv_sim.memory.shadow import Shadow
+from kv_sim.p2p import KNOWN_TICKETS, Router, TimedP2PWorkerSide, WorldWire
+from kv_sim.violation import Referee
+from kv_sim.world import World
+
+HOLD = Hold("r1", "r1.1", "digest", (3, 4, 5))
+THERE = Source(Address("somewhere", 1), "r1.1", "digest")
+FORGETFUL = replace(SUBJECTS["patient"], traits=frozenset())
+PULL = Pull("r2", THERE, 1, (7, 8))
+IT_HAS_GONE = Ended(failed=[("r2", "it was not received")])
+
+
+# -- worlds ------------------------------------------------------------------------------------
+
+
+def test_most_worlds_of_what_serves_peers_have_no_prefix_cache_and_more_room() -> None:
+    plain = replace(P2P, serves_peers=False)
+    pairs = [(config_for(P2P, Random(seed)), config_for(plain, Random(seed))) for seed in range(600)]
+    without = [(own, other) for own, other in pairs if not own.prefix_caching]
+    assert len(without) / len(pairs) == pytest.approx(2 / 3, abs=0.08)
+    for own, other in pairs:
+        blocks = other.num_blocks * (1 if own.prefix_caching else 2)
+        # Which worlds have sessions is said by sizes, too.
+        same: dict[str, Any] = {"prefix_caching": own.prefix_caching, "sessions": own.sessions}
+        assert own == replace(other, num_blocks=blocks, **same)
+
+
+def test_nobody_elses_worlds_are_without_one() -> None:
+    for name, subject in SUBJECTS.items():
+        drawn = {config_for(subject, Random(seed)).prefix_caching for seed in range(40)}
+        assert drawn == ({True, False} if "p2p" in name else {True})
+
+
+def test_which_worlds_these_are_their_sizes_say() -> None:
+    drawn = [
+        [with_own_cache(WorldConfig(host_slots=slots, layers=layers)).prefix_caching for slots in range(40)]
+        for layers in (1, 2)
+    ]
+    assert drawn[0] == drawn[1]
+    assert {*drawn[0]} == {True, False}
+
+
+def test_without_a_prefix_cache_nothing_has_a_name() -> None:
+    for enable_caching in (True, False):
+        pool = BlockPool(4, enable_caching=enable_caching)
+        (block,) = pool.allocate(1)
+        pool.cache(0, b"a", block)
+        assert pool.find(0, b"a") == (block if enable_caching else None)
+        pool.check()
+        pool.free([block])
+        # What nobody can find is given away first.
+        assert list(pool.free_queue)[0 if not enable_caching else -1] == block
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_without_a_prefix_cache_every_prompt_is_computed_again(prefix_caching: bool) -> None:
+    found: list[int] = []
+
+    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        if name == "get_num_new_matched_tokens":
+            found.append(args[1])
+
+    world = World(WorldConfig(prefix_caching=prefix_caching), FORGETFUL, observe=observe)
+    for name in ("r1", "r2"):
+        world.engine.add(RequestSpec(name, 0, 9, 0, 1, 1))
+        while world.engine.has_work:
+            world._step({}, None)
+    assert set(found[2:]) == {
+        8 if prefix_caching else 0
+    }  # each is asked about twice: "ask again" is the first answer
+    assert len(found) == 4
+
+
+def test_where_there_is_none_most_prompts_come_again() -> None:
+    shares = {}
+    for prefix_caching in (False, True):
+        config = WorldConfig(num_blocks=80, prefix_caching=prefix_caching)
+        arrivals, random, last = Arrivals(config), Random(5), [RequestSpec("r", 0, 1, 0, 1, 1)] * 6
+        again = Counter[str]()
+        for _ in range(1000):
+            spec = arrivals.draw(random, ())
+            assert len(spec.prompt) + spec.max_tokens + 1 <= MOST_BLOCKS * config.block_size
+            before = {one.prompt for one in last}
+            again["whole" if spec.prompt in before else "begun" if spec.prompt[:-1] in before else "new"] += 1
+            last = [*last[1:], spec]
+        shares[prefix_caching] = [again[kind] / 1000 for kind in ("whole", "begun", "new")]
+    assert shares[False] == pytest.approx([0.3, 0.3, 0.4], abs=0.12)
+    assert shares[True][2] > 0.8
+
+
+# -- the router --------------------------------------------------------------------------------
+
+
+def ticket(name: str) -> dict[str, Any]:
+    return {"remote_request_id": name}
+
+
+def test_a_ticket_is_for_who_begins_with_its_prompt() -> None:
+    router = Router()
+    router.learn((1, 2), ticket("a"))
+    router.learn((1, 2, 3), ticket("b"))
+    assert router.params_for((1, 2)) == {**ticket("a"), "do_remote_decode": True}
+    assert router.params_for((2, 1, 3)) == {"do_remote_decode": True}
+    assert router.params_for((1, 2, 3, 4)) == {
+        **ticket("b"),
+        "do_remote_decode": True,
+    }  # left for the next one, too
+    assert router.params_for((1, 2, 3)) == {**ticket("b"), "do_remote_decode": False}
+    assert router.params_for((1, 2, 3)) == {"do_remote_decode": True}
+
+
+def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
+    router = Router()
+    for count in range(KNOWN_TICKETS + 1):
+        router.learn((count,), ticket(f"old {count}"))
+    router.learn((1,), ticket("new"))
+    assert "remote_request_id" not in router.params_for((0,))
+    assert router.params_for((1,))["remote_request_id"] == "new"
+    assert [*router._known] == [(count,) for count in range(2, KNOWN_TICKETS + 1)]
+
+
+# -- the wire ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wire() -> WorldWire:
+    device = Device(0, WorldConfig(num_blocks=12, layers=2), Shadow(1, Referee()))
+    device.memory[3:6] = np.arange(3 * 2 * 4, dtype=np.uint64).reshape(3, 2, 4)
+    device.shadow.load_rights.update({7: "r2", 8: "r2"})
+    return WorldWire(device)
+
+
+def running(wire: WorldWire) -> Any:
+    (copy,) = wire.device.copies.running.values()
+    return copy
+
+
+def run(wire: WorldWire) -> Ended:
+    wire.device.copies.advance(running(wire), 2)
+    return wire.poll()
+
+
+def test_what_is_pulled_is_sent_and_then_received(wire: WorldWire) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    assert wire.poll() == Ended()
+    assert not wire.withdraw("r1.1")
+    assert run(wire) == Ended()
+    assert not wire.give_up("r2")
+    assert run(wire) == Ended(served=["r1.1"], pulled=["r2"])
+    assert wire.device.memory[7:9].tolist() == wire.device.memory[4:6].tolist()
+    assert wire.poll() == Ended()
+    wire.pull(PULL)  # it was good for one
+    assert wire.poll() == IT_HAS_GONE
+
+
+@pytest.mark.parametrize(
+    "source", [replace(THERE, hold_id="r1.2"), replace(THERE, digest="another")], ids=["hold", "digest"]
+)
+def test_what_is_not_held_fails_at_once(wire: WorldWire, source: Source) -> None:
+    wire.serve(HOLD)
+    wire.pull(replace(PULL, source=source))
+    assert wire.poll() == IT_HAS_GONE
+    assert [str(copy) for copy in wire.device.copies.ended] == ["load copy 0"]
+    wire.decline(source)
+    assert wire.poll() == Ended()
+    assert wire.withdraw("r1.1")
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_either_half_of_the_way_may_fail(wire: WorldWire, sent: bool) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    if sent:
+        run(wire)
+    wire.device.copies.fail(running(wire))
+    assert wire.poll() == Ended(failed=[("r2", "it was not received" if sent else "it was not sent")])
+    assert wire.poll() == Ended()
+    wire.decline(THERE)
+    assert wire.poll() == Ended(served=["r1.1"])
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_is_lost_may_be_given_up_and_withdrawn(wire: WorldWire, sent: bool) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    if sent:
+        run(wire)
+    assert wire.give_up("r2") is (not sent)
+    wire.device.copies.lose(running(wire))
+    assert wire.give_up("r2")
+    assert wire.withdraw("r1.1")
+    wire.device.copies.restart(0)
+    assert wire.poll() == Ended()  # nobody waits for it any more
+
+
+def test_an_end_that_is_reported_twice_is_one(wire: WorldWire) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    run(wire)
+    wire.device.copies.repeat(wire.device.copies.ended[0])
+    assert wire.poll() == Ended()
+    run(wire)
+    for copy in list(wire.device.copies.ended):
+        wire.device.copies.repeat(copy)
+    assert wire.poll() == Ended()
+
+
+def test_a_hold_that_is_read_is_not_declined(wire: WorldWire) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    wire.decline(THERE)
+    assert wire.poll() == Ended()
+    assert run(wire) == Ended()
+    wire.decline(THERE)  # all of it was sent, and somebody else doesn't want it
+    assert wire.poll() == Ended(served=["r1.1"])
+    assert run(wire) == Ended(pulled=["r2"])
+
+
+def test_a_copy_reads_after_every_step_that_was_launched(wire: WorldWire) -> None:
+    wire.device.copies.launched_steps = 3
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    assert running(wire).after_step == 3
+    wire.device.copies.advance(running(wire), 2)
+    wire.poll()
+    assert running(wire).after_step == 0
+
+
+def test_closing_lets_everything_end(wire: WorldWire) -> None:
+    wire.serve(HOLD)
+    wire.pull(PULL)
+    wire.close()
+    assert not wire.device.copies.running
+
+
+# -- histories ---------------------------------------------------------------------------------
+
+
+def test_much_is_pulled_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pulled, it has gone, it breaks off or is late."""
+    happened: Counter[str] = Counter()
+    poll, give_up, withdraw = WorldWire.poll, WorldWire.give_up, WorldWire.withdraw
+
+    def polled(wire: WorldWire) -> Ended:
+        ended = poll(wire)
+        happened.update(served=len(ended.served), pulled=len(ended.pulled), failed=len(ended.failed))
+        happened.update(reason for _, reason in ended.failed)
+        return ended
+
+    def given_up(wire: WorldWire, request_id: str) -> bool:
+        happened[f"given up {(answer := give_up(wire, request_id))}"] += 1
+        return answer
+
+    def withdrawn(wire: WorldWire, hold_id: str) -> bool:
+        happened[f"withdrawn {(answer := withdraw(wire, hold_id))}"] += 1
+        return answer
+
+    monkeypatch.setattr(WorldWire, "poll", polled)
+    monkeypatch.setattr(WorldWire, "give_up", given_up)
+    monkeypatch.setattr(WorldWire, "withdraw", withdrawn)
+    for seed in range(150):
+        assert run_seed(P2P, seed).failure is None
+    least = {"served": 60, "pulled": 30, "it was not sent": 3, "it was not received": 20}
+    least |= {"given up True": 1, "withdrawn False": 5, "withdrawn True": 300}
+    assert {name: happened[name] for name in least if happened[name] < least[name]} == {}
+
+
+def test_the_worker_waits_only_where_nothing_is_computed_and_nothing_moves() -> None:
+    config = WorldConfig(prefix_caching=False)
+    world = World(config, P2P)
+    engine: Engine = world.engine
+    (worker,) = (one.side for one in engine.connectors if isinstance(one.side, TimedP2PWorkerSide))
+    engine.add(RequestSpec("r1", 0, 9, 0, 3, 3))
+    world.rest()
+    assert worker.clock() > 5  # the end of r1's hold
+    seconds = [worker.clock()]
+    engine.add(RequestSpec("r2", 1, 9, 0, 30, 30))
+    for _ in range(10):
+        world._step({}, None)
+        seconds.append(worker.clock())
+    assert len(set(seconds)) == 1
+
+
+def test_it_needs_one_group() -> None:
+    for subject in (P2P, SUBJECTS["p2p+offload"]):
+        assert {config_for(subject, Random(seed)).groups for seed in range(30)} == {(GroupConfig(),)}
+    assert config_for(MEMORY, Random(3)).prefix_caching
