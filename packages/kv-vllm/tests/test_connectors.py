@@ -79,6 +79,28 @@ def test_offloading(base, cache):
     connector.shutdown()
 
 
+def test_from_engine_to_engine(base, cache):
+    """One group, so vLLM has to know that it doesn't know several; and nobody sleeps while others read."""
+    from kv_vllm import P2PConnector
+
+    config = config_of("P2PConnector", {"hold_seconds": 3})
+    connector = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert isinstance(connector, base.KVConnectorBase_V1)
+    assert not base.supports_hma(P2PConnector)
+    assert P2PConnector.supports_sleep_mode(config.kv_transfer_config) is False
+    assert connector.requires_kv_delivery
+    assert connector.side._address.port == 14579
+    sources = connector.get_external_cache_hit_sources(None, 5)
+    assert [(type(source).__module__, source.value, count) for source, count in sources.items()] == [
+        ("vllm.v1.metrics.cache_hit_source", "p2p", 5)
+    ]
+    connector.shutdown()
+    cache.kv_cache_groups *= 2
+    with pytest.raises(ConfigError) as refused:
+        P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == "P2PConnector: this model has 2 KV cache groups; it works with 1 only"
+
+
 def test_what_the_smoke_test_runs_is_ours(base, cache):
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory

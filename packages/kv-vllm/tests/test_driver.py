@@ -77,6 +77,34 @@ def test_both_engines_make_the_same_calls(name, engine):
     assert compared > 1000
 
 
+@pytest.mark.parametrize("name", ["memory", "later", "p2p"])
+def test_so_they_do_without_a_prefix_cache(name, engine):
+    compared = 0
+    for seed in range(12):
+        config = config_for(SUBJECTS[name], Random(seed), "vllm")
+        if vllm_version() < (0, 33) and config.runner == 2 and config.spec_tokens:
+            continue
+        compared += same_calls(engine, SUBJECTS[name], seed, prefix_caching=False)
+    assert compared > 1000
+
+
+def test_ours_pull_from_each_other_as_vllm_loads_them(engine, monkeypatch):
+    from kv_sim.p2p import WorldWire
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
+    poll, pulled = WorldWire.poll, []
+
+    def polled(wire):
+        ended = poll(wire)
+        pulled.extend(ended.pulled)
+        return ended
+
+    monkeypatch.setattr(WorldWire, "poll", polled)
+    for seed in range(40):
+        assert run_seed(OUR_SUBJECTS["our-p2p"], seed, engine="vllm").failure is None
+    assert len(pulled) > 5
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("name", ["memory", "later", "patient"])
 def test_sessions_get_the_same_calls_in_both(name, is_async, engine):

@@ -1,8 +1,9 @@
 """Where these packages meet vLLM itself. Importing this imports no vLLM; what needs it comes when it is used.
 
-``OffloadingConnector``, ``MultiConnector`` and ``RecordingConnector`` are for a ``kv_transfer_config`` with
-``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own connector, with ``spec_module_path:
-kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the installed vLLM.
+``OffloadingConnector``, ``P2PConnector``, ``MultiConnector`` and ``RecordingConnector`` are for a
+``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own connector,
+with ``spec_module_path: kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the installed
+vLLM.
 
 ========================= =================================================================================
 ``connectors/``           ours inside vLLM, and our host memory under vLLM's own
@@ -11,7 +12,7 @@ kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the 
 ``drift/``                where vLLM's classes and ours differ
 ``differential/``         the testbed's engine against vLLM's schedulers, call by call
 ``driver/``               vLLM's own engine under the testbed; ``host_copy`` and ``world_offload`` are media for
-                          it, named in the schedules that it saves
+                          it, named in the schedules that it saves, and ``world_p2p`` is a wire
 ``translate``             every value of ours that vLLM inspects, and what it becomes there
 ``handing_on``            connectors that stand before another one
 ``vllm_world``            vLLM's configurations and requests, sized like a world of the testbed
@@ -26,17 +27,19 @@ if TYPE_CHECKING:
     from kv_vllm.connectors.host_spec import HostOffloadingSpec
     from kv_vllm.connectors.multi import MultiConnector
     from kv_vllm.connectors.offloading import OffloadingConnector
+    from kv_vllm.connectors.p2p import P2PConnector
     from kv_vllm.recording.connector import RecordingConnector
 
 _EXPORTS: Final = {
     "OffloadingConnector": "kv_vllm.connectors.offloading",
+    "P2PConnector": "kv_vllm.connectors.p2p",
     "MultiConnector": "kv_vllm.connectors.multi",
     "RecordingConnector": "kv_vllm.recording.connector",
     "HostOffloadingSpec": "kv_vllm.connectors.host_spec",
 }
 """A class that vLLM looks for here by its name, and the module that it is in."""
 
-__all__ = ["HostOffloadingSpec", "MultiConnector", "OffloadingConnector", "RecordingConnector"]
+__all__ = ["HostOffloadingSpec", "MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector"]
 
 
 def __getattr__(name: str) -> Any:

@@ -89,6 +89,7 @@ def _drift(options: argparse.Namespace) -> int:
 
 def _fuzz(options: argparse.Namespace) -> int:
     _need_the_testbed()
+    from kv_sim.command.console import let_connectors_log_nothing
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_vllm.driver.hunt import hunt, show_found
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
@@ -100,6 +101,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     if unknown:
         print(f"unknown subject {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
+    let_connectors_log_nothing()
     version = vllm_version()
     _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
     failed = False

@@ -127,6 +127,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     scheduler.disable_hybrid_kv_cache_manager = len(world.groups) == 1
     config.cache_config = copy.copy(base.cache_config)
     config.cache_config.block_size = world.block_size
+    config.cache_config.enable_prefix_caching = world.prefix_caching
     if world.has_tails:
         config.cache_config.hash_block_size = config.cache_config.prefix_match_unit = hash_tokens(world)
     config.cache_config.num_gpu_blocks = world.num_blocks

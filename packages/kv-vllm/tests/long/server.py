@@ -73,14 +73,16 @@ def _wait(running, url, log):
     raise AssertionError(log.read_text()[-4000:])
 
 
+def ask(address, prompt, tokens=16, **more):
+    """The greedy continuation of a prompt, and its offer, if it has one."""
+    body = {"model": str(model()), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    answer = json.loads(get(f"{address}/v1/completions", {**body, **more, "return_token_ids": True}))
+    return answer["choices"][0]["token_ids"], answer.get("kv_transfer_params")
+
+
 def complete(address, prompts):
     """The greedy continuation of each prompt, one after the other."""
-    told = []
-    for prompt in prompts:
-        body = {"model": str(model()), "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-        answer = json.loads(get(f"{address}/v1/completions", {**body, "return_token_ids": True}))
-        told.append(answer["choices"][0]["token_ids"])
-    return told
+    return [ask(address, prompt)[0] for prompt in prompts]
 
 
 def listen(endpoint):
@@ -144,3 +146,25 @@ def test_a_server_gives_the_same_and_counts(tmp_path):
     event = stored[0]
     assert (event.block_size, event.kv_cache_spec_kind, event.group_idx) == (32, "full_attention", 0)
     assert event.token_ids == PROMPTS[0][:32]
+
+
+def test_one_server_computes_the_prompt_and_another_goes_on(tmp_path):
+    """As a router would have it: the parameters of one answer are those of the next question."""
+    configs = []
+    for role in ("kv_producer", "kv_consumer"):
+        (tmp_path / role).mkdir()
+        config = {**OURS, "kv_connector": "P2PConnector", "kv_role": role, "kv_port": free_port()}
+        configs.append(f"--kv-transfer-config={json.dumps({**config, 'kv_connector_extra_config': {}})}")
+    with (
+        server(tmp_path / "kv_producer", configs[0]) as prefill,
+        server(tmp_path / "kv_consumer", configs[1]) as decode,
+    ):
+        expected = complete(prefill, PROMPTS)
+        told = []
+        for prompt in PROMPTS:
+            _, offer = ask(prefill, prompt, 1, kv_transfer_params={"do_remote_decode": True})
+            told.append(ask(decode, prompt, kv_transfer_params=offer)[0])
+        metrics = get(f"{decode}/metrics")
+    assert told == expected
+    hits = values(metrics, "vllm:prompt_tokens_cached_by_source_total")
+    assert [value for labels, value in hits.items() if 'source="p2p"' in labels] > [0]
