@@ -14,6 +14,7 @@ from kv_offload_cpu.stats import (
     STORES_SKIPPED,
     USAGE,
     WRITE_USAGE,
+    Counters,
 )
 
 CONTEXT = ReqContext("any")
@@ -108,23 +109,44 @@ def test_stats(make, keys, store):
         STORES_SKIPPED: 3 + 1 + 4,
     }
     manager.reset_cache()
-    assert manager.get_stats().data == {
-        USAGE: 0.5,  # fenced
-        WRITE_USAGE: 0.25,
-        READ_USAGE: 0.25,
-        STORES_SKIPPED: 0,
-    }
+    assert manager.get_stats().is_empty(), "what is fenced is still in use"
+    manager.on_reset_flushed()
+    assert manager.get_stats().data == {USAGE: 0, WRITE_USAGE: 0, READ_USAGE: 0, STORES_SKIPPED: 0}
+
+
+@pytest.mark.parametrize(
+    ("counted", "value", "metric"),
+    [
+        ("allocation_sizes", [1], ALLOCATION_SIZE),
+        ("allocation_failures", 1, ALLOCATION_FAILURE),
+        ("stores_skipped", 1, STORES_SKIPPED),
+    ],
+)
+def test_a_step_in_which_nothing_happens_tells_nothing(counted, value, metric):
+    """The first tells the levels; then whatever is counted has all of them told, and so has another level."""
+    counters = Counters(skips=True)
+    levels = {USAGE: 0, WRITE_USAGE: 0, READ_USAGE: 0, STORES_SKIPPED: 0}
+    assert counters.take(0, 0).data == levels
+    assert counters.take(0, 0).is_empty()
+    setattr(counters, counted, value)
+    assert counters.take(0, 0).data == levels | {metric: value}
+    assert counters.take(0, 0).is_empty()
+    assert [counters.take(*shares).data[USAGE] for shares in ((0.5, 0), (0, 0.5), (0.5, 0.5))] == [0.5, 0.5, 1]
+    assert counters.take(0.5, 0.5).is_empty()
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 2])
 def test_what_is_counted_is_what_the_spec_declares(make, keys, threshold):
-    """All that happened; where nothing did, only what has a level, and what vLLM tells at any time."""
+    """All that happened; where only a level changed, no more than levels, and what vLLM tells at any time."""
     declared = CPUOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
     manager = make(4, store_threshold=threshold)
     for offered in (keys(range(3)), keys(range(5, 8))):
         for _ in range(max(1, threshold)):
             manager.prepare_store(offered, CONTEXT)
     assert set(manager.get_stats().data) == set(declared)
+    assert manager.get_stats().is_empty()
+    manager.reset_cache()
+    manager.on_reset_flushed()
     assert set(manager.get_stats().data) == set(declared) - {ALLOCATION_SIZE, ALLOCATION_FAILURE}
 
 

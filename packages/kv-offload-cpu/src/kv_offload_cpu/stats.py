@@ -66,6 +66,8 @@ class Counters:
 
     def __init__(self, *, skips: bool) -> None:
         self._skips = skips
+        self._told: tuple[float, float] | None = None
+        """The shares in use that were last taken."""
         self._begin()
 
     def _begin(self) -> None:
@@ -74,7 +76,14 @@ class Counters:
         self.stores_skipped = 0
 
     def take(self, written: float, read: float) -> CPUOffloadingStats:
-        """What was counted, and these shares of the cache; then everything is counted from zero."""
+        """What was counted, and these shares of the cache; then everything is counted from zero.
+
+        Of a step in which nothing was counted, and the shares are what they were, there is nothing to tell.
+        """
+        has_counted = self.allocation_sizes or self.allocation_failures or self.stores_skipped
+        if (written, read) == self._told and not has_counted:
+            return CPUOffloadingStats()
+        self._told = written, read
         data: dict[str, Any] = {USAGE: written + read, WRITE_USAGE: written, READ_USAGE: read}
         if self.allocation_sizes:
             data[ALLOCATION_SIZE] = self.allocation_sizes

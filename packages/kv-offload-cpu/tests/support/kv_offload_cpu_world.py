@@ -286,4 +286,4 @@ class World:
         self.check()
         assert not self.storing
         assert not self.fenced
-        assert self.manager.get_stats().data["vllm:kv_offload_cpu_cache_usage_perc"] == 0
+        assert self.manager._pool.usage() == (0, 0)

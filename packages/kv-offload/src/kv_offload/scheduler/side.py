@@ -137,7 +137,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
 
     def get_kv_connector_stats(self) -> OffloadingConnectorStats | None:
         books = self._books
-        stats, books.stats = books.stats, OffloadingConnectorStats()
+        stats = books.stats
         with books.lock():
             counted = books.manager.get_stats()
             if counted is not None:
@@ -145,7 +145,10 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
             if not self._has_sent_info:
                 stats.set_info(books.manager.config_info())
                 self._has_sent_info = True
-        return None if stats.is_empty() else stats
+        if stats.is_empty():
+            return None
+        books.stats = OffloadingConnectorStats()
+        return stats
 
     # -- ends ------------------------------------------------------------------------------------
 
