@@ -36,10 +36,19 @@ def test_all_of_them() -> None:
     assert read_options(transfer("kv_consumer", **extra), 3) == Options(
         role="kv_consumer", host="::1", port=4, buffer_bytes=2500, connect_seconds=4.0, wait_seconds=0.5
     )
-    assert read_options(transfer(wait_seconds=None, port=65530), 5).port == 65535
+    assert read_options(transfer(port=65530), 5).port == 65535
+
+
+def test_none_is_not_given() -> None:
+    keys = ["host", "port", "buffer_bytes", "connect_seconds", "wait_seconds"]
+    assert read_options(transfer(kv_port=99, **dict.fromkeys(keys)), 0) == Options("kv_producer", 99)
+    config = SimpleNamespace(kv_role="kv_producer", kv_connector_extra_config={})  # which has no kv_port
+    assert read_options(config, 1) == Options("kv_producer", 14580)  # type: ignore[arg-type]
 
 
 EXTRA = "kv_connector_extra_config"
+BYTES = f"{EXTRA}.buffer_bytes: expected a number of bytes, at least 1, got"
+SECONDS = "expected a number of seconds above 0, at most 1000000000, got"
 
 
 @pytest.mark.parametrize(
@@ -56,25 +65,27 @@ EXTRA = "kv_connector_extra_config"
         (transfer(prot=1), 0, f"{EXTRA}: unknown key 'prot'; known: {KEYS}; did you mean 'port'?"),
         (transfer(zzz=1), 0, f"{EXTRA}: unknown key 'zzz'; known: {KEYS}"),
         (transfer(role_="x"), 0, f"{EXTRA}: unknown key 'role_'; known: {KEYS}"),
-        (transfer(port=0), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got 0"),
-        (transfer(port=65535), 1, "port: expected a port from 1 to 65534 (rank 1 uses it + 1), got 65535"),
-        (transfer(port="1"), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got '1'"),
-        (transfer(port=True), 0, "port: expected a port from 1 to 65535 (rank 0 uses it + 0), got True"),
-        (transfer(kv_port=0), 2, "kv_port: expected a port from 1 to 65533 (rank 2 uses it + 2), got 0"),
-        (transfer(host=""), 0, "host: expected a name or an address, got ''"),
-        (transfer(host=1), 0, "host: expected a name or an address, got 1"),
-        (transfer(buffer_bytes=0), 0, "buffer_bytes: expected a number of bytes, at least 1, got 0"),
-        (transfer(buffer_bytes=True), 0, "buffer_bytes: expected a number of bytes, at least 1, got True"),
+        (transfer(port=0), 0, f"{EXTRA}.port: expected a port from 1 to 65535, got 0"),
         (
-            transfer(buffer_bytes=float("inf")),
-            0,
-            "buffer_bytes: expected a number of bytes, at least 1, got inf",
+            transfer(port=65535),
+            1,
+            f"{EXTRA}.port: expected a port from 1 to 65534 (a worker listens at it + 1), got 65535",
         ),
-        (transfer(buffer_bytes=None), 0, "buffer_bytes: expected a number of bytes, at least 1, got None"),
-        (transfer(connect_seconds=0), 0, "connect_seconds: expected seconds, more than 0, got 0"),
-        (transfer(connect_seconds=None), 0, "connect_seconds: expected seconds, more than 0, got None"),
-        (transfer(connect_seconds=float("nan")), 0, "connect_seconds: expected seconds, more than 0, got nan"),
-        (transfer(wait_seconds="1"), 0, "wait_seconds: expected seconds, more than 0, got '1'"),
+        (transfer(port="1"), 0, f"{EXTRA}.port: expected a port from 1 to 65535, got '1'"),
+        (transfer(port=True), 0, f"{EXTRA}.port: expected a port from 1 to 65535, got True"),
+        (transfer(kv_port=0), 2, "kv_port: expected a port from 1 to 65533 (a worker listens at it + 2), got 0"),
+        (transfer(host=""), 0, f"{EXTRA}.host: expected a host name or an address, got ''"),
+        (transfer(host=1), 0, f"{EXTRA}.host: expected a host name or an address, got 1"),
+        (transfer(buffer_bytes=0), 0, f"{BYTES} 0"),
+        (transfer(buffer_bytes=0.5), 0, f"{BYTES} 0.5"),
+        (transfer(buffer_bytes=True), 0, f"{BYTES} True"),
+        (transfer(buffer_bytes="1"), 0, f"{BYTES} '1'"),
+        (transfer(buffer_bytes=float("inf")), 0, f"{BYTES} inf"),
+        (transfer(buffer_bytes=float("nan")), 0, f"{BYTES} nan"),
+        (transfer(connect_seconds=0), 0, f"{EXTRA}.connect_seconds: {SECONDS} 0"),
+        (transfer(connect_seconds=float("nan")), 0, f"{EXTRA}.connect_seconds: {SECONDS} nan"),
+        (transfer(connect_seconds=10**10), 0, f"{EXTRA}.connect_seconds: {SECONDS} 10000000000"),
+        (transfer(wait_seconds="1"), 0, f"{EXTRA}.wait_seconds: {SECONDS} '1'"),
     ],
 )
 def test_options(given: Any, rank: Any, message: str) -> None:

@@ -60,15 +60,9 @@ def test_replicas_have_ports_of_their_own():
     [
         ("host", "", "expected a host name or an address, got ''"),
         ("host", 1, "expected a host name or an address, got 1"),
-        ("port", "80", "expected a port, 1 to 65535, got '80'"),
-        ("port", True, "expected a port, 1 to 65535, got True"),
-        ("port", 80.0, "expected a port, 1 to 65535, got 80.0"),
-        ("port", 0, "got 0; the workers of this engine would listen at 0 to 0, and ports are 1 to 65535"),
-        ("port", -1, "got -1; the workers of this engine would listen at -1 to -1, and ports are 1 to 65535"),
-        (
-            "port",
-            65536,
-            "got 65536; the workers of this engine would listen at 65536 to 65536, and ports are 1 to 65535",
+        *(
+            ("port", value, f"expected a port from 1 to 65535, got {value!r}")
+            for value in ("80", True, 80.0, 0, -1, 65536)
         ),
         *(
             (key, value, f"{SECONDS} {value!r}")
@@ -89,14 +83,10 @@ def test_each_worker_of_each_replica_has_a_port():
     config = vllm_config(kv_port=65533, tp=3)
     assert parse_options(config).port == 65533
     config.parallel_config.data_parallel_index = 1
-    assert refused(config) == (
-        f"{WHERE}.port: got 65533; the workers of this engine would listen at 65536 to 65538, and ports are "
-        "1 to 65535"
-    )
-    assert refused(vllm_config(kv_port=65533, tp=4)) == (
-        f"{WHERE}.port: got 65533; the workers of this engine would listen at 65533 to 65536, and ports are "
-        "1 to 65535"
-    )
+    assert refused(config) == "kv_port: expected a port from 1 to 65530 (a worker listens at it + 5), got 65533"
+    said = "expected a port from 1 to 65532 (a worker listens at it + 3), got 65533"
+    assert refused(vllm_config(kv_port=65533, tp=4)) == f"kv_port: {said}"
+    assert refused(vllm_config(port=65533, tp=4)) == f"{WHERE}.port: {said}"
 
 
 def test_a_key_that_is_nearly_one():

@@ -13,12 +13,12 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_api import Request
+from kv_p2p.extra_config import LAST_PORT
 
 WANTED: Final = "do_remote_decode"
 """The request's KV shall be handed over when it ends."""
 TICKET: Final = "do_remote_prefill"
 """The request's KV is elsewhere: these parameters are a ticket."""
-LAST_PORT: Final = 65535
 
 
 class BadTicketError(ValueError):
