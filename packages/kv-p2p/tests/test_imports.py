@@ -23,6 +23,7 @@ ACTING = {
     "pulling/tcp/client.py": {"threading", "socket", "concurrent"},
     "pulling/tcp/server.py": {"threading", "socket"},
     "pulling/tcp/wire.py": {"threading"},
+    "sockets.py": {"socket"},
 }
 """By file. All others decide, and have none of these."""
 

@@ -10,6 +10,7 @@ is built of) has threads and numpy, and is imported when it is first asked for.
 ``lookup_buffer/``   a table keyed by tokens, or by strings, over pipes
 ``pipe/``            a FIFO of tensors: within a process, or over TCP
 ``frames``           what goes over a connection, for all of them
+``sockets``          where they listen and connect
 ``extra_config``     what is set in ``kv_connector_extra_config``, read and checked for all of them
 ==================== ======================================================================================
 """

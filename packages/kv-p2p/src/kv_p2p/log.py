@@ -1,4 +1,9 @@
-"""What is logged, under ``kv_p2p``. ``logging`` is imported when there is something to say."""
+"""What is logged, under ``kv_p2p``, and how an address is written. ``logging`` comes when something is said."""
+
+
+def place_of(host: str, port: int) -> str:
+    """An address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def warn(message: str, *args: object) -> None:

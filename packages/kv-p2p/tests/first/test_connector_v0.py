@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_p2p_background import Background, wait_until
+from kv_p2p_ipv6 import EITHER
 from kv_p2p_tiny_engine import TinyEngine, config_of, free_port, hidden_of
 
 from kv_api import WrongSideError
@@ -71,8 +72,9 @@ def receive(
     engine.check()
 
 
-def test_batches_in_another_order() -> None:
-    pair = producer, consumer = make()
+@pytest.mark.parametrize("host", EITHER)
+def test_batches_in_another_order(host: str) -> None:
+    pair = producer, consumer = make(host=host)
     one, other = TinyEngine(1, first_layer=4), TinyEngine(2)
     send(producer, one, [A, B])
     send(producer, one, [C, B[::-1]])

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from kv_p2p_background import LIMIT_SECONDS, Background
+from kv_p2p_ipv6 import EITHER
 from kv_p2p_pipe_pairs import meet
 from kv_p2p_tiny_engine import free_port
 
 from kv_p2p.frames import recv_frame, send_frame
+from kv_p2p.log import place_of
 from kv_p2p.pipe import rendezvous
 from kv_p2p.pipe.hello import Channel, find_fault, find_refusal, make_hello
 from kv_p2p.pipe.rendezvous import Listener, Pipes, RendezvousError, connect
@@ -41,12 +43,13 @@ def test_the_consumer_may_come_first() -> None:
         each.close()
 
 
-def test_two_producers() -> None:
-    listener = Listener(HOST, 0)
+@pytest.mark.parametrize("host", EITHER)
+def test_two_producers(host: str) -> None:
+    listener = Listener(host, 0)
     with pytest.raises(RendezvousError) as refused:
-        Listener(HOST, listener.port)
+        Listener(host, listener.port)
     listener.close()
-    assert str(refused.value).startswith(f"can't listen at {HOST}:{listener.port}: ")
+    assert str(refused.value).startswith(f"can't listen at {place_of(host, listener.port)}: ")
     assert str(refused.value).endswith("; a producer listens at port + rank, and no two at one")
 
 
@@ -58,16 +61,17 @@ def test_nobody_comes() -> None:
     assert str(late.value) == f"no consumer of rank 3 came to {HOST}:{listener.port} within 0.01 s"
 
 
-def test_nobody_is_there() -> None:
+@pytest.mark.parametrize("host", EITHER)
+def test_nobody_is_there(host: str) -> None:
     port = free_port()
     with pytest.raises(RendezvousError) as late:
-        connect(HOST, port, 3, 0.01)
-    assert str(late.value).startswith(f"no producer of rank 3 at {HOST}:{port} within 0.01 s: ")
+        connect(host, port, 3, 0.01)
+    assert str(late.value).startswith(f"no producer of rank 3 at {place_of(host, port)} within 0.01 s: ")
 
 
-def ask(port: int, hello: dict[str, Any]) -> Any:
+def ask(port: int, hello: dict[str, Any], host: str = HOST) -> Any:
     """Say something to a producer; its answer."""
-    with socket.create_connection((HOST, port)) as connection:
+    with socket.create_connection((host, port)) as connection:
         send_frame(connection, hello)
         answer = recv_frame(connection, 0)
         assert answer is not None
@@ -97,17 +101,19 @@ def test_a_producer_refuses_others_and_waits_on(caplog: pytest.LogCaptureFixture
     assert said == ["expected a frame, which begins with b'KVp1', got b'GET '", "it ended without a word", fault]
 
 
-def test_who_was_refused_is_named_when_nobody_better_comes() -> None:
-    listener = Listener(HOST, 0)
+@pytest.mark.parametrize("host", EITHER)
+def test_who_was_refused_is_named_when_nobody_better_comes(host: str) -> None:
+    listener = Listener(host, 0)
     times = iter([0.0, 0.0])
     accepting = Background(lambda: listener.accept(0, 5.0, lambda: next(times, 4.99)))
     fault = "this is the port of rank 0, and the caller has rank 2"
-    assert ask(listener.port, HELLO | {"rank": 2}) == {"refused": fault}
+    assert ask(listener.port, HELLO | {"rank": 2}, host) == {"refused": fault}
     with pytest.raises(RendezvousError) as late:
         accepting.result()
     listener.close()
     text = str(late.value)
-    assert text.startswith(f"no consumer of rank 0 came to {HOST}:{listener.port} within 5 s; {HOST}:")
+    place, caller = place_of(host, listener.port), place_of(host, 0)[:-1]
+    assert text.startswith(f"no consumer of rank 0 came to {place} within 5 s; {caller}")
     assert text.endswith(f" was refused: {fault}")
 
 

@@ -1,38 +1,39 @@
 """Holds and pulls over TCP: two engines in one process, and their connectors called in an engine's order."""
 
 import json
-import socket
 import threading
 from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 from kv_p2p_engine import SIZE, Blocks, Request, kv_cache_config, step, vllm_config
+from kv_p2p_ipv6 import EITHER
 from kv_p2p_tcp import BLOCKS, HOST, wait_for
 
 from kv_api import KVConnectorOutput, KVConnectorRole, KVOutputAggregator
 from kv_p2p import P2PConnector
+from kv_p2p.sockets import listen
 
 WANTED = {"do_remote_decode": True, "do_remote_prefill": False}
 PROMPT = range(100, 110)
 
 
-def free_port(count):
+def free_port(host, count):
     """The first of so many ports at which nobody listens."""
     while True:
-        with ExitStack() as taken, suppress(OSError, OverflowError):
-            first = taken.enter_context(socket.create_server((HOST, 0))).getsockname()[1]
+        with ExitStack() as taken, suppress(OSError):
+            first = taken.enter_context(listen(host, 0)).getsockname()[1]
             for rank in range(1, count):
-                taken.enter_context(socket.create_server((HOST, first + rank)))
+                taken.enter_context(listen(host, first + rank))
             return first
 
 
 class Engine:
     """The connectors of an engine of some ranks, and their caches."""
 
-    def __init__(self, role, seed, *, ranks=2, **extra):
+    def __init__(self, role, seed, *, ranks=2, host=HOST, **extra):
         random = np.random.default_rng(seed)
-        extra = {"host": HOST, "port": free_port(ranks), **extra}
+        extra = {"host": host, "port": free_port(host, ranks), **extra}
         self.port = extra["port"]
 
         def connector(side, rank=0):
@@ -141,10 +142,12 @@ def through_a_client(params):
     return json.loads(json.dumps(params))
 
 
-def test_a_prompt_is_held_and_pulled(engine):
-    there, here = engine("kv_producer", 1), engine("kv_consumer", 2)
+@pytest.mark.parametrize("host", EITHER)
+def test_a_prompt_is_held_and_pulled(engine, host):
+    there, here = engine("kv_producer", 1, host=host), engine("kv_consumer", 2)
     hold, params = there.compute(Request("a", PROMPT, WANTED, output=[7]), 3, 1, 4)
     assert hold is True
+    assert (params["remote_host"], params["remote_port"]) == (host, there.port)
     expected = here.blocks
     for source, target in ((3, 9), (1, 2), (4, 6)):
         expected[target] = there.block(source)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from uuid import uuid4
 
 from kv_api import KVError
-from kv_p2p import log
+from kv_p2p import log, sockets
 from kv_p2p.clock import Clock, read_clock
 from kv_p2p.frames import FrameError, recv_frame, send_frame
 from kv_p2p.pipe.hello import WELCOME, Channel, find_fault, find_refusal, make_hello, make_refusal
@@ -44,15 +44,15 @@ class Listener:
     """A producer's port. Port 0 is any that is free; ``port`` says which."""
 
     def __init__(self, host: str, port: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family)
+            self._socket = sockets.listen(host, port)
         except OSError as error:
+            place = log.place_of(host, port)
             raise RendezvousError(
-                f"can't listen at {host}:{port}: {error}; a producer listens at port + rank, and no two at one"
+                f"can't listen at {place}: {error}; a producer listens at port + rank, and no two at one"
             ) from error
         self.port: int = self._socket.getsockname()[1]
-        self._place = f"{host}:{self.port}"
+        self._place = log.place_of(host, self.port)
 
     def accept(self, rank: int, seconds: float, clock: Clock = read_clock) -> Pipes:
         """Wait at most ``seconds`` for both connections of one consumer."""
@@ -71,8 +71,9 @@ class Listener:
                     ) from None
                 fault = _greet(connection, rank, found, callers, min(HELLO_SECONDS, seconds))
                 if fault is not None:
-                    refused = f"; {address[0]}:{address[1]} was refused: {fault}"
-                    log.warn("a call to %s from %s:%s was refused: %s", self._place, *address[:2], fault)
+                    caller = log.place_of(*address[:2])
+                    refused = f"; {caller} was refused: {fault}"
+                    log.warn("a call to %s from %s was refused: %s", self._place, caller, fault)
         except BaseException:
             for pipe in found.values():
                 pipe.close()
@@ -127,11 +128,12 @@ def connect(host: str, port: int, rank: int, seconds: float, clock: Clock = read
 
 def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: Callable[[], float]) -> TcpPipe:
     """Connect once, and again while nobody is there."""
+    place = log.place_of(host, port)
     while True:
         try:
-            connection = socket.create_connection((host, port), timeout=max(left(), 0.001))
+            connection = sockets.connect(host, port, max(left(), 0.001))
             try:
-                return _introduce(connection, f"{host}:{port}", hello)
+                return _introduce(connection, place, hello)
             except BaseException:
                 connection.close()
                 raise
@@ -140,15 +142,13 @@ def _call(host: str, port: int, hello: dict[str, object], seconds: float, left: 
         except OSError as error:
             if left() <= RETRY_SECONDS:
                 raise RendezvousError(
-                    f"no producer of rank {hello['rank']} at {host}:{port} within {seconds:g} s: {error}"
+                    f"no producer of rank {hello['rank']} at {place} within {seconds:g} s: {error}"
                 ) from error
         sleep(RETRY_SECONDS)
 
 
 def _introduce(connection: socket.socket, place: str, hello: dict[str, object]) -> TcpPipe:
     """Say hello and hear the answer. A connection that just ends is an ``OSError``: nobody is there yet."""
-    if connection.getsockname() == connection.getpeername():
-        raise ConnectionResetError("the system connected the caller with itself")
     connection.settimeout(HELLO_SECONDS)
     send_frame(connection, hello)
     try:

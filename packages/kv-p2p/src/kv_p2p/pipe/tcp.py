@@ -12,6 +12,7 @@ from typing import Final
 
 from kv_api.engine import Tensor
 from kv_p2p.frames import recv_frame, send_frame
+from kv_p2p.log import place_of
 from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
 from kv_p2p.pipe.tensors import decode, encode
 
@@ -26,8 +27,7 @@ class TcpPipe(KVPipeBase):
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        host, port = connection.getpeername()[:2]
-        self._place = f"{host}:{port}"
+        self._place = place_of(*connection.getpeername()[:2])
         self._connection = connection
         self._sending = threading.Lock()
         self._receiving = threading.Lock()

@@ -17,7 +17,7 @@ from kv_api import (
     WorkerSide,
 )
 from kv_p2p.clock import Clock, read_clock
-from kv_p2p.log import warn
+from kv_p2p.log import place_of, warn
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
@@ -137,8 +137,8 @@ class P2PWorkerSide(WorkerSide):
         pull = self._end_pull(request_id, results)
         if pull is None:
             return
-        address = pull.source.address
-        warn("request %s: its KV did not come from %s:%d: %s", request_id, address.host, address.port, reason)
+        place = place_of(pull.source.address.host, pull.source.address.port)
+        warn("request %s: its KV did not come from %s: %s", request_id, place, reason)
         results.failed_recving.add(request_id)
         self._unfilled.update(pull.block_ids)
         self.wire.decline(pull.source)

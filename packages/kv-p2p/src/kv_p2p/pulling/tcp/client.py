@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
+from kv_p2p import sockets
 from kv_p2p.frames import FrameError, recv_frame, send_frame
 from kv_p2p.pulling.metadata import Pull, Source
 from kv_p2p.pulling.pages import CachePages
@@ -131,8 +132,8 @@ class Client:
             send_frame(connection, {"op": "done"})
 
     def _connect(self, source: Source) -> socket.socket:
-        address = source.address.host, source.address.port + self._rank
-        connection = socket.create_connection(address, min(CONNECT_SECONDS, self._silence_seconds))
+        host, port = source.address.host, source.address.port + self._rank
+        connection = sockets.connect(host, port, min(CONNECT_SECONDS, self._silence_seconds))
         connection.settimeout(self._silence_seconds)
         return connection
 

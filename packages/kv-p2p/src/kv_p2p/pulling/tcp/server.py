@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import warn
 from kv_p2p.pulling.pages import CachePages
@@ -142,9 +143,8 @@ class Server:
 
 def _listen(address: tuple[str, int]) -> socket.socket:
     try:
-        socket.getaddrinfo(*address)  # what can't be a name is an error here, before there is a socket
-        listener = socket.create_server(address, backlog=128)
-    except (OSError, OverflowError, UnicodeError) as error:
+        listener = sockets.listen(*address)
+    except OSError as error:
         host, port = address
         raise ConfigError(
             f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; the port of a "

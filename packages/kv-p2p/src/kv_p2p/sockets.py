@@ -1,0 +1,35 @@
+"""Listening and connecting, for both families: TCP over IPv4 or IPv6, as the host is.
+
+Whatever goes wrong is an ``OSError``, also a host that can't be one, and leaves no socket behind.
+"""
+
+import socket
+
+from kv_p2p.extra_config import LAST_PORT
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at a host's address; of several at an IPv4 one, if there is one. Port 0 is any that is free."""
+    if not 0 <= port <= LAST_PORT:
+        raise OSError(f"ports are 0 to {LAST_PORT}, got {port}")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(str(error)) from error
+    family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return socket.create_server(address, family=family)
+
+
+def connect(host: str, port: int, seconds: float) -> socket.socket:
+    """Connect to the first of a host's addresses that answers. Each may take so long, and so may later calls."""
+    try:
+        connection = socket.create_connection((host, port), seconds)
+    except UnicodeError as error:
+        raise OSError(str(error)) from error
+    try:
+        if connection.getsockname() == connection.getpeername():  # nobody listens: it got that port to call from
+            raise ConnectionResetError("the system connected the caller with itself")
+    except OSError:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,83 @@
+"""Listening and connecting, by either sort of address, and what can't be one."""
+
+import gc
+import socket
+
+import pytest
+from kv_p2p_ipv6 import EITHER, LOOPBACK, NEEDS_IPV6
+
+from kv_p2p.log import place_of
+from kv_p2p.sockets import connect, listen
+
+
+@pytest.mark.parametrize("host", EITHER)
+def test_a_connection(host):
+    with listen(host, 0) as listener, connect(host, listener.getsockname()[1], 7.0) as one:
+        assert listener.getsockname()[0] == host
+        assert one.gettimeout() == 7.0
+        other, caller = listener.accept()
+        with other:
+            assert caller[:2] == one.getsockname()[:2]
+            one.sendall(b"x")
+            assert other.recv(2) == b"x"
+
+
+@NEEDS_IPV6
+def test_of_a_name_with_both_the_address_of_ipv4(monkeypatch):
+    sixth = socket.AF_INET6, socket.SOCK_STREAM, 0, "", (LOOPBACK, 0, 0, 0)
+    fourth = socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)
+    for *found, address in (
+        (sixth, fourth, "127.0.0.1"),
+        (fourth, sixth, "127.0.0.1"),
+        (sixth, LOOPBACK),
+    ):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        with listen("both", 0) as listener:
+            assert listener.getsockname()[0] == address
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "error", "said"),
+    [
+        ("127.0.0.1", 65536, OSError, "ports are 0 to 65535, got 65536"),
+        ("127.0.0.1", -1, OSError, "ports are 0 to 65535, got -1"),
+        ("x" * 80, 0, OSError, "label too long"),
+        ("ä" * 80, 0, OSError, "label"),
+        ("nowhere.invalid", 0, socket.gaierror, None),
+        ("[::1]", 0, socket.gaierror, None),
+    ],
+)
+def test_where_nobody_can_listen(host, port, error, said):
+    with pytest.raises(error, match=said) as raised:
+        listen(host, port)
+    assert type(raised.value) is error
+
+
+def test_where_somebody_listens_already():
+    with listen("127.0.0.1", 0) as listener:
+        with pytest.raises(OSError, match="in use"):
+            listen("127.0.0.1", listener.getsockname()[1])
+        gc.collect()  # a socket that nobody closed would be a warning now
+
+
+@pytest.mark.parametrize(("host", "error"), [("x" * 80, OSError), ("nowhere.invalid", socket.gaierror)])
+def test_nobody_to_connect_to(host, error):
+    with pytest.raises(OSError) as raised:  # noqa: PT011 - the text is the system's
+        connect(host, 80, 1.0)
+    assert type(raised.value) is error
+
+
+def test_a_caller_that_the_system_connects_with_itself(monkeypatch):
+    """Where nobody listens, at a port that the system gives to callers."""
+    one = socket.socket()
+    one.bind(("127.0.0.1", 0))
+    one.connect(one.getsockname())
+    monkeypatch.setattr(socket, "create_connection", lambda *_: one)
+    with pytest.raises(ConnectionResetError) as raised:
+        connect("127.0.0.1", one.getsockname()[1], 1.0)
+    assert str(raised.value) == "the system connected the caller with itself"
+    assert one.fileno() == -1
+
+
+def test_places():
+    assert (place_of("there", 80), place_of("::1", 80)) == ("there:80", "[::1]:80")
