@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kv_api import ConfigError
-from kv_api.pages import pages_of
+from kv_api.pages import is_torch, pages_of
 
 
 class Marked(np.ndarray):
@@ -125,6 +125,14 @@ def torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", module)
 
 
+def test_what_is_a_torch_tensor(torch, monkeypatch):
+    assert [is_torch(value) for value in (Tensor((), ()), np.zeros(1), [Tensor((), ())], None)] == [True] + 3 * [
+        False
+    ]
+    monkeypatch.delattr(sys.modules["torch"], "Tensor")  # as while it is being imported
+    assert not is_torch(Tensor((), ()))
+
+
 def test_torch_tensors_are_viewed_in_their_storage(torch):
     cache = Tensor((4, 2, 3, 5), (60, 15, 5, 1), offset=30)  # the second of two layers in each block
     assert pages_of("l", cache, 4) == (1060, 120, 60, ("storage", 60, (4, 60), (120, 1)))
@@ -139,7 +147,7 @@ def test_what_torch_can_not_express_is_named(torch):
 def test_states_of_several_tensors_are_parts_of_a_page(torch):
     parts = [Tensor((4, 6), (50, 1), offset=44), Tensor((4, 44), (50, 1))]
     assert pages_of("l", parts, 4, page_bytes=100) == (1000, 100, 100, ("storage", 0, (4, 100), (100, 1)))
-    for wrong, page_bytes in ((parts, 0), ([], 100)):
+    for wrong, page_bytes in ((parts, 0), ([], 100), ([*parts, None], 100)):
         with pytest.raises(ConfigError, match="layer 'l' is a list; expected a torch tensor or a numpy array"):
             pages_of("l", wrong, 4, page_bytes)
 
@@ -149,3 +157,4 @@ def test_without_any_library_nothing_is_a_tensor(monkeypatch):
         monkeypatch.delitem(sys.modules, library, raising=False)
     with pytest.raises(ConfigError, match="layer 'l' is a bytes; expected a torch tensor or a numpy array"):
         pages_of("l", b"", 4)
+    assert not is_torch(b"")

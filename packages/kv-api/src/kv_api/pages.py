@@ -22,18 +22,24 @@ class Pages(NamedTuple):
     tensor: Any
 
 
+def is_torch(value: object) -> bool:
+    """Whether it is a torch tensor. Who has one has imported torch, so it is found among the loaded modules."""
+    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)  # no class yet: torch is being imported
+    return tensor_class is not None and isinstance(value, tensor_class)
+
+
 def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pages:
     """The pages of one layer. ``page_bytes`` counts where a layer's tensors are several parts of a page."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if isinstance(cache, list | tuple) and cache and torch is not None and page_bytes:
+    if isinstance(cache, list | tuple) and cache and page_bytes and all(map(is_torch, cache)):
         first = min(cache, key=lambda part: part.data_ptr())
         stride = first.stride(0) * first.element_size()
-        return _torch_pages(torch, first, num_blocks, stride, page_bytes)
-    if torch is not None and isinstance(cache, torch.Tensor):
+        return _torch_pages(first, num_blocks, stride, page_bytes)
+    if is_torch(cache):
         size = cache.element_size()
         strides = [size * stride for stride in cache.stride()]
         stride, page = _measure(name, tuple(cache.shape), strides, size, num_blocks)
-        return _torch_pages(torch, cache, num_blocks, stride, page)
+        return _torch_pages(cache, num_blocks, stride, page)
+    numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(cache, numpy.ndarray):
         stride, page = _measure(name, cache.shape, cache.strides, cache.itemsize, num_blocks)
         return _numpy_pages(cache, num_blocks, stride, page)
@@ -65,7 +71,8 @@ def _measure(
     return stride * parts, page * parts
 
 
-def _torch_pages(torch: Any, cache: Any, num_blocks: int, stride: int, page: int) -> Pages:
+def _torch_pages(cache: Any, num_blocks: int, stride: int, page: int) -> Pages:
+    torch: Any = sys.modules["torch"]
     view = torch.empty(0, dtype=torch.int8, device=cache.device)
     offset = cache.storage_offset() * cache.element_size()
     view = view.set_(cache.untyped_storage(), offset, (num_blocks, page), (stride, 1))

@@ -12,6 +12,7 @@ import numpy as np
 
 from kv_api import KVError
 from kv_api.engine import Tensor
+from kv_api.pages import is_torch
 
 NUMPY: Final = "numpy"
 TORCH: Final = "torch"
@@ -46,7 +47,7 @@ def kind_of(tensor: Tensor, what: str = "tensor") -> Kind:
         if tensor.dtype.str[1:] in NUMPY_TYPES:
             return Kind(NUMPY, tensor.dtype.str)
         raise TensorError(f"{what}: an array of {tensor.dtype} can't be sent; choices: {', '.join(NUMPY_TYPES)}")
-    if not _is_torch(tensor):
+    if not is_torch(tensor):
         raise TensorError(f"{what}: expected a numpy array or a torch tensor, got {type(tensor).__name__}")
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in TORCH_TYPES:
@@ -117,11 +118,6 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of one kind one after the other, along the first dimension."""
     return np.concatenate(tensors) if kind_of(tensors[0]).library == NUMPY else _torch().cat(list(tensors))
-
-
-def _is_torch(tensor: object) -> bool:
-    tensor_class = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor_class is not None and isinstance(tensor, tensor_class)
 
 
 def _torch() -> Any:

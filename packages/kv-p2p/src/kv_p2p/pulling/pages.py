@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from kv_api import KVCaches
-from kv_api.pages import Pages, pages_of
+from kv_api.pages import Pages, is_torch, pages_of
 
 
 class CachePages:
@@ -43,18 +43,13 @@ class CachePages:
         _synchronize(self._layers)
 
 
-def _is_torch(tensor: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(tensor, torch.Tensor)
-
-
 def _host_copy(pages: Any) -> Any:
-    return pages.cpu().numpy() if _is_torch(pages) else pages
+    return pages.cpu().numpy() if is_torch(pages) else pages
 
 
 def _like(tensor: Any, part: bytearray) -> Any:
     """Bytes as what a layer's pages are."""
-    if _is_torch(tensor):
+    if is_torch(tensor):
         torch = sys.modules["torch"]
         return torch.frombuffer(part, dtype=torch.int8).to(tensor.device)
     numpy = sys.modules["numpy"]
