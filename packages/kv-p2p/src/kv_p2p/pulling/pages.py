@@ -24,7 +24,6 @@ class CachePages:
             pages.setdefault((found.address, found.stride_bytes), found)
             described.append((name, str(cache.dtype), found.page_bytes))
         self._layers = list(pages.values())
-        self.num_blocks = num_blocks
         self.bytes_per_block = sum(layer.page_bytes for layer in self._layers)
         self.layout = blake2b(repr(described).encode(), digest_size=16).hexdigest()
 
