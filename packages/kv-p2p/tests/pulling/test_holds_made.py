@@ -77,7 +77,7 @@ def test_a_consumer_holds_nothing(make, caplog):
     half = make("kv_consumer")
     assert ended(half, Request("a", TOKENS, WANTED)) == NOTHING
     assert told(half) == P2PMetadata()
-    assert caplog.messages == ["request a: it is to be handed over, but kv_role is 'kv_consumer'"]
+    assert caplog.messages == ["request a: its blocks are to be held, but kv_role is 'kv_consumer'"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_only_a_whole_prompt_is_held(make, computed, held):
 def test_a_prompt_that_slid_out_of_a_window_is_not_held(make, blocks, held, caplog):
     half = make()
     assert ended(half, Request("a", TOKENS, WANTED), blocks)[0] is held
-    said = "request a: part of its prompt slid out of a window; it isn't handed over"
+    said = "request a: part of its prompt slid out of a window; it isn't held"
     assert caplog.messages == ([] if held else [said])
 
 
@@ -127,7 +127,7 @@ def test_embeddings_are_not_held(make, caplog):
     request = Request("a", TOKENS, WANTED)
     request.prompt_embeds = object()
     assert ended(half, request) == NOTHING
-    assert caplog.messages == ["request a: some of its prompt is embeddings; it isn't handed over"]
+    assert caplog.messages == ["request a: some of its prompt is embeddings; it isn't held"]
 
 
 def test_not_while_its_own_load_is_under_way(make):

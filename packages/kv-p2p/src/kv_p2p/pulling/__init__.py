@@ -1,4 +1,4 @@
-"""Hand a request over: one engine computes the prompt, another one pulls its blocks and goes on.
+"""How a request moves: one engine computes the prompt, another one pulls its blocks and goes on.
 
     producer's scheduler ─── ticket, in kv_transfer_params, through a client or a router ──▶ consumer's scheduler
              │ hold: block ids                                                                  pull │

@@ -152,16 +152,16 @@ class P2PSchedulerSide(SchedulerSide):
             return False
         if not self._kv_transfer_config.is_kv_producer:
             role = self._kv_transfer_config.kv_role
-            warn("request %s: it is to be handed over, but kv_role is %r", request.request_id, role)
+            warn("request %s: its blocks are to be held, but kv_role is %r", request.request_id, role)
             return False
         ended = getattr(getattr(request, "status", None), "name", "")
         if ended in FAILED or request.num_computed_tokens < request.num_prompt_tokens:
             return False
         if NULL_BLOCK in blocks:
-            warn("request %s: part of its prompt slid out of a window; it isn't handed over", request.request_id)
+            warn("request %s: part of its prompt slid out of a window; it isn't held", request.request_id)
             return False
         if not is_of_tokens(request):
-            warn("request %s: some of its prompt is embeddings; it isn't handed over", request.request_id)
+            warn("request %s: some of its prompt is embeddings; it isn't held", request.request_id)
             return False
         return True
 

@@ -16,7 +16,7 @@ from kv_api import Request
 from kv_p2p.extra_config import LAST_PORT
 
 WANTED: Final = "do_remote_decode"
-"""The request's KV shall be handed over when it ends."""
+"""The request's blocks shall be held when it ends, for another engine."""
 TICKET: Final = "do_remote_prefill"
 """The request's KV is elsewhere: these parameters are a ticket."""
 
