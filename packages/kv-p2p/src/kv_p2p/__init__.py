@@ -76,10 +76,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'kv_p2p' has no attribute {name!r}; it exports {', '.join(__all__)}")
-    return getattr(import_module(_LATER[name]), name)
+if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module 'kv_p2p' has no attribute {name!r}; it exports {', '.join(__all__)}")
+        return getattr(import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

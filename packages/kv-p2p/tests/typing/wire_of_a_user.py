@@ -2,6 +2,7 @@
 
 from typing import assert_type
 
+import kv_p2p
 from kv_api import ConfigError, KVCacheConfig, KVCaches, KVConnectorRole, SchedulerSide, VllmConfig, WorkerSide
 from kv_p2p import P2PConnector, P2PSchedulerSide, P2PWorkerSide
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull, Source
@@ -80,3 +81,8 @@ def route(metadata: P2PMetadata, params: dict[str, object]) -> list[Ticket]:
     ticket = read_ticket(params)
     assert_type(ticket.num_tokens, int)
     return [ticket for hold in metadata.holds if hold.digest == ticket.digest]
+
+
+def misspelt() -> object:
+    assert_type(kv_p2p.SimpleBuffer(*kv_p2p.LocalPipe.pair(), 1e9), kv_p2p.SimpleBuffer)
+    return kv_p2p.SimplePipe  # type: ignore[attr-defined]

@@ -42,7 +42,9 @@ _EXPORTS: Final = {
 __all__ = ["HostOffloadingSpec", "MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'kv_vllm' has no attribute {name!r}; it exports {', '.join(__all__)}")
-    return getattr(import_module(_EXPORTS[name]), name)
+if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _EXPORTS:
+            raise AttributeError(f"module 'kv_vllm' has no attribute {name!r}; it exports {', '.join(__all__)}")
+        return getattr(import_module(_EXPORTS[name]), name)

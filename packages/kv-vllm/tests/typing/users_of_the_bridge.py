@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import assert_type
 
+import kv_vllm
 from kv_api import KVConnectorBase_V1
 from kv_offload_cpu import CPUOffloadingSpec
 from kv_vllm import HostOffloadingSpec, MultiConnector, OffloadingConnector
@@ -56,3 +57,7 @@ def look_at_a_machine(folder: Path) -> list[str]:
 
 def connectors() -> list[type[KVConnectorBase_V1]]:
     return [OffloadingConnector, MultiConnector]
+
+
+def misspelt() -> object:
+    return kv_vllm.OffloadConnector  # type: ignore[attr-defined]
