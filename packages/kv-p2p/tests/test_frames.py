@@ -59,6 +59,18 @@ def test_what_is_sent_is_received(sent, pieces):
     assert recv_frame(pipe, 0) is None
 
 
+@given(st.lists(st.binary(max_size=9), max_size=4), st.integers(0, 3), st.lists(st.integers(1, 5), max_size=20))
+def test_into_memory_that_is_there(parts, more, pieces):
+    pipe = Pipe(pieces=pieces)
+    send_frame(pipe, {"a": 1}, parts)
+    data = b"".join(parts)
+    memory = bytearray(b"x" * (len(data) + more))
+    frame = recv_frame(pipe, len(memory), memoryview(memory))
+    assert frame == Frame({"a": 1}, [bytearray(part) for part in parts])
+    assert all(part.obj is memory for part in frame.parts)
+    assert memory == data + b"x" * more
+
+
 def test_as_it_lies_in_memory():
     pipe = Pipe()
     send_frame(pipe, {"a": 1}, [b"xy", b""])
@@ -97,7 +109,7 @@ def test_nothing_at_all_is_the_end():
         (start(sizes=(3,))[:15], "the connection ended after 3 of 8 bytes of a frame"),
         (start(b"{}")[:13], "the connection ended after 1 of 2 bytes of a frame"),
         (start(b"{}")[:12], "the connection ended after 0 of 2 bytes of a frame"),
-        (start(sizes=(1, 3)) + b"abc", "the connection ended after 2 of 3 bytes of a frame"),
+        (start(sizes=(1, 3)) + b"abc", "the connection ended after 3 of 4 bytes of a frame"),
     ],
 )
 def test_what_is_no_frame(data, message):

@@ -11,6 +11,7 @@ between two frames is the end of a conversation; one that ends within a frame is
 import json
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple, Protocol
 
 MAGIC: Final = b"KVp1"
@@ -35,7 +36,7 @@ class Frame(NamedTuple):
     """One message."""
 
     header: dict[str, Any]
-    parts: list[bytearray]
+    parts: list[memoryview]
 
 
 def send_frame(stream: Stream, header: dict[str, Any], parts: Sequence[Any] = ()) -> None:
@@ -52,8 +53,11 @@ def send_frame(stream: Stream, header: dict[str, Any], parts: Sequence[Any] = ()
         stream.sendall(view)
 
 
-def recv_frame(stream: Stream, max_bytes: int) -> Frame | None:
-    """Read one frame whose parts have at most ``max_bytes`` together. None: the other side has ended."""
+def recv_frame(stream: Stream, max_bytes: int, into: memoryview | None = None) -> Frame | None:
+    """Read one frame whose parts have at most ``max_bytes`` together. None: the other side has ended.
+
+    The parts lie one after the other: in ``into``, which has so many bytes, or else in memory of their own.
+    """
     start = bytearray(_START.size)
     if not _fill(stream, start, at_end_ok=True):
         return None
@@ -73,10 +77,10 @@ def recv_frame(stream: Stream, max_bytes: int) -> Frame | None:
     text = bytearray(header_bytes)
     _fill(stream, text)
     header = _parse(text)
-    parts = [bytearray(length) for length in lengths]
-    for part in parts:
-        _fill(stream, part)
-    return Frame(header, parts)
+    memory = (memoryview(bytearray(sum(lengths))) if into is None else into)[: sum(lengths)]
+    _fill(stream, memory)
+    ends = accumulate(lengths)
+    return Frame(header, [memory[end - length : end] for length, end in zip(lengths, ends, strict=True)])
 
 
 def _parse(text: bytearray) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def _parse(text: bytearray) -> dict[str, Any]:
     return header
 
 
-def _fill(stream: Stream, buffer: bytearray, *, at_end_ok: bool = False) -> bool:
+def _fill(stream: Stream, buffer: bytearray | memoryview, *, at_end_ok: bool = False) -> bool:
     """Read until the buffer is full. False: there was nothing more at all, and that is fine."""
     view, filled = memoryview(buffer), 0
     while filled < len(buffer):

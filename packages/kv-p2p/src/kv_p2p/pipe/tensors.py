@@ -33,7 +33,7 @@ def encode(tensor: Tensor | None) -> tuple[dict[str, Any], list[Any]]:
     return header, [plain.view(torch.uint8).numpy()]
 
 
-def decode(header: Mapping[str, Any], parts: list[bytearray]) -> Tensor | None:
+def decode(header: Mapping[str, Any], parts: list[memoryview]) -> Tensor | None:
     """The tensor of a message. It shares memory with the part."""
     library = header.get("library", "")
     if library is None:
@@ -47,7 +47,7 @@ def decode(header: Mapping[str, Any], parts: list[bytearray]) -> Tensor | None:
     return make(header.get("dtype"), shape, parts[0])
 
 
-def _numpy_array(dtype: Any, shape: tuple[int, ...], part: bytearray) -> Tensor:
+def _numpy_array(dtype: Any, shape: tuple[int, ...], part: memoryview) -> Tensor:
     if not isinstance(dtype, str) or dtype[:1] not in ("<", ">", "|") or dtype[1:] not in NUMPY_TYPES:
         raise TensorError(f"a message holds an array of {dtype!r}; known: {', '.join(NUMPY_TYPES)}")
     numpy_dtype = np.dtype(dtype)
@@ -55,7 +55,7 @@ def _numpy_array(dtype: Any, shape: tuple[int, ...], part: bytearray) -> Tensor:
     return np.frombuffer(part, numpy_dtype).reshape(shape) if part else np.empty(shape, numpy_dtype)
 
 
-def _torch_tensor(dtype: Any, shape: tuple[int, ...], part: bytearray) -> Tensor:
+def _torch_tensor(dtype: Any, shape: tuple[int, ...], part: memoryview) -> Tensor:
     if dtype not in TORCH_TYPES:
         raise TensorError(f"a message holds a tensor of {dtype!r}; known: {', '.join(TORCH_TYPES)}")
     try:
@@ -77,7 +77,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _require_bytes(part: bytearray, shape: tuple[int, ...], item_bytes: int) -> None:
+def _require_bytes(part: memoryview, shape: tuple[int, ...], item_bytes: int) -> None:
     wanted = prod(shape) * item_bytes
     if len(part) != wanted:
         raise TensorError(f"a tensor of shape {shape} has {wanted} bytes, and {len(part)} came")

@@ -32,7 +32,7 @@ class CachePages:
         _synchronize(self._layers)
         return [_host_copy(layer.tensor[list(blocks)]) for layer in self._layers]
 
-    def scatter(self, blocks: Sequence[int], parts: Sequence[bytearray]) -> None:
+    def scatter(self, blocks: Sequence[int], parts: Sequence[memoryview]) -> None:
         """Overwrite some blocks; they are written when this returns."""
         expected = [len(blocks) * layer.page_bytes for layer in self._layers]
         if [len(part) for part in parts] != expected:
@@ -46,7 +46,7 @@ def _host_copy(pages: Any) -> Any:
     return pages.cpu().numpy() if is_torch(pages) else pages
 
 
-def _like(tensor: Any, part: bytearray) -> Any:
+def _like(tensor: Any, part: memoryview) -> Any:
     """Bytes as what a layer's pages are."""
     if is_torch(tensor):
         torch = sys.modules["torch"]

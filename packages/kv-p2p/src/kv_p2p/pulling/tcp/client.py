@@ -1,7 +1,7 @@
 """``Client``: pulls blocks from other workers. Some threads do it, each a pull at a time.
 
-A pull is received into memory of its own and written to its blocks a frame at a time. It may be given up between
-two frames, and writes nothing after that.
+A pull is received into memory of its own and written to its blocks a frame at a time, each into the same memory:
+it is written before the next one is read. It may be given up between two frames, and writes nothing after that.
 """
 
 import socket
@@ -123,9 +123,11 @@ class Client:
             if not self._keep(under_way, connection):
                 return
             send_frame(connection, asked)
+            size = min(len(here), blocks_per_frame(self._pages)) * self._pages.bytes_per_block
+            memory = memoryview(bytearray(size))
             filled = 0
             while filled < len(here):
-                count = self._receive(under_way, connection, here[filled:])
+                count = self._receive(under_way, connection, here[filled:], memory)
                 if not count:
                     return
                 filled += count
@@ -143,9 +145,11 @@ class Client:
             under_way.socket = connection
             return not under_way.is_given_up
 
-    def _receive(self, under_way: _UnderWay, connection: socket.socket, here: Sequence[int]) -> int:
+    def _receive(
+        self, under_way: _UnderWay, connection: socket.socket, here: Sequence[int], memory: memoryview
+    ) -> int:
         """Write the blocks of one frame, the next ones of ``here``. Returns how many; 0: it was given up."""
-        frame = recv_frame(connection, blocks_per_frame(self._pages) * self._pages.bytes_per_block)
+        frame = recv_frame(connection, len(memory), memory)
         if frame is None:
             raise FrameError(f"the connection ended with {len(here)} blocks to come")
         if frame.header.get("status") != "blocks":
