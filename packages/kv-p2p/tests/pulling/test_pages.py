@@ -188,6 +188,25 @@ def test_arrays_need_no_torch():
 
 
 @pytest.mark.torch
+def test_what_torch_has_in_host_memory_is_copied_by_numpy():
+    import torch
+
+    tensor = torch.zeros(BLOCKS, 4, dtype=torch.bfloat16)
+    pages = CachePages({"layer0": tensor}, BLOCKS)
+    (layer,) = pages._layers
+    assert isinstance(layer.tensor, np.ndarray)
+    assert layer.tensor.ctypes.data == tensor.data_ptr()
+
+
+@pytest.fixture(params=["in host memory", "on a device"])
+def where(request, monkeypatch):
+    """Tensors are in host memory here; but what is done with those of a device can be done with them, too."""
+    if request.param == "on a device":
+        monkeypatch.setattr("kv_p2p.pulling.pages._as_array", lambda pages: pages)
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("where")
 class TestTorch:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "uint8", "float8_e4m3fn"])
     @pytest.mark.parametrize("seed", range(3))
