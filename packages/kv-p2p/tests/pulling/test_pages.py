@@ -62,6 +62,11 @@ def blocks_of(cache):
     return flat.reshape(BLOCKS, -1)
 
 
+def gather(pages, blocks):
+    """What is gathered into memory that has exactly enough room."""
+    return pages.gather(blocks, memoryview(bytearray(len(blocks) * pages.bytes_per_block)))
+
+
 def as_parts(gathered):
     return [bytearray(memoryview(part).cast("B")) for part in gathered]
 
@@ -76,7 +81,7 @@ def test_blocks_arrive_bit_for_bit(kind, pairs):
             expected[name][target] = blocks_of(cache)[source]
     sender, receiver = CachePages(there, BLOCKS), CachePages(here, BLOCKS)
     assert sender.layout == receiver.layout
-    gathered = sender.gather([source for source, _ in pairs])
+    gathered = gather(sender, [source for source, _ in pairs])
     assert sum(len(part) for part in as_parts(gathered)) == len(pairs) * sender.bytes_per_block
     receiver.scatter([target for _, target in pairs], as_parts(gathered))
     for name, cache in here.items():
@@ -87,7 +92,7 @@ def test_blocks_arrive_bit_for_bit(kind, pairs):
 
 def test_a_part_for_each_layer_and_block_after_block():
     caches = in_one_storage(3)
-    first, second, third = as_parts(CachePages(caches, BLOCKS).gather([4, 1]))
+    first, second, third = as_parts(gather(CachePages(caches, BLOCKS), [4, 1]))
     for part, name in ((first, "layer0"), (second, "layer1"), (third, "layer2")):
         assert bytes(part) == caches[name][4].tobytes() + caches[name][1].tobytes()
 
@@ -95,16 +100,16 @@ def test_a_part_for_each_layer_and_block_after_block():
 def test_what_was_gathered_is_a_copy():
     caches = plain(3)
     pages = CachePages(caches, BLOCKS)
-    gathered = pages.gather([1])
+    gathered = gather(pages, [1])
     before = as_parts(gathered)
     pages.scatter([1], [bytearray(len(part)) for part in before])
-    assert as_parts(gathered) == before != as_parts(pages.gather([1]))
+    assert as_parts(gathered) == before != as_parts(gather(pages, [1]))
 
 
 def test_layers_that_are_the_same_memory_are_sent_once():
     pages = CachePages(aliased(3), BLOCKS)
     assert pages.bytes_per_block == 8 + 3
-    assert [len(part) for part in as_parts(pages.gather([0, 1]))] == [16, 6]
+    assert [len(part) for part in as_parts(gather(pages, [0, 1]))] == [16, 6]
 
 
 def test_layers_that_only_begin_at_the_same_place_are_two():
@@ -115,7 +120,7 @@ def test_layers_that_only_begin_at_the_same_place_are_two():
 
 def test_no_layers_at_all():
     pages = CachePages({}, BLOCKS)
-    assert (pages.bytes_per_block, pages.gather([1, 2])) == (0, [])
+    assert (pages.bytes_per_block, gather(pages, [1, 2])) == (0, [])
     pages.scatter([1, 2], [])
 
 
@@ -152,7 +157,7 @@ def test_layouts_differ_by_name_type_size_number_and_order():
 def test_parts_of_a_wrong_size_change_nothing():
     caches = plain(3)
     pages = CachePages(caches, BLOCKS)
-    right = as_parts(pages.gather([1, 2]))
+    right = as_parts(gather(pages, [1, 2]))
     for wrong, sizes in (
         ([right[0], right[1][:-1]], [48, 19]),
         ([bytearray(49), right[1]], [49, 20]),
@@ -176,14 +181,31 @@ def test_what_is_no_cache():
         CachePages(plain(1), 7)
 
 
-def test_blocks_that_are_not_there():
+@pytest.mark.parametrize("block", [BLOCKS, -1])
+def test_blocks_that_are_not_there(block):
     with pytest.raises(IndexError):
-        CachePages(plain(1), BLOCKS).gather([BLOCKS])
+        gather(CachePages(zeros(), BLOCKS), [0, block])
+
+
+def test_where_blocks_are_gathered():
+    """In the memory that is given; but numpy would copy all of a tensor whose blocks don't lie side by side."""
+    pages = CachePages(
+        {"wide": random_bytes((BLOCKS, 6), 1)[:, :4], **zeros(), "last": np.ones((BLOCKS, 2))}, BLOCKS
+    )
+    memory = bytearray(b"x" * (2 * pages.bytes_per_block + 3))
+    wide, zero, last = pages.gather([2, 1], memoryview(memory))
+    assert [np.shares_memory(part, np.frombuffer(memory, np.int8)) for part in (wide, zero, last)] == [
+        False,
+        True,
+        True,
+    ]
+    assert memory == b"x" * 8 + bytes(8) + np.ones(4).tobytes() + b"xxx"
+    assert np.array_equal(wide.view(np.uint8), random_bytes((BLOCKS, 6), 1)[[2, 1], :4])
 
 
 def test_arrays_need_no_torch():
     if "torch" not in sys.modules:
-        CachePages(plain(1), BLOCKS).gather([0])
+        gather(CachePages(plain(1), BLOCKS), [0])
         assert "torch" not in sys.modules
 
 
@@ -227,7 +249,7 @@ class TestTorch:
         assert sender.layout == receiver.layout
         assert sender.bytes_per_block == 3 * 32 + 8
         pairs = [(3, 0), (1, 4), (3, 2)]
-        parts = as_parts(sender.gather([source for source, _ in pairs]))
+        parts = as_parts(gather(sender, [source for source, _ in pairs]))
         receiver.scatter([target for _, target in pairs], parts)
         sources = {target: source for source, target in pairs}
         for name, cache in here.items():
@@ -249,7 +271,7 @@ class TestTorch:
 
         cache = torch.from_numpy(random_bytes((BLOCKS, 3, 2, 4), 9)).permute(0, 2, 1, 3)
         pages = CachePages({"layer0": cache}, BLOCKS)
-        (part,) = as_parts(pages.gather([5]))
+        (part,) = as_parts(gather(pages, [5]))
         assert bytes(part) == bytes(cache.permute(0, 2, 1, 3)[5].contiguous().numpy())
         pages.scatter([0], [part])
         assert torch.equal(cache[0], cache[5])

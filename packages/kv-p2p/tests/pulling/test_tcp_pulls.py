@@ -55,25 +55,33 @@ class TestBlocks:
         assert here.pulled == ["r"]
         assert here.blocks[:2] == [there.block(1), there.block(3)]
 
-    def test_all_frames_of_a_pull_come_into_the_same_memory(self, worker, small_frames, monkeypatch):
+    def test_all_frames_of_a_pull_come_from_the_same_memory_and_into_the_same(
+        self, worker, small_frames, monkeypatch
+    ):
         """But those of two pulls do not."""
         there, here = worker(1), worker(2)
-        scatter, found = CachePages.scatter, []
+        gather, scatter, sent, received = CachePages.gather, CachePages.scatter, [], []
 
-        def seen(pages, blocks, parts):
-            found.append((len(blocks), [part.obj for part in parts]))
+        def gathered(pages, blocks, memory):
+            sent.append((len(blocks), [memory.obj]))
+            return gather(pages, blocks, memory)
+
+        def scattered(pages, blocks, parts):
+            received.append((len(blocks), [part.obj for part in parts]))
             scatter(pages, blocks, parts)
 
-        monkeypatch.setattr(CachePages, "scatter", seen)
+        monkeypatch.setattr(CachePages, "gather", gathered)
+        monkeypatch.setattr(CachePages, "scatter", scattered)
         for number, targets in enumerate([range(8), range(8, 10)]):
             there.serve(f"h{number}", *targets)
             here.pull(f"r{number}", there.source(f"h{number}"), *targets)
             here.wait_for_pulls(number + 1)
-        assert [count for count, _ in found] == [3, 3, 2, 2]
-        first, second = found[0][1][0], found[-1][1][0]
-        assert all(memory is first for _, parts in found[:3] for memory in parts)
-        assert first is not second
-        assert (len(first), len(second)) == (3 * 34, 2 * 34)
+        for found in (sent, received):
+            assert [count for count, _ in found] == [3, 3, 2, 2]
+            first, second = found[0][1][0], found[-1][1][0]
+            assert all(memory is first for _, memories in found[:3] for memory in memories)
+            assert first is not second
+            assert (len(first), len(second)) == (3 * 34, 2 * 34)
         assert here.blocks[:10] == there.blocks[:10]
 
     def test_a_rank_without_layers(self):

@@ -54,9 +54,9 @@ class GatedPages(CachePages):
         super().__init__(kv_caches, num_blocks)
         self.reading, self.writing = Gate(), Gate()
 
-    def gather(self, blocks):
+    def gather(self, blocks, memory):
         self.reading.pass_through()
-        return super().gather(blocks)
+        return super().gather(blocks, memory)
 
     def scatter(self, blocks, parts):
         self.writing.pass_through()
@@ -158,7 +158,8 @@ class RawServer:
 
 def frame_of(worker, *blocks):
     """What a server sends of these blocks of a worker."""
-    return {"status": "blocks", "count": len(blocks)}, CachePages.gather(worker.pages, blocks)
+    memory = memoryview(bytearray(len(blocks) * worker.pages.bytes_per_block))
+    return {"status": "blocks", "count": len(blocks)}, CachePages.gather(worker.pages, blocks, memory)
 
 
 def connect(worker):

@@ -27,10 +27,18 @@ class CachePages:
         self.bytes_per_block = sum(layer.page_bytes for layer in self._layers)
         self.layout = blake2b(repr(described).encode(), digest_size=16).hexdigest()
 
-    def gather(self, blocks: Sequence[int]) -> list[Any]:
-        """The bytes of some blocks, as they are when the device has finished what it was given."""
+    def gather(self, blocks: Sequence[int], memory: memoryview) -> list[Any]:
+        """The bytes of some blocks, as they are when the device has finished what it was given.
+
+        They may lie in ``memory``, which has room for them; then they are good until it is used again.
+        """
         _synchronize(self._layers)
-        return [_host_copy(layer.tensor[list(blocks)]) for layer in self._layers]
+        parts, begin = [], 0
+        for layer in self._layers:
+            end = begin + len(blocks) * layer.page_bytes
+            parts.append(_rows(layer.tensor, list(blocks), memory[begin:end]))
+            begin = end
+        return parts
 
     def scatter(self, blocks: Sequence[int], parts: Sequence[memoryview]) -> None:
         """Overwrite some blocks; they are written when this returns."""
@@ -48,8 +56,18 @@ def _as_array(pages: Pages) -> Pages:
     return pages._replace(tensor=pages.tensor.numpy()) if is_array else pages
 
 
-def _host_copy(pages: Any) -> Any:
-    return pages.cpu().numpy() if is_torch(pages) else pages
+def _rows(tensor: Any, rows: list[int], memory: memoryview) -> Any:
+    """Some rows in host memory: in ``memory``, unless numpy would copy the whole tensor for that."""
+    if is_torch(tensor):
+        return tensor[rows].cpu().numpy()
+    if not tensor.flags.c_contiguous:
+        return tensor[rows]
+    if not 0 <= min(rows) <= max(rows) < len(tensor):
+        raise IndexError(f"blocks {rows} of {len(tensor)}")
+    there = _like(tensor, memory).reshape(len(rows), -1)
+    return tensor.take(
+        rows, 0, there, "clip"
+    )  # else it looks at each number once more, and into memory of its own
 
 
 def _like(tensor: Any, part: memoryview) -> Any:

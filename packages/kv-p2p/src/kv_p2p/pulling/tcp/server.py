@@ -120,11 +120,12 @@ class Server:
             return self._holds.begin_read(hold_id, digest, first, count)
 
     def _send(self, client: socket.socket, blocks: Sequence[int]) -> bool:
-        """Send blocks. True: the client says that it has got all of them."""
+        """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
         count = blocks_per_frame(self._pages)
+        memory = memoryview(bytearray(min(len(blocks), count) * self._pages.bytes_per_block))
         for first in range(0, len(blocks), count):
             some = blocks[first : first + count]
-            send_frame(client, {"status": "blocks", "count": len(some)}, self._pages.gather(some))
+            send_frame(client, {"status": "blocks", "count": len(some)}, self._pages.gather(some, memory))
         end = recv_frame(client, 0)
         return end is not None and end.header.get("op") == "done"
 
