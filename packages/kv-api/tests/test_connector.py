@@ -1,6 +1,7 @@
 """The base classes: what they refuse, what they answer by default, and the two halves."""
 
 import inspect
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -350,6 +351,30 @@ def test_the_wrong_side_says_so(role: KVConnectorRole, call: str, message: str) 
     with pytest.raises(kv_api.WrongSideError) as caught:
         getattr(TwoClassConnector(make_config(), role), call)()
     assert str(caught.value) == message
+
+
+def test_a_role_of_somebody_elses_is_refused() -> None:
+    class Role(Enum):
+        SCHEDULER = 0
+
+    role: Any = Role.SCHEDULER
+    with pytest.raises(kv_api.ConfigError) as refused:
+        TwoClassConnector(make_config(), role)
+    assert str(refused.value) == (
+        "TwoClassConnector: expected a role of kv_api.KVConnectorRole, got <Role.SCHEDULER: 0> of "
+        f"{__name__}; "
+        "for a vLLM make a class of its own kind, with kv_vllm.inside_vllm(TwoClassConnector)"
+    )
+
+
+@pytest.mark.parametrize("role", [SCHEDULER, WORKER])
+@pytest.mark.parametrize("missing", ["scheduler_class", "worker_class"])
+def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missing: str) -> None:
+    halves = {"scheduler_class": FakeScheduler, "worker_class": FakeWorker}
+    del halves[missing]
+    made = type("Half", (kv_api.TwoSidedConnector,), halves)
+    with pytest.raises(kv_api.KVError, match=rf"^Half has no {missing}; a connector of two halves names both"):
+        made(make_config(), role)
 
 
 def test_only_the_half_of_the_role_is_made() -> None:

@@ -641,11 +641,22 @@ def test_a_key_that_is_nearly_known_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["save", "hold_blocks", "svae", "hold", "my_hold_blocks", "hold_blocks_s", f"{TWENTY[:16]}----", 7]
+    "key", ["save", "hold_blocks", "swap", "hold", "my_hold_blocks", "hold_blocks_s", f"{TWENTY[:16]}----", 7]
 )
 def test_a_key_that_is_known_or_far_from_that_is_let_be(key: object) -> None:
     refuse_misspelt([key], ("save", "hold_blocks", TWENTY), where="extra")
     refuse_misspelt([key], (), where="extra")
+
+
+@pytest.mark.parametrize(("key", "meant"), [("prot", "port"), ("hots", "host"), ("Svae", "save")])
+def test_letters_in_another_order_are_a_slip(key: str, meant: str) -> None:
+    known = ("port", "host", "save", "hold_blocks")
+    with pytest.raises(kv_api.ConfigError) as refused:
+        refuse_misspelt([key], known, where="extra")
+    assert (
+        str(refused.value)
+        == f"extra: unknown key {key!r}; known: hold_blocks, host, port, save; did you mean {meant!r}?"
+    )
 
 
 def test_a_known_key_is_never_taken_for_another_that_is_written_alike() -> None:

@@ -1,8 +1,8 @@
 """The contract of ``KVConnectorBase_V1`` as data: a row for each member, in the order of an engine's life.
 
-The documentation's table is printed from it (``python -m kv_api.contract``), tests compare it with the classes,
-and protocol checkers read it: a method of a later phase never comes before one of an earlier phase of the same
-turn (a start, a step, an end).
+The documentation's table is printed from it (``python -m kv_api.contract``), and tests compare it with the
+classes. A member of a later phase comes after those of the earlier phases of the same turn (a start, a step, an
+end), but for ``start_load_kv``, which may come after the layers (see ``worker_side``).
 """
 
 from enum import Enum, IntEnum
@@ -32,7 +32,7 @@ class Phase(IntEnum):
     PLAN = 4
     """At the end of scheduling a step."""
     BEGIN = 5
-    """In the worker, before the forward pass."""
+    """In the worker, before the forward pass; a load that no layer waits for may also begin after it."""
     FORWARD = 6
     """Inside the forward pass, for each layer."""
     COLLECT = 7

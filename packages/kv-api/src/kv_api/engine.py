@@ -1,7 +1,8 @@
 """What a connector reads from an engine: structural types, nothing to import or convert.
 
 Each protocol names only the attributes that connectors really use, as read-only properties,
-so a vLLM object, a simulator object and a ``SimpleNamespace`` in a test all fit. Tensors and
+so a vLLM object, a simulator object and a ``SimpleNamespace`` in a test all fit. What a connector looks for and
+can do without (``getattr`` with a default: states to store, blocks to pin) is not here. Tensors and
 other things that belong to a framework are ``Any``: this package knows no framework.
 """
 
@@ -67,7 +68,7 @@ class BlockPool(Protocol):
 
 
 class KVCacheManager(Protocol):
-    """The scheduler's cache manager; connectors only want its pool."""
+    """The scheduler's cache manager, of which connectors want the pool."""
 
     @property
     def block_pool(self) -> BlockPool: ...

@@ -1,7 +1,7 @@
 """The errors that users of a connector see, and how they are worded.
 
-Each names the value, the place it came from and the choices there were. All of them are
-``KVError``; those that a user's configuration causes are ``ValueError`` too, which is what
+Each names the value, the place it came from and the choices there were. Those that have a
+name of ours are ``KVError``; those that a user's configuration causes are ``ValueError`` too, which is what
 vLLM raises in their place.
 """
 
@@ -16,7 +16,7 @@ MISSPELT: Final = 0.85
 
 
 class KVError(Exception):
-    """Base of every error that these packages raise on purpose."""
+    """Base of all errors that these packages declare. A broken promise of an engine can be a plain one, too."""
 
 
 class ConfigError(KVError, ValueError):
@@ -42,9 +42,10 @@ def unknown_name(kind: str, value: object, known: Iterable[str], *, hint: str = 
 
 
 def refuse_misspelt(given: Iterable[object], known: Collection[str], *, where: str, hint: str = "") -> None:
-    """Refuse a key that is nearly a known one. Other unknown keys are let be: somebody else may read them.
+    """Refuse a key that is nearly a known one, or has its letters in another order. Others are let be.
 
-    So are those that are a known one with more words before or after it: nobody writes that by mistake.
+    Somebody else may read them. So may those that are a known one with more words before or after it: nobody
+    writes that by mistake.
     """
     names = frozenset(known)
     for key in given:
@@ -55,6 +56,8 @@ def refuse_misspelt(given: Iterable[object], known: Collection[str], *, where: s
 @lru_cache(maxsize=256)  # the comparison with all names takes long for whoever makes connectors by the thousand
 def _is_misspelt(key: object, known: frozenset[str]) -> bool:
     near = nearest_name(key, known, likeness=MISSPELT)
+    if near is None and isinstance(key, str):  # of a short name two letters are too much to be alike
+        return any(sorted(key.lower()) == sorted(name.lower()) for name in known)
     return near is not None and f"_{near}_" not in f"_{key}_"
 
 

@@ -262,6 +262,10 @@ class OffloadingWorker(ABC):
     def wait(self, job_ids: set[int]) -> None:
         """Return when these jobs have ended. Unknown and ended ones are no matter."""
 
+    def take_counts(self) -> Mapping[str, int]:
+        """What was counted since the last call, by the names of the spec's counters."""
+        return {}
+
     def shutdown(self) -> None:
         """Finish or cancel every job and release everything."""
 

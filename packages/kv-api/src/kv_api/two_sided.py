@@ -31,7 +31,7 @@ from kv_api.engine import (
     Tensor,
     VllmConfig,
 )
-from kv_api.errors import WrongSideError
+from kv_api.errors import ConfigError, KVError, WrongSideError
 from kv_api.events import KVCacheEvent, KVConnectorKVEvents
 from kv_api.metadata import (
     KVConnectorHandshakeMetadata,
@@ -77,6 +77,7 @@ class TwoSidedConnector(KVConnectorBase_V1):
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self._check_halves(role)
         absent: Any = _AbsentSide(type(self).__name__, role)
         self._scheduler: SchedulerSide = absent
         self._worker: WorkerSide = absent
@@ -84,6 +85,17 @@ class TwoSidedConnector(KVConnectorBase_V1):
             self._scheduler = self.build_side(self.scheduler_class, vllm_config, kv_cache_config)
         else:
             self._worker = self.build_side(self.worker_class, vllm_config, kv_cache_config)
+
+    def _check_halves(self, role: object) -> None:
+        name = type(self).__name__
+        if not isinstance(role, KVConnectorRole):
+            raise ConfigError(
+                f"{name}: expected a role of kv_api.KVConnectorRole, got {role!r} of {type(role).__module__}; "
+                f"for a vLLM make a class of its own kind, with kv_vllm.inside_vllm({name})"
+            )
+        for half in ("scheduler_class", "worker_class"):
+            if not hasattr(self, half):
+                raise KVError(f"{name} has no {half}; a connector of two halves names both where it is declared")
 
     def build_side(
         self, side_class: type[_Side], vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None

@@ -119,7 +119,7 @@ class OffloadingWorkerSide(WorkerSide):
         return self._jobs.take_invalid_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        # vLLM's workers of media have no such method.
+        # Those of older media and of vLLM's have no such method.
         take_counts = getattr(self._medium, "take_counts", None)
         if take_counts is not None:
             self._jobs.count(take_counts())
