@@ -222,7 +222,7 @@ def test_get_finished_count(make, counts, joined):
 
 def test_different_finished_counts_are_named(make):
     multi = make([child(answers={"get_finished_count": 2}), child(answers={"get_finished_count": 4}, name="far")])
-    with pytest.raises(ValueError, match="reports") as caught:
+    with pytest.raises(ConfigError, match="reports") as caught:
         multi.get_finished_count()
     assert str(caught.value) == (
         "the connectors expect different numbers of reports of a transfer: 'Scripted0' 2, 'far' 4"
@@ -235,7 +235,7 @@ def test_one_memory_pool(worker):
     assert multi.get_mem_pool_context() is pool
     assert worker()[0].get_mem_pool_context() is None
     multi, *_ = worker(*[child(answers={"get_mem_pool_context": pool})] * 2)
-    with pytest.raises(ValueError, match="pool") as caught:
+    with pytest.raises(ConfigError, match="pool") as caught:
         multi.get_mem_pool_context()
     assert str(caught.value) == (
         "connectors 'Scripted0', 'Scripted1' each want the KV caches in a memory pool of their own, but there is "

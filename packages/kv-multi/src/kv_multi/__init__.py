@@ -1,6 +1,7 @@
 """Several KV connectors as one: the first that has the tokens loads, all of them store.
 
-Start at ``MultiConnector``, whose methods say by which rule its children answer.
+Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by which rule the children answer;
+``MultiConnector`` is both under one name.
 """
 
 from kv_multi.connector import MultiConnector
@@ -14,7 +15,9 @@ from kv_multi.metadata import (
 )
 from kv_multi.params import ParamsClashError
 from kv_multi.prom import MultiKVConnectorPromMetrics
+from kv_multi.scheduler_side import MultiSchedulerSide
 from kv_multi.stats import MultiKVConnectorStats
+from kv_multi.worker_side import MultiWorkerSide
 
 __all__ = [
     "LoadLostError",
@@ -25,6 +28,8 @@ __all__ = [
     "MultiKVConnectorPromMetrics",
     "MultiKVConnectorStats",
     "MultiKVConnectorWorkerMetadata",
+    "MultiSchedulerSide",
+    "MultiWorkerSide",
     "ParamsClashError",
     "PlannedLoad",
 ]

@@ -12,10 +12,11 @@ several groups nothing in the interface can take back such a load, so it isn't s
 
 from collections.abc import Iterable, Mapping
 
+from kv_api import KVError
 from kv_multi.metadata import PlannedLoad
 
 
-class LoadLostError(RuntimeError):
+class LoadLostError(KVError, RuntimeError):
     """A child failed in the middle of a load that can't be taken back."""
 
 

@@ -45,7 +45,7 @@ class MultiSchedulerSide(MultiRequests):
             return None
         if len(different) > 1:
             said = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise ValueError(f"the connectors expect different numbers of reports of a transfer: {said}")
+            raise ConfigError(f"the connectors expect different numbers of reports of a transfer: {said}")
         [count] = different
         if self._quarantine.may_happen:
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from kv_api import (
     AttentionMetadata,
+    ConfigError,
     CopyBlocksOp,
     ForwardContext,
     KVCacheConfig,
@@ -62,7 +63,7 @@ class MultiWorkerSide(MultiSide, WorkerSide):
             if (context := child.connector.get_mem_pool_context()) is not None
         }
         if len(found) > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"connectors {', '.join(map(repr, found))} each want the KV caches in a memory pool of their own, "
                 "but there is one allocation: at most one of them may"
             )
