@@ -1,6 +1,10 @@
 """The examples run as printed."""
 
 import doctest
+import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,3 +21,21 @@ def test_examples(name):
 @pytest.mark.parametrize("name", ["README.md", "FIRST_FAMILY.md"])
 def test_fifteen_lines(name):
     assert (PACKAGE / name).read_text().count(">>> ") <= 15
+
+
+def test_two_engines(tmp_path):
+    [script] = [
+        block
+        for block in re.findall(
+            r"^```python\n(.*?)^```$", (PACKAGE / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        if "def prefill" in block
+    ]
+    path = tmp_path / "two_engines.py"
+    path.write_text(script)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, str(path), str(port)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10 tokens came\n", "")

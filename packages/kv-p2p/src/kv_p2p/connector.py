@@ -2,10 +2,19 @@
 
 from typing import Any
 
-from kv_api import KVCacheConfig, KVCaches, TwoSidedConnector, VllmConfig
+from kv_api import (
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    TwoSidedConnector,
+    VllmConfig,
+)
 from kv_api.engine import TransferConfig
+from kv_api.stats import PromMetric
 from kv_p2p.pulling.options import Options, parse_options
 from kv_p2p.pulling.scheduler import P2PSchedulerSide
+from kv_p2p.pulling.stats import P2PPromMetrics, P2PStats
 from kv_p2p.pulling.wire import Wire
 from kv_p2p.pulling.worker import P2PWorkerSide
 
@@ -19,6 +28,20 @@ class P2PConnector(TwoSidedConnector):
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
         return False  # others may be reading
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return P2PStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetric]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return P2PPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
         """A half is also made of what the operator set, and a worker's of its wire."""

@@ -231,7 +231,8 @@ def test_a_producer_must_deliver(make, role, delivers):
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
         (lambda half: half._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
-        (lambda half: half._holding.clear(), "not held"),
+        (lambda half: (half._holding.clear(), half._count_held(-3)), "not held"),
+        (lambda half: half._count_held(1), "4 blocks are held, counted again 3"),
         (lambda half: half._next.pulls.append(Pull("b", None, 0, ())), "not pulled"),
     ]:
         half = scheduler()

@@ -24,14 +24,14 @@ def test_what_is_set_where_nothing_is():
 
 
 def test_values_are_read():
-    extra = {"host": "h", "port": 80, "hold_seconds": 1, "pull_seconds": 0.5}
+    extra = {"host": "h", "port": 80, "hold_seconds": 1, "pull_seconds": 0.5, "listen_host": "::"}
     options = parse_options(vllm_config(**extra))
-    assert options == Options("h", 80, 1.0, 0.5)
+    assert options == Options("h", 80, 1.0, 0.5, "::")
     assert type(options.hold_seconds) is float
 
 
 def test_none_is_not_given():
-    extra = dict.fromkeys(["host", "port", "hold_seconds", "pull_seconds"])
+    extra = dict.fromkeys(["host", "port", "hold_seconds", "pull_seconds", "listen_host"])
     assert parse_options(vllm_config(kv_port=99, **extra)) == Options(port=99)
 
 
@@ -60,6 +60,16 @@ def test_replicas_have_ports_of_their_own():
     [
         ("host", "", "expected a host name or an address, got ''"),
         ("host", 1, "expected a host name or an address, got 1"),
+        ("listen_host", "", "expected a host name or an address, got ''"),
+        *(
+            (
+                "host",
+                value,
+                f"expected what other engines reach this one by, got {value!r}; to listen everywhere, set "
+                f"{WHERE}.listen_host to it",
+            )
+            for value in ("0.0.0.0", "::")
+        ),
         *(
             ("port", value, f"expected a port from 1 to 65535, got {value!r}")
             for value in ("80", True, 80.0, 0, -1, 65536)
@@ -90,7 +100,7 @@ def test_each_worker_of_each_replica_has_a_port():
 
 
 def test_a_key_that_is_nearly_one():
-    known = "hold_seconds, host, name, port, pull_seconds, save"
+    known = "hold_seconds, host, listen_host, name, port, pull_seconds, save"
     for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
         said = f"{WHERE}: unknown key {wrong!r}; known: {known}; did you mean {meant!r}?"
         assert refused(vllm_config(**{wrong: 1})) == said

@@ -207,7 +207,7 @@ class TestListening:
             worker(2, rank=1, port=port - 1)
         said = f"kv_connector_extra_config: can't listen at host '127.0.0.1', port {port}: "
         assert str(raised.value).startswith(said)
-        end = "; the port of a worker is kv_connector_extra_config.port (or kv_port) and its rank"
+        end = "; that is its listen_host (or host), and its port (or kv_port) and the worker's rank"
         assert str(raised.value).endswith(end)
         assert {*threading.enumerate()} == before
 
@@ -218,6 +218,12 @@ class TestListening:
             TcpWire(pages, 0, Options(host, 0, 1.0, 1.0))
         said = f"kv_connector_extra_config: can't listen at host {host!r}, port 0: "
         assert str(raised.value).startswith(said)
+
+    def test_elsewhere_than_at_the_address_that_others_know(self):
+        pages = CachePages({"layer": np.zeros((2, 3))}, 2)
+        wire = TcpWire(pages, 0, Options("reached.invalid", 0, 1.0, 1.0, HOST))
+        socket.create_connection((HOST, wire.server.port), PATIENCE).close()
+        wire.close()
 
     def test_it_goes_on_when_nobody_could_connect_for_a_while(self, worker, monkeypatch, caplog):
         """Such as when too many files were open."""

@@ -40,6 +40,8 @@ class TestBlocks:
         assert (sorted(here.pulled), here.failed) == ([f"r{index}" for index in range(number + 1)], [])
         assert here.blocks == expected
         assert there.blocks == sent
+        filled = BLOCKS - len(free)
+        assert (here.pulled_bytes, there.pulled_bytes) == (filled * here.pages.bytes_per_block, 0)
         there.wait_for(lambda: len(there.served) == number + 1)
         assert sorted(there.served) == [f"h{index}" for index in range(number + 1)]
         for one in (there, here):

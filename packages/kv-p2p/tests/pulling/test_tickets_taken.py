@@ -294,7 +294,7 @@ def test_several_groups_are_refused():
 def test_recounting_finds_what_cannot_be():
     for break_it, said in [
         (lambda half: half._pulling.add("a"), "ticketed ['a'], pulled ['a'], held []"),
-        (lambda half: half._holding.add("a"), "ticketed ['a'], pulled [], held ['a']"),
+        (lambda half: half._holding.update(a=0), "ticketed ['a'], pulled [], held ['a']"),
         (lambda half: half._asked_from.update(b=1), "asked from {'b': 1}, ticketed ['a']"),
         (lambda half: half._next.pulls.append(Pull("b", Source(THERE, "h", "d"), 0, ())), "not pulled"),
     ]:

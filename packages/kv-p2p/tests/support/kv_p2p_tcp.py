@@ -76,6 +76,7 @@ class Worker:
         options = Options(HOST, port, hold_seconds=PATIENCE, pull_seconds=silence)
         self.wire = TcpWire(self.pages, rank, options, serves=serves)
         self.served, self.pulled, self.failed = [], [], []
+        self.pulled_bytes = 0
 
     @property
     def address(self):
@@ -102,6 +103,7 @@ class Worker:
         self.served += ended.served
         self.pulled += ended.pulled
         self.failed += ended.failed
+        self.pulled_bytes += ended.pulled_bytes
         self.wire.check()
 
     def wait_for(self, condition):

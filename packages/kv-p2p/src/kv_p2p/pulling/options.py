@@ -10,6 +10,7 @@ from kv_p2p.extra_config import DEFAULT_PORT, EXTRA, Reader, read_host, read_por
 
 NO_OPTIONS: Final = ("name", "save")
 """Keys that whoever made this connector a child may have there."""
+EVERYWHERE: Final = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,30 @@ class Options:
     """The connector's own keys."""
 
     host: str = "127.0.0.1"
-    """Under which other engines reach this one; workers listen there."""
+    """Under which other engines reach this one."""
     port: int = DEFAULT_PORT
     """Of the first worker; rank r listens at port + r. Not given: the configuration's ``kv_port``."""
     hold_seconds: float = 120.0
     """How long the blocks of a prompt wait to be pulled."""
     pull_seconds: float = 30.0
     """After how long a pull counts as failed, and how long a connection may be silent."""
+    listen_host: str | None = None
+    """Where workers listen. None: at ``host``."""
+
+
+def _read_reachable_host(place: str, value: object) -> str:
+    host = read_host(place, value)
+    if host in EVERYWHERE:
+        raise ConfigError(
+            f"{place}: expected what other engines reach this one by, got {host!r}; to listen everywhere, set "
+            f"{EXTRA}.listen_host to it"
+        )
+    return host
 
 
 _READERS: Final[Mapping[str, Reader]] = {
-    "host": read_host,
+    "host": _read_reachable_host,
+    "listen_host": read_host,
     "hold_seconds": read_seconds,
     "pull_seconds": read_seconds,
 }

@@ -22,6 +22,7 @@ from kv_api import (
 from kv_p2p.log import warn
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull, Source
 from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import (
     TICKET,
     WANTED,
@@ -55,9 +56,12 @@ class P2PSchedulerSide(SchedulerSide):
         self._asked_from: dict[str, int] = {}
         """By request with a ticket: how many tokens the engine had when it last asked."""
         self._pulling: set[str] = set()
-        self._holding: set[str] = set()
+        self._holding: dict[str, int] = {}
+        """By request: how many blocks."""
+        self._held_blocks = 0
         self._num_holds = 0
         self._next = P2PMetadata()
+        self._stats = P2PStats()
 
     # -- who has a ticket ----------------------------------------------------------------------
 
@@ -69,12 +73,14 @@ class P2PSchedulerSide(SchedulerSide):
             ticket = read_ticket(params)
         except BadTicketError as error:
             warn("request %s: %s; its prompt is computed here", request.request_id, error)
+            self._stats.add(REFUSED_TICKETS, 1)
             return
         reason = self._reason_against(ticket, request)
         if reason is None:
             self._tickets[request.request_id] = ticket
         else:
             warn("request %s: %s; its prompt is computed here", request.request_id, reason)
+            self._stats.add(REFUSED_TICKETS, 1)
             self._decline(ticket)
 
     def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
@@ -141,7 +147,8 @@ class P2PSchedulerSide(SchedulerSide):
         self._num_holds += 1
         hold_id, digest = f"{request_id}.{self._num_holds}", digest_of(request, tokens)
         ticket = Ticket(self._address, self._shape, hold_id, digest, tokens)
-        self._holding.add(request_id)
+        self._holding[request_id] = len(blocks)
+        self._count_held(len(blocks))
         self._next.holds.append(Hold(request_id, hold_id, digest, blocks))
         return True, ticket.to_params(self._kv_transfer_config.engine_id)
 
@@ -182,7 +189,19 @@ class P2PSchedulerSide(SchedulerSide):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._pulling.difference_update(connector_output.finished_recving or ())
-        self._holding.difference_update(connector_output.finished_sending or ())
+        for request_id in connector_output.finished_sending or ():
+            if request_id in self._holding:
+                self._count_held(-self._holding.pop(request_id))
+
+    def _count_held(self, more: int) -> None:
+        self._held_blocks += more
+        self._stats.add(HELD_BLOCKS, self._held_blocks)
+
+    def get_kv_connector_stats(self) -> P2PStats | None:
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, P2PStats()
+        return stats
 
     def has_pending_push_work(self) -> bool:
         return bool(self._next or self._pulling or self._holding)
@@ -190,11 +209,15 @@ class P2PSchedulerSide(SchedulerSide):
     def check(self) -> None:
         """Recount: a request has a ticket, is pulled or is held."""
         ticketed = set(self._tickets)
-        assert not (ticketed & self._pulling or ticketed & self._holding or self._pulling & self._holding), (
-            f"ticketed {sorted(ticketed)}, pulled {sorted(self._pulling)}, held {sorted(self._holding)}"
-        )
+        assert not (
+            ticketed & self._pulling or ticketed & self._holding.keys() or self._pulling & self._holding.keys()
+        ), f"ticketed {sorted(ticketed)}, pulled {sorted(self._pulling)}, held {sorted(self._holding)}"
+        held = sum(self._holding.values())
+        assert self._held_blocks == held, f"{self._held_blocks} blocks are held, counted again {held}"
         assert set(self._asked_from) <= ticketed, f"asked from {self._asked_from}, ticketed {sorted(ticketed)}"
-        assert {hold.request_id for hold in self._next.holds} <= self._holding, f"{self._next.holds} not held"
+        assert {hold.request_id for hold in self._next.holds} <= self._holding.keys(), (
+            f"{self._next.holds} not held"
+        )
         assert {pull.request_id for pull in self._next.pulls} <= self._pulling, f"{self._next.pulls} not pulled"
 
 

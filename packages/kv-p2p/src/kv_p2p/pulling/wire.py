@@ -19,6 +19,8 @@ class Ended:
     """Pulls, by request, that filled all their blocks."""
     failed: list[tuple[str, str]] = field(default_factory=list)
     """Pulls, by request, that didn't, and why. Nobody writes their blocks any more."""
+    pulled_bytes: int = 0
+    """Bytes of blocks that were filled meanwhile."""
 
 
 class Wire(Protocol):

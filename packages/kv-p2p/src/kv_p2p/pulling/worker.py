@@ -5,7 +5,7 @@ and either is reported only when nobody touches the blocks any more; until then 
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kv_api import (
     ForwardContext,
@@ -20,12 +20,29 @@ from kv_p2p.clock import Clock, read_clock
 from kv_p2p.log import place_of, warn
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
 from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.stats import (
+    EXPIRED_HOLDS,
+    FAILED_PULLS,
+    PULL_SECONDS,
+    PULLED_BYTES,
+    SERVED_HOLDS,
+    P2PStats,
+)
 from kv_p2p.pulling.wire import Wire
 
 IDLE_SECONDS: Final = 0.002
 """What a step that computes nothing waits for the wire: else an engine with nothing to do would spin."""
 
 MakeWire = Callable[[KVCaches], Wire]
+
+
+class _Pulling(NamedTuple):
+    """A pull under way."""
+
+    pull: Pull
+    began: float
+    end: float
+    """When it has failed."""
 
 
 class P2PWorkerSide(WorkerSide):
@@ -48,9 +65,10 @@ class P2PWorkerSide(WorkerSide):
         """By request, with the time at which it ends."""
         self._request_of: dict[str, str] = {}
         """By hold."""
-        self._pulling: dict[str, tuple[Pull, float]] = {}
-        """By request, with the time at which it has failed."""
+        self._pulling: dict[str, _Pulling] = {}
+        """By request."""
         self._unfilled: set[int] = set()
+        self._stats = P2PStats()
 
     @property
     def wire(self) -> Wire:
@@ -79,7 +97,7 @@ class P2PWorkerSide(WorkerSide):
             self._request_of[hold.hold_id] = hold.request_id
             self.wire.serve(hold)
         for pull in told.pulls:
-            self._pulling[pull.request_id] = pull, now + self._options.pull_seconds
+            self._pulling[pull.request_id] = _Pulling(pull, now, now + self._options.pull_seconds)
             self.wire.pull(pull)
         for source in told.declined:
             self.wire.decline(source)
@@ -101,10 +119,14 @@ class P2PWorkerSide(WorkerSide):
         if self._told().is_idle and (self._held or self._pulling):
             self.wire.wait(IDLE_SECONDS)
         ended = self.wire.poll()
+        if ended.pulled_bytes:
+            self._stats.add(PULLED_BYTES, ended.pulled_bytes)
         for hold_id in ended.served:
-            self._end_hold(hold_id, results)
+            self._end_hold(hold_id, results, SERVED_HOLDS)
         for request_id in ended.pulled:
-            self._end_pull(request_id, results)
+            pulled = self._end_pull(request_id, results)
+            if pulled is not None:
+                self._stats.add(PULL_SECONDS, [self.clock() - pulled.began])
         for request_id, reason in ended.failed:
             self._fail_pull(request_id, reason, results)
         self._end_what_is_late(results)
@@ -115,28 +137,31 @@ class P2PWorkerSide(WorkerSide):
         for hold, end in list(self._held.values()):
             if end <= now and self.wire.withdraw(hold.hold_id):
                 warn("request %s: its blocks were not pulled and are free again", hold.request_id)
-                self._end_hold(hold.hold_id, results)
-        for pull, end in list(self._pulling.values()):
+                self._end_hold(hold.hold_id, results, EXPIRED_HOLDS)
+        for pull, _, end in list(self._pulling.values()):
             if end <= now and self.wire.give_up(pull.request_id):
                 reason = f"no end within {self._options.pull_seconds} seconds"
                 self._fail_pull(pull.request_id, reason, results)
 
-    def _end_hold(self, hold_id: str, results: KVConnectorTransferResults) -> None:
+    def _end_hold(self, hold_id: str, results: KVConnectorTransferResults, counted: str) -> None:
         request_id = self._request_of.pop(hold_id, None)
         if request_id is not None:
             del self._held[request_id]
             results.finished_sending.add(request_id)
+            self._stats.add(counted, 1)
 
-    def _end_pull(self, request_id: str, results: KVConnectorTransferResults) -> Pull | None:
-        pull, _ = self._pulling.pop(request_id, (None, 0.0))
-        if pull is not None:
+    def _end_pull(self, request_id: str, results: KVConnectorTransferResults) -> _Pulling | None:
+        pulling = self._pulling.pop(request_id, None)
+        if pulling is not None:
             results.finished_recving.add(request_id)
-        return pull
+        return pulling
 
     def _fail_pull(self, request_id: str, reason: str, results: KVConnectorTransferResults) -> None:
-        pull = self._end_pull(request_id, results)
-        if pull is None:
+        pulling = self._end_pull(request_id, results)
+        if pulling is None:
             return
+        self._stats.add(FAILED_PULLS, 1)
+        pull = pulling.pull
         place = place_of(pull.source.address.host, pull.source.address.port)
         warn("request %s: its KV did not come from %s: %s", request_id, place, reason)
         results.failed_recving.add(request_id)
@@ -146,6 +171,12 @@ class P2PWorkerSide(WorkerSide):
     def get_block_ids_with_load_errors(self) -> set[int]:
         unfilled, self._unfilled = self._unfilled, set()
         return unfilled
+
+    def get_kv_connector_stats(self) -> P2PStats | None:
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, P2PStats()
+        return stats
 
     def _told(self) -> P2PMetadata:
         told = self._get_connector_metadata()

@@ -164,6 +164,8 @@ class Client:
         finally:
             with self._lock:
                 under_way.is_writing = False
+        with self._lock:
+            self._ended.pulled_bytes += count * self._pages.bytes_per_block
         return count
 
     def decline(self, source: Source) -> None:

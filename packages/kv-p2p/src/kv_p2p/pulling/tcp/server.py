@@ -148,8 +148,8 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     except OSError as error:
         host, port = address
         raise ConfigError(
-            f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; the port of a "
-            "worker is kv_connector_extra_config.port (or kv_port) and its rank"
+            f"kv_connector_extra_config: can't listen at host {host!r}, port {port}: {error}; that is its "
+            "listen_host (or host), and its port (or kv_port) and the worker's rank"
         ) from error
     listener.settimeout(1.0)  # not everywhere does shutting it down end a call of accept
     return listener

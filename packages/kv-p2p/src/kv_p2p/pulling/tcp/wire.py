@@ -22,7 +22,7 @@ class TcpWire:
         seconds = options.pull_seconds
         self.server: Server | None = None
         if serves:
-            address = options.host, options.port + rank
+            address = options.listen_host or options.host, options.port + rank
             self.server = Server(address, pages, self._holds, self._lock, self._news.set, seconds)
         self._client = Client(rank, pages, self._lock, self._news.set, seconds)
 
