@@ -94,6 +94,9 @@ def test_from_engine_to_engine(base, cache):
     assert [(type(source).__module__, source.value, count) for source, count in sources.items()] == [
         ("vllm.v1.metrics.cache_hit_source", "p2p", 5)
     ]
+    assert connector.get_kv_connector_stats() is None
+    stats = P2PConnector.build_kv_connector_stats({"vllm:kv_p2p_held_blocks": 3})
+    assert stats.reduce() == {"vllm:kv_p2p_held_blocks": 3}
     connector.shutdown()
     cache.kv_cache_groups *= 2
     with pytest.raises(ConfigError) as refused:

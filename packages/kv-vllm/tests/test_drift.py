@@ -1,9 +1,12 @@
 """Drift on made-up classes: each kind of difference is found, and an intended one is told apart."""
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, make_dataclass
 from enum import Enum
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
@@ -16,7 +19,7 @@ from kv_api.contract import Kind, Member, Phase, Side
 from kv_vllm.drift import compare as module
 from kv_vllm.drift.compare import Difference, compare, compare_contract, compare_promise, judge, parameters_of
 from kv_vllm.drift.intended import INTENDED, Intended
-from kv_vllm.drift.pairs import INTERFACE, PAIRS, PROMISES
+from kv_vllm.drift.pairs import INTERFACE, LOOKED_FOR, PAIRS, PROMISES
 
 
 class Ours(ABC):
@@ -159,11 +162,13 @@ def installed(monkeypatch):
     monkeypatch.setattr(module, "CONTRACT", ROWS)
     monkeypatch.setattr(module, "HMA_CONTRACT", ROWS)
 
-    def compared(theirs, *intended, pairs=(("Ours", "here", "there"), ("Gone", "nowhere", "there"))):
+    def compared(
+        theirs, *intended, pairs=(("Ours", "here", "there"), ("Gone", "nowhere", "there")), looked_for=()
+    ):
         modules["there"] = SimpleNamespace(Ours=theirs, Engine=theirs)
         monkeypatch.setattr(module, "INTENDED", intended)
         lines = []
-        return module.drift(lines.append, pairs), lines
+        return module.drift(lines.append, pairs, looked_for), lines
 
     return compared
 
@@ -368,6 +373,45 @@ def test_all_that_an_engine_has_is_promised():
     protocols = {f"kv_api.engine.{name}" for name, value in vars(engine).items() if is_protocol(value)}
     of_output = {"kv_api.output.ModelRunnerOutput"}
     assert protocols - {"kv_api.engine.CopyBlocksOp"} == {name for name, _, _ in PROMISES} - of_output
+
+
+def test_what_is_looked_for_is_compared(installed):
+    looked_for = [("Ours", "there", ("store", "length", "size")), ("Gone", "there", ("store",))]
+    fine, lines = installed(Same, looked_for=looked_for)
+    assert not fine
+    assert [line for line in lines if "looked" in line] == [
+        "  DRIFT     looked for in Ours.length: missing there",
+        "  DRIFT     looked for in Gone: missing there: 'types.SimpleNamespace' object has no attribute 'Gone'",
+    ]
+
+
+ASKED = re.compile(r'getattr\([\w.]+(?:\([^()]*\))?, "(\w+)", ')
+OF_OTHERS = {
+    *(
+        "hands_over_states",
+        "kind",
+        "page_size_bytes",
+        "replicated_layout",
+        "sliding_window",
+    ),  # other engines' specs
+    *("enable_kv_cache_events", "hisparse_config"),  # parts of vLLM's configuration that it may lack
+    *("__name__", "extra_keys", "kv_transfer_config", "name", "supports_sleep_mode", "take_counts"),  # ours
+}
+"""Asked for with a default, and not of one of these classes."""
+
+
+def test_all_that_is_looked_for_is_listed():
+    """In the sources of the connectors: what they ask for with a default, and no name that they don't have."""
+    sources = [
+        file.read_text(encoding="utf-8")
+        for package in ("kv_offload", "kv_p2p", "kv_multi", "kv_vllm.connectors")
+        for file in sorted(Path(import_module(package).__path__[0]).rglob("*.py"))
+    ]
+    asked = {name for source in sources for name in ASKED.findall(source)}
+    assert len(asked) > 20
+    listed = {name for _, _, names in LOOKED_FOR for name in names}
+    assert asked - OF_OTHERS <= listed
+    assert {name for name in listed if not any(name in source for source in sources)} == set()
 
 
 def test_the_interface_is_what_vllm_calls_and_is_handed():

@@ -108,6 +108,7 @@ MINE = "kv_vllm.connectors.foreign"
     ("child", "changed"),
     [
         ({"kv_connector": "MultiConnector"}, {"kv_connector_module_path": "kv_vllm"}),
+        ({"kv_connector": "P2PConnector"}, {"kv_connector_module_path": "kv_vllm"}),
         (
             {"kv_connector": "RecordingConnector"},
             {"kv_connector": "kv_vllm:RecordingConnector", "kv_connector_module_path": MINE},
@@ -126,6 +127,12 @@ def test_what_is_changed_of_a_child(foreign, child, changed):
         "connectors": [{**child, **changed}],
         "b": 2,
     }
+
+
+def test_every_connector_that_is_exported_may_be_a_child_by_its_name(foreign):
+    import kv_vllm
+
+    assert {*foreign.OURS} == {name for name in kv_vllm.__all__ if name.endswith("Connector")}
 
 
 @pytest.mark.parametrize("extra", [{}, {"connectors": None}, {"connectors": "x"}, {"connectors": ["x", 3]}])

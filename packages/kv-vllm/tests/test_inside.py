@@ -5,7 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_api import ConfigError
+from kv_api import (
+    ConfigError,
+    KVConnectorMetadata,
+    SchedulerSide,
+    TwoSidedConnector,
+    TwoSidedHMAConnector,
+    WorkerSide,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -234,3 +241,83 @@ def test_all_deprecated_metrics_by_engine(base):
     }
     buckets = {float(sample.labels["le"]) for sample in samples if sample.name.endswith("_bucket")}
     assert buckets == {*SIZE_BUCKETS, float("inf")}
+
+
+class Halves:
+    """What a connector of two halves is made of, and nothing more."""
+
+    class Scheduler(SchedulerSide):
+        def get_num_new_matched_tokens(self, request, num_computed_tokens):
+            return 0, False
+
+        def update_state_after_alloc(self, request, blocks, num_external_tokens):
+            pass
+
+        def build_connector_meta(self, scheduler_output):
+            return KVConnectorMetadata()
+
+        def request_finished(self, request, block_ids):
+            return False, None
+
+        request_finished_all_groups = request_finished
+
+    class Worker(WorkerSide):
+        def start_load_kv(self, forward_context, **kwargs):
+            pass
+
+        def wait_for_layer_load(self, layer_name):
+            pass
+
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            pass
+
+        def wait_for_save(self):
+            pass
+
+
+class Mine(TwoSidedConnector):
+    """Somebody's."""
+
+    scheduler_class = Halves.Scheduler
+    worker_class = Halves.Worker
+
+
+class MineWithGroups(TwoSidedHMAConnector):
+    scheduler_class = Halves.Scheduler
+    worker_class = Halves.Worker
+
+
+@pytest.mark.parametrize(("ours", "has_groups"), [(Mine, False), (MineWithGroups, True)])
+def test_a_connector_of_somebody_elses(base, monkeypatch, ours, has_groups):
+    """Found by vLLM's factory under the name to which it is bound, and made with vLLM's roles."""
+    import sys
+    from types import ModuleType
+
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm import inside_vllm
+
+    module = ModuleType("for_vllm")
+    module.Bound = inside_vllm(ours)
+    monkeypatch.setitem(sys.modules, "for_vllm", module)
+    found = KVConnectorFactory.get_connector_class(transfer("Bound", "for_vllm"))
+    assert (found, found.__name__, found.__module__) == (module.Bound, ours.__name__, __name__)
+    assert found.__doc__ == ours.__doc__
+    assert issubclass(found, ours) and issubclass(found, base.KVConnectorBase_V1)
+    assert base.supports_hma(found) is has_groups
+    config = SimpleNamespace(kv_transfer_config=transfer("Bound", "for_vllm"), parallel_config=SimpleNamespace())
+    for role, half in ((base.KVConnectorRole.SCHEDULER, "Scheduler"), (base.KVConnectorRole.WORKER, "Worker")):
+        connector = found(config, role, None)
+        assert (type(connector.side).__name__, connector.role) == (half, role)
+    with pytest.raises(ConfigError, match=r"a role of kv_api\.KVConnectorRole, got <KVConnectorRole\.SCHED"):
+        ours(config, base.KVConnectorRole.SCHEDULER)
+    with pytest.raises(ConfigError, match=f"inside_vllm: {ours.__name__} is one of vLLM's already"):
+        inside_vllm(found)
+
+
+@pytest.mark.parametrize("value", [Halves, Mine.scheduler_class, "Mine", None])
+def test_what_is_no_connector(base, value):
+    from kv_vllm import inside_vllm
+
+    with pytest.raises(ConfigError, match=r"expected a class of kv_api\.KVConnectorBase_V1, got"):
+        inside_vllm(value)

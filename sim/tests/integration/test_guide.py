@@ -40,7 +40,7 @@ class Guide:
 def read(name: str, named: str) -> Guide:
     text = (DOCS / f"{name}.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    [written, mistake] = [block for kind, block in blocks if kind == "python"]
+    [written, mistake, *_] = [block for kind, block in blocks if kind == "python"]
     [table, failure] = [block for kind, block in blocks if kind == ""]
     command = re.search(rf"^kv-sim conform {re.escape(named)} (--probe.*)$", text, re.MULTILINE)
     assert command is not None

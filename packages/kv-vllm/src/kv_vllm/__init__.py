@@ -2,7 +2,8 @@
 
 ``OffloadingConnector``, ``P2PConnector``, ``MultiConnector`` and ``RecordingConnector`` are for a
 ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own connector,
-with ``spec_module_path: kv_vllm``. ``python -m kv_vllm`` compares the testbed and the contract with the installed
+with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector of your own one of vLLM's.
+``python -m kv_vllm`` compares the testbed and the contract with the installed
 vLLM.
 
 ========================= =================================================================================
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kv_vllm.connectors.host_spec import HostOffloadingSpec
+    from kv_vllm.connectors.inside import inside_vllm
     from kv_vllm.connectors.multi import MultiConnector
     from kv_vllm.connectors.offloading import OffloadingConnector
     from kv_vllm.connectors.p2p import P2PConnector
@@ -36,10 +38,18 @@ _EXPORTS: Final = {
     "MultiConnector": "kv_vllm.connectors.multi",
     "RecordingConnector": "kv_vllm.recording.connector",
     "HostOffloadingSpec": "kv_vllm.connectors.host_spec",
+    "inside_vllm": "kv_vllm.connectors.inside",
 }
-"""A class that vLLM looks for here by its name, and the module that it is in."""
+"""What is looked for here by its name, and the module that it is in."""
 
-__all__ = ["HostOffloadingSpec", "MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector"]
+__all__ = [
+    "HostOffloadingSpec",
+    "MultiConnector",
+    "OffloadingConnector",
+    "P2PConnector",
+    "RecordingConnector",
+    "inside_vllm",
+]
 
 
 if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any

@@ -35,6 +35,6 @@ def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[
 @cache
 def require_version() -> None:
     """Refuse the installed vLLM if it can't work; once a process."""
-    warning = judge_version(vllm_version(), partial(drift, pairs=INTERFACE))
+    warning = judge_version(vllm_version(), partial(drift, pairs=INTERFACE, looked_for=()))
     if warning is not None:
         _log.warning("%s", warning)

@@ -164,7 +164,15 @@ def test_one_server_computes_the_prompt_and_another_goes_on(tmp_path):
         for prompt in PROMPTS:
             _, offer = ask(prefill, prompt, 1, kv_transfer_params={"do_remote_decode": True})
             told.append(ask(decode, prompt, kv_transfer_params=offer)[0])
-        metrics = get(f"{decode}/metrics")
+        held, pulled = get(f"{prefill}/metrics"), get(f"{decode}/metrics")
     assert told == expected
-    hits = values(metrics, "vllm:prompt_tokens_cached_by_source_total")
+    hits = values(pulled, "vllm:prompt_tokens_cached_by_source_total")
     assert [value for labels, value in hits.items() if 'source="p2p"' in labels] > [0]
+    for metrics, name in (
+        (held, "served_holds_total"),
+        (pulled, "pulled_bytes_total"),
+        (pulled, "pull_seconds_count"),
+    ):
+        assert sum(values(metrics, f"vllm:kv_p2p_{name}").values()) > 0, name
+    assert [*values(held, "vllm:kv_p2p_held_blocks").values()] == [0]
+    assert [*values(pulled, "vllm:kv_p2p_failed_pulls_total").values()] == [0]

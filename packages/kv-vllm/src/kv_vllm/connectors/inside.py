@@ -2,7 +2,7 @@
 
 A class inside vLLM is written as ``class X(InsideVllm, OursX, *VLLM_BASES)``: ours decides, vLLM's bases make it
 one of the family, and this one stands between them. Both constructors run, vLLM's first: a method that only a
-newer base class has finds what it relies on.
+newer base class has finds what it relies on. ``inside_vllm`` writes it for anybody's connector.
 """
 
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
+import kv_api
 from kv_api import ConfigError, KVConnectorStats
 from kv_vllm.translate import events_to_vllm, group_kind, role_of, to_vllm
 from kv_vllm.versions import require_version
@@ -49,6 +50,21 @@ class InsideVllm:
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
         stats: KVConnectorStats | None = super().build_kv_connector_stats(data)  # type: ignore[misc]
         return to_vllm(stats)
+
+
+def inside_vllm(connector_class: type[kv_api.KVConnectorBase_V1]) -> type[Any]:
+    """A connector that was written for kv-api, as one that vLLM takes.
+
+    Bind it to the name by which a configuration asks for it, in the module of ``kv_connector_module_path``.
+    """
+    given: Any = connector_class
+    if not isinstance(given, type) or not issubclass(given, kv_api.KVConnectorBase_V1):
+        raise ConfigError(f"inside_vllm: expected a class of kv_api.KVConnectorBase_V1, got {connector_class!r}")
+    if issubclass(connector_class, KVConnectorBase_V1):
+        raise ConfigError(f"inside_vllm: {connector_class.__qualname__} is one of vLLM's already")
+    bases = VLLM_BASES if issubclass(connector_class, kv_api.SupportsHMA) else (KVConnectorBase_V1,)
+    body = {"__module__": connector_class.__module__, "__doc__": connector_class.__doc__}
+    return type(connector_class.__name__, (InsideVllm, connector_class, *bases), body)
 
 
 def _refuse_context_parallelism(vllm_config: Any) -> None:

@@ -1,7 +1,7 @@
 """``MultiConnector`` for ``kv_connector_module_path: kv_vllm``: ours, inside vLLM.
 
 Children are found as vLLM finds them, with one exception: without a ``kv_connector_module_path`` the names of
-this package (``OffloadingConnector``, ``MultiConnector``, ``RecordingConnector``) mean this package's classes.
+this package's connectors mean its classes.
 Any other connector of vLLM's can be a child (``foreign``).
 """
 

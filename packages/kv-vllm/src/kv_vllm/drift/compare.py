@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Member
 from kv_vllm.drift.intended import INTENDED, Intended
-from kv_vllm.drift.pairs import CONNECTORS, PAIRS, PROMISES
+from kv_vllm.drift.pairs import CONNECTORS, LOOKED_FOR, PAIRS, PROMISES
 from kv_vllm.installed import vllm_version
 
 
@@ -132,8 +132,13 @@ def _compare_parameters(owner: str, name: str, ours: Any, theirs: Any) -> Iterab
 
 def compare_promise(promised: type, owner: str, theirs: type) -> list[Difference]:
     """Compare what a protocol promises with the class that must keep it."""
-    there = attributes_of(theirs)
     names = [name for name in (*vars(promised), *inspect.get_annotations(promised)) if not name.startswith("_")]
+    return compare_attributes(names, owner, theirs)
+
+
+def compare_attributes(names: Sequence[str], owner: str, theirs: type) -> list[Difference]:
+    """See which of these a class hasn't."""
+    there = attributes_of(theirs)
     return [Difference(owner, name, "missing there", "") for name in names if name not in there]
 
 
@@ -155,9 +160,11 @@ def compare_contract(rows: Sequence[Member], owner: str, theirs: type) -> list[D
 
 
 def all_differences(
-    pairs: Sequence[tuple[str, str, str]], show: Callable[[str], None]
+    pairs: Sequence[tuple[str, str, str]],
+    looked_for: Sequence[tuple[str, str, Sequence[str]]],
+    show: Callable[[str], None],
 ) -> tuple[list[Difference], set[str]]:
-    """Compare these pairs, if they are installed, the promises and the contract.
+    """Compare these pairs, if they are installed, the promises, what is looked for and the contract.
 
     Returns what differs, and the names of what was compared.
     """
@@ -184,6 +191,8 @@ def all_differences(
         module, _, ours = promise.rpartition(".")
         promised = getattr(import_module(module), ours)
         with_vllms(f"promise of {ours}", name, vllm_module, partial(compare_promise, promised))
+    for name, vllm_module, attributes in looked_for:
+        with_vllms(f"looked for in {name}", name, vllm_module, partial(compare_attributes, attributes))
     for name, rows in (("KVConnectorBase_V1", CONTRACT), ("SupportsHMA", HMA_CONTRACT)):
         with_vllms(f"contract of {name}", name, CONNECTORS, partial(compare_contract, rows))
     return found, compared
@@ -214,10 +223,14 @@ def judge(
     return explained, others, [row for row in rows if row not in used]
 
 
-def drift(show: Callable[[str], None], pairs: Sequence[tuple[str, str, str]] = PAIRS) -> bool:
+def drift(
+    show: Callable[[str], None],
+    pairs: Sequence[tuple[str, str, str]] = PAIRS,
+    looked_for: Sequence[tuple[str, str, Sequence[str]]] = LOOKED_FOR,
+) -> bool:
     """Compare with the installed vLLM and show what differs. True: nothing but what is intended."""
     version = vllm_version()
-    found, compared = all_differences(pairs, show)
+    found, compared = all_differences(pairs, looked_for, show)
     intended = [row for row in INTENDED if row.owner in compared]
     explained, others, stale = judge(found, intended, version)
     show(f"vLLM {version[0]}.{version[1]}: {len(explained)} intended differences, {len(others)} others")

@@ -105,3 +105,49 @@ PROMISES: Final[tuple[tuple[str, str, str], ...]] = (
     ("kv_api.engine.ForwardContext", "ForwardContext", "vllm.forward_context"),
 )
 """A protocol of ours, the class of vLLM's that a connector meets there, and its module."""
+
+LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("SchedulerOutput", _STEP, ("kv_cache_block_copies", "kv_connector_block_state")),
+    ("KVConnectorBlockState", _STEP, ("boundary_state_offloads",)),
+    (
+        "Request",
+        "vllm.v1.request",
+        (
+            *("kv_hints", "mm_features", "prompt_embeds", "shared_prefix_boundary"),
+            *("skip_reading_prefix_cache", "status"),
+        ),
+    ),
+    ("BlockPool", "vllm.v1.core.block_pool", ("free_blocks", "touch")),
+    (
+        "KVCacheConfig",
+        _LAYOUT,
+        ("hash_block_size", "kv_cache_tensors", "needs_kv_cache_zeroing", "prefix_cacheable_group_ids"),
+    ),
+    ("KVCacheGroupSpec", _LAYOUT, ("is_eagle_group",)),
+    (
+        "CacheConfig",
+        "vllm.config",
+        ("cache_dtype", "hash_block_size", "kv_cache_layout", "prefix_cache_retention_interval"),
+    ),
+    (
+        "VllmConfig",
+        "vllm.config",
+        ("attention_config", "kv_events_config", "model_config", "use_v2_model_runner"),
+    ),
+    ("KVTransferConfig", "vllm.config", ("kv_port",)),
+    (
+        "ParallelConfig",
+        "vllm.config",
+        (
+            *("data_parallel_index", "data_parallel_rank_local", "data_parallel_size"),
+            *("decode_context_parallel_size", "prefill_context_parallel_size"),
+        ),
+    ),
+    ("ModelConfig", "vllm.config", ("dtype", "max_model_len", "model")),
+    ("LoRARequest", "vllm.lora.request", ("lora_int_id", "lora_name")),
+)
+"""A class of vLLM's, its module, and what our connectors look for in it and can do without.
+
+Without it they store less, pin nothing or tell less of an event, and nobody is told: so it is compared with the
+rest, but a server isn't refused for it.
+"""
