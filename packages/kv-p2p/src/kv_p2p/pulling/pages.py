@@ -65,9 +65,8 @@ def _rows(tensor: Any, rows: list[int], memory: memoryview) -> Any:
     if not 0 <= min(rows) <= max(rows) < len(tensor):
         raise IndexError(f"blocks {rows} of {len(tensor)}")
     there = _like(tensor, memory).reshape(len(rows), -1)
-    return tensor.take(
-        rows, 0, there, "clip"
-    )  # else it looks at each number once more, and into memory of its own
+    # Else numpy looks at each number once more, and into memory of its own.
+    return tensor.take(rows, 0, there, "clip")
 
 
 def _like(tensor: Any, part: memoryview) -> Any:
