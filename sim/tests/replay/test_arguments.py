@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kv_sim.replay.arguments import (
+    SAME_IN_ENGINE,
     add_replay_arguments,
     add_size_arguments,
     bytes_per_token,
@@ -23,6 +24,10 @@ def replay_parser(*typed):
     parser = argparse.ArgumentParser()
     add_replay_arguments(parser, typed)
     return parser
+
+
+def shown(parser):
+    return [action for action in parser._actions if action.help != argparse.SUPPRESS]
 
 
 def parsed(*line):
@@ -92,10 +97,10 @@ def test_choices(option, capsys):
 
 def test_every_option_says_what_it_is():
     """With its default, its choices or the known names, where there are such."""
-    parsers = [replay_parser(), replay_parser("engine"), argparse.ArgumentParser()]
+    parsers = [replay_parser(), replay_parser("--fidelity", "engine"), argparse.ArgumentParser()]
     add_size_arguments(parsers[2])
     for parser in parsers:
-        for action in parser._actions:
+        for action in shown(parser):
             assert action.help, action.option_strings
             takes_text = action.nargs is None and not action.choices
             assert bool(action.metavar) == takes_text, action.option_strings
@@ -105,7 +110,11 @@ def test_every_option_says_what_it_is():
     assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
     assert "weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur" in said["format"]
-    assert "gpu_blocks" not in said and "gpu_blocks" in {action.dest for action in parsers[1]._actions}
+    timed = {action.dest: action.help for action in parsers[1]._actions}
+    assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")
+    cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[:2])
+    assert {"--gpu-blocks", "--limit"} <= engine - cache
+    assert SAME_IN_ENGINE.keys() <= cache - engine and {*SAME_IN_ENGINE.values()} <= engine - cache
 
 
 def test_policies():

@@ -98,12 +98,8 @@ def test_a_server_of_defaults() -> None:
     }
 
 
-def test_a_command_with_a_model_shares_it() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--limit", type=int)
-    add_arguments(parser)
-    options = parser.parse_args(["--model", "qwen2.5-7b", "--limit", "1"])
+def test_options_reach_a_replay() -> None:
+    options = parsed("--model qwen2.5-7b --limit 1")
     assert settings_of(options).model.name == "Qwen2.5-7B"
     assert run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), options).with_connector.requests == 1
 

@@ -1,11 +1,12 @@
 """The options of ``kv-sim replay`` and ``kv-sim size``, and what they mean."""
 
 import argparse
+import contextlib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES, find_policy
@@ -21,6 +22,16 @@ TIMED: Final = "kv_sim.replay.timed.command"
 ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 
 
+SAME_IN_ENGINE: Final[Mapping[str, str]] = {
+    "--policy": "--eviction-policy",
+    "--capacity": "--cpu-bytes-to-use",
+    "--gpu-capacity": "--gpu-blocks",
+    "--store-threshold": "--connector-config",
+    "--cache-policy-module-path": "--connector-config",
+}
+"""option of cache fidelity -> the one of engine fidelity that says the same, where there is one"""
+
+
 class Fidelity(Enum):
     """How much of a server is modelled."""
 
@@ -31,30 +42,20 @@ class Fidelity(Enum):
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
-    """The options of ``replay``; those of engine fidelity only if it is asked for."""
+    """The options of ``replay``: those of the fidelity that was typed, and those of every one."""
     _add_trace(parser)
-    _add_footprint(parser)
     parser.add_argument(
         "--fidelity", choices=_values(Fidelity), default=Fidelity.CACHE.value, help="cache (default) or engine"
-    )
-    _add_policies(parser, "lru")
-    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
-    _add_gpu(parser)
-    parser.add_argument(
-        "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
-    )
-    parser.add_argument(
-        "--stream",
-        action="store_true",
-        help="keep nothing of the trace: memory is bounded by --capacity; no MIN, no infinite cache, no ages, no "
-        "hits over time, which need all of it",
     )
     parser.add_argument(
         "--write-oracle", metavar="FILE", help="write the trace as libCacheSim's oracleGeneral, too"
     )
-    _add_outputs(parser)
-    if "engine" in typed or "--fidelity=engine" in typed:
+    _add_json(parser)
+    if _fidelity(typed) == Fidelity.ENGINE.value:
         importlib.import_module(TIMED).add_arguments(parser)
+        _add_refused(parser)
+    else:
+        _add_cache(parser)
 
 
 def add_size_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,16 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--points", type=int, default=20, metavar="N", help="or so many of them (default 20)")
     parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
     _add_gpu(parser)
-    _add_outputs(parser)
+    _add_json(parser)
+    _add_jobs_and_page(parser)
+
+
+def refuse_foreign(options: argparse.Namespace) -> None:
+    """What is of cache fidelity says nothing to an engine."""
+    for option in getattr(options, "foreign", ()):
+        same = SAME_IN_ENGINE.get(option)
+        instead = f"engine has {same}" if same else "--help lists what engine has"
+        raise ConfigError(f"{option} is of --fidelity cache; {instead}")
 
 
 def trace_options(options: argparse.Namespace) -> TraceOptions:
@@ -165,12 +175,66 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-capacity", metavar="SIZE", help="the GPU's prefix cache in front (default: none)")
 
 
-def _add_outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write everything as JSON; - prints it instead of the table"
     )
+
+
+def _add_jobs_and_page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
     parser.add_argument("--html", metavar="FILE", help="write a report as one page that needs no network")
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    """The options of ``replay`` that only cache fidelity reads."""
+    _add_footprint(parser)
+    _add_policies(parser, "lru")
+    parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
+    _add_gpu(parser)
+    parser.add_argument(
+        "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
+    )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="keep nothing of the trace: memory is bounded by --capacity; no MIN, no infinite cache, no ages, no "
+        "hits over time, which need all of it",
+    )
+    _add_jobs_and_page(parser)
+
+
+class _Foreign(argparse.Action):
+    """An option of another fidelity: noted, to be refused."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Note it by its whole name."""
+        namespace.foreign = [*getattr(namespace, "foreign", ()), *self.option_strings]
+
+
+def _add_refused(parser: argparse.ArgumentParser) -> None:
+    """Let the parser of an engine know what it doesn't have, so that it can say what there is instead."""
+    other = argparse.ArgumentParser(add_help=False)
+    _add_cache(other)
+    for action in other._actions:
+        with contextlib.suppress(argparse.ArgumentError):  # it has its own of this name
+            parser.add_argument(
+                *action.option_strings, action=_Foreign, nargs=action.nargs, help=argparse.SUPPRESS
+            )
+
+
+def _fidelity(typed: Sequence[str]) -> str | None:
+    """What was typed of it, right or wrong; the parser that has all options judges."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--fidelity", nargs="?")
+    found: str | None = parser.parse_known_args(typed)[0].fidelity
+    return found
 
 
 def _values(choices: type[Enum]) -> list[str]:

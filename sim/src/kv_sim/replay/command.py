@@ -32,6 +32,7 @@ USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
 
 def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
+    arguments.refuse_foreign(options)
     _check_places(options, options.write_oracle)
     progress = Progress()
     if options.stream:
@@ -106,8 +107,6 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
     for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
         if place is not None:
             raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
-    if Fidelity(options.fidelity) is Fidelity.ENGINE:
-        raise ConfigError("--stream is of --fidelity cache; --help lists what engine has")
     if options.capacity is None:
         raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
     opening = open_stream(options.trace, arguments.trace_options(options))
@@ -131,9 +130,6 @@ def _setups(
 
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
-    for option in ("capacity", "gpu_capacity", "html"):
-        if getattr(options, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} is of --fidelity cache; --help lists what engine has")
     total = 2 * max(1, len(columns))
     found = importlib.import_module(arguments.TIMED).run(
         columns, options, lambda count: progress.share("replaying", count / total)

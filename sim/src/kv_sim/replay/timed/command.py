@@ -1,7 +1,7 @@
 """The options of ``kv-sim replay --fidelity engine``, and from them to settings."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, Final
@@ -44,9 +44,9 @@ _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options. ``--model`` and ``--limit`` are shared with a command that has them already."""
+    """Add the options."""
     group = parser.add_argument_group("engine fidelity")
-    _share(group, "--model", metavar="NAME", help=f"default {_USUAL.model.name}; known: {', '.join(MODELS)}")
+    group.add_argument("--model", metavar="NAME", help=f"default {_USUAL.model.name}; known: {', '.join(MODELS)}")
     group.add_argument("--gpu", metavar="NAME", help=f"default {_USUAL.gpu.name}; known: {', '.join(GPUS)}")
     for option, (_, text) in _GPU_NUMBERS.items():
         group.add_argument(f"--{option}", type=float, metavar="N", help=f"{text} (default: the GPU's)")
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
     )
     group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
-    _share(group, "--limit", type=int, metavar="N", help="replay only the first N requests")
+    group.add_argument("--limit", type=int, metavar="N", help="replay only the first N requests")
 
 
 def run(trace: Trace, options: argparse.Namespace, progress: Progress | None = None) -> EngineReplay:
@@ -111,12 +111,3 @@ def _gpu(options: argparse.Namespace) -> Gpu:
     if options.gpu_memory is not None:
         changed["memory_bytes"] = parse_bytes(options.gpu_memory, "--gpu-memory")
     return replace(gpu, **changed)
-
-
-def _share(group: Any, option: str, **settings: Any) -> None:
-    """Add an option that the command may have already."""
-    add: Callable[..., Any] = group.add_argument
-    try:
-        add(option, **settings)
-    except argparse.ArgumentError:
-        return
