@@ -1,6 +1,8 @@
 """A world knows nothing of what is done with it, and each folder only what it needs."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,19 @@ def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
 )
 def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
     assert known_to(folder) == others
+
+
+def test_every_package_that_it_needs_is_imported() -> None:
+    """What only tests import is none of a user's."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"[^a-z0-9-]", need)[0].replace("-", "_") for need in project["dependencies"]}
+    imported = set()
+    for file in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+    assert needed - imported == set()
+    ours = {name for name in imported if name.startswith("kv_")} - {"kv_sim"}
+    assert ours - needed == set()
