@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any, get_type_hints
@@ -11,7 +12,7 @@ from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.schedule_file import (
     ARGUMENTS,
@@ -277,3 +278,23 @@ def test_every_size_of_a_world_is_read() -> None:
     for config in drawn:
         text = to_text(Schedule(SUBJECTS["offload"], config, []))
         assert parse_schedule(text, "some.jsonl").config == config
+
+
+def test_the_documentation_names_every_key() -> None:
+    """Of the header, of its subject, of each action, and of what is added."""
+    text = (Path(__file__).parents[2] / "docs" / "testbed.md").read_text(encoding="utf-8")
+    lines = text.partition("## Schedule files\n")[2].partition("\n## ")[0].splitlines()
+    rows = [[set(re.findall(r"`([a-z_]+)`", cell)) for cell in line.split("|")[1:3]] for line in lines]
+    header, subject, actions = set[str](), set[str](), dict[str, set[str]]()
+    for keys, said in (row for row in rows if len(row) == 2):
+        if keys <= set(Kind):
+            actions |= dict.fromkeys(keys, said)
+        else:
+            header |= keys
+        if "subject" in keys:
+            subject = said
+    spec, actions["add"] = actions["add"] - {"spec"}, actions["add"] & {"spec"}
+    assert header == json.loads(lines_of()[0]).keys()
+    assert subject - {"null"} == LATER.to_json().keys()
+    assert spec == {*get_type_hints(RequestSpec), *get_type_hints(Turn)}
+    assert actions == {kind.value: set(arguments) for kind, arguments in ARGUMENTS.items()}
