@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kv_sim.command.table import aligned
-from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay import open_trace
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
 from kv_sim.replay.timed.answers import answers_of
 from kv_sim.replay.timed.run import replay_once
