@@ -84,9 +84,11 @@ def test_bytes_of_a_token_are_a_sum_that_is_shown():
         "llama-3.1-8b": 65_536,
         "llama-3.1-70b": 163_840,
         "llama-3.1-405b": 258_048,
+        "llama-3.2-3b": 57_344,
         "mistral-7b": 65_536,
         "mixtral-8x7b": 65_536,
         "qwen2.5-7b": 28_672,
+        "qwen2.5-14b": 98_304,
         "qwen2.5-32b": 131_072,
         "qwen2.5-72b": 163_840,
         "qwen3-8b": 73_728,
@@ -97,8 +99,8 @@ def test_bytes_of_a_token_are_a_sum_that_is_shown():
         "kimi-k2": 35_136,
     }
     for name, model in MODELS_WITH_WEIGHTS.items():
-        if name.lower() in MODELS:
-            assert model.kv_bytes_per_token(1) == MODELS[name.lower()].bytes_per_token("bf16"), name
+        attention, dtype = MODELS[name.lower().removesuffix("-fp8")], "fp8" if name.endswith("-FP8") else "bf16"
+        assert model.kv_bytes_per_token(1) == attention.bytes_per_token(dtype), name
     assert MODELS["qwen3-32b"].bytes_per_token("fp8") * 2 == MODELS["qwen3-32b"].bytes_per_token("bf16")
 
 

@@ -118,6 +118,10 @@ def test_smaller_blocks_than_the_traces() -> None:
     assert (answers.block_tokens, answers.gpu_hit_tokens, answers.prompt_blocks) == (4, 8, 8)
 
 
+MODELS_SHOWN = (
+    "Llama-3.1-70B, Llama-3.1-70B-FP8, Llama-3.1-8B, Llama-3.2-3B, Mistral-7B, Qwen2.5-14B, Qwen2.5-32B, "
+    "Qwen2.5-72B, Qwen2.5-7B, Qwen3-32B, Qwen3-8B"
+)
 GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40S"
 
 
@@ -125,6 +129,11 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
     ("line", "message"),
     [
         ("--gpu H10", f"unknown GPU 'H10'; known: {GPUS_SHOWN}; did you mean 'H100'?"),
+        ("--model lama", f"unknown model 'lama'; known: {MODELS_SHOWN}"),
+        (
+            "--model DeepSeek-V3",
+            f"model 'DeepSeek-V3': only its KV cache is known; with parameters and heads, too: {MODELS_SHOWN}",
+        ),
         ("--gpu-flops 0", "--gpu-flops: expected more than 0, got 0"),
         ("--link-bandwidth nan", "--link-bandwidth: expected more than 0, got nan"),
         ("--flops-efficiency 1.5", "flops_efficiency: expected a number above 0 and up to 1, got 1.5"),

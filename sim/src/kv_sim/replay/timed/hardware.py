@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
+from kv_sim.replay.models import MODELS as KV_MODELS
 
 GIB: Final = 1 << 30
 
@@ -73,18 +74,27 @@ _GPUS: Final = (
 )
 GPUS: Final[Mapping[str, Gpu]] = {gpu.name: gpu for gpu in _GPUS}
 
+
+def _dense(
+    name: str, parameters: int, heads: int, max_tokens: int, shape: str = "", dtype_bytes: int = 2
+) -> Model:
+    """A model whose KV cache is in the table of those, under its own name or another's."""
+    kv = KV_MODELS[shape or name.lower()]
+    return Model(name, parameters, kv.layers, heads, kv.heads, kv.head_size, max_tokens, dtype_bytes)
+
+
 _MODELS: Final = (
-    Model("Llama-3.1-8B", 8_030_261_248, 32, 32, 8, 128, 131_072),
-    Model("Llama-3.1-70B", 70_553_706_496, 80, 64, 8, 128, 131_072),
-    Model("Llama-3.1-70B-FP8", 70_553_706_496, 80, 64, 8, 128, 131_072, dtype_bytes=1),
-    Model("Llama-3.2-3B", 3_212_749_824, 28, 24, 8, 128, 131_072),
-    Model("Qwen2.5-7B", 7_615_616_512, 28, 28, 4, 128, 32_768),
-    Model("Qwen2.5-14B", 14_770_033_664, 48, 40, 8, 128, 32_768),
-    Model("Qwen2.5-32B", 32_763_876_352, 64, 40, 8, 128, 32_768),
-    Model("Qwen2.5-72B", 72_706_203_648, 80, 64, 8, 128, 32_768),
-    Model("Qwen3-8B", 8_190_735_360, 36, 32, 8, 128, 40_960),
-    Model("Qwen3-32B", 32_762_123_264, 64, 64, 8, 128, 40_960),
-    Model("Mistral-7B", 7_248_023_552, 32, 32, 8, 128, 32_768),
+    _dense("Llama-3.1-8B", 8_030_261_248, 32, 131_072),
+    _dense("Llama-3.1-70B", 70_553_706_496, 64, 131_072),
+    _dense("Llama-3.1-70B-FP8", 70_553_706_496, 64, 131_072, shape="llama-3.1-70b", dtype_bytes=1),
+    _dense("Llama-3.2-3B", 3_212_749_824, 24, 131_072),
+    _dense("Qwen2.5-7B", 7_615_616_512, 28, 32_768),
+    _dense("Qwen2.5-14B", 14_770_033_664, 40, 32_768),
+    _dense("Qwen2.5-32B", 32_763_876_352, 40, 32_768),
+    _dense("Qwen2.5-72B", 72_706_203_648, 64, 32_768),
+    _dense("Qwen3-8B", 8_190_735_360, 32, 40_960),
+    _dense("Qwen3-32B", 32_762_123_264, 64, 40_960),
+    _dense("Mistral-7B", 7_248_023_552, 32, 32_768),
 )
 MODELS: Final[Mapping[str, Model]] = {model.name: model for model in _MODELS}
 
@@ -98,6 +108,9 @@ def find_gpu(name: str) -> Gpu:
 
 def find_model(name: str) -> Model:
     """A model by name."""
+    if name.lower() in KV_MODELS.keys() - {known.lower() for known in MODELS}:
+        known = ", ".join(sorted(MODELS))
+        raise ConfigError(f"model {name!r}: only its KV cache is known; with parameters and heads, too: {known}")
     return _find("model", name, MODELS)
 
 
