@@ -11,8 +11,8 @@ import kv_sim
 
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
-    *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "subject"),
-    *("violation", "world", "world_state"),
+    *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
+    *("subject", "violation", "world", "world_state"),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
+from kv_sim.actions import Kind
 from kv_sim.config import GroupConfig, WorldConfig, with_own_cache
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
@@ -85,7 +86,7 @@ def test_without_a_prefix_cache_every_prompt_is_computed_again(prefix_caching: b
     for name in ("r1", "r2"):
         world.engine.add(RequestSpec(name, 0, 9, 0, 1, 1))
         while world.engine.has_work:
-            world._step({}, None)
+            world.take(Kind.STEP)
     assert set(found[2:]) == {
         8 if prefix_caching else 0
     }  # each is asked about twice: "ask again" is the first answer
@@ -298,7 +299,7 @@ def test_the_worker_waits_only_where_nothing_is_computed_and_nothing_moves() -> 
     seconds = [worker.clock()]
     engine.add(RequestSpec("r2", 1, 9, 0, 30, 30))
     for _ in range(10):
-        world._step({}, None)
+        world.take(Kind.STEP)
         seconds.append(worker.clock())
     assert len(set(seconds)) == 1
 

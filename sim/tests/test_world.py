@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_sim_seeds import seeds
 
-from kv_sim.actions import Action
+from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig, draw_config
+from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, replay, run_seed
 from kv_sim.subject import Subject
@@ -57,3 +58,16 @@ def test_different_seeds_make_different_worlds() -> None:
     subject = SUBJECTS["memory"]
     assert len({run_seed(subject, seed, actions=20).digest for seed in range(20)}) == 20
     assert len({str(draw_config(Random(seed))) for seed in range(50)}) > 40
+
+
+def test_what_is_taken_and_not_applied_leaves_no_record() -> None:
+    one, other = (World(WorldConfig(), SUBJECTS["memory"]) for _ in range(2))
+    spec = RequestSpec("r1", 0, 9, 0, 2, 2)
+    for world in (one, other):
+        world.engine.add(spec)
+    assert one.apply(Action(Kind.STEP)) and other.take(Kind.STEP)
+    assert other.take(Kind.ABORT, request="r1") and not other.take(Kind.ABORT, request="r1")
+    assert (len(one.history), other.history) == (1, [])
+    assert (one.engine.num_steps, [*other.engine.scheduler.requests]) == (other.engine.num_steps, [])
+    other.rest()
+    assert other.history == []

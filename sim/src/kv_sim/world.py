@@ -28,7 +28,7 @@ class World(WorldState):
 
     def rest(self) -> None:
         """Add nothing more, let every copy and request end, and check what must hold then."""
-        quiescence.come_to_rest(self)
+        quiescence.check(self)
 
     def replay(self, actions: Iterable[Action]) -> None:
         """Apply recorded actions, skipping those that are not legal, then let everything come to rest."""

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from kv_sim.actions import Action
+from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -62,6 +62,10 @@ class WorldState:
         self.coverage.count(action.kind, states)
         self._digest.update(json.dumps(self.history[-1].to_json(), sort_keys=True).encode())
         return True
+
+    def take(self, kind: Kind, **args: Any) -> bool:
+        """Take an action, if it is legal now, and keep no record of it; nothing is drawn."""
+        return bool(getattr(self, f"_{kind.value}")(args, None))
 
     def taken_ids(self) -> set[str]:
         """Ids that must not be added now: requests that the engine has, or that a step under way computes."""

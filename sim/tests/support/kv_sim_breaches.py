@@ -9,13 +9,14 @@ from kv_api import (
     KVConnectorTransferResults,
 )
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import protocol, quiescence
+from kv_sim.checkers import protocol
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.guard import Guard
 from kv_sim.memory.copies import Copy, CopyEngine, Direction
 from kv_sim.memory.shadow import Shadow
+from kv_sim.rest import MOST_STEPS, come_to_rest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World
@@ -47,13 +48,13 @@ def half_of(made: World) -> Any:
 
 
 def rest(made: World) -> None:
-    quiescence.come_to_rest(made)
+    made.rest()
 
 
 def stored_once(referee: Referee) -> World:
     """A world at rest in which kv-offload stored two blocks of four tokens."""
     made = world(referee, OFFLOAD)
-    quiescence._settle(made)
+    come_to_rest(made)
     return made
 
 
@@ -147,7 +148,7 @@ def a_load_that_is_never_reported(referee: Referee) -> None:
     for name in ("r1", "r2"):
         made.engine.add(spec(name, output_tokens=1, max_tokens=1))
     rest(made)
-    assert made.engine.num_steps == quiescence.MOST_STEPS
+    assert made.engine.num_steps == MOST_STEPS
 
 
 def work_that_never_ends(referee: Referee) -> None:

@@ -58,7 +58,6 @@ class WatchedWorld(World):
     ) -> None:
         self._watchers = tuple(watchers)
         self._number = 0
-        self._is_resting = False
         early: list[tuple[str, str, tuple[Any, ...], Any]] = []
         self._hear: Callable[..., None] = lambda *call: early.append(call)
         super().__init__(config, subject, referee=referee, observe=lambda *call: self._hear(*call))
@@ -96,24 +95,8 @@ class WatchedWorld(World):
         self._number += 1
         return self._watched(self._number, action, lambda: super(WatchedWorld, self).apply(action, random))
 
-    def rest(self) -> None:
-        self._is_resting = True
-        super().rest()
-
-    def _step(self, args: dict[str, Any], random: Random | None) -> bool:
-        return self._resting(Kind.STEP, lambda: super(WatchedWorld, self)._step(args, random))
-
-    def _settle(self, args: dict[str, Any], random: Random | None) -> bool:
-        return self._resting(Kind.SETTLE, lambda: super(WatchedWorld, self)._settle(args, random))
-
-    def _turn(self, args: dict[str, Any], random: Random | None) -> bool:
-        return self._resting(Kind.TURN, lambda: super(WatchedWorld, self)._turn(args, random), args)
-
-    def _abort(self, args: dict[str, Any], random: Random | None) -> bool:
-        return self._resting(Kind.ABORT, lambda: super(WatchedWorld, self)._abort(args, random), args)
-
-    def _resting(self, kind: Kind, act: Callable[[], bool], args: dict[str, Any] | None = None) -> bool:
-        return self._watched(AT_REST, Action(kind, args or {}), act) if self._is_resting else act()
+    def take(self, kind: Kind, **args: Any) -> bool:
+        return self._watched(AT_REST, Action(kind, args), lambda: super(WatchedWorld, self).take(kind, **args))
 
     def _watched(self, number: int, action: Action, act: Callable[[], bool]) -> bool:
         for watcher in self._watchers:

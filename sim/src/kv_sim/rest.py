@@ -1,0 +1,53 @@
+"""How a world comes to rest: nothing is added, and every copy and request ends.
+
+Sessions get the turns that they wait for, and are told to end. Several of them may wait for each other's blocks,
+or keep others from theirs, and no engine takes any away from them: then their clients give up.
+
+It is the same for the same world, so nothing of it is recorded.
+"""
+
+from kv_sim.actions import Kind
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.world_state import WorldState
+
+MOST_STEPS = 400
+"""Steps within which a world's few requests must have ended. They need far fewer."""
+PATIENCE = 25
+"""Steps without any progress after which the client of a session that waits for room gives up."""
+
+
+def come_to_rest(world: WorldState) -> bool:
+    """Take quiet steps until nothing is left to do. False: there always is."""
+    engine, stands = world.engine, 0
+    for _ in range(MOST_STEPS):
+        world.take(Kind.SETTLE)
+        while engine.steps:
+            engine.finish_step()
+            world.take(Kind.SETTLE)
+        for request in [r for r in _requests(engine) if r.status is Status.WAITING_FOR_STREAMING_REQ]:
+            world.take(Kind.TURN, request=request.request_id)
+        if not engine.has_work:
+            return True
+        before = _progress(engine)
+        world.take(Kind.STEP)
+        stands = stands + 1 if _progress(engine) == before else 0
+        if stands >= PATIENCE:
+            _give_up_a_session(world)
+    return False
+
+
+def _requests(engine: Engine) -> list[SimRequest]:
+    return list(engine.scheduler.requests.values())
+
+
+def _progress(engine: Engine) -> list[tuple[object, ...]]:
+    return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(engine)]
+
+
+def _give_up_a_session(world: WorldState) -> None:
+    """One of those that have blocks and need more."""
+    for request in world.engine.scheduler.holding:
+        if request.turn and request.status is Status.WAITING:
+            world.take(Kind.ABORT, request=request.request_id)
+            return
