@@ -56,13 +56,18 @@ def test_a_version_that_cannot_work_is_refused_with_what_drift_prints():
 def test_the_installed_version_is_judged_once_by_the_interface(monkeypatch, caplog):
     compared = []
     monkeypatch.setattr(versions, "vllm_version", lambda: (0, 34))
-    monkeypatch.setattr(versions, "drift", lambda show, pairs: compared.append(pairs) or no_drift(show))
+
+    def compare(show, pairs, looked_for):
+        compared.append((pairs, looked_for))
+        return no_drift(show)
+
+    monkeypatch.setattr(versions, "drift", compare)
     versions.require_version.cache_clear()
     with caplog.at_level(logging.WARNING, "kv_vllm"):
         versions.require_version()
         versions.require_version()
     versions.require_version.cache_clear()
-    assert compared == [INTERFACE]
+    assert compared == [(INTERFACE, ())]
     assert [(record.name, record.getMessage()) for record in caplog.records] == [
         (
             "kv_vllm",
