@@ -11,7 +11,7 @@ from typing import Any
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
-from kv_sim.checkers import accounting, protocol, work
+from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.served import Served
 from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
 
@@ -20,7 +20,7 @@ LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 
 
 class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no further
-    """A connector raised and NO-CRASH is switched off: there is no going on."""
+    """A connector raised, or its answer can't be used, and the checker is switched off: there is no going on."""
 
 
 class NotCreated(Violation):
@@ -82,7 +82,10 @@ class Guard:
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Ask, and check the answer."""
-        answer = self.call("get_num_new_matched_tokens", request, num_computed_tokens)
+        name = "get_num_new_matched_tokens"
+        answer = self._ask(name, request, num_computed_tokens)
+        if protocol.is_match(answer):  # who reads the log takes it apart
+            self._log(self._side, name, (request, num_computed_tokens), answer)
         checked = protocol.check_match(request, num_computed_tokens, answer, self._referee)
         self._work.matched(request.request_id, checked)
         if self._served is not None:
@@ -104,16 +107,24 @@ class Guard:
         return answer
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the connector."""
+        """Call a method of the connector, and check the shape of its answer."""
+        answer = self._ask(name, *args, **kwargs)
+        shape = answers.SHAPES.get(name)
+        if shape is not None and not shape.holds(answer):
+            message = f"{self._side} side, {answers.complaint(name, answer)}"
+            self._referee.fail(Invariant.PROTOCOL, message)
+            raise HistoryEnds(message)  # nobody looks at PROTOCOL, and there is no going on
+        self._log(self._side, name, args, answer)
+        return answer
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         # Written out: a context manager costs as much as most calls.
         try:
-            answer = getattr(self.connector, name)(*args, **kwargs)
+            return getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
             raise
         except (Exception, CalledAgain) as error:
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
-        self._log(self._side, name, args, answer)
-        return answer
 
     def __getattr__(self, name: str) -> Any:
         known = hasattr(KVConnectorBase_V1, name) or name == "request_finished_all_groups"

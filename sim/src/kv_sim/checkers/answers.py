@@ -1,0 +1,74 @@
+"""PROTOCOL: the shape of what a connector answers, looked at before anybody unpacks it.
+
+``SHAPES`` has the methods whose answers the engine takes apart. ``protocol`` judges what well-shaped answers say,
+and also the shape of those to a match, of which more is demanded.
+"""
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, SupportsIndex
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxother = 100
+
+
+class Shape(NamedTuple):
+    """What an answer must look like."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def complaint(name: str, answer: Any) -> str:
+    """What is said of an answer whose shape is wrong."""
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", _SHORT.repr(answer))  # the same in every run
+    return f"{name} answered {shown}, expected {SHAPES[name].words}"
+
+
+def _is_end(answer: Any) -> bool:
+    return (
+        isinstance(answer, tuple)
+        and len(answer) == 2
+        and isinstance(answer[0], bool)
+        and (answer[1] is None or isinstance(answer[1], dict))
+    )
+
+
+def _is_sources(answer: Any) -> bool:
+    return isinstance(answer, dict) and all(isinstance(count, int) for count in answer.values())
+
+
+def _are_names(ids: Any) -> bool:
+    return isinstance(ids, (set, frozenset)) and all(isinstance(name, str) for name in ids)
+
+
+def _is_results(answer: Any) -> bool:
+    """By its fields: vLLM's class is another one than kv-api's. For nothing that ended, None does as well."""
+    try:
+        sent, received, failed = answer.finished_sending, answer.finished_recving, answer.failed_recving
+    except AttributeError:
+        return False
+    return (sent is None or _are_names(sent)) and (received is None or _are_names(received)) and _are_names(failed)
+
+
+def _are_blocks(answer: Any) -> bool:
+    return isinstance(answer, (set, frozenset)) and all(isinstance(block, SupportsIndex) for block in answer)
+
+
+def _is_count(answer: Any) -> bool:
+    return answer is None or (isinstance(answer, int) and not isinstance(answer, bool) and answer >= 0)
+
+
+_END: Final = Shape("a pair: whether its blocks are held, True or False, and a dict or None", _is_end)
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    "request_finished": _END,
+    "request_finished_all_groups": _END,
+    "get_external_cache_hit_sources": Shape("a dict of whole numbers of tokens", _is_sources),
+    "build_connector_meta": Shape("the step's KVConnectorMetadata", lambda answer: answer is not None),
+    "get_finished_count": Shape("None or a whole number, 0 or more", _is_count),
+    "get_transfer_results": Shape("KVConnectorTransferResults, whose fields are sets of request ids", _is_results),
+    "get_block_ids_with_load_errors": Shape("a set of block ids", _are_blocks),
+}
+"""Method -> what it answers."""

@@ -1,0 +1,149 @@
+"""An answer in a wrong shape is the connector's fault, and is told in the words of the contract."""
+
+import re
+from typing import Any
+
+import pytest
+
+from kv_api import CacheHitSource, KVConnectorMetadata, KVConnectorTransferResults, TwoSidedConnector
+from kv_sim.checkers.answers import SHAPES, complaint
+from kv_sim.examples.later import LaterScheduler, LaterWorker
+from kv_sim.examples.memory import MemoryConnector
+from kv_sim.fuzz import Failure, run_seed
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant
+
+END = "a pair: whether its blocks are held, True or False, and a dict or None"
+SETS = "KVConnectorTransferResults, whose fields are sets of request ids"
+GROUPS = frozenset({Trait.GROUPS})
+
+
+class Odd(MemoryConnector):
+    """Answers one question as it is told to."""
+
+
+class OneGroupScheduler(LaterScheduler):
+    def request_finished(self, request: Any, block_ids: Any) -> Any:
+        super().request_finished(request, block_ids)
+
+
+class OneGroup(TwoSidedConnector):
+    """Is no ``SupportsHMA``."""
+
+    scheduler_class = OneGroupScheduler
+    worker_class = LaterWorker
+
+
+def first_failure(silent: frozenset[Invariant] = frozenset()) -> Failure | None:
+    runs = (run_seed(Subject("Odd", __name__, traits=GROUPS), seed, silent=silent) for seed in range(20))
+    return next((run.failure for run in runs if run.failure is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "told"),
+    [
+        *(
+            ("get_num_new_matched_tokens", answer, rf"request r\d: \w+\(…, \d+\) answered {shown}")
+            for answer, shown in (
+                (None, "None, which is no pair"),
+                (0, "0, which is no pair"),
+                ((0, False, 1), r"\(0, False, 1\), which is no pair"),
+                ((0, None), r"\(0, None\), whose second part is no bool"),
+                (("0", False), r"\('0', False\), whose count is no count"),
+            )
+        ),
+        *(
+            ("request_finished_all_groups", answer, f"scheduler side, {{}} answered {shown}, expected {END}")
+            for answer, shown in (
+                (None, "None"),
+                (True, "True"),
+                ((False, None, None), r"\(False, None, None\)"),
+                ((None, None), r"\(None, None\)"),
+                ([False, None], r"\[False, None\]"),
+                ((False, 1), r"\(False, 1\)"),
+            )
+        ),
+        (
+            "get_external_cache_hit_sources",
+            None,
+            "scheduler side, {} answered None, expected a dict of whole numbers of tokens",
+        ),
+        (
+            "get_external_cache_hit_sources",
+            {CacheHitSource.HOST: "4"},
+            "scheduler side, {} answered {{.*: '4'}}, expected a dict of whole numbers of tokens",
+        ),
+        ("get_transfer_results", None, f"worker 0 side, {{}} answered None, expected {SETS}"),
+        (
+            "get_transfer_results",
+            (set(), set()),
+            rf"worker 0 side, {{}} answered \(set\(\), set\(\)\), expected {SETS}",
+        ),
+        (
+            "get_transfer_results",
+            KVConnectorTransferResults(failed_recving=None),  # type: ignore[arg-type]
+            f"worker 0 side, {{}} answered KVConn.*, expected {SETS}",
+        ),
+        (
+            "get_transfer_results",
+            KVConnectorTransferResults({1}),  # type: ignore[arg-type]
+            f"worker 0 side, {{}} answered KVConn.*, expected {SETS}",
+        ),
+        (
+            "get_block_ids_with_load_errors",
+            None,
+            "worker 0 side, {} answered None, expected a set of block ids",
+        ),
+        (
+            "get_block_ids_with_load_errors",
+            {"4"},
+            "worker 0 side, {} answered {{'4'}}, expected a set of block ids",
+        ),
+        ("get_finished_count", "2", "scheduler side, {} answered '2', expected None or a whole number, 0 or more"),
+        ("get_finished_count", -1, "scheduler side, {} answered -1, expected None or a whole number, 0 or more"),
+        (
+            "get_finished_count",
+            True,
+            "scheduler side, {} answered True, expected None or a whole number, 0 or more",
+        ),
+        (
+            "build_connector_meta",
+            None,
+            "scheduler side, {} answered None, expected the step's KVConnectorMetadata",
+        ),
+    ],
+)
+def test_it_is_a_violation_and_names_the_method_and_the_answer(
+    name: str, answer: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, name, lambda *args: answer)
+    failure = first_failure()
+    assert failure is not None and failure.violation.invariant is Invariant.PROTOCOL
+    assert re.fullmatch(told.format(name), failure.violation.message), failure.violation.message
+    first_failure(frozenset({Invariant.PROTOCOL}))  # nothing is raised: the history ends, or goes on without
+
+
+def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
+    subject = Subject("OneGroup", __name__, traits=frozenset())
+    failures = (run_seed(subject, seed).failure for seed in range(20))
+    failure = next(failure for failure in failures if failure is not None)
+    assert failure.violation.message == f"scheduler side, request_finished answered None, expected {END}"
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("request_finished", [(True, None), (False, {}), (False, {"a": 1})]),
+        ("get_external_cache_hit_sources", [{}, {CacheHitSource.HOST: 4}]),
+        ("get_transfer_results", [KVConnectorTransferResults(), KVConnectorTransferResults({"r"}, {"s"}, {"s"})]),
+        ("get_block_ids_with_load_errors", [set(), frozenset({1, 2})]),
+        ("get_finished_count", [None, 0, 2]),
+        ("build_connector_meta", [KVConnectorMetadata()]),
+    ],
+)
+def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -> None:
+    assert all(SHAPES[name].holds(answer) for answer in answers)
+
+
+def test_where_an_object_lies_is_not_told() -> None:
+    assert complaint("get_finished_count", object()).startswith("get_finished_count answered <object object>, ")
