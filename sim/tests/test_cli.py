@@ -101,6 +101,36 @@ def test_a_failure_never_replaces_a_file(kv_sim: Callable[[str], Result], tmp_pa
     assert f"kv-sim replay-schedule out/{second.name}" in out
 
 
+@pytest.mark.parametrize("command", ["fuzz --connector", "conform"])
+def test_a_failure_that_cannot_be_saved_is_told_all_the_same(
+    command: str, kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*args: object) -> Path:
+        raise OSError(30, "Read-only file system", "out/x.jsonl")
+
+    monkeypatch.setattr("kv_sim.failures.telling.write_schedule", write)
+    code, out, err = kv_sim(f"kv-sim {command} {HASTY} --save out")
+    assert code == 1
+    assert re.search(r"^FAIL seed=\d+ actions=\d+  [A-Z-]+  ", out, re.MULTILINE)
+    assert "\nshrunk to " in out and "\nreplay: kv-sim fuzz" in out and "\nshrunk: " not in out
+    assert err == "note: the schedule was not saved: [Errno 30] Read-only file system: 'out/x.jsonl'\n"
+
+
+@pytest.mark.parametrize("command", [f"fuzz --connector {HASTY}", f"conform {HASTY}", "campaign --histories 1"])
+def test_where_nothing_can_be_saved_nothing_runs(
+    command: str, kv_sim: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    name = command.split()[0]
+    refused = f"kv-sim {name}: --save file: file is no folder\n"
+    assert kv_sim(f"kv-sim {command} --save file") == (2, "", refused)
+    refused = f"kv-sim {name}: --save file/in/it: {tmp_path}/file is no folder\n"
+    assert kv_sim(f"kv-sim {command} --save file/in/it") == (2, "", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # whoever is root may write anywhere
+    refused = f"kv-sim {name}: --save a/b: it can't be made in {tmp_path}\n"
+    assert kv_sim(f"kv-sim {command} --save a/b") == (2, "", refused)
+
+
 def test_a_checker_can_be_switched_off(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
     _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --without protocol OWNERSHIP")
     head, shrunk, *_, replay_line, schedule_line = out.splitlines()[1:]

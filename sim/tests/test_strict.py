@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from kv_sim.config import WorldConfig
-from kv_sim.conformance.report import failure_lines, notes, row_of, scenario_table, situation_table, summary_lines
+from kv_sim.conformance.report import notes, row_of, scenario_table, situation_table, summary_lines, tell_failure
 from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, seeds_of, with_needs
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
@@ -140,15 +140,24 @@ def test_a_failure_of_a_scenario(
     traits: frozenset[Trait], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shrunk, saved, and with lines to paste."""
-    monkeypatch.setattr("kv_sim.conformance.report.shrink", lambda failure: replace(failure, seed=None))
+    lines: list[str] = []
+    said_before: list[str] = []
+
+    def shrink(failure: Failure, silent: object) -> Failure:
+        said_before.extend(lines)
+        return replace(failure, seed=None)
+
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
     found = replace(FAILURE, subject=replace(MEMORY, traits=traits), seed=7)
     file = tmp_path / "fail-a_B-7.jsonl"
-    assert failure_lines("a:B", "{}", found, tmp_path) == [
+    tell_failure("a:B", "{}", found, tmp_path, say=lines.append, note=lines.append)
+    assert lines == [
         "FAIL seed=7 actions=0  WORK  m",
         "shrunk to 0 actions",
         f"replay: kv-sim fuzz --connector a:B --extra '{{}}' --traits {named} --seed 7 --log",
         f"shrunk: kv-sim replay-schedule {file}",
     ]
+    assert said_before == lines[:1]
     assert read_schedule(file).subject == found.subject
 
 

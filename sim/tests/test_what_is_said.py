@@ -14,7 +14,14 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
-from kv_sim.failures.report import action_lines, fail_lines, file_stem, replay_line, subject_lines
+from kv_sim.failures.report import (
+    action_lines,
+    fail_line,
+    file_stem,
+    replay_line,
+    shrunk_lines,
+    subject_lines,
+)
 from kv_sim.fuzz import Failure
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
@@ -326,15 +333,19 @@ def failure(actions: int, message: str = "m") -> Failure:
 
 def test_a_failure() -> None:
     file = Path("a folder") / "f.jsonl"
-    assert fail_lines(failure(20), failure(1), "kv-sim fuzz", file) == [
-        "FAIL seed=7 actions=20  HITS  m",
+    assert fail_line(failure(20)) == "FAIL seed=7 actions=20  HITS  m"
+    assert shrunk_lines(failure(20), failure(1), "kv-sim fuzz", file) == [
         "shrunk to 1 action",
         "    1 step",
         "replay: kv-sim fuzz",
         f"shrunk: kv-sim replay-schedule '{file}'",
     ]
-    assert fail_lines(failure(20), failure(2, "other"), "kv-sim fuzz", Path("f.jsonl")) == [
-        "FAIL seed=7 actions=20  HITS  m",
+    assert shrunk_lines(failure(20), failure(1), "kv-sim fuzz", None) == [
+        "shrunk to 1 action",
+        "    1 step",
+        "replay: kv-sim fuzz",
+    ]
+    assert shrunk_lines(failure(20), failure(2, "other"), "kv-sim fuzz", Path("f.jsonl")) == [
         "shrunk to 2 actions  HITS  other",
         "    1 step",
         "    2 step",

@@ -54,6 +54,19 @@ def test_a_broken_one_fails_with_lines_to_paste(run_pytest: Run, tmp_path: Path)
     assert read_schedule(file).invariant in ("PROTOCOL", "OWNERSHIP")
 
 
+def test_a_failure_that_cannot_be_saved_is_told_all_the_same(run_pytest: Run, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from kv_sim.failures import telling\n\n\n"
+        "def write(*args):\n    raise OSError(30, 'Read-only file system')\n\n\n"
+        "telling.write_schedule = write\n"
+    )
+    code, out = run_pytest("--kv-connector=mine:Hasty", "--kv-histories=3")
+    assert code == 1, out
+    assert "\nFAIL seed=" in out and "\nreplay: kv-sim fuzz --connector mine:Hasty" in out
+    assert "\nnote: the schedule was not saved: [Errno 30] Read-only file system\n" in out
+    assert "Traceback" not in out
+
+
 @pytest.mark.parametrize(
     ("connector", "options"),
     [
@@ -161,6 +174,7 @@ def test_what_is_not_asked_for_is_as_usual(configure: Configure, tmp_path: Path)
         (["--kv-connector=mine:Hasty", "--kv-traits=rank"], "did you mean 'ranks'?"),
         (["--kv-connector=mine:Hasty", "--kv-extra=3"], "expected an object, got 3 (a whole number)"),
         (["--kv-connector=mine:Hasty", "--kv-histories=0"], "--kv-histories: more than 0, got 0"),
+        (["--kv-connector=mine:Hasty", f"--kv-save={__file__}"], f"--kv-save {__file__}: {__file__} is no folder"),
         (["--kv-connector=mine:Hasty", "--kv-seed=x"], "a seed is a whole number"),
         (["--kv-spec=nowhere"], "an offloading medium is named module:Class, got 'nowhere'"),
         (["--kv-spec=nowhere:Spec"], "there is no module 'nowhere'"),

@@ -15,14 +15,23 @@ from typing import Final
 
 from kv_api import ConfigError
 from kv_sim.command import campaign, selection
-from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, MISUSED, let_connectors_log_nothing, say
+from kv_sim.command.console import (
+    BROKEN,
+    FAILED,
+    FINE,
+    INTERRUPTED,
+    MISUSED,
+    let_connectors_log_nothing,
+    note,
+    say,
+)
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
 from kv_sim.conformance.command import conform
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures import report
-from kv_sim.failures.schedule_file import Schedule, read_schedule, write_schedule
-from kv_sim.failures.shrink import shrink
+from kv_sim.failures.schedule_file import Schedule, read_schedule
+from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.growth.command import growth
 from kv_sim.history import legal
@@ -42,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     let_connectors_log_nothing()
     try:
         selection.check_numbers(options)
+        selection.check_folder("--save", getattr(options, "save", None))
         selection.look_in_this_folder()
         code: int = options.run(options)
         sys.stdout.flush()
@@ -117,11 +127,8 @@ def _guarded(name: str, seed: int, run: Callable[[], Run]) -> Run | None:
 
 
 def _report(options: argparse.Namespace, name: str, found: Failure, without: frozenset[Invariant]) -> None:
-    """Shrink a failure, save it and say so."""
+    """Say that it failed, shrink it and save it."""
     assert found.seed is not None, "a failure of a seed has it"
-    shrunk = shrink(found, silent=without)
-    folder = Path(options.save)
-    file = write_schedule(Schedule.of(shrunk, without), folder, report.file_stem(name, found.seed))
     line = report.replay_line(
         name,
         found.seed,
@@ -131,8 +138,8 @@ def _report(options: argparse.Namespace, name: str, found: Failure, without: fro
         actions=options.actions,
         without=without,
     )
-    for text in report.fail_lines(found, shrunk, line, file):
-        say(text)
+    stem = report.file_stem(name, found.seed)
+    tell(found, line, Path(options.save), stem, say=say, note=note, silent=without)
 
 
 def _make_world(options: argparse.Namespace) -> Callable[..., World]:

@@ -1,6 +1,7 @@
 """What every command of ``kv-sim`` has: its exit codes, and how it speaks."""
 
 import logging
+import sys
 
 FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -8,6 +9,11 @@ FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
 def say(text: str) -> None:
     """Print a line at once."""
     print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """Print a line beside what was asked for."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def let_connectors_log_nothing() -> None:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -185,6 +186,18 @@ def check_numbers(options: argparse.Namespace) -> None:
         value = getattr(options, name, None)
         if value is not None and value <= 0:
             raise ConfigError(f"--{name}: more than 0, got {value}")
+
+
+def check_folder(option: str, folder: str | None) -> None:
+    """A folder to save in is one, or can be made; it isn't made before there is something to save."""
+    if folder is None:
+        return
+    place = Path(folder)
+    nearest = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
+    if not os.path.isdir(nearest):
+        raise ConfigError(f"{option} {folder}: {nearest} is no folder")
+    if nearest is not place and not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: it can't be made in {nearest}")
 
 
 def choose_seeds(seed: str | None, seeds: str | None, histories: int | None, usual: int) -> range:

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from kv_sim.command import selection
-from kv_sim.command.console import FAILED, FINE, say
+from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.conformance import scenarios
-from kv_sim.conformance.report import failure_lines, summary_lines
+from kv_sim.conformance.report import summary_lines, tell_failure
 from kv_sim.engines import find_engine
 
 
@@ -28,8 +28,7 @@ def conform(options: argparse.Namespace) -> int:
         )
         outcomes.append(outcome)
         if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE:
-            for text in failure_lines(name, extra, outcome.failure, Path(options.save)):
-                say(text)
+            tell_failure(name, extra, outcome.failure, Path(options.save), say=say, note=note)
             say("")
             break
     for text in summary_lines(subject, outcomes):

@@ -34,6 +34,7 @@ class Conformance:
         self.histories = scenarios.USUAL_HISTORIES if histories is None else histories
         if self.histories < 1:
             raise pytest.UsageError(f"--kv-histories: more than 0, got {self.histories}")
+        _checked(selection.check_folder, "--kv-save", config.getoption("--kv-save"))
         self.folder = Path(config.getoption("--kv-save") or config.rootpath)
         self._rows: list[tuple[str, str, int, int, str]] = []
         self._situations: Counter[str] = Counter()
@@ -82,7 +83,16 @@ class ScenarioItem(pytest.Item):
         found = {"row": report.row_of(outcome), "situations": dict(outcome.coverage.situations)}
         self.user_properties.append((KEY, found))
         if outcome.failure is not None:
-            raise ConnectorBroke(*report.failure_lines(plan.name, plan.extra, outcome.failure, plan.folder))
+            lines: list[str] = []
+            report.tell_failure(
+                plan.name,
+                plan.extra,
+                outcome.failure,
+                plan.folder,
+                say=lines.append,
+                note=lambda text: lines.append(f"note: {text}"),
+            )
+            raise ConnectorBroke(*lines)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A failure as the testbed prints it; anything else as a traceback."""

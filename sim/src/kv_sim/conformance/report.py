@@ -5,9 +5,8 @@ from pathlib import Path
 
 from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import LOADS, Claim, Outcome
-from kv_sim.failures.report import fail_lines, file_stem, replay_line
-from kv_sim.failures.schedule_file import Schedule, write_schedule
-from kv_sim.failures.shrink import shrink
+from kv_sim.failures import telling
+from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.legal import SITUATIONS
@@ -61,11 +60,11 @@ def notes(subject: Subject, situations: Mapping[str, int]) -> list[str]:
     return found
 
 
-def failure_lines(name: str, extra: str | None, failure: Failure, folder: Path) -> list[str]:
-    """A failure shrunk, saved, and as lines to paste."""
+def tell_failure(
+    name: str, extra: str | None, failure: Failure, folder: Path, *, say: telling.Say, note: telling.Say
+) -> None:
+    """Say what broke, shrunk and saved, as lines to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
-    shrunk = shrink(failure)
-    file = write_schedule(Schedule.of(shrunk), folder, file_stem(name, failure.seed))
     traits = ",".join(sorted(failure.subject.traits)) or "none"
     line = replay_line(name, failure.seed, extra=extra, traits=traits, engine=failure.config.engine)
-    return fail_lines(failure, shrunk, line, file)
+    telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)

@@ -27,15 +27,20 @@ USUAL_ACTIONS: Final = 80
 """Actions of a history, unless somebody says otherwise."""
 
 
-def fail_lines(found: Failure, shrunk: Failure, replay_line: str, file: Path) -> list[str]:
-    """The report of a failure and of what it was shrunk to."""
-    lines = [f"FAIL seed={found.seed} actions={len(found.history)}  {found.violation}"]
+def fail_line(found: Failure) -> str:
+    """What broke."""
+    return f"FAIL seed={found.seed} actions={len(found.history)}  {found.violation}"
+
+
+def shrunk_lines(found: Failure, shrunk: Failure, replay_line: str, file: Path | None) -> list[str]:
+    """What a failure was shrunk to, and what to paste. No file: it was not saved."""
     count = len(shrunk.history)
     head = f"shrunk to {count} action{'s' if count != 1 else ''}"
     if str(shrunk.violation) != str(found.violation):
         head += f"  {shrunk.violation}"
-    lines += [head, *action_lines(shrunk.history)]
-    lines += [f"replay: {replay_line}", f"shrunk: {shlex.join(['kv-sim', 'replay-schedule', str(file)])}"]
+    lines = [head, *action_lines(shrunk.history), f"replay: {replay_line}"]
+    if file is not None:
+        lines.append(f"shrunk: {shlex.join(['kv-sim', 'replay-schedule', str(file)])}")
     return lines
 
 
