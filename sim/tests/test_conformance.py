@@ -1,14 +1,18 @@
 """A connector's claims, tried one by one."""
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.command.cli import COMMANDS, main
+from kv_sim.command.options import parser_of
 from kv_sim.config import BUILTIN_ENGINE
-from kv_sim.conformance.scenarios import Claim, probes_of, run_scenario, scenarios_of
+from kv_sim.conformance import command
+from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.subject import Subject, Trait
@@ -49,6 +53,31 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     assert said["events"].endswith("breaks ACCOUNTING")
     assert said["counts"].endswith("breaks ACCOUNTING")
     assert "LaterConnector can't be used with several KV cache groups" in out
+    assert "not tried" not in out
+
+
+def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tuple[int, str]]) -> None:
+    _, out = conform("later", "--traits=none", "--seed=0x3", "--actions=20", "--probe", "--histories=5")
+    rows = out.splitlines()
+    row = next(index for index, text in enumerate(rows) if re.match("events +probed .*breaks ACCOUNTING$", text))
+    assert rows[row + 1] == "  see how: kv-sim conform later --traits events,keeps --seed 0x3 --actions 20"
+    code, shown = conform(*shlex.split(rows[row + 1])[4:], "--histories=5")
+    assert code == 1 and re.match(r"FAIL seed=\d+ actions=\d+  ACCOUNTING  ", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "histories", "line"),
+    [
+        ("later --probe --histories 20", 20, "later --traits ranks"),
+        ("later --histories 300 --traits reset", 101, "later --traits ranks --histories 300"),
+        ("--spec a:B --extra '{\"c\": 1}'", 1, "--spec a:B --extra '{\"c\": 1}' --traits ranks"),
+        ("later --engine vllm", 1, "later --traits ranks --engine vllm"),
+    ],
+)
+def test_the_line_has_what_was_typed(typed: str, histories: int, line: str) -> None:
+    options = parser_of(COMMANDS).parse_args(["conform", *shlex.split(typed)])
+    probe = Scenario("ranks", frozenset({Trait.RANKS}), Trait.RANKS, Claim.PROBED)
+    assert command.again(options, Outcome(probe, histories)) == f"kv-sim conform {line}"
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,22 @@ def test_the_summary() -> None:
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
 
 
+def test_how_a_probe_broke_can_be_seen() -> None:
+    """And what was tried is not said to be untried."""
+    subject = Subject("X", traits=frozenset(Trait) - {Trait.FINE, Trait.RANKS})
+    probed, made = outcome(Claim.PROBED, failure=FAILURE), outcome(failure=FAILURE)
+    lines = summary_lines(subject, [made, probed, outcome(Claim.PROBED)], lambda one: f"do {one.scenario.name}")
+    assert [line.split()[:3] for line in lines[: lines.index("")]] == [
+        ["scenario", "claim", "histories"],
+        ["ranks", "made", "3"],
+        ["ranks", "probed", "3"],
+        ["see", "how:", "do"],
+        ["ranks", "probed", "3"],
+    ]
+    assert lines[3] == "  see how: do ranks"
+    assert lines[-1] == "note: not claimed, so not tried: fine"
+
+
 def test_notes() -> None:
     nothing = "no match ever found anything, so no load was tried: does it store what it should?"
     everything = Subject("X")

@@ -1,13 +1,17 @@
 """``kv-sim conform``: everything that a connector claims, claim by claim."""
 
 import argparse
+import shlex
+from functools import partial
 from pathlib import Path
 
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, note, say
+from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import summary_lines, tell_failure
 from kv_sim.engines import find_engine
+from kv_sim.failures.report import USUAL_ACTIONS
 
 
 def conform(options: argparse.Namespace) -> int:
@@ -31,7 +35,23 @@ def conform(options: argparse.Namespace) -> int:
             tell_failure(name, extra, outcome.failure, Path(options.save), say=say, note=note)
             say("")
             break
-    for text in summary_lines(subject, outcomes):
+    for text in summary_lines(subject, outcomes, partial(again, options)):
         say(text)
     kept = all(o.failure is None or o.scenario.claim is scenarios.Claim.PROBED for o in outcomes)
     return FINE if kept else FAILED
+
+
+def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
+    """The command that tries what an outcome is of as a claim, with the same seeds."""
+    most = outcome.histories > scenarios.USUAL_HISTORIES
+    asked = (
+        ("--spec", options.spec, None),
+        ("--extra", options.extra, None),
+        ("--traits", ",".join(sorted(outcome.scenario.traits)), None),
+        ("--engine", options.engine, BUILTIN_ENGINE),
+        ("--seed", options.seed, "0"),
+        ("--histories", options.histories if most else None, None),
+        ("--actions", options.actions, USUAL_ACTIONS),
+    )
+    words = [word for option, value, usual in asked if value != usual for word in (option, str(value))]
+    return shlex.join(["kv-sim", "conform", *([options.name] if options.name else []), *words])

@@ -1,6 +1,6 @@
 """What is said about a connector's conformance: what was tried, how often, and what broke."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kv_sim.command.table import aligned
@@ -13,14 +13,26 @@ from kv_sim.history.legal import SITUATIONS
 from kv_sim.subject import Subject, Trait
 
 
-def summary_lines(subject: Subject, outcomes: Sequence[Outcome]) -> list[str]:
-    """A table of the scenarios, what was reached in all of them, and what there is to say about that."""
+def summary_lines(
+    subject: Subject, outcomes: Sequence[Outcome], again: Callable[[Outcome], str] = lambda outcome: ""
+) -> list[str]:
+    """A table of the scenarios, what was reached in all of them, and what there is to say about that.
+
+    Below a probe that broke stands ``again``, the command that shows how.
+    """
     total = Coverage()
     for outcome in outcomes:
         total.add(outcome.coverage)
-    lines = [*scenario_table([row_of(outcome) for outcome in outcomes]), "", *situation_table(total.situations)]
+    head, *rows = scenario_table([row_of(outcome) for outcome in outcomes])
+    lines = [head]
+    for row, outcome in zip(rows, outcomes, strict=True):
+        lines.append(row)
+        if outcome.failure is not None and outcome.scenario.claim is Claim.PROBED:
+            lines.append(f"  see how: {again(outcome)}")
     refused = sorted({outcome.refusal for outcome in outcomes if outcome.refusal is not None})
-    return lines + [f"note: {note}" for note in (*refused, *notes(subject, total.situations))]
+    tried = frozenset(outcome.scenario.shows for outcome in outcomes)
+    said = (*refused, *notes(subject, total.situations, tried))
+    return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
 
 
 def row_of(outcome: Outcome) -> tuple[str, str, int, int, str]:
@@ -49,12 +61,14 @@ def situation_table(situations: Mapping[str, int]) -> list[str]:
     return aligned([["situation", "times"], *[[name, str(situations.get(name, 0))] for name in SITUATIONS]])
 
 
-def notes(subject: Subject, situations: Mapping[str, int]) -> list[str]:
+def notes(
+    subject: Subject, situations: Mapping[str, int], tried: frozenset[Trait | None] = frozenset()
+) -> list[str]:
     """What one should know before one believes the table."""
     found = []
     if not any(situations.get(name) for name in LOADS):
         found.append("no match ever found anything, so no load was tried: does it store what it should?")
-    unclaimed = [trait.value for trait in Trait if trait not in subject.traits]
+    unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]
     if unclaimed:
         found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")
     return found
