@@ -187,6 +187,23 @@ MISUSES = [
     ("fuzz --connector broken_connectors:Homeless", "can't be created: worker side: KeyError: 'home' (broken_"),
     ("fuzz --connector MultiConnector", "connectors: expected a non-empty list"),
     ("fuzz --connector later --extra '[1'", "--extra: no JSON: Expecting ',' delimiter at column 3"),
+    *(
+        (
+            f"{command}memory --spec nowhere:Nothing",
+            "memory takes no offloading medium, so 'Nothing' would not be ",
+        )
+        for command in ("conform ", "growth ")
+    ),
+    (
+        "conform p2p+offload --spec kv_sim.offload:WorldCPUOffloadingSpec",
+        "p2p+offload takes no offloading medium, so 'WorldCPUOffloadingSpec' would not be tried; OffloadingConn",
+    ),
+    (
+        """fuzz --connector later --extra '{"spec_name": "X"}'""",
+        "later takes no offloading medium, so 'X' would not",
+    ),
+    ("conform --spec nowhere:Nothing", "there is no module 'nowhere'"),
+    ("conform offload --spec nowhere:Nothing", "there is no module 'nowhere'"),
     ("fuzz --connector later --extra 3", "--extra: expected an object, got 3 (a whole number)"),
     ("fuzz --connector OffloadingConnector", "CPUOffloadingSpec copies memory by itself, and a world's memory is"),
     (

@@ -67,6 +67,8 @@ def choose_subject(connector: str, extra: str | None = None, traits: str | None 
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
     _check_class(connector, subject)
+    if extra is not None:
+        _check_medium(connector, parse_extra(extra), subject)
     return subject
 
 
@@ -103,6 +105,22 @@ def _check_class(connector: str, subject: Subject) -> None:
             f"--connector {connector!r}: it can't be created: {violation.message} "
             f"(its kv_connector_extra_config is {json.dumps(subject.extra_config)}; --extra adds to it)"
         ) from None
+
+
+def _check_medium(connector: str, extra: dict[str, Any], subject: Subject) -> None:
+    """Who is given an offloading medium uses it: one that isn't there can't be used, so it is refused."""
+    if "spec_name" not in extra:
+        return
+    absent = {"spec_name": "Absent", "spec_module_path": "kv_sim.absent"}
+    plain = replace(subject, traits=frozenset(), extra_config={**subject.extra_config, **absent})
+    try:
+        World(config_for(plain, Random(0)), plain)
+    except (ConfigError, Violation):
+        return
+    raise ConfigError(
+        f"{connector} takes no offloading medium, so {extra['spec_name']!r} would not be tried; "
+        "OffloadingConnector does, and --spec is about that where no connector is named"
+    )
 
 
 def _refuse_own_copies(connector: str, transfer: KVTransferConfig) -> None:
