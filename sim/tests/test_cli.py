@@ -251,6 +251,8 @@ MISUSES = [
     ("campaign --engine buildin", "did you mean 'builtin'?"),
     ("replay-schedule no.jsonl", "no.jsonl: No such file"),
     ("campaign --jobs 0", "--jobs: more than 0, got 0"),
+    ("campaign --minutes nan --jobs 1", "--minutes: a finite number, got nan"),
+    ("campaign --minutes inf --jobs 1", "--minutes: a finite number, got inf"),
     ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
     ("fuz", "invalid choice: 'fuz'"),
     ("", "required: COMMAND"),

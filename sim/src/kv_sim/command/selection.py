@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -199,11 +200,13 @@ def parse_seed(text: str) -> int:
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Numbers that options count with are positive."""
+    """Numbers that options count with are positive and finite."""
     for name in ("minutes", "histories", "jobs", "actions"):
         value = getattr(options, name, None)
         if value is not None and value <= 0:
             raise ConfigError(f"--{name}: more than 0, got {value}")
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"--{name}: a finite number, got {value}")
 
 
 def check_folder(option: str, folder: str | None) -> None:
