@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,10 @@ from kv_factory import Offer, Target
 from kv_sim.command.cli import main
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.later import LaterScheduler
 from kv_sim.failures.schedule_file import read_schedule
-from kv_sim.fuzz import run_seed
-from kv_sim.subject import Trait
+from kv_sim.fuzz import Run, run_seed
+from kv_sim.subject import Subject, Trait
 
 HASTY = "broken_connectors:Hasty"
 
@@ -129,6 +131,43 @@ def test_where_nothing_can_be_saved_nothing_runs(
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # whoever is root may write anywhere
     refused = f"kv-sim {name}: --save a/b: it can't be made in {tmp_path}\n"
     assert kv_sim(f"kv-sim {command} --save a/b") == (2, "", refused)
+
+
+@pytest.mark.parametrize(
+    ("command", "table", "where"),
+    [
+        ("fuzz --connector later --seeds 10-20", "", "while seed {} of later ran; 2 histories of it done before"),
+        (
+            "conform later --seed 10 --traits ranks --histories 2 --probe",
+            "scenario  claim  histories  steps  result\nplain     made           2",
+            "while seed {} of the scenario ranks ran; 0 histories of it done before",
+        ),
+        ("conform later --seed 11", "", "while seed {} of the scenario plain ran; 2 histories of it done before"),
+    ],
+)
+def test_an_interrupt_says_where_it_was(
+    command: str, table: str, where: str, kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    def run(subject: Subject, seed: int, **options: Any) -> Run:
+        begun.append(seed)
+        return run_seed(subject, seed, **options)
+
+    ended = LaterScheduler.request_finished
+
+    def interrupted(*args: Any) -> Any:
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return ended(*args)
+
+    monkeypatch.setattr(LaterScheduler, "request_finished", interrupted)
+    monkeypatch.setattr("kv_sim.command.cli.run_seed", run)
+    monkeypatch.setattr("kv_sim.conformance.scenarios.run_seed", run)
+    code, out, err = kv_sim(f"kv-sim {command}")
+    assert code == 130
+    assert out.startswith(table) and len(out.splitlines()) == len(table.splitlines())
+    assert err == f"note: interrupted in scheduler side, request_finished, {where.format(begun[2])}\n"
 
 
 def test_a_checker_can_be_switched_off(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:

@@ -136,6 +136,17 @@ class Guard:
         return method
 
 
+def called_at(error: BaseException) -> str | None:
+    """Which method of a connector was being called when this was raised, by whom; None: none was."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is Guard._ask.__code__:
+            found = f"{frame.f_locals['self']._side} side, {frame.f_locals['name']}"
+        trace = trace.tb_next
+    return found
+
+
 def _innermost(error: BaseException) -> str:
     trace = error.__traceback__
     assert trace is not None

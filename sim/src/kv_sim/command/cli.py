@@ -24,6 +24,7 @@ from kv_sim.command.console import (
     let_connectors_log_nothing,
     note,
     say,
+    say_interrupted,
 )
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
 from kv_sim.conformance.command import conform
@@ -93,19 +94,23 @@ def _fuzz_one(
     """Run the seeds of one subject up to the first failure."""
     run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
     watched = _make_world(options) if len(seeds) == 1 else World
-    steps = 0
-    for seed in seeds:
-        run = _guarded(name, seed, partial(run_one, seed, make_world=watched))
-        if run is None:
-            return BROKEN
-        steps += run.steps
-        if options.digest:
-            say(f"{name} {seed} {run.digest}")
-        if run.failure is not None:
-            if len(seeds) > 1 and (options.log or options.perfetto):
-                run_one(seed, make_world=_make_world(options))
-            _report(options, name, run.failure, without)
-            return FAILED
+    steps, seed = 0, seeds.start
+    try:
+        for seed in seeds:
+            run = _guarded(name, seed, partial(run_one, seed, make_world=watched))
+            if run is None:
+                return BROKEN
+            steps += run.steps
+            if options.digest:
+                say(f"{name} {seed} {run.digest}")
+            if run.failure is not None:
+                if len(seeds) > 1 and (options.log or options.perfetto):
+                    run_one(seed, make_world=_make_world(options))
+                _report(options, name, run.failure, without)
+                return FAILED
+    except KeyboardInterrupt as error:
+        say_interrupted(error, seed, name, seed - seeds.start)
+        raise
     if not options.digest:
         say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
     if options.perfetto and len(seeds) > 1:

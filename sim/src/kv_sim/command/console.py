@@ -3,6 +3,8 @@
 import logging
 import sys
 
+from kv_sim.guard import called_at
+
 FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -14,6 +16,14 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a line beside what was asked for."""
     print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def say_interrupted(error: BaseException, seed: int | None, of: str, done: int) -> None:
+    """Print where Ctrl-C found a command."""
+    called = called_at(error)
+    where = f" in {called}," if called else ""
+    running = f"while seed {seed} of {of} ran" if seed is not None else f"before {of} ran"
+    note(f"interrupted{where} {running}; {done} {'history' if done == 1 else 'histories'} of it done before")
 
 
 def let_connectors_log_nothing() -> None:

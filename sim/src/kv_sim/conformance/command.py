@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from kv_sim.command import selection
-from kv_sim.command.console import FAILED, FINE, note, say
+from kv_sim.command.console import FAILED, FINE, note, say, say_interrupted
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
-from kv_sim.conformance.report import summary_lines, tell_failure
+from kv_sim.conformance.report import row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
 from kv_sim.failures.report import USUAL_ACTIONS
+from kv_sim.subject import Subject
 
 
 def conform(options: argparse.Namespace) -> int:
@@ -20,25 +21,41 @@ def conform(options: argparse.Namespace) -> int:
     name, extra = selection.choose_name(options)
     subject = selection.choose_subject(name, extra, options.traits)
     start = selection.parse_seed(options.seed)
-    outcomes = []
+    outcomes: list[scenarios.Outcome] = []
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):
-        outcome = scenarios.run_scenario(
-            subject,
-            scenario,
-            start=start,
-            histories=options.histories or scenarios.USUAL_HISTORIES,
-            actions=options.actions,
-            engine=options.engine,
-        )
+        outcome = scenarios.Outcome(scenario)
+        try:
+            _try_one(options, name, extra, subject, outcome, start)
+        except KeyboardInterrupt as error:
+            for text in scenario_table(list(map(row_of, outcomes))) if outcomes else ():
+                say(text)
+            say_interrupted(error, outcome.seed, f"the scenario {scenario.name}", outcome.histories)
+            raise
         outcomes.append(outcome)
         if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE:
-            tell_failure(name, extra, outcome.failure, Path(options.save), say=say, note=note)
-            say("")
             break
     for text in summary_lines(subject, outcomes, partial(again, options)):
         say(text)
     kept = all(o.failure is None or o.scenario.claim is scenarios.Claim.PROBED for o in outcomes)
     return FINE if kept else FAILED
+
+
+def _try_one(
+    options: argparse.Namespace,
+    name: str,
+    extra: str | None,
+    subject: Subject,
+    outcome: scenarios.Outcome,
+    start: int,
+) -> None:
+    """Run a scenario, and tell what breaks a claim."""
+    histories = options.histories or scenarios.USUAL_HISTORIES
+    scenarios.fill(
+        outcome, subject, start=start, histories=histories, actions=options.actions, engine=options.engine
+    )
+    if outcome.failure is not None and outcome.scenario.claim is scenarios.Claim.MADE:
+        tell_failure(name, extra, outcome.failure, Path(options.save), say=say, note=note)
+        say("")
 
 
 def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:

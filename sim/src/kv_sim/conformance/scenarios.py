@@ -60,6 +60,8 @@ class Outcome:
     failure: Failure | None = None
     refusal: str | None = None
     """Why a probe can't be made."""
+    seed: int | None = None
+    """The one that was begun last."""
 
 
 def scenarios_of(subject: Subject) -> list[Scenario]:
@@ -122,14 +124,22 @@ def run_scenario(
 ) -> Outcome:
     """Run a scenario up to the first failure."""
     outcome = Outcome(scenario)
+    fill(outcome, subject, start=start, histories=histories, actions=actions, engine=engine)
+    return outcome
+
+
+def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, actions: int, engine: str) -> None:
+    """Run an outcome's scenario; what came of it so far is known at any time."""
+    scenario = outcome.scenario
     narrowed = replace(subject, traits=scenario.traits)
     if scenario.claim is Claim.PROBED and Trait.GROUPS in scenario.traits:
         try:
             check_groups(subject)
         except ConfigError as error:
             outcome.refusal = str(error)
-            return outcome
+            return
     for seed in seeds_of(subject, scenario, start, histories, engine):
+        outcome.seed = seed
         run = run_seed(narrowed, seed, actions=actions, engine=engine)
         outcome.histories += 1
         outcome.steps += run.steps
@@ -137,4 +147,3 @@ def run_scenario(
         if run.failure is not None:
             outcome.failure = run.failure
             break
-    return outcome
