@@ -1,7 +1,8 @@
 """``kv-sim``: the testbed on the command line.
 
 Exit codes: 0 nothing is wrong; 1 an invariant broke, a campaign missed something, or work grows; 2 the command
-can't be run as it stands; 3 the testbed itself failed, which is never the connector's fault; 130 interrupted.
+can't be run as it stands; 3 the testbed itself failed, which is never the connector's fault; 130 interrupted;
+141 nobody reads on.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from kv_sim.command.console import (
     FINE,
     INTERRUPTED,
     MISUSED,
+    UNREAD,
     let_connectors_log_nothing,
     note,
     say,
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # whoever reads has seen enough
-        return FAILED
+        return UNREAD
     except OSError as error:
         print(f"kv-sim {options.command}: {error}", file=sys.stderr)
         return MISUSED

@@ -6,6 +6,8 @@ import sys
 from kv_sim.guard import called_at
 
 FINE, FAILED, MISUSED, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
+UNREAD = 141
+"""Whoever read what is printed has gone: what a shell makes of SIGPIPE."""
 
 
 def say(text: str) -> None:
