@@ -14,6 +14,7 @@ from kv_sim.replay.arguments import Fidelity
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.oracle import write_oracle
+from kv_sim.replay.outputs import check_outputs
 from kv_sim.replay.page import replay_page, size_page
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
@@ -33,7 +34,7 @@ USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
 def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
     arguments.refuse_foreign(options)
-    _check_places(options, options.write_oracle)
+    check_outputs(options)
     progress = Progress()
     if options.stream:
         return _replay_stream(options, progress)
@@ -58,7 +59,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def size(options: argparse.Namespace) -> int:
     """``kv-sim size``."""
-    _check_places(options, None)
+    check_outputs(options)
     progress = Progress()
     columns = _read(options, progress)
     footprint = arguments.footprint_of(options, columns.block_tokens)
@@ -152,13 +153,6 @@ def _usual(unique_blocks: int) -> list[int]:
 
 def _gpu_blocks(options: argparse.Namespace, footprint: Footprint) -> int:
     return 0 if options.gpu_capacity is None else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
-
-
-def _check_places(options: argparse.Namespace, oracle: str | None) -> None:
-    """A place that can't be written is known before an hour of work."""
-    for option, place in (("--json", options.json), ("--html", options.html), ("--write-oracle", oracle)):
-        if place not in (None, "-") and not Path(place).resolve().parent.is_dir():
-            raise ConfigError(f"{option} {place}: there is no such folder")
 
 
 def _report(
