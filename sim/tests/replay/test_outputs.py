@@ -1,11 +1,14 @@
 """What a command writes never replaces what it reads, or what else it writes."""
 
+import json
 import os
 import shutil
+from contextlib import suppress
 
 import pytest
 
 from kv_sim.command.cli import main
+from kv_sim.replay import oracle
 
 COMMANDS = {
     "replay --json": ("replay", "--capacity", "5blocks", "--json"),
@@ -96,3 +99,60 @@ def test_a_folder_is_no_file_to_write(small, tmp_path, capsys, name):
     command, *options, option = COMMANDS[name]
     said = refused(capsys, command, small, *options, option, tmp_path)
     assert said == f"{option} {tmp_path}: this is a folder, and a file is written"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_can_not_be_written_is_named(small, capsys, name):
+    command, *options, option = COMMANDS[name]
+    assert main([command, str(small), *options, option, "/dev/full"]) == 2
+    out, err = capsys.readouterr()
+    assert err == f"kv-sim {command}: {option} /dev/full: No space left on device\n"
+    assert out.startswith("small.jsonl: 4 requests") or "engine" in name, "the table was there to be read"
+    assert "/dev/full" not in out
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_large_oracle_that_can_not_be_written_is_named(small, capsys, monkeypatch, pieces):
+    """One that doesn't fit what is buffered, too."""
+    ids = [*range(11 * 4000)]
+    monkeypatch.setattr(oracle, "_PIECE", -(-len(ids) // pieces))
+    small.write_text(json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "hash_ids": ids}) + "\n")
+    command = ["replay", str(small), "--capacity", "5blocks", "--jobs", "1", "--write-oracle", "/dev/full"]
+    assert main(command) == 2
+    assert capsys.readouterr().err == "kv-sim replay: --write-oracle /dev/full: No space left on device\n"
+
+
+def test_a_printed_json_that_can_not_be_written_is_named(small, capsys, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["replay", str(small), "--capacity", "5blocks", "--json", "-"]) == 2
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.flush()
+    assert capsys.readouterr().err == "kv-sim replay: --json -: No space left on device\n"
+
+
+REFUSED_LATE = {
+    "a capacity": ("--capacity", "64GiB"),
+    "a policy": ("--policy", "lruu"),
+    "a threshold": ("--store-threshold", "-1"),
+    "an engine's memory": ("--fidelity", "engine", "--cpu-bytes-to-use", "64"),
+    "an engine's blocks": ("--fidelity", "engine", "--gpu-blocks", "0"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_LATE)
+def test_who_is_refused_has_written_nothing(small, tmp_path, capsys, what):
+    places = {option: tmp_path / option for option in ("--json", "--write-oracle")}
+    outputs = [text for option, place in places.items() for text in (option, place)]
+    refused(capsys, "replay", small, *REFUSED_LATE[what], *outputs)
+    assert [*tmp_path.iterdir()] == [small]
+
+
+def test_an_oracle_is_not_announced_within_the_json(small, tmp_path, capsys):
+    place = tmp_path / "oracle"
+    for options in (("--capacity", "5blocks", "--jobs", "1"), ("--fidelity", "engine")):
+        assert main(["replay", str(small), *options, "--json", "-", "--write-oracle", str(place)]) == 0
+        assert json.loads(capsys.readouterr().out)
+        assert place.stat().st_size == 11 * oracle.RECORD.itemsize
+        place.unlink()

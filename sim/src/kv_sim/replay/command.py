@@ -14,7 +14,7 @@ from kv_sim.replay.arguments import Fidelity
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.oracle import write_oracle
-from kv_sim.replay.outputs import check_outputs
+from kv_sim.replay.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.page import replay_page, size_page
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.progress import Progress
@@ -39,9 +39,6 @@ def replay(options: argparse.Namespace) -> int:
     if options.stream:
         return _replay_stream(options, progress)
     columns = _read(options, progress)
-    if options.write_oracle is not None:
-        count = write_oracle(columns, Path(options.write_oracle))
-        say(f"{options.write_oracle}: {count:,} records of libCacheSim's oracleGeneral")
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         return _replay_engine(columns, options, progress)
     footprint = arguments.footprint_of(options, columns.block_tokens)
@@ -54,6 +51,7 @@ def replay(options: argparse.Namespace) -> int:
     found = results_of(columns, shape, outcomes, footprint)
     model = arguments.bytes_per_token(options)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), lambda: replay_page(found, model))
+    _write_oracle(options, columns)
     return FINE
 
 
@@ -137,6 +135,7 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
     )
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)
+    _write_oracle(options, columns)
     return FINE
 
 
@@ -158,14 +157,33 @@ def _gpu_blocks(options: argparse.Namespace, footprint: Footprint) -> int:
 def _report(
     options: argparse.Namespace, data: Mapping[str, Any], lines: Iterable[str], page: Callable[[], str]
 ) -> None:
-    if options.json == "-":
-        say(json.dumps(data, indent=1))
+    if options.json == PRINTED:
+        with writing("--json", PRINTED):
+            say(json.dumps(data, indent=1))
     else:
         for line in lines:
             say(line)
-    if options.json not in (None, "-"):
-        Path(options.json).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if options.json not in (None, PRINTED):
+        _write("--json", options.json, json.dumps(data, indent=1) + "\n")
     if options.html is not None:
-        Path(options.html).write_text(page(), encoding="utf-8")
-        if options.json != "-":
-            say(f"{options.html}: the report as a page")
+        _write("--html", options.html, page())
+        _say_written(options, f"{options.html}: the report as a page")
+
+
+def _write_oracle(options: argparse.Namespace, columns: Columns) -> None:
+    """Last of all: whatever refuses the other options has had its say."""
+    if options.write_oracle is not None:
+        with writing("--write-oracle", options.write_oracle):
+            count = write_oracle(columns, Path(options.write_oracle))
+        _say_written(options, f"{options.write_oracle}: {count:,} records of libCacheSim's oracleGeneral")
+
+
+def _write(option: str, place: str, text: str) -> None:
+    with writing(option, place):
+        Path(place).write_text(text, encoding="utf-8")
+
+
+def _say_written(options: argparse.Namespace, text: str) -> None:
+    """Unless it would stand in the JSON."""
+    if options.json != PRINTED:
+        say(text)

@@ -32,5 +32,5 @@ def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
                 following[ids[place]] = first + place
             piece["next"] = nexts
             file.seek(first * RECORD.itemsize)
-            piece.tofile(file)
+            file.write(piece.tobytes())  # numpy's own way tells nobody when the last of it can't be written
     return total

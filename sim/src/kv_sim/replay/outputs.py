@@ -1,8 +1,9 @@
-"""The files that a command writes: checked before anything runs, and never the trace that it reads."""
+"""The files that a command writes: checked before anything runs, and named when they can't be written."""
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,17 @@ def refuse_same(outputs: Mapping[str, str], trace: str, files: Iterable[Path]) -
         if same in written:
             raise ConfigError(f"{option} {place}: it would overwrite {written[same]}, which is the same file")
         written[same] = f"{option} {place}"
+
+
+@contextmanager
+def writing(option: str, place: str) -> Iterator[None]:
+    """What goes wrong with a file is said with the option that names it."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        raise ConfigError(f"{option} {place}: {error.strerror or error}") from None
 
 
 def _outputs_of(options: argparse.Namespace) -> dict[str, str]:
