@@ -2,6 +2,8 @@
 
 import json
 import lzma
+import os
+import socket
 
 import pytest
 import zstandard
@@ -303,6 +305,36 @@ def test_a_place_without_a_trace(tmp_path, capsys):
         f"{tmp_path}: there is no trace in this folder "
         "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .zst)"
     )
+
+
+@pytest.mark.parametrize("command", [("replay",), ("replay", "--stream", "--capacity", "5blocks"), ("size",)])
+def test_what_can_not_be_opened_twice(tmp_path, capsys, command):
+    """It would be found empty, after its first bytes were looked at."""
+    twice = "a trace is a file, since it is opened more than once: save it first"
+    name, *options = command
+    assert refused(capsys, name, "-", *options) == f"-: {twice}"
+    assert refused(capsys, name, "/dev/null", *options) == f"/dev/null: this is a device, and {twice}"
+    reading, writing = os.pipe()
+    os.write(writing, GOOD.encode())
+    os.close(writing)
+    try:
+        for place in (f"/dev/fd/{reading}", f"/proc/self/fd/{reading}"):
+            assert refused(capsys, name, place, *options) == f"{place}: this is a pipe, and {twice}"
+    finally:
+        os.close(reading)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "socket"))
+        said = refused(capsys, name, tmp_path / "socket", *options)
+        assert said == f"{tmp_path}/socket: this is a socket, and {twice}"
+
+
+def test_a_file_can_be_given_by_its_number_or_be_called_minus(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text(GOOD + "\n")
+    with open("-") as file:
+        for place in (f"/dev/fd/{file.fileno()}", "-"):
+            assert main(["replay", place, "--capacity", "5blocks", "--jobs", "1"]) == 0
+            assert ": 1 requests in " in capsys.readouterr().out
 
 
 OPTIONS = {

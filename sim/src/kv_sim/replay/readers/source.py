@@ -19,6 +19,8 @@ _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt", ".log")
 _PACKED: Final = (".xz", ".gz", ".zst")
 _XZ, _GZIP, _ZSTD = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
+_TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
+
 _PACKED_BYTES: Final = 1 << 14
 
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
@@ -37,8 +39,18 @@ def files_of(path: str | Path) -> list[Path]:
             raise ConfigError(f"{path}: there is no trace in this folder ({known}, also with {' '.join(_PACKED)})")
         return files
     if not place.exists():
+        if name == "-":
+            raise ConfigError(f"{path}: {_TWICE}")
         raise ConfigError(f"{path}: there is no such file; traces that ship with kv-sim: {', '.join(SHIPPED)}")
+    if not place.is_file():
+        raise ConfigError(f"{path}: this is {_kind(place)}, and {_TWICE}")
     return [place]
+
+
+def _kind(place: Path) -> str:
+    if place.is_fifo():
+        return "a pipe"
+    return "a socket" if place.is_socket() else "a device"
 
 
 def _looks_like_a_trace(file: Path) -> bool:
