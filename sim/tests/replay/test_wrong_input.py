@@ -101,7 +101,7 @@ FILES = {
     ),
     "other columns": (
         "time,tokens\n1,2\n",
-        "{file}:2: no known format has the columns time, tokens; --format says "
+        "{file}:1: no known format has the columns time, tokens; --format says "
         "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "a column less": (
@@ -154,7 +154,7 @@ FILES = {
     ),
     "columns of an object": (
         "input_length,hash_ids\n1,2\n",
-        "{file}:2: no known format has the columns input_length, hash_ids; --format says "
+        "{file}:1: no known format has the columns input_length, hash_ids; --format says "
         "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "no fields": (

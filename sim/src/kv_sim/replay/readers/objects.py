@@ -41,7 +41,16 @@ class _Shape(Enum):
     TABLE = 3
 
 
-def objects_of(path: Path) -> tuple[Container, Iterator[Found]]:
+class Contents(NamedTuple):
+    """What a file holds."""
+
+    container: Container
+    header: Place | None
+    """Where its columns are named, of a table."""
+    found: Iterator[Found]
+
+
+def objects_of(path: Path) -> Contents:
     """How the records of a file lie in it, and the records."""
     lines = lines_of(path)
     first = next(lines, None)
@@ -49,10 +58,10 @@ def objects_of(path: Path) -> tuple[Container, Iterator[Found]]:
         raise ConfigError(f"{path}: there is nothing in this file")
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
-        return Container.CSV, _table(path, first, lines)
+        return Contents(Container.CSV, Place(path, first[0]), _table(path, first, lines))
     if shape is _Shape.LINES:
-        return Container.JSON, _json_lines(path, chain([first], lines))
-    return Container.JSON, _document(path)
+        return Contents(Container.JSON, None, _json_lines(path, chain([first], lines)))
+    return Contents(Container.JSON, None, _document(path))
 
 
 def _shape(line: str) -> _Shape:

@@ -78,7 +78,7 @@ class Opening:
             raise ConfigError(f"--block-size: expected at most {MOST_TOKENS}, got {options.block_tokens}")
         files = files_of(path)
         self._form, found = self._format_of(files)
-        records = self._records(chain([found], (objects_of(file)[1] for file in files[1:])))
+        records = self._records(chain([found], (objects_of(file).found for file in files[1:])))
         if options.requests is not None:
             records = islice(records, min(options.requests, sys.maxsize))
         first = list(islice(records, _LOOK_AT))
@@ -101,7 +101,7 @@ class Opening:
     # What is decided
 
     def _format_of(self, files: list[Path]) -> tuple[Format, Iterator[Found]]:
-        container, found = objects_of(files[0])
+        container, header, found = objects_of(files[0])
         if self._options.format is not None:
             form = FORMATS[self._options.format]
             if form.container is not container:
@@ -117,7 +117,7 @@ class Opening:
                     goes_on = not all(isinstance(later, Broken) for _, later in found)
                     raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
                 continue
-            return detect(value, container, str(place)), chain(kept, found)
+            return detect(value, container, str(header or place)), chain(kept, found)
         raise ConfigError(f"{files[0]}: no line of it is a record")
 
     def _choose_unit(self, form: Format, first: list[Record]) -> float:
