@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import kv_api
 from kv_api import CacheHitSource, Locality, Medium, TierFilter, TierMatcher
 from kv_api.errors import nearest_name, refuse_misspelt, unknown_name
+from kv_api.stats import CountedStats
 
 
 def stored(**changes: Any) -> kv_api.BlockStored:
@@ -670,3 +671,24 @@ def test_without_a_hint_the_error_ends_with_the_nearest_key() -> None:
 
 def test_a_medium_has_no_settings_until_it_names_them() -> None:
     assert kv_api.OffloadingSpec.extra_keys == frozenset()
+
+
+class Counted(CountedStats):
+    levels = ("level",)
+
+
+def test_counted_stats_add_up() -> None:
+    stats, other = Counted(), Counted({"sum": 2, "level": 5, "samples": [3]})
+    assert stats.is_empty() and stats.reduce() == {}
+    assert stats.aggregate(other) is stats
+    stats.aggregate(Counted({"sum": 1, "level": 4, "samples": [1, 2]}))
+    stats.add("sum", 4)
+    assert stats.data == {"sum": 7, "level": 4, "samples": [3, 1, 2]}
+    assert other.data == {"sum": 2, "level": 5, "samples": [3]}
+    assert stats.reduce() == {"sum": 7, "level": 4, "samples_count": 3, "samples_sum": 6}
+    assert not stats.is_empty()
+    stats.reset()
+    assert stats.is_empty() and stats.data == {}
+    assert CountedStats.levels == ()
+    with pytest.raises(TypeError, match=r"^stats: expected Counted, got CountedStats$"):
+        stats.aggregate(CountedStats())

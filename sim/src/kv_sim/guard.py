@@ -84,7 +84,7 @@ class Guard:
         """Ask, and check the answer."""
         name = "get_num_new_matched_tokens"
         answer = self._ask(name, request, num_computed_tokens)
-        if protocol.is_match(answer):  # who reads the log takes it apart
+        if answers.is_match(answer):  # who reads the log takes it apart
             self._log(self._side, name, (request, num_computed_tokens), answer)
         checked = protocol.check_match(request, num_computed_tokens, answer, self._referee)
         self._work.matched(request.request_id, checked)

@@ -1,10 +1,10 @@
 """Numbers that a connector reports: stats objects, their Prometheus side, where hits came from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from kv_api.engine import TransferConfig, VllmConfig
 
@@ -56,6 +56,42 @@ class KVConnectorStats:
     def is_empty(self) -> bool:
         """Whether nothing was counted."""
         raise NotImplementedError(f"{type(self).__name__} must say when it is empty")
+
+
+class CountedStats(KVConnectorStats):
+    """Stats whose ``data`` has a sum, the latest level or a list of samples by the name of each metric."""
+
+    levels: ClassVar[Collection[str]] = ()
+    """The names of those that are levels."""
+
+    def add(self, name: str, value: Any) -> None:
+        """Add to a sum, add samples, or set a level."""
+        if name in self.data and name not in self.levels:
+            self.data[name] = self.data[name] + value
+        else:
+            self.data[name] = value
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> "CountedStats":
+        if not isinstance(other, type(self)):
+            raise TypeError(f"stats: expected {type(self).__name__}, got {type(other).__name__}")
+        for name, value in other.data.items():
+            self.add(name, value)
+        return self
+
+    def reduce(self) -> dict[str, Any]:
+        numbers: dict[str, Any] = {}
+        for name, value in self.data.items():
+            if isinstance(value, list):
+                numbers |= {f"{name}_count": len(value), f"{name}_sum": sum(value)}
+            else:
+                numbers[name] = value
+        return numbers
+
+    def is_empty(self) -> bool:
+        return not self.data
 
 
 class KVConnectorPromMetrics(ABC):

@@ -3,12 +3,12 @@
 from typing import Any, Final
 
 from kv_api import (
-    KVConnectorStats,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
+from kv_api.stats import CountedStats
 
 USAGE: Final = "vllm:kv_offload_cpu_cache_usage_perc"
 WRITE_USAGE: Final = "vllm:kv_offload_cpu_cache_write_usage_perc"
@@ -32,33 +32,10 @@ METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
 }
 
 
-class CPUOffloadingStats(KVConnectorStats):
-    """``data`` maps names of ``METRICS`` to a sum, the latest level or a list of samples, as their kind says."""
+class CPUOffloadingStats(CountedStats):
+    """What is named in ``METRICS``."""
 
-    def reset(self) -> None:
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> "CPUOffloadingStats":
-        for name, value in other.data.items():
-            if name not in self.data:
-                self.data[name] = list(value) if isinstance(value, list) else value
-            elif isinstance(METRICS[name], OffloadingGaugeMetadata):
-                self.data[name] = value
-            else:
-                self.data[name] += value
-        return self
-
-    def reduce(self) -> dict[str, Any]:
-        numbers: dict[str, Any] = {}
-        for name, value in self.data.items():
-            if isinstance(value, list):
-                numbers |= {f"{name}_count": len(value), f"{name}_sum": sum(value)}
-            else:
-                numbers[name] = value
-        return numbers
-
-    def is_empty(self) -> bool:
-        return not self.data
+    levels = (USAGE, WRITE_USAGE, READ_USAGE)
 
 
 class Counters:

@@ -1,13 +1,13 @@
 """PROTOCOL: the shape of what a connector answers, looked at before anybody unpacks it.
 
 ``SHAPES`` has the methods whose answers the engine takes apart. ``protocol`` judges what well-shaped answers say,
-and also the shape of those to a match, of which more is demanded.
+and words what is wrong with those to a match, of which more is demanded.
 """
 
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex, TypeGuard
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxother = 100
@@ -56,8 +56,17 @@ def _are_blocks(answer: Any) -> bool:
     return isinstance(answer, (set, frozenset)) and all(isinstance(block, SupportsIndex) for block in answer)
 
 
-def _is_count(answer: Any) -> bool:
-    return answer is None or (isinstance(answer, int) and not isinstance(answer, bool) and answer >= 0)
+def is_count(count: object) -> TypeGuard[int]:
+    """Whether it is a number of things."""
+    return isinstance(count, int) and not isinstance(count, bool) and count >= 0
+
+
+def is_match(answer: object) -> bool:
+    """Whether an answer of ``get_num_new_matched_tokens`` has the shape of one."""
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        return False
+    count, is_async = answer
+    return isinstance(is_async, bool) and (count is None or is_count(count))
 
 
 _END: Final = Shape("a pair: whether its blocks are held, True or False, and a dict or None", _is_end)
@@ -67,7 +76,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "request_finished_all_groups": _END,
     "get_external_cache_hit_sources": Shape("a dict of whole numbers of tokens", _is_sources),
     "build_connector_meta": Shape("the step's KVConnectorMetadata", lambda answer: answer is not None),
-    "get_finished_count": Shape("None or a whole number, 0 or more", _is_count),
+    "get_finished_count": Shape(
+        "None or a whole number, 0 or more", lambda answer: answer is None or is_count(answer)
+    ),
     "get_transfer_results": Shape("KVConnectorTransferResults, whose fields are sets of request ids", _is_results),
     "get_block_ids_with_load_errors": Shape("a set of block ids", _are_blocks),
 }

@@ -5,24 +5,11 @@ reported once, for a request whose load was announced; the end of a store once, 
 A real engine asserts some of these and silently frees the wrong blocks on others.
 """
 
-from typing import TypeGuard
-
 from kv_api import KVConnectorTransferResults
+from kv_sim.checkers.answers import is_count
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest
 from kv_sim.violation import Invariant, Referee
-
-
-def is_match(answer: object) -> bool:
-    """Whether an answer of ``get_num_new_matched_tokens`` has the shape of one."""
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        return False
-    count, is_async = answer
-    return isinstance(is_async, bool) and (count is None or _is_count(count))
-
-
-def _is_count(count: object) -> TypeGuard[int]:
-    return isinstance(count, int) and not isinstance(count, bool) and count >= 0
 
 
 def check_match(request: SimRequest, local: int, answer: object, referee: Referee) -> tuple[int | None, bool]:
@@ -42,7 +29,7 @@ def check_match(request: SimRequest, local: int, answer: object, referee: Refere
         return refuse("whose second part is no bool")
     if count is None:
         return (None, False) if not is_async else refuse("'ask again' and asynchronous at once")
-    if not _is_count(count):
+    if not is_count(count):
         return refuse("whose count is no count")
     if count == 0 and is_async:
         return refuse("an asynchronous load of nothing")

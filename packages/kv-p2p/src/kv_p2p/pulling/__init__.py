@@ -13,4 +13,5 @@ or nothing.
 
 ``ticket`` is what travels through the client. ``scheduler`` and ``worker`` are the two halves of the connector,
 which decide and neither wait nor send: bytes move behind a ``wire``. The one over TCP is the folder ``tcp``.
+``stats`` is what both halves count.
 """

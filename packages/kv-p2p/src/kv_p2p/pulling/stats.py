@@ -5,8 +5,8 @@ The payload has the value of each metric by its name: a sum, the latest level, o
 
 from typing import Any, Final, NamedTuple
 
-from kv_api import KVConnectorPromMetrics, KVConnectorStats, VllmConfig
-from kv_api.stats import PromMetric
+from kv_api import KVConnectorPromMetrics, VllmConfig
+from kv_api.stats import CountedStats, PromMetric
 
 PULL_SECONDS: Final = "vllm:kv_p2p_pull_seconds"
 PULLED_BYTES: Final = "vllm:kv_p2p_pulled_bytes"
@@ -45,37 +45,10 @@ METRICS: Final = {
 }
 
 
-class P2PStats(KVConnectorStats):
+class P2PStats(CountedStats):
     """Counts of one worker, or of the scheduler."""
 
-    def add(self, name: str, value: Any) -> None:
-        """Add to a counter, set a level, or add samples."""
-        if name in self.data and METRICS[name].kind != GAUGE:
-            self.data[name] = self.data[name] + value
-        else:
-            self.data[name] = value
-
-    def reset(self) -> None:
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> "P2PStats":
-        if not isinstance(other, P2PStats):
-            raise TypeError(f"stats: expected P2PStats, got {type(other).__name__}")
-        for name, value in other.data.items():
-            self.add(name, value)
-        return self
-
-    def reduce(self) -> dict[str, Any]:
-        numbers: dict[str, Any] = {}
-        for name, value in self.data.items():
-            if METRICS[name].kind == HISTOGRAM:
-                numbers |= {f"{name}_count": len(value), f"{name}_sum": sum(value)}
-            else:
-                numbers[name] = value
-        return numbers
-
-    def is_empty(self) -> bool:
-        return not self.data
+    levels = (HELD_BLOCKS,)
 
 
 class P2PPromMetrics(KVConnectorPromMetrics):
