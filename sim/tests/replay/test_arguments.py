@@ -37,7 +37,7 @@ def parsed(*line):
 USUAL = {
     "trace": "trace", "format": None, "time_unit": None, "block_size": None, "partial_block": "keep",
     "ids": "auto", "id_scope": "auto", "on_error": "stop", "unsorted": "stop", "stagger": 0.0, "requests": None,
-    "assume_sharing": None, "seed": 0, "model": None, "kv_dtype": "bf16", "bytes_per_token": None,
+    "assume_sharing": None, "seed": None, "model": None, "kv_dtype": None, "bytes_per_token": None,
     "cache_policy_module_path": None, "capacity": None, "gpu_capacity": None, "json": None, "html": None,
 }  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_what_is_usual():
     assert vars(parsed()) == USUAL | own | {"jobs": cores}
     parser = argparse.ArgumentParser()
     add_size_arguments(parser)
-    own = {"policy": "lru,arc,s3fifo,sieve", "points": 20, "budget": None}
+    own = {"policy": "lru,arc,s3fifo,sieve", "points": None, "budget": None}
     assert vars(parser.parse_args(["trace"])) == USUAL | own | {"jobs": cores}
     assert trace_options(parsed()) == TraceOptions()
     assert parsed("--jobs", "7").jobs == 7

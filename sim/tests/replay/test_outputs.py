@@ -123,13 +123,18 @@ def test_a_large_oracle_that_can_not_be_written_is_named(small, capsys, monkeypa
 
 
 def test_a_printed_json_that_can_not_be_written_is_named(small, capsys, monkeypatch):
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        assert main(["replay", str(small), "--capacity", "5blocks", "--json", "-"]) == 2
-        monkeypatch.undo()
-        with suppress(OSError):
-            full.flush()
+    full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails, too
+    monkeypatch.setattr("sys.stdout", full)
+    assert main(["replay", str(small), "--capacity", "5blocks", "--json", "-"]) == 2
+    monkeypatch.undo()
+    with suppress(OSError):
+        full.close()
     assert capsys.readouterr().err == "kv-sim replay: --json -: No space left on device\n"
+
+
+def test_two_outputs_may_go_nowhere(small, capsys):
+    assert main(["replay", str(small), "--capacity", "5blocks", "--json", "/dev/null", "--html", "/dev/null"]) == 0
+    assert "/dev/null: the report as a page" in capsys.readouterr().out
 
 
 REFUSED_LATE = {

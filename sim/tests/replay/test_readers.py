@@ -346,6 +346,30 @@ def test_times_that_go_back_are_sorted_on_request(tmp_path):
     columns.check()
     assert [request.input_tokens for request in columns] == [1024, 512, 512]
     assert seen(columns)[0] == [0, 1, 1]
+    assert columns.notes[1:] == ("1 requests arrive before one above them: sorted (--unsorted sort)",)
+
+
+def test_every_request_that_arrives_before_one_above_it_is_counted(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*(mooncake(time, 512, [time]) for time in (9000, 1000, 2000, 9000, 8000, 9500))))
+    sort = TraceOptions(unsorted=Unsorted.SORT)
+    assert "3 requests arrive before one above them: sorted (--unsorted sort)" in open_trace(file, sort).notes
+    file.write_text(lines(*(mooncake(time, 512, [time]) for time in (1000, 1000, 2000))))
+    assert len(open_trace(file, sort).notes) == 1
+    file.write_text(lines(weka("one", call(9, [1]), call(8, [1])), weka("two", call(0, [1]))))
+    assert not any("sorted" in note for note in open_trace(file, sort).notes), "sessions overlap in any order"
+
+
+def test_what_has_no_effect_on_a_trace_is_said(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(0, 512, [1]), mooncake(1000, 512, [1])))
+    options = TraceOptions(sharing=parse_sharing("none"), stagger_seconds=5)
+    columns = open_trace(file, options)
+    assert same(columns, open_trace(file))
+    assert columns.notes[1:] == (
+        "requests of format mooncake have their own times (--stagger)",
+        "the trace has block ids: nothing is assumed of what is shared (--assume-sharing)",
+    )
 
 
 def test_an_assumption_is_seeded_and_said(tmp_path):

@@ -11,6 +11,8 @@ from kv_sim_slow_replay import same
 
 from kv_sim.command.cli import main
 from kv_sim.replay import open_trace
+from kv_sim.replay.readers.options import OnError, TraceOptions
+from kv_sim.replay.readers.sharing import parse_sharing
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 
@@ -195,10 +197,15 @@ FILES = {
     ),
     "a document": (
         '[\n{"a": 1},\n3]\n',
-        "{file}:1: no known format has the fields a; --format says "
+        "{file}: record 1: no known format has the fields a; --format says "
         "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
-    "a document of numbers": ("[\n3]\n", "{file}:1: expected an object"),
+    "a document of numbers": ("[\n3]\n", "{file}: record 1: expected an object, got int"),
+    "a bad record of a document": (
+        f"[{GOOD},\n{line(hash_ids=[True])}]",
+        "{file}: record 2: hash_ids: expected integers or strings, got True {more}",
+    ),
+    "a document with blank lines": ("[\n\n" + GOOD + "\n\n,oops]", "{file}:5: not JSON from column 2 on"),
     "not even the first line": ("{oops}\n{}\n" + GOOD + "\n", "{file}:1: not JSON from column 2 on {more}"),
     "no line at all": ("{oops}\n{sorry}\n", "{file}:1: not JSON from column 2 on"),
     "a document that is cut off": ("[\n" + GOOD + ",\n", "{file}:3: not JSON from column 1 on"),
@@ -243,6 +250,42 @@ def test_nothing_but_malformed_records(tmp_path, capsys):
     assert refused(capsys, "replay", file, "--format", "azure") == (
         f"{file}: --format azure is CSV, this looks like JSON"
     )
+
+
+HEADER = b"arrived_at,num_prefill_tokens,num_decode_tokens\n"
+IN_LATIN_1 = {
+    "a line": (f"{GOOD}\n\n".encode() + b'{"who": "Zo\xeb"}\n', 3, "(--on-error skip goes on)"),
+    "the first line": (b'{"who": "Zo\xeb"}\n' + GOOD.encode(), 1, "(--on-error skip goes on)"),
+    "a row": (HEADER + b"1,2,3\n1,2,\xb3\n", 3, "(--on-error skip goes on)"),
+    "a header": (HEADER.replace(b"at", b"\xe0t") + b"1,2,3\n", 1, ""),
+    "a document": (b"[\n\n" + GOOD.encode() + b',\n{"who": "Zo\xeb"}]', 4, ""),
+}
+
+
+@pytest.mark.parametrize("what", list(IN_LATIN_1))
+def test_what_is_not_utf_8_is_told_with_its_line(tmp_path, capsys, what):
+    data, number, more = IN_LATIN_1[what]
+    file = tmp_path / "trace"
+    file.write_bytes(data)
+    said = refused(capsys, "replay", file, "--assume-sharing", "none")
+    assert said == f"{file}:{number}: this is not text in UTF-8 {more}".rstrip()
+
+
+@pytest.mark.parametrize("what", ["a line", "the first line", "a row"])
+def test_a_line_that_is_not_utf_8_is_skipped_like_any_other(tmp_path, what):
+    data, number, _ = IN_LATIN_1[what]
+    file = tmp_path / "trace"
+    file.write_bytes(data)
+    columns = open_trace(file, TraceOptions(on_error=OnError.SKIP, sharing=parse_sharing("none")))
+    assert len(columns) == 1
+    skipped = f"1 malformed records were skipped, first: {file}:{number}: this is not text in UTF-8"
+    assert skipped in columns.notes
+
+
+def test_text_that_is_utf_8_is_read(tmp_path):
+    file = tmp_path / "trace"
+    file.write_text(json.dumps({**json.loads(GOOD), "who": "Zoë, 友"}, ensure_ascii=False), encoding="utf-8-sig")
+    assert len(open_trace(file)) == 1
 
 
 def test_junk(tmp_path, capsys):
@@ -391,6 +434,8 @@ OPTIONS = {
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",
     ("--block-size", "100000001"): "--block-size: expected at most 100000000, got 100000001",
     ("--requests", "0"): "--requests: expected at least 1, got 0",
+    ("--seed", "7"): "--seed is for --assume-sharing, which isn't given",
+    ("--kv-dtype", "fp8", "--bytes-per-token", "7"): "--kv-dtype is for --model, which isn't given",
     ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
     ("--jobs", "0"): "--jobs: more than 0, got 0",
     ("--assume-sharing", "some"): (
@@ -437,6 +482,8 @@ def test_options_of_one_command(tmp_path, capsys):
     file = tmp_path / "trace.jsonl"
     file.write_text(GOOD + "\n")
     assert refused(capsys, "size", file, "--points", "1") == "--points: expected at least 2, got 1"
+    said = refused(capsys, "size", file, "--points", "3", "--capacity", "5blocks")
+    assert said == "--points and --capacity: give one of them"
     assert refused(capsys, "replay", file, "--store-threshold", "-1") == (
         "--store-threshold: expected at least 0, got -1"
     )

@@ -20,6 +20,8 @@ from kv_sim.replay.units import EXPECTED, Footprint, check_bytes
 
 TIMED: Final = "kv_sim.replay.timed.command"
 ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
+USUAL_DTYPE: Final = "bf16"
+USUAL_POINTS: Final = 20
 
 
 SAME_IN_ENGINE: Final[Mapping[str, str]] = {
@@ -64,7 +66,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     _add_footprint(parser)
     _add_policies(parser, ",".join(ALL_POLICIES))
     parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
-    parser.add_argument("--points", type=int, default=20, metavar="N", help="or so many of them (default 20)")
+    parser.add_argument("--points", type=int, metavar="N", help=f"or so many of them (default {USUAL_POINTS})")
     parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
     _add_gpu(parser)
     _add_json(parser)
@@ -85,6 +87,8 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    if options.seed is not None and options.assume_sharing is None:
+        raise ConfigError("--seed is for --assume-sharing, which isn't given")
     if options.stagger < 0:
         raise ConfigError(f"--stagger: expected at least 0 seconds, got {options.stagger:g}")
     return TraceOptions(
@@ -97,7 +101,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         OnError(options.on_error),
         Unsorted(options.unsorted),
         None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
-        options.seed,
+        options.seed or 0,
         options.stagger,
         options.requests,
     )
@@ -105,6 +109,8 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
 
 def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None]:
     """The bytes of a token, and the sum that they come from."""
+    if options.kv_dtype is not None and options.model is None:
+        raise ConfigError("--kv-dtype is for --model, which isn't given")
     if options.bytes_per_token is not None:
         if options.model is not None:
             raise ConfigError("--model and --bytes-per-token: give one of them")
@@ -112,13 +118,21 @@ def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None
         return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
     if options.model is None:
         return None, None
-    model = find_model(options.model, options.kv_dtype)
-    return model.bytes_per_token(options.kv_dtype), f"{options.model}: {model.sum_shown(options.kv_dtype)}"
+    dtype = options.kv_dtype or USUAL_DTYPE
+    model = find_model(options.model, dtype)
+    return model.bytes_per_token(dtype), f"{options.model}: {model.sum_shown(dtype)}"
 
 
 def footprint_of(options: argparse.Namespace, block_tokens: int) -> Footprint:
     """What a block takes."""
     return Footprint(block_tokens, bytes_per_token(options)[0])
+
+
+def points_of(options: argparse.Namespace) -> int:
+    """How many capacities to sweep, where nobody lists them."""
+    if options.points is not None and options.capacity is not None:
+        raise ConfigError("--points and --capacity: give one of them")
+    return USUAL_POINTS if options.points is None else int(options.points)
 
 
 def policies_of(options: argparse.Namespace) -> list[str]:
@@ -155,13 +169,13 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     reading.add_argument(
         "--assume-sharing", metavar="HOW", help="for traces without ids: none, or zipf:prefixes=…"
     )
-    reading.add_argument("--seed", type=int, default=0, metavar="N", help="for --assume-sharing (default 0)")
+    reading.add_argument("--seed", type=int, metavar="N", help="for --assume-sharing (default 0)")
 
 
 def _add_footprint(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what a token takes")
     model.add_argument("--model", metavar="NAME", help=", ".join(MODELS))
-    model.add_argument("--kv-dtype", default="bf16", metavar="TYPE", help=f"{', '.join(DTYPES)} (default bf16)")
+    model.add_argument("--kv-dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default {USUAL_DTYPE})")
     model.add_argument("--bytes-per-token", type=int, metavar="N", help="of all layers, over all workers")
 
 

@@ -57,6 +57,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def size(options: argparse.Namespace) -> int:
     """``kv-sim size``."""
+    points = arguments.points_of(options)
     check_outputs(options)
     progress = Progress()
     columns = _read(options, progress)
@@ -64,7 +65,7 @@ def size(options: argparse.Namespace) -> int:
     shape = shape_of(columns)
     policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    capacities = _capacities(options, footprint) or usual_capacities(shape.unique_blocks, options.points)
+    capacities = _capacities(options, footprint) or usual_capacities(shape.unique_blocks, points)
     found = size_trace(
         columns,
         shape,

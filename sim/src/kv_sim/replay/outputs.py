@@ -38,7 +38,7 @@ def refuse_same(outputs: Mapping[str, str], trace: str, files: Iterable[Path]) -
         if same in read:
             lost = f"TRACE {trace}" if read[same] == Path(trace) else f"{read[same]} in TRACE {trace}"
             raise ConfigError(f"{option} {place}: it would overwrite {lost}, which is the same file")
-        if same in written:
+        if same in written and not _keeps_nothing(place):
             raise ConfigError(f"{option} {place}: it would overwrite {written[same]}, which is the same file")
         written[same] = f"{option} {place}"
 
@@ -52,6 +52,11 @@ def writing(option: str, place: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise ConfigError(f"{option} {place}: {error.strerror or error}") from None
+
+
+def _keeps_nothing(place: str) -> bool:
+    """Whether nothing can be lost there: a device, a pipe."""
+    return Path(place).exists() and not Path(place).is_file()
 
 
 def _outputs_of(options: argparse.Namespace) -> dict[str, str]:

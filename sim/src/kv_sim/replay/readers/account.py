@@ -18,6 +18,7 @@ class Account:
     short_requests: int = 0
     dropped_blocks: int = 0
     delayed: int = 0
+    moved: int = 0
 
     def skip(self, reason: str) -> None:
         """A record was left out."""
@@ -38,5 +39,7 @@ class Account:
             yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit"
         if self.dropped_blocks:
             yield f"{self.dropped_blocks} partial last blocks were dropped"
+        if self.moved:
+            yield f"{self.moved} requests arrive before one above them: sorted (--unsorted sort)"
         if self.delayed:
             yield f"{self.delayed} later turns have a delay: taken from the arrival of the turn before"

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.format import Container
-from kv_sim.replay.readers.source import lines_of, whole_text
+from kv_sim.replay.readers.source import first_bad_byte, lines_of, whole_text
 
 MAX_PROBLEM = 60
+NOT_TEXT: Final = "this is not text in UTF-8"
 
 
 class Place(NamedTuple):
@@ -21,9 +22,11 @@ class Place(NamedTuple):
 
     file: Path
     line: int
+    record: int | None = None
+    """Which one it is, of a document that is a list of them."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.record is None else f"{self.file}: record {self.record}"
 
 
 class Broken(NamedTuple):
@@ -75,24 +78,28 @@ def _shape(line: str) -> _Shape:
 
 def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
     for number, line in lines:
-        value = _parsed(line.strip())[1]
-        if isinstance(value, (dict, Broken)):
-            yield Place(path, number), value
-        else:
-            yield Place(path, number), Broken(f"expected an object, got {_short(line.strip())}")
+        text = line.strip()
+        yield Place(path, number), _object(_parsed(text)[1], text)
 
 
 def _document(path: Path) -> Iterator[Found]:
     number, value = _parsed(whole_text(path))
-    if isinstance(value, Broken):
+    if isinstance(value, list):
+        for record, item in enumerate(value, 1):
+            yield Place(path, number, record), _object(item, type(item).__name__)
+    else:
         yield Place(path, number), value
-        return
-    for item in value if isinstance(value, list) else [value]:
-        yield Place(path, 1), item if isinstance(item, dict) else Broken("expected an object")
+
+
+def _object(value: Any, shown: str) -> Mapping[str, Any] | Broken:
+    return value if isinstance(value, (dict, Broken)) else Broken(f"expected an object, got {_short(shown)}")
 
 
 def _parsed(text: str) -> tuple[int, Any]:
     """What JSON says, or the line in which it is broken, and why."""
+    bad = first_bad_byte(text)
+    if bad is not None:
+        return text.count("\n", 0, bad) + 1, Broken(NOT_TEXT)
     try:
         return 1, json.loads(text)
     except json.JSONDecodeError as error:
@@ -104,6 +111,8 @@ def _parsed(text: str) -> tuple[int, Any]:
 
 
 def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
+    if first_bad_byte(header[1]) is not None:
+        raise ConfigError(f"{path}:{header[0]}: {NOT_TEXT}")
     try:
         names = [name.strip() for name in next(csv.reader([header[1]]))]
     except csv.Error as error:
@@ -113,6 +122,8 @@ def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]
 
 
 def _row(names: list[str], line: str) -> Mapping[str, Any] | Broken:
+    if first_bad_byte(line) is not None:
+        return Broken(NOT_TEXT)
     try:
         cells = next(csv.reader([line]))
     except csv.Error as error:

@@ -84,6 +84,8 @@ class Opening:
         first = list(islice(records, _LOOK_AT))
         if not first:
             raise ConfigError(f"{path}: there is no request in it{self._skipped()}")
+        if options.stagger_seconds and not self._form.merges_sessions:
+            self._notes.append(f"requests of format {self._form.name} have their own times (--stagger)")
         self._unit_seconds = self._choose_unit(self._form, [record for _, record in first])
         self.block_tokens = self._choose_block(self._form, [record for _, record in first])
         self._all = chain(first, records)
@@ -186,23 +188,27 @@ class Opening:
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
-            if arrival < latest and not self.sorts:
-                raise ConfigError(
-                    f"{place}: it arrives {latest - arrival:g} s before the request above it; "
-                    "--unsorted sort sorts them"
-                )
+            if arrival < latest and not form.merges_sessions:
+                if options.unsorted is Unsorted.STOP:
+                    raise ConfigError(
+                        f"{place}: it arrives {latest - arrival:g} s before the request above it; "
+                        "--unsorted sort sorts them"
+                    )
+                self._account.moved += 1
             if record.ids is None:
                 sharer = sharer or self._sharer(block_tokens, form)
                 record.ids = sharer.ids_for(record.input_tokens)
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
-            latest = arrival
+            latest = max(latest, arrival)
             named = naming.name(ids, record.session, is_local=is_local)
             yield arrival, record.input_tokens, record.output_tokens, named
             if not count & 0xFFF:
                 progress(count)
         self._say_meaning(form)
+        if options.sharing is not None and sharer is None:
+            self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
 
     def _arrival(
         self, record: Record, zero: int | float | None, unit_seconds: float, count: int, form: Format

@@ -61,7 +61,7 @@ def _looks_like_a_trace(file: Path) -> bool:
 
 
 def open_text(path: Path) -> IO[str]:
-    """The text of a file, whatever it is packed with, by its first bytes."""
+    """The text of a file, whatever it is packed with, by its first bytes. What isn't UTF-8 is a lone surrogate."""
     with path.open("rb") as file:
         magic = file.read(6)
     if magic == _XZ:
@@ -72,7 +72,7 @@ def open_text(path: Path) -> IO[str]:
         binary = _open_zstd(path)
     else:
         binary = path.open("rb")
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None)
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=None)
 
 
 def _open_zstd(path: Path) -> Any:
@@ -130,18 +130,29 @@ class _Frames(io.RawIOBase):
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that aren't blank, numbered from 1."""
-    number = 0
-    try:
-        with open_text(path) as text:
-            for number, line in enumerate(text, 1):
-                if not line.isspace():
-                    yield number, line
-    except BrokenFile as error:
-        raise ConfigError(f"{path}: truncated or damaged after line {number}: {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}:{number + 1}: this is not text in UTF-8") from None
+    return ((number, line) for number, line in _all_lines(path) if not line.isspace())
 
 
 def whole_text(path: Path) -> str:
     """The text of a file that is one document."""
-    return "".join(line for _, line in lines_of(path))
+    return "".join(line for _, line in _all_lines(path))
+
+
+def first_bad_byte(text: str) -> int | None:
+    """Where the first byte stands that isn't UTF-8, if there is one."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return error.start
+    return None
+
+
+def _all_lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with open_text(path) as text:
+            for number, line in enumerate(text, 1):
+                yield number, line
+    except BrokenFile as error:
+        raise ConfigError(f"{path}: truncated or damaged after line {number}: {error}") from None
