@@ -48,6 +48,20 @@ def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:
     assert known_to(folder) == others
 
 
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        ("replay/command", ("replay/report", "replay/readers", "replay/timed", "replay")),
+        ("replay/report", ("replay/readers", "replay/timed", "replay")),
+    ],
+)
+def test_what_is_worked_out_knows_nothing_of_who_shows_it(above: str, below: tuple[str, ...]) -> None:
+    module = f"kv_sim.{above.replace('/', '.')}"
+    for file in [file for folder in below for file in (ROOT / folder).glob("*.py")]:
+        imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert not [node.lineno for node in imports if (node.module or "").startswith(module)], file
+
+
 def test_every_package_that_it_needs_is_imported() -> None:
     """What only tests import is none of a user's."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]

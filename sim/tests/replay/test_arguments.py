@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kv_sim.replay.arguments import (
+from kv_sim.replay.command.arguments import (
     SAME_IN_ENGINE,
     add_replay_arguments,
     add_size_arguments,

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_sim.replay.chart import Line, Mark, _even_ticks, _log_ticks, _nice_top, bar_chart, log_chart, series_chart
+from kv_sim.replay.report.chart import (
+    Line,
+    Mark,
+    _even_ticks,
+    _log_ticks,
+    _nice_top,
+    bar_chart,
+    log_chart,
+    series_chart,
+)
 
 
 def drawn(chart):

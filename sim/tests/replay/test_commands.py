@@ -13,10 +13,10 @@ from kv_offload_cpu.options import read_options
 from kv_sim.command.cli import main
 from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
+from kv_sim.replay.command.progress import Progress
 from kv_sim.replay.curve import Ratios
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.progress import Progress
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import recommend, size_trace, usual_capacities

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from kv_sim.command.cli import main
-from kv_sim.replay.chart import Mark
-from kv_sim.replay.style import STYLE
+from kv_sim.replay.report.chart import Mark
+from kv_sim.replay.report.style import STYLE
 
 
 class Page(HTMLParser):
@@ -221,7 +221,7 @@ def drawn(monkeypatch):
         return draw
 
     for name in ("log_chart", "series_chart", "bar_chart"):
-        monkeypatch.setattr(f"kv_sim.replay.page.{name}", stand_in(name))
+        monkeypatch.setattr(f"kv_sim.replay.report.page.{name}", stand_in(name))
     return told
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.models import MODELS
-from kv_sim.replay.report_text import show_seconds
+from kv_sim.replay.report.text import show_seconds
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_bytes, show_count
 

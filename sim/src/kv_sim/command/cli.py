@@ -38,7 +38,7 @@ from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.growth.command import growth
 from kv_sim.history import legal
-from kv_sim.replay import command as replaying
+from kv_sim.replay.command import run as replaying
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.watching.log import Log

@@ -7,7 +7,7 @@ from typing import Final
 
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.replay.arguments import add_replay_arguments, add_size_arguments
+from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
 from kv_sim.subject import Trait
 
 USUAL_HISTORIES: Final = 300

@@ -1,6 +1,6 @@
 """What ``replay`` answers: one `CacheReplay` for each policy and capacity, beside what no policy can beat.
 
-The plain numbers of a notebook; `report_text`, `report_json` and `page` show these.
+The plain numbers of a notebook; the folder `report` shows these.
 """
 
 from collections.abc import Sequence

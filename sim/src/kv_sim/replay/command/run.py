@@ -9,18 +9,18 @@ from typing import Any
 
 from kv_api import ConfigError
 from kv_sim.command.console import FINE, say
-from kv_sim.replay import arguments
-from kv_sim.replay.arguments import Fidelity
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.command import arguments
+from kv_sim.replay.command.arguments import Fidelity
+from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
+from kv_sim.replay.command.progress import Progress
 from kv_sim.replay.oracle import write_oracle
-from kv_sim.replay.outputs import PRINTED, check_outputs, writing
-from kv_sim.replay.page import replay_page, size_page
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.progress import Progress
 from kv_sim.replay.readers.opening import open_stream, open_trace
-from kv_sim.replay.report_json import replays_as_json, sizing_as_json
-from kv_sim.replay.report_text import replay_lines, size_lines
+from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
+from kv_sim.replay.report.page import replay_page, size_page
+from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import size_trace, usual_capacities

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from kv_sim.replay.chart import Line, Mark, bar_chart, log_chart, series_chart
-from kv_sim.replay.report_text import show_seconds
+from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
+from kv_sim.replay.report.style import STYLE
+from kv_sim.replay.report.text import show_seconds
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
-from kv_sim.replay.style import STYLE
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
 from kv_sim.replay.units import Footprint, show_bytes, show_count
 
