@@ -14,9 +14,11 @@ def test_times_since_1970_tell_their_unit():
     def records(*times):
         return [Record(time, 1, 1, []) for time in times]
 
-    found = {time: guess_unit(records(time, 2 * time, None)) for time in (1e9, 1e11 - 1, 1e11, 1e14, 1e17, 1e18)}
-    assert list(found.values()) == [None, None, "ms", "us", "ns", "ns"]
-    assert guess_unit(records(None)) is None and guess_unit(records(5, 1e18)) is None
+    times = (1e9 - 1, 1e9, 1e11 - 1, 1e11, 1e14, 1e17, 1e18)
+    for usual, small in [(1.0, "s"), (1e-3, "s"), (1e-6, None), (1e-9, None)]:
+        found = [guess_unit(records(time, 2 * time, None), usual) for time in times]
+        assert found == [None, small, small, "ms", "us", "ns", "ns"]
+        assert guess_unit(records(None), usual) is None and guess_unit(records(5, 1e18), usual) is None
 
 
 def test_blocks_have_the_size_that_most_requests_agree_with():

@@ -236,6 +236,25 @@ def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
     assert seen(open_trace(file, TraceOptions(time_unit="us")))[0] == [0, 1500]
 
 
+def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(mooncake(1_700_000_000.25, 512, [1]), mooncake(1_700_000_002, 512, [1])))
+    columns = open_trace(file)
+    assert seen(columns)[0] == [0, 1.75]
+    assert columns.notes[1:] == ("times look like s since 1970 (--time-unit)",)
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "said"), [(100, 0.0099, True), (100, 0.01, False), (99, 1e-6, False)]
+)
+def test_more_requests_a_second_than_there_can_be_are_said(tmp_path, count, seconds, said):
+    file = tmp_path / "trace.jsonl"
+    times = [0] * (count - 1) + [seconds * 1000]
+    file.write_text(lines(*(mooncake(time, 512, [number]) for number, time in enumerate(times))))
+    note = f"{count / seconds:,.0f} requests a second: is the unit of its times the right one? (--time-unit)"
+    assert (note in open_trace(file).notes) == said
+
+
 def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):
     file = tmp_path / "trace.jsonl"
     requests = [mooncake(0, 1024, [1, 2, 3, 4]), mooncake(1, 2048, [1]), mooncake(2, 100, []), mooncake(3, 0, [])]

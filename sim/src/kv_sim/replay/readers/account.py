@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 _REASONS_SHOWN: Final = 3
+
+_FEWEST: Final = 100
+_FASTEST: Final = 10_000
+"""So many requests, so many of them a second: more likely a wrong unit."""
 
 
 @dataclass
@@ -19,12 +24,23 @@ class Account:
     dropped_blocks: int = 0
     delayed: int = 0
     moved: int = 0
+    arrived: int = 0
+    first_arrival: float = inf
+    last_arrival: float = -inf
 
     def skip(self, reason: str) -> None:
         """A record was left out."""
         self.skipped += 1
         if len(self.reasons) < _REASONS_SHOWN:
             self.reasons.append(reason)
+
+    def arrive(self, seconds: float) -> float:
+        """A request arrives. Returns by how much that is before another one did that stands above it."""
+        early_by = max(0.0, self.last_arrival - seconds) if self.arrived else 0.0
+        self.arrived += 1
+        self.first_arrival = min(self.first_arrival, seconds)
+        self.last_arrival = max(self.last_arrival, seconds)
+        return early_by
 
     def notes(self) -> Iterator[str]:
         """For the reader of a report."""
@@ -39,6 +55,10 @@ class Account:
             yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit"
         if self.dropped_blocks:
             yield f"{self.dropped_blocks} partial last blocks were dropped"
+        duration = self.last_arrival - self.first_arrival
+        if self.arrived >= _FEWEST and 0 < duration * _FASTEST < self.arrived:
+            rate = f"{self.arrived / duration:,.0f} requests a second"
+            yield f"{rate}: is the unit of its times the right one? (--time-unit)"
         if self.moved:
             yield f"{self.moved} requests arrive before one above them: sorted (--unsorted sort)"
         if self.delayed:

@@ -125,7 +125,7 @@ class Opening:
     def _choose_unit(self, form: Format, first: list[Record]) -> float:
         if self._options.time_unit is not None:
             return UNITS[self._options.time_unit]
-        guessed = guess_unit(first)
+        guessed = guess_unit(first, form.unit_seconds)
         if guessed is None or UNITS[guessed] == form.unit_seconds:
             return form.unit_seconds
         self._notes.append(f"times look like {guessed} since 1970 (--time-unit)")
@@ -176,7 +176,6 @@ class Opening:
         """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
         options, form, block_tokens = self._options, self._form, self.block_tokens
         naming = Naming(options.ids, options.scope)
-        latest = float("-inf")
         sharer: Sharer | None = None
         zero: int | float | None = None
         for count, (place, record) in enumerate(self._all):
@@ -188,10 +187,11 @@ class Opening:
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
-            if arrival < latest and not form.merges_sessions:
+            early_by = self._account.arrive(arrival)
+            if early_by and not form.merges_sessions:
                 if options.unsorted is Unsorted.STOP:
                     raise ConfigError(
-                        f"{place}: it arrives {latest - arrival:g} s before the request above it; "
+                        f"{place}: it arrives {early_by:g} s before the request above it; "
                         "--unsorted sort sorts them"
                     )
                 self._account.moved += 1
@@ -201,7 +201,6 @@ class Opening:
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
-            latest = max(latest, arrival)
             named = naming.name(ids, record.session, is_local=is_local)
             yield arrival, record.input_tokens, record.output_tokens, named
             if not count & 0xFFF:
