@@ -1,15 +1,19 @@
 """``World``: a history in the making, or one that is made again.
 
 A world picks a legal action from a ``Random`` and takes it. The same class replays a recorded history, and skips
-what is not legal. Same seed, same history, same digest, in any process.
+what is not legal. Same seed, same history, same digest, in any process. After its history a world is over: the
+engine ends, and with it the connector.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 from kv_sim.actions import Action
 from kv_sim.checkers import quiescence
+from kv_sim.guard import HistoryEnds
 from kv_sim.history.choices import pick
+from kv_sim.violation import Violation
 from kv_sim.world_state import WorldState
 
 
@@ -17,10 +21,11 @@ class World(WorldState):
     """One history."""
 
     def run(self, random: Random, actions: int) -> None:
-        """Take ``actions`` actions of ``random``'s choice, then let everything come to rest."""
-        for _ in range(actions):
-            self.act(random)
-        self.rest()
+        """Take ``actions`` actions of ``random``'s choice, let everything come to rest, and end."""
+        with self._whole_history():
+            for _ in range(actions):
+                self.act(random)
+            self.rest()
 
     def act(self, random: Random) -> None:
         """Pick one legal action and take it."""
@@ -31,7 +36,28 @@ class World(WorldState):
         quiescence.check(self)
 
     def replay(self, actions: Iterable[Action]) -> None:
-        """Apply recorded actions, skipping those that are not legal, then let everything come to rest."""
-        for action in actions:
-            self.apply(action)
-        self.rest()
+        """Apply recorded actions, skipping those that are not legal, let everything come to rest, and end."""
+        with self._whole_history():
+            for action in actions:
+                self.apply(action)
+            self.rest()
+
+    @contextmanager
+    def _whole_history(self) -> Iterator[None]:
+        try:
+            yield
+        except Violation as found:
+            self.break_off(found)
+            raise
+        except HistoryEnds:
+            self.break_off(None)
+            raise
+        self.end()
+
+    def end(self) -> None:
+        """The engine ends after everything else was judged, and that is judged, too."""
+        self.ending.judge(self.engine)
+
+    def break_off(self, violation: Violation | None) -> None:
+        """The engine ends in the middle of a history, which is what is told, and not what the end brings about."""
+        self.ending.break_off(self.engine)

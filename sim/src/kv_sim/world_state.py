@@ -11,6 +11,7 @@ from typing import Any
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
+from kv_sim.checkers.ending import Ending
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec
@@ -40,6 +41,7 @@ class WorldState:
         self.coverage = Coverage()
         self.history: list[Action] = []
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
+        self.ending = Ending()
         self._digest = blake2b(digest_size=16)
         self._observe = observe
         self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)

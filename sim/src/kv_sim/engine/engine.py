@@ -82,6 +82,11 @@ class Engine:
         """The device of a rank."""
         return Device(rank, self.config, self.shadow)
 
+    @property
+    def guards(self) -> list[Any]:
+        """What the connector's objects are called through, in the order in which an engine shuts them down."""
+        return [*(worker.connector for worker in self.workers), self.scheduler.connector]
+
     # -- requests ------------------------------------------------------------------------------
 
     def add(self, spec: RequestSpec) -> SimRequest:

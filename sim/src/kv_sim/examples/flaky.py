@@ -42,9 +42,9 @@ def _breaks_when_busy(config: VllmConfig) -> bool:
     return bool(config.kv_transfer_config.kv_connector_extra_config.get("breaks") == "busy")
 
 
-def _call_again(name: str) -> Callable[..., Any]:
+def _call_again(name: str, but: str = "broke down") -> Callable[..., Any]:
     def is_called(*args: Any, **kwargs: Any) -> Any:
-        raise CalledAgain(f"{name} is called, although this side broke down")
+        raise CalledAgain(f"{name} is called, although this side {but}")
 
     return is_called
 
@@ -53,6 +53,12 @@ def _end(side: Any, calls: tuple[str, ...]) -> None:
     """From now on none of ``calls`` may come."""
     for name in calls:
         setattr(side, name, _call_again(name))
+    side.has_ended = True
+
+
+def _is_shut_down(side: Any) -> None:
+    """From now on it may not be shut down again."""
+    side.shutdown = _call_again("shutdown", "was shut down before")
     side.has_ended = True
 
 
@@ -108,7 +114,7 @@ class FlakyScheduler(LaterScheduler):
 
     def shutdown(self) -> None:
         LaterScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
-        self.has_ended = True
+        _is_shut_down(self)
 
 
 class FlakyWorker(LaterWorker):
@@ -136,7 +142,7 @@ class FlakyWorker(LaterWorker):
         self._loads.clear()
         self._stores.clear()
         self.clear_connector_metadata()
-        self.has_ended = True
+        _is_shut_down(self)
 
 
 class FlakyConnector(LaterConnector):
@@ -153,7 +159,7 @@ class FlakyPatientScheduler(PatientScheduler):
 
     def shutdown(self) -> None:
         PatientScheduler.__init__(self, self._vllm_config, self._kv_cache_config)
-        self.has_ended = True
+        _is_shut_down(self)
 
 
 class FlakyPatientWorker(PatientWorker):
@@ -192,7 +198,7 @@ class FlakyPatientWorker(PatientWorker):
         self._copies.wait(list(self._stores))
         self._collect()
         self.clear_connector_metadata()
-        self.has_ended = True
+        _is_shut_down(self)
 
 
 class FlakyPatientConnector(PatientConnector):

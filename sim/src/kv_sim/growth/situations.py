@@ -94,8 +94,9 @@ class Server:
         self._apply(Kind.RESET, running=False, connector=False)
 
     def end(self) -> None:
-        """Let all come to rest, and check what must hold then."""
+        """Let all come to rest, check what must hold then, and end."""
         self._world.rest()
+        self._world.end()
 
     def _apply(self, kind: Kind, **args: Any) -> None:
         is_legal = self._world.apply(Action(kind, args))

@@ -52,7 +52,9 @@ What ``take_events`` answers may be an iterator, which is the engine's to consum
 QUESTIONS: Final = ("get_", "build_connector_worker_meta")
 """How the names of calls begin that are worth a line only if the answer holds something."""
 
-QUIET_HEADINGS: Final = ("rest steps come back", "rest all")
+REST_HEADING: Final = "rest all"
+END_HEADING: Final = " end"
+QUIET_HEADINGS: Final = ("rest steps come back", REST_HEADING, END_HEADING)
 MOST_WIDTH: Final = 140
 MOST_PAGES: Final = 5
 
@@ -67,6 +69,7 @@ class Log(Watcher):
         self._requests: dict[str, tuple[SimRequest, str, str]] = {}
         self._lines: list[str] = []
         self._processed = 0
+        self._has_ended = False
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -79,6 +82,9 @@ class Log(Watcher):
         self._flush("rest steps come back")
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        if method == "shutdown" and not self._has_ended:
+            self._flush(REST_HEADING)
+            self._has_ended = True
         kernels, copies = self._changes()
         text = self._call(side, method, args, answer)
         own = [_line(side, text or method)] if text or copies else []
@@ -117,7 +123,7 @@ class Log(Watcher):
     def ends(self, violation: Violation | None) -> None:
         self._look_at_copies()
         self._look_at_requests()
-        self._flush("rest all")
+        self._flush(END_HEADING if self._has_ended else REST_HEADING)
         self._write(f"FAIL      {violation}" if violation else "at rest: nothing is wrong")
 
     # -- lines ---------------------------------------------------------------------------------

@@ -153,6 +153,8 @@ class Perfetto(Watcher):
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
         self._tracks.tick()
+        if method == "shutdown":
+            self._tracks.instant(WORLD, 1, f"{side} shutdown")
         self._sample()
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:

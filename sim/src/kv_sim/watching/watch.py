@@ -2,7 +2,8 @@
 
 A watcher hears of each action before and after it, and of every call of the connector in between. Actions are
 numbered from 1, skipped ones included, so a number means the same line of a schedule file in every replay. What
-happens while a world comes to rest is told in the same way, as actions of number 0.
+happens while a world comes to rest is told in the same way, as actions of number 0. Calls after the last of them
+are the end of the engine.
 
 A ``Tracker`` finds out what changed in an engine since it last looked: at every call and after every action that
 is often enough to see each copy and each step begin and end, even within one action.
@@ -56,7 +57,7 @@ class WatchedWorld(World):
         referee: Referee | None = None,
         watchers: Sequence[Watcher],
     ) -> None:
-        self._watchers = tuple(watchers)
+        self._watchers: tuple[Watcher, ...] = tuple(watchers)
         self._number = 0
         early: list[tuple[str, str, tuple[Any, ...], Any]] = []
         self._hear: Callable[..., None] = lambda *call: early.append(call)
@@ -88,8 +89,17 @@ class WatchedWorld(World):
             violation = found
             raise
         finally:
-            for watcher in self._watchers:
-                watcher.ends(violation)
+            self._tell_end(violation)
+
+    def break_off(self, violation: Violation | None) -> None:
+        self._tell_end(violation)
+        super().break_off(violation)
+
+    def _tell_end(self, violation: Violation | None) -> None:
+        """Once: what is done to a connector after a failure is no part of the history."""
+        watchers, self._watchers = self._watchers, ()
+        for watcher in watchers:
+            watcher.ends(violation)
 
     def apply(self, action: Action, random: Random | None = None) -> bool:
         self._number += 1
