@@ -19,6 +19,7 @@ LATE = {
     "BadChunkPromisedAgain": 147,
     "CountsLocalHits": 16,
     "EvictsPinned": 283,
+    "FailedBlocksToldAgain": 29,
     "FailedLoadIsFine": 29,
     "FailedLoadIsSilent": 29,
     "FailedLoadNotTold": 31,

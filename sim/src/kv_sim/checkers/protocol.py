@@ -1,14 +1,19 @@
 """PROTOCOL: what a connector answers and reports is what the contract allows.
 
 An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
-reported once, for a request whose load was announced; the end of a store once, for a request that is held.
+reported once, for a request whose load was announced; the end of a store once, for a request that is held. Blocks
+that a load left unfilled are reported while it goes on; others would be taken from requests that nothing befell.
 A real engine asserts some of these and silently frees the wrong blocks on others.
 """
 
+from collections.abc import Iterable
+
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.answers import is_count
+from kv_sim.engine.output import Step
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest
+from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 
 
@@ -65,3 +70,20 @@ def check_reports(scheduler: Queues, results: KVConnectorTransferResults, refere
             results.finished_sending.discard(request_id)
         else:
             request.is_held = request.awaits_load = False
+
+
+def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Shadow, referee: Referee) -> None:
+    """Check what a rank's worker says in a step was not loaded, before the ends of loads in it are taken in.
+
+    A load of a step is over with it. Any other goes on until all ranks have reported its end, whatever becomes of
+    its request.
+    """
+    filled = {*shadow.load_rights, *(block for blocks in step.sync_targets.values() for block in blocks)}
+    for block in sorted(failed):
+        if block not in filled:
+            known = ", ".join(map(str, sorted(filled))) or "none"
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) is "
+                f"none that a load under way is to fill; these are: {known}",
+            )

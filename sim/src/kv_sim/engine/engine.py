@@ -8,8 +8,9 @@ are scheduled meanwhile. Nothing happens by itself: the world calls.
 from collections import deque
 from typing import Any, ClassVar, cast
 
-from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_api import KVConnectorBase_V1, KVConnectorOutput, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.protocol import check_failed_blocks
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
@@ -178,9 +179,7 @@ class Engine:
         step = self.processable()
         assert step is not None, "no step has come back"
         self.steps.popleft()
-        reports = [step.reports[rank] for rank in range(self.config.world_size)]
-        for report in reports:
-            self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.scheduler.num_steps))
+        reports = self._take_reports(step)
         self._judge_content(step)
         with crashes(self.referee, "what the workers report, joined"):
             report = self.aggregator.aggregate_reports(reports)
@@ -203,6 +202,15 @@ class Engine:
             while any(launched.number == step.number for launched in device.queue):
                 device.retire()
         self.process()
+
+    def _take_reports(self, step: Step) -> list[KVConnectorOutput]:
+        """What each rank reported of a step. Wrong bytes in blocks that it says were not loaded are forgiven."""
+        reports = [step.reports[rank] for rank in range(self.config.world_size)]
+        for rank, report in enumerate(reports):
+            if len(self.config.groups) == 1:  # with several none may be named at all
+                check_failed_blocks(rank, report.invalid_block_ids, step, self.shadow, self.referee)
+            self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
+        return reports
 
     def _judge_content(self, step: Step) -> None:
         for problem in step.problems:

@@ -80,6 +80,17 @@ class FailedLoadIsFine(LaterConnector):
     worker_class = _FailedLoadIsFine
 
 
+class _FailedBlocksToldAgain(LaterWorker):
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set(self._failed_blocks)
+
+
+class FailedBlocksToldAgain(LaterConnector):
+    """Blocks that a load left unfilled are told in every later step, too, when others have them."""
+
+    worker_class = _FailedBlocksToldAgain
+
+
 class _FailedLoadIsSilent(LaterWorker):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = super().get_transfer_results(finished_req_ids)

@@ -210,9 +210,7 @@ class VllmEngine(Engine):
         step = self.processable()
         assert isinstance(step, VllmStep), "no step has come back"
         self.steps.popleft()
-        reports = [step.reports[rank] for rank in range(self.config.world_size)]
-        for report in reports:
-            self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
+        reports: list[Any] = self._take_reports(step)
         self._judge_content(step)
         output: Any = step.output
         names = list(output.num_scheduled_tokens)
