@@ -553,6 +553,26 @@ def test_a_manager_answers_by_default() -> None:
     assert manager.config_info() == [{}]
 
 
+class Worker(kv_api.OffloadingWorker):
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return False
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        return False
+
+    def get_finished(self) -> list[kv_api.TransferResult]:
+        return []
+
+    def wait(self, job_ids: set[int]) -> None:
+        pass
+
+
+def test_a_worker_of_a_medium_counts_nothing_by_default() -> None:
+    worker = Worker()
+    assert worker.take_counts() == {}
+    worker.shutdown()
+
+
 def test_a_prefix_is_looked_up_key_by_key_up_to_the_first_that_is_no_hit() -> None:
     asked = []
 
