@@ -8,7 +8,7 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request import RequestSpec, Status
 from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
@@ -73,6 +73,17 @@ def ledger():
     made = Ledger(4, referee, Shadow(1, referee), Served(referee, 4, is_on=False), Mirror(referee))
     made.twins = {name: Twin(RequestSpec(name, 0, 10, 0, 1, 1), 4, 64) for name in "abcdefgh"}
     return made
+
+
+def test_a_twin_follows_its_request(ledger):
+    request = ended("a", computed=7)
+    request.num_output_tokens, request.num_preemptions, request.num_stale_output_tokens = 2, 3, 4
+    ledger.follow({"a": request})
+    assert [*ledger.twins] == ["a"]
+    twin = ledger.twins["a"]
+    assert twin.status is Status.FINISHED_STOPPED
+    assert (twin.num_computed_tokens, twin.num_output_tokens) == (7, 2)
+    assert (twin.num_preemptions, twin.num_stale_output_tokens) == (3, 4)
 
 
 @pytest.mark.parametrize("registers", [None, False, True])
