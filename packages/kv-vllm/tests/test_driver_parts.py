@@ -86,6 +86,29 @@ def test_a_twin_follows_its_request(ledger):
     assert (twin.num_preemptions, twin.num_stale_output_tokens) == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("local", "external", "loaded"),
+    [(4, 0, []), (4, 1, [2, 6]), (6, 2, [2, 6]), (6, 3, [2, 3, 6]), (3, 1, [1, 5])],
+)
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_a_load_may_write_is_known_at_the_allocation(ledger, local, external, loaded, is_async):
+    """Also of a load that begins or ends within a block. Block 0 is none."""
+    shadow = ledger._shadow
+    ledger.begin_step()
+    ledger.matched("a", local, (external, is_async))
+    ledger.allocated("a", ([1, 2, 3], [5, 6, 0]), external)
+    assert [shadow.owner(block) for block in (1, 3, 6, 4)] == ["request a"] * 3 + ["nobody"]
+    if is_async:
+        assert (ledger.async_targets, ledger.sync_targets) == (loaded, {})
+        assert (shadow.load_rights, shadow.step_rights) == (dict.fromkeys(loaded, "a"), {})
+    else:
+        assert (ledger.async_targets, ledger.sync_targets) == ([], {"a": loaded} if external else {})
+        assert (shadow.load_rights, shadow.step_rights) == ({}, dict.fromkeys(loaded, 1))
+    assert ledger.twins["a"].awaits_load == (is_async and external > 0)
+    ledger.begin_step()
+    assert (ledger.async_targets, ledger.sync_targets) == ([], {})
+
+
 @pytest.mark.parametrize("registers", [None, False, True])
 @pytest.mark.parametrize("holds", [False, True])
 def test_blocks_are_held_for_a_store_or_for_a_state_that_was_registered(ledger, registers, holds):
