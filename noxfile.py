@@ -66,8 +66,11 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = str(RUN)
 nox.options.error_on_missing_interpreters = True
-# uv doesn't see interpreters behind pyenv's shims and would fetch them again.
-nox.options.download_python = "never" if "PYENV_ROOT" in os.environ else "auto"
+nox.options.download_python = "auto"
+if "PYENV_ROOT" in os.environ:
+    # uv doesn't see interpreters behind pyenv's shims, which show what is asked for, and would fetch them again.
+    nox.options.download_python = "never"
+    os.environ["PYENV_VERSION"] = ":".join(PYTHONS)
 atexit.register(shutil.rmtree, RUN, ignore_errors=True)
 
 # Else each process of a session compiles again whatever it imports: that takes longer than many tests.
