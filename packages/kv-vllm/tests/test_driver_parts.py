@@ -152,6 +152,19 @@ def test_what_ended_is_told_in_order(ledger):
     assert (output.finished_sending, [*output.finished_recving]) == (None, [*"abcdefgh"])
 
 
+def test_only_what_may_be_reported_reaches_vllm(ledger):
+    """Where reports are nobody's matter, those that break a rule are left out."""
+    ledger._referee.silent.add(Invariant.PROTOCOL)
+    for name in "fda":
+        ledger.finished(ended(name), True)
+    output = SimpleNamespace(finished_sending={*"fadbz"}, finished_recving={*"bz"}, failed_recving=None)
+    ledger.judge(output)
+    assert ([*output.finished_sending], output.finished_recving) == ([*"adf"], None)
+    again = SimpleNamespace(finished_sending={"a"}, finished_recving=None, failed_recving=None)
+    ledger.judge(again)
+    assert again.finished_sending is None, "its end was reported before"
+
+
 def block(number, count=0):
     return SimpleNamespace(block_id=number, ref_cnt=count, is_null=number == 0)
 
