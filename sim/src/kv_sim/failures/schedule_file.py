@@ -16,6 +16,7 @@ from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.failures import limits
 from kv_sim.fuzz import Failure
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
@@ -188,6 +189,7 @@ def _subject(values: dict[str, Any]) -> Subject:
     for key in ("blocks_per_chunk", "keeps_from"):
         if values.get(key, 1) < 1:
             raise Bad(f"subject.{key}: at least 1, got {values[key]}")
+    limits.check_most("subject.keeps_from", values.get("keeps_from", 1), limits.MOST_KEEPS_FROM)
     read_names("subject.traits", values["traits"], Trait)
     return Subject.from_json(values)
 
@@ -211,9 +213,11 @@ def _world(values: dict[str, Any]) -> WorldConfig:
         if type(value) is int and value < least:
             raise Bad(f"world.{name}: at least {least}, got {value}")
     try:
-        return WorldConfig.from_json({"silent": [], **values})
+        config = WorldConfig.from_json({"silent": [], **values})
     except ConfigError as error:
         raise Bad(f"world.{error}") from None
+    limits.check_world(config)
+    return config
 
 
 def _action(values: dict[str, Any]) -> Action:
@@ -259,6 +263,7 @@ def _check_spec(where: str, spec: dict[str, Any]) -> None:
         if turn["tokens"] < 1:
             raise Bad(f"{part}.tokens: at least 1, got {turn['tokens']}")
         _check_samples(part, turn)
+    limits.check_tokens(where, spec)
 
 
 def _check_samples(where: str, asked: dict[str, Any]) -> None:

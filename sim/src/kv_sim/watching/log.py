@@ -206,8 +206,8 @@ def describe(action: Action) -> str:
     args = action.args
     if action.kind is Kind.ADD:
         spec = args["spec"]
-        extras = [f"{name} {spec[name]}" for name in ("salt", "adapter") if spec[name] is not None]
-        if spec["skip_reading_prefix_cache"]:
+        extras = [f"{name} {spec[name]}" for name in ("salt", "adapter") if spec.get(name) is not None]
+        if spec.get("skip_reading_prefix_cache"):
             extras.append("skips reading caches")
         prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"
         own = f" + {spec['own_tokens']} own" if spec["own_tokens"] else ""

@@ -1,0 +1,58 @@
+"""How large the numbers of a schedule file may be: what is larger outlasts anybody's patience, or memory.
+
+Worlds are small on purpose, so the limits are far above what any history needs. A number that isn't here may be
+any: it is only compared with.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kv_sim.config import WorldConfig
+from kv_sim.strict import Bad
+
+MOST_OF_A_WORLD: Final[Mapping[str, int]] = {
+    "num_blocks": 1 << 16,
+    "block_size": 1 << 12,
+    "layers": 1 << 8,
+    "tp_size": 1 << 6,
+    "pp_size": 1 << 6,
+    "run_ahead": 1 << 6,
+    "spec_tokens": 1 << 6,
+    "host_slots": 1 << 20,
+}
+MOST_BLOCK_TOKENS: Final = 1 << 20
+"""Of all GPU blocks together. What a request could ever hold is written down when it arrives."""
+MOST_WORDS: Final = 1 << 27
+"""Of the memory of all ranks: a gibibyte."""
+MOST_KEEPS_FROM: Final = 100
+MOST_TOKENS: Final = 1 << 17
+"""Of a request, with all of its turns."""
+
+
+def check_most(where: str, value: int, most: int) -> None:
+    """A number is not larger than it may be."""
+    if value > most:
+        raise Bad(f"{where}: at most {most}, got {value}")
+
+
+def check_world(config: WorldConfig) -> None:
+    """A world can be made, and a history in it comes to an end."""
+    for name, most in MOST_OF_A_WORLD.items():
+        check_most(f"world.{name}", getattr(config, name), most)
+    check_most(
+        "world: tokens of num_blocks of block_size", config.num_blocks * config.block_size, MOST_BLOCK_TOKENS
+    )
+    words = (config.num_blocks + config.host_slots) * config.block_size * config.layers * config.world_size
+    check_most("world: words of num_blocks and host_slots in all layers and ranks", words, MOST_WORDS)
+
+
+def check_tokens(where: str, spec: Mapping[str, Any]) -> None:
+    """A request is not longer than it may be, at the first number with which it is."""
+    total = 0
+    asked = [(where, spec), *((f"{where}.turns[{i}]", turn) for i, turn in enumerate(spec.get("turns") or ()))]
+    for place, values in asked:
+        for name in ("shared_tokens", "own_tokens", "tokens", "output_tokens"):
+            before, total = total, total + values.get(name, 0)
+            if total > MOST_TOKENS:
+                beside = f" beside the {before} before it" if before else ""
+                raise Bad(f"{place}.{name}: at most {MOST_TOKENS - before}{beside}, got {values[name]}")

@@ -1,0 +1,140 @@
+"""A schedule file whose numbers would run for ever, or take all memory, is refused as it is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.command.cli import main
+from kv_sim.examples.catalogue import LATER
+from kv_sim.failures.limits import MOST_OF_A_WORLD, MOST_TOKENS
+from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule
+from kv_sim.fuzz import replay
+from kv_sim.watching.log import describe
+
+HUGE = 10**11
+SPEC = {
+    "request_id": "r1",
+    "conversation": 0,
+    "shared_tokens": 4,
+    "own_tokens": 1,
+    "output_tokens": 2,
+    "max_tokens": HUGE,
+}
+TURN = {"tokens": 3, "output_tokens": 2, "max_tokens": HUGE}
+
+
+def read(
+    world: dict[str, Any] | None = None,
+    subject: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
+    *actions: dict[str, Any],
+) -> Schedule:
+    head = {
+        "format": "kv-sim schedule",
+        "version": 1,
+        "violation": None,
+        "subject": {**LATER.to_json(), **(subject or {})},
+        "world": {"groups": [{"kind": "full"}], **(world or {})},
+    }
+    lines = [head, {"action": "add", "spec": {**SPEC, **(spec or {})}}, *actions]
+    return parse_schedule("\n".join(map(json.dumps, lines)), "some.jsonl")
+
+
+def error_of(**changes: dict[str, Any]) -> str:
+    with pytest.raises(ScheduleError) as raised:
+        read(**changes)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", MOST_OF_A_WORLD)
+def test_a_size_of_a_world_is_not_too_large(name: str) -> None:
+    most = MOST_OF_A_WORLD[name]
+    for value in (HUGE, most + 1):
+        assert error_of(world={name: value}) == f"some.jsonl: line 1: world.{name}: at most {most}, got {value}"
+    small = {"num_blocks": 16, "block_size": 4, "host_slots": 8}
+    assert getattr(read({**small, name: most}).config, name) == most
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"world": {"num_blocks": 1 << 16, "block_size": 17}},
+            "line 1: world: tokens of num_blocks of block_size: at most 1048576, got 1114112",
+        ),
+        (
+            {"world": {"num_blocks": 1, "host_slots": 1 << 20, "layers": 8, "tp_size": 2, "pp_size": 2}},
+            "line 1: world: words of num_blocks and host_slots in all layers and ranks: at most 134217728, "
+            "got 134217856",
+        ),
+        ({"subject": {"keeps_from": 101}}, "line 1: subject.keeps_from: at most 100, got 101"),
+        ({"spec": {"shared_tokens": HUGE}}, f"line 2: add.spec.shared_tokens: at most {MOST_TOKENS}, got {HUGE}"),
+        (
+            {"spec": {"own_tokens": HUGE}},
+            f"line 2: add.spec.own_tokens: at most {MOST_TOKENS - 4} beside the 4 before it, got {HUGE}",
+        ),
+        (
+            {"spec": {"output_tokens": HUGE}},
+            f"line 2: add.spec.output_tokens: at most {MOST_TOKENS - 5} beside the 5 before it, got {HUGE}",
+        ),
+        (
+            {"spec": {"turns": [TURN, {**TURN, "tokens": HUGE}]}},
+            f"line 2: add.spec.turns[1].tokens: at most {MOST_TOKENS - 12} beside the 12 before it, got {HUGE}",
+        ),
+        (
+            {"spec": {"turns": [{**TURN, "output_tokens": HUGE}]}},
+            f"line 2: add.spec.turns[0].output_tokens: at most {MOST_TOKENS - 10} beside the 10 before it, "
+            f"got {HUGE}",
+        ),
+    ],
+)
+def test_what_would_never_end_is_refused(changes: dict[str, Any], message: str) -> None:
+    assert error_of(**changes) == f"some.jsonl: {message}"
+
+
+def test_the_longest_request_is_read() -> None:
+    assert read(spec={"shared_tokens": MOST_TOKENS - 3}).history
+    assert read(spec={"shared_tokens": MOST_TOKENS - 8, "turns": [TURN]}).history
+
+
+def test_numbers_that_are_only_compared_may_be_any() -> None:
+    """Each of them at once, and the history ends."""
+    copies = [{"action": kind, "rank": HUGE, "copy": HUGE} for kind in ("finish", "fail", "lose", "repeat")]
+    schedule = read(
+        {
+            "max_running": HUGE,
+            "max_step_tokens": HUGE,
+            "trouble": HUGE,
+            "groups": [{"kind": "full", "window": HUGE}],
+        },
+        {"blocks_per_chunk": HUGE},
+        {"conversation": HUGE},
+        {"action": "step", "rejects": {"r1": HUGE}},
+        *copies,
+        {"action": "advance", "rank": 0, "copy": 0, "pages": HUGE},
+        {"action": "execute", "rank": HUGE},
+    )
+    _, violation = replay(schedule.subject, schedule.config, schedule.history)
+    assert violation is None
+
+
+def test_what_may_be_missing_is_not_missed_when_a_failure_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A request that nobody can serve: the history breaks, and its actions are printed."""
+    line = describe(Action(Kind.ADD, {"spec": SPEC}))
+    assert line == f"add      r1: 4 tokens of conversation 0 + 1 own, samples 2 of at most {HUGE}"
+    head = {
+        "format": "kv-sim schedule",
+        "version": 1,
+        "violation": None,
+        "subject": {**LATER.to_json()},
+        "world": {"groups": [{"kind": "full"}], "num_blocks": 2},
+    }
+    file = tmp_path / "s.jsonl"
+    file.write_text("\n".join(map(json.dumps, [head, {"action": "add", "spec": SPEC}])))
+    assert main(["replay-schedule", str(file)]) == 1
+    assert line in capsys.readouterr().out
