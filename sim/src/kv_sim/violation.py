@@ -29,6 +29,11 @@ class Violation(Exception):  # noqa: N818 - the word of the documentation
     def __str__(self) -> str:
         return f"{self.invariant}  {self.message}"
 
+    @property
+    def notes(self) -> list[str]:
+        """What else went wrong when it was found."""
+        return list(getattr(self, "__notes__", ()))
+
 
 class TestbedError(Exception):
     """The testbed itself did something that a real engine never does: a bug here, not in the connector."""

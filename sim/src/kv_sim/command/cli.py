@@ -106,9 +106,10 @@ def _fuzz_one(
             if options.digest:
                 say(f"{name} {seed} {run.digest}")
             if run.failure is not None:
+                found = run.failure
                 if len(seeds) > 1 and (options.log or options.perfetto):
-                    run_one(seed, make_world=_make_world(options))
-                _report(options, name, run.failure, without)
+                    found = run_one(seed, make_world=_make_world(options)).failure or found
+                _report(options, name, found, without)
                 return FAILED
     except KeyboardInterrupt as error:
         say_interrupted(error, seed, name, seed - seeds.start)
@@ -157,6 +158,8 @@ def _make_world(options: argparse.Namespace) -> Callable[..., World]:
     if options.perfetto:
         if not Path(options.perfetto).resolve().parent.is_dir():
             raise ConfigError(f"--perfetto {options.perfetto}: there is no such folder")
+        if Path(options.perfetto).is_dir():
+            raise ConfigError(f"--perfetto {options.perfetto}: this is a folder, and a file is written")
         watchers.append(Perfetto(Path(options.perfetto)))
     return partial(WatchedWorld, watchers=watchers) if watchers else World
 
@@ -191,6 +194,8 @@ def _replay(options: argparse.Namespace) -> int:
         say(f"passes: {applied} actions, nothing is wrong{was}")
         return FINE
     say(f"FAIL actions={len(history)}  {violation}")
+    for text in violation.notes:
+        note(text)
     if not options.log:
         for text in report.action_lines(history):
             say(text)

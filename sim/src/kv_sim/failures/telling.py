@@ -24,6 +24,8 @@ def tell(
 ) -> None:
     """Say what broke; then shrink it, save it and say what is left. That it can't be saved is a note."""
     say(fail_line(found))
+    for text in found.violation.notes:
+        note(text)
     shrunk = shrink(found, silent=silent)
     file = None
     try:

@@ -23,7 +23,7 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.memory.copies import Copy
 from kv_sim.violation import Violation
 from kv_sim.watching.log import describe, describe_pairs, describe_state, describe_world
-from kv_sim.watching.watch import AT_REST, Tracker, Watcher
+from kv_sim.watching.watch import AT_REST, NotWritten, Tracker, Watcher
 from kv_sim.world import World
 
 Event: TypeAlias = dict[str, Any]
@@ -171,7 +171,10 @@ class Perfetto(Watcher):
         self._tracks.end_all()
         self._tracks.end_action()
         trace = {"traceEvents": self._tracks.names + self._tracks.events, "displayTimeUnit": "ms"}
-        self._file.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+        try:
+            self._file.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise NotWritten(f"{self._file}: the trace was not written: {error.strerror or error}") from error
 
     # -- sampling ------------------------------------------------------------------------------
 

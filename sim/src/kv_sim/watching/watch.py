@@ -27,6 +27,10 @@ AT_REST = 0
 """The number of what a world does by itself at the end."""
 
 
+class NotWritten(OSError):  # noqa: N818 - the failure is another one
+    """What a watcher has to leave behind can't be written; the message names the file."""
+
+
 class Watcher:
     """Sees everything that happens in a world."""
 
@@ -43,7 +47,7 @@ class Watcher:
         """An action ended. One that was not legal changed nothing."""
 
     def ends(self, violation: Violation | None) -> None:
-        """Nothing more will happen."""
+        """Nothing more will happen. May raise ``NotWritten``."""
 
 
 class WatchedWorld(World):
@@ -82,24 +86,30 @@ class WatchedWorld(World):
 
     @contextmanager
     def _to_the_end(self) -> Iterator[None]:
-        violation = None
         try:
             yield
-        except Violation as found:
-            violation = found
+        except BaseException as error:
+            self._tell_end(error)
             raise
-        finally:
-            self._tell_end(violation)
+        self._tell_end(None)
 
     def break_off(self, violation: Violation | None) -> None:
         self._tell_end(violation)
         super().break_off(violation)
 
-    def _tell_end(self, violation: Violation | None) -> None:
-        """Once: what is done to a connector after a failure is no part of the history."""
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Once: what is done to a connector after a failure is no part of the history.
+
+        What can't be written is a note of the failure, and never takes its place.
+        """
         watchers, self._watchers = self._watchers, ()
         for watcher in watchers:
-            watcher.ends(violation)
+            try:
+                watcher.ends(error if isinstance(error, Violation) else None)
+            except NotWritten as unwritten:
+                if error is None:
+                    raise
+                error.add_note(str(unwritten))
 
     def apply(self, action: Action, random: Random | None = None) -> bool:
         self._number += 1
