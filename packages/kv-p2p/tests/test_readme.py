@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kv_p2p.pulling.stats import METRICS
+
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -21,6 +23,12 @@ def test_examples(name):
 @pytest.mark.parametrize("name", ["README.md", "FIRST_FAMILY.md"])
 def test_fifteen_lines(name):
     assert (PACKAGE / name).read_text().count(">>> ") <= 15
+
+
+def test_all_metrics_are_listed_by_name_and_kind():
+    rows = re.findall(r"^\| `(vllm:\w+)` \| (\w+) \|", (PACKAGE / "README.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {name: metric.kind for name, metric in METRICS.items()}
+    assert len(rows) == len(METRICS)
 
 
 def test_two_engines(tmp_path):

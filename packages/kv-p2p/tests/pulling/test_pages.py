@@ -1,6 +1,7 @@
 """`CachePages`: the bytes of blocks, out of caches and into them."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from kv_api import ConfigError
 from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.server import VERSION
 
 BLOCKS = 6
 
@@ -97,6 +99,16 @@ def test_a_part_for_each_layer_and_block_after_block():
         assert bytes(part) == caches[name][4].tobytes() + caches[name][1].tobytes()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_blocks_may_be_told_as_a_tuple(kind):
+    """As those of a hold and of a pull are; to numpy and torch a tuple is a place in several dimensions."""
+    pages, whole = CachePages(kind(3), BLOCKS), CachePages(kind(3), BLOCKS)
+    gathered = as_parts(gather(pages, (4, 1)))
+    assert gathered == as_parts(gather(whole, [4, 1]))
+    pages.scatter((2, 5), gathered)
+    assert as_parts(gather(pages, [2, 5])) == gathered
+
+
 def test_what_was_gathered_is_a_copy():
     caches = plain(3)
     pages = CachePages(caches, BLOCKS)
@@ -154,6 +166,11 @@ def test_layouts_differ_by_name_type_size_number_and_order():
     assert layout(zeros(np.float16, (BLOCKS, 2))) != layout(zeros(np.uint16, (BLOCKS, 2)))
 
 
+def test_a_layout_is_the_same_in_every_release_that_speaks_a_version_of_the_protocol():
+    """Else workers of two releases would refuse each other's blocks; whoever changes it raises ``VERSION``."""
+    assert (VERSION, layout(plain(1))) == (1, "0946249cab6ed8f2354154b1e97aad86")
+
+
 def test_parts_of_a_wrong_size_change_nothing():
     caches = plain(3)
     pages = CachePages(caches, BLOCKS)
@@ -172,6 +189,45 @@ def test_parts_of_a_wrong_size_change_nothing():
     assert all((blocks_of(cache) == blocks_of(plain(3)[name])).all() for name, cache in caches.items())
 
 
+class OnDevice(np.ndarray):
+    """What of a tensor on a GPU is asked before it is copied."""
+
+    is_cuda = True
+    device = "cuda:1"
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Makes the layers of some pages ones of a GPU, and returns what it is to do when somebody waits for it."""
+
+    def put(pages, device_does):
+        pages._layers = [layer._replace(tensor=layer.tensor.view(OnDevice)) for layer in pages._layers]
+        cuda = SimpleNamespace(synchronize=device_does)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+    return put
+
+
+def test_blocks_are_gathered_when_their_device_has_computed_them(on_device):
+    caches, waited = zeros(), []
+    pages = CachePages(caches, BLOCKS)
+
+    def compute(device):
+        waited.append(device)
+        caches["layer0"][:] = 2
+
+    on_device(pages, compute)
+    assert (as_parts(gather(pages, [1])), waited) == ([b"\2\2\2\2"], ["cuda:1"])
+
+
+def test_blocks_are_scattered_when_their_device_has_written_them(on_device):
+    caches, seen = {**zeros(), **zeros(name="layer1")}, []
+    pages = CachePages(caches, BLOCKS)
+    on_device(pages, lambda device: seen.append((device, [int(cache[2, 0]) for cache in caches.values()])))
+    pages.scatter([2], [memoryview(b"1" * 4), memoryview(b"2" * 4)])
+    assert seen == [("cuda:1", [ord("1"), ord("2")])]
+
+
 def test_what_is_no_cache():
     with pytest.raises(ConfigError) as raised:
         CachePages({"layer0": [1, 2]}, BLOCKS)
@@ -183,7 +239,7 @@ def test_what_is_no_cache():
 
 @pytest.mark.parametrize("block", [BLOCKS, -1])
 def test_blocks_that_are_not_there(block):
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=rf"^blocks \[0, {block}\] of {BLOCKS}$"):
         gather(CachePages(zeros(), BLOCKS), [0, block])
 
 
@@ -218,6 +274,15 @@ def test_what_torch_has_in_host_memory_is_copied_by_numpy():
     (layer,) = pages._layers
     assert isinstance(layer.tensor, np.ndarray)
     assert layer.tensor.ctypes.data == tensor.data_ptr()
+
+
+@pytest.mark.torch
+def test_what_torch_has_on_a_device_is_left_to_torch():
+    import torch
+
+    (layer,) = CachePages({"layer0": torch.zeros(BLOCKS, 4, device="meta")}, BLOCKS)._layers
+    assert isinstance(layer.tensor, torch.Tensor)
+    assert layer.tensor.device.type == "meta"
 
 
 @pytest.fixture(params=["in host memory", "on a device"])

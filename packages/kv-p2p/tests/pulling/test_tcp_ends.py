@@ -2,8 +2,10 @@
 
 import errno
 import socket
+import struct
 import threading
 from contextlib import suppress
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +17,14 @@ from kv_api import ConfigError
 from kv_p2p.frames import send_frame
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.client import CONNECT_SECONDS
 from kv_p2p.pulling.tcp.wire import TcpWire
+from kv_p2p.pulling.ticket import Address
 
 SHORT = 0.2
 """Seconds that a test waits because it must."""
 LONG = 10_000.0
+PAUSE = 0.05
 
 
 class TestGivingUp:
@@ -184,12 +189,87 @@ class TestClosing:
         close(here)
         assert here.blocks == before
 
+    def test_while_it_writes_the_last_of_somebody_who_has_broken_off(self, worker, raw):
+        here, sent = worker(2, silence=LONG), worker(1)
+        here.pages.writing.shut()
+        here.pull("r", raw.source, 0)
+        connection, _ = raw.asked()
+        send_frame(connection, *frame_of(sent, 0))
+        here.pages.writing.wait_for_somebody()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        closing = threading.Thread(target=here.wire.close)
+        closing.start()
+        wait_for(lambda: not here.wire._client._pulls)
+        here.pages.writing.open.set()
+        closing.join(PATIENCE)
+        here.poll()
+        assert (here.pulled, here.failed) == ([], [])
+
+    @pytest.mark.parametrize(("silence", "seconds"), [(LONG, CONNECT_SECONDS), (SHORT, SHORT)])
+    def test_waits_no_longer_than_others_may_take_to_answer_at_all(self, worker, monkeypatch, silence, seconds):
+        asked = []
+
+        def connect_never(host, port, seconds):
+            asked.append((host, port, seconds))
+            raise TimeoutError("timed out")
+
+        monkeypatch.setattr("kv_p2p.sockets.connect", connect_never)
+        here = worker(2, rank=1, silence=silence)
+        here.pull("r", here.source("h", address=Address("there", 80)), 0)
+        assert here.reason() == "TimeoutError: timed out"
+        assert asked == [("there", 81, seconds)]
+
     def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch):
         monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", SHORT)
         here = worker(2, silence=LONG)
         here.wire.decline(raw.source)
         raw.asked()
         close(here)
+
+    def test_whoever_is_connected_meanwhile_is_not_heard(self, worker, monkeypatch):
+        accept, accepted, go_on = socket.socket.accept, threading.Event(), threading.Event()
+
+        def accept_slowly(listener):
+            found = accept(listener)
+            accepted.set()
+            assert go_on.wait(PATIENCE)
+            return found
+
+        monkeypatch.setattr(socket.socket, "accept", accept_slowly)
+        there = worker(1)
+        there.serve("h", 1)
+        with connect(there) as connection:
+            ask(connection, there, "h")
+            assert accepted.wait(PATIENCE)
+            closing = threading.Thread(target=there.wire.close)
+            closing.start()
+            wait_for(there.wire.server._closed.is_set)
+            go_on.set()
+            closing.join(PATIENCE)
+            with suppress(ConnectionResetError):  # what it asked was not read
+                assert answer(connection) is None
+
+    def test_the_thread_of_a_conversation_is_forgotten(self, worker):
+        there = worker(1)
+        server = there.wire.server
+        for _ in range(4):
+            with connect(there) as connection:
+                connection.shutdown(socket.SHUT_WR)
+                assert answer(connection) is None
+            wait_for(lambda: sum(thread.is_alive() for thread in server._threads) == 1)
+        assert len(server._threads) == 2  # the one that accepts, and the last one's
+
+    def test_a_process_that_ends_waits_for_no_thread_of_a_server(self, worker):
+        there = worker(1)
+        name = f"kv-p2p server {there.wire.server.port}"
+
+        def threads():
+            return [thread for thread in threading.enumerate() if thread.name == name]
+
+        with connect(there):
+            wait_for(lambda: len(threads()) == 2)
+            assert all(thread.daemon for thread in threads())
 
     def test_again(self, worker):
         here = worker(2)
@@ -231,7 +311,8 @@ class TestListening:
             socket.socket.accept,
             [OSError(errno.EMFILE, "too many"), ConnectionError("gone")],
         )
-        monkeypatch.setattr("kv_p2p.pulling.tcp.server.PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("kv_p2p.pulling.tcp.server.PAUSE_SECONDS", PAUSE)
+        began = monotonic()
 
         def accept_or_not(listener):
             if failures:
@@ -244,6 +325,7 @@ class TestListening:
         here.pull("r", there.source("h"), 0)
         here.wait_for_pulls()
         assert here.pulled == ["r"]
+        assert monotonic() - began >= 2 * PAUSE
         port = there.wire.server.port
         assert caplog.messages == [
             f"nobody could connect to {port}: [Errno {errno.EMFILE}] too many",

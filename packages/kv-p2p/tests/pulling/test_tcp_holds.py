@@ -1,10 +1,12 @@
 """Holds over TCP: when they end, and when not yet."""
 
 import pytest
-from kv_p2p_tcp import answer, ask, connect, wait_for
+from kv_p2p_tcp import PATIENCE, answer, ask, connect, wait_for
 
 from kv_p2p.frames import send_frame
 
+SHORT = 0.2
+"""Seconds that a test waits because it must."""
 NONE = "there is no hold {!r}: it was pulled, it was declined, or its time was over"
 
 
@@ -106,6 +108,18 @@ def test_who_declines_is_told(worker):
             assert answer(connection) is None
     there.poll()
     assert there.served == ["h"]
+
+
+def test_who_declines_stays_until_it_is_told(worker, raw):
+    worker(2).wire.decline(raw.source)
+    connection, asked = raw.asked()
+    assert asked == {"op": "decline", "hold": "h", "digest": "d"}
+    connection.settimeout(SHORT)
+    with pytest.raises(TimeoutError):
+        connection.recv(1)
+    connection.settimeout(PATIENCE)
+    send_frame(connection, {"status": "declined"})
+    assert connection.recv(1) == b""
 
 
 def test_not_by_who_does_not_know_its_prompt(worker):

@@ -3,6 +3,7 @@
 import threading
 from contextlib import suppress
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from kv_p2p_tcp import BLOCKS, HOST, PATIENCE, answer, ask, connect, wait_for
 
 from kv_p2p.frames import send_frame
 from kv_p2p.pulling.pages import CachePages
-from kv_p2p.pulling.tcp.server import FRAME_BYTES, blocks_per_frame
+from kv_p2p.pulling.tcp.server import FRAME_BYTES, VERSION, blocks_per_frame
 from kv_p2p.pulling.ticket import Address
 
 NONE = "there is no hold {!r}: it was pulled, it was declined, or its time was over"
@@ -56,6 +57,15 @@ class TestBlocks:
         here.wait_for_pulls()
         assert here.pulled == ["r"]
         assert here.blocks[:2] == [there.block(1), there.block(3)]
+
+    @pytest.mark.parametrize(
+        ("block_bytes", "blocks"),
+        [(0, 8 << 20), (1, 8 << 20), (3 << 20, 2), (4 << 20, 2), (8 << 20, 1), (9 << 20, 1), (1 << 40, 1)],
+    )
+    def test_a_frame_has_as_many_in_every_release_that_speaks_a_version_of_the_protocol(self, block_bytes, blocks):
+        """Whoever pulls has memory for one frame, and refuses a larger one."""
+        pages = SimpleNamespace(bytes_per_block=block_bytes)
+        assert (VERSION, blocks_per_frame(pages)) == (1, blocks)
 
     def test_all_frames_of_a_pull_come_from_the_same_memory_and_into_the_same(
         self, worker, small_frames, monkeypatch

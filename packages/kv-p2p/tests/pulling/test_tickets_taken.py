@@ -144,6 +144,7 @@ class TestHowMuch:
             (8, 8, 0, 8),
             (8, 8, 4, 4),
             (8, 8, 8, 0),
+            (9, 9, 8, 1),
             (10, 11, 0, 8),  # the last block would be half of somebody else's
             (10, 16, 4, 4),
             (10, 16, 8, 0),
