@@ -58,6 +58,8 @@ class TestTheHalves:
         assert connector.get_finished_count() is None
         assert connector.get_loaded_kv_cache_group_ids(Request("a", range(4))) == (0,)
         assert not supports_hma(P2PConnector)
+        transfer = vllm_config(**MODULE).kv_transfer_config
+        assert P2PConnector.supports_sleep_mode(transfer) is False  # others may be reading
 
     def test_a_ticket_says_what_the_operator_set(self):
         connector = made(SCHEDULER, role="kv_producer", host="far", port=123)

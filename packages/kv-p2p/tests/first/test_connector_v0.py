@@ -84,6 +84,18 @@ def test_batches_in_another_order(host: str) -> None:
     end(pair)
 
 
+@pytest.mark.parametrize("missing", ["keys", "values", "shape of the hidden states"])
+def test_what_came_in_part_is_computed(pair: Connectors, missing: str) -> None:
+    producer, consumer = pair
+    there = np.zeros((3, len(A), 2, 5), np.float32)
+    keys, values = None if missing == "keys" else there, None if missing == "values" else there
+    hidden = np.float32(1.0) if missing == "shape of the hidden states" else hidden_of(A)
+    producer._buffer.insert(np.array(A), None, keys, values, np.asarray(hidden))
+    engine = TinyEngine(2)
+    into = engine.batch([A])
+    assert consumer.recv_kv_caches_and_hidden_states(engine.model, into, engine.caches) == (None, False, into)
+
+
 def test_a_prompt_that_is_not_there(pair: Connectors) -> None:
     producer, consumer = pair
     one, other = TinyEngine(1), TinyEngine(2)
@@ -256,6 +268,13 @@ def test_hidden_states_that_are_none(pair: Connectors, hidden: Any, error: type[
     with pytest.raises(error) as refused:
         pair[0].send_kv_caches_and_hidden_states(engine.model, batch, engine.caches, hidden)
     assert str(refused.value) == message
+
+
+def test_hidden_states_of_some_of_the_prompts(pair: Connectors) -> None:
+    engine = TinyEngine(1)
+    batch, hidden = engine.prefill([A, B])
+    with pytest.raises(ModelInputError, match=rf": expected rows for {len(A) + len(B)} tokens, got "):
+        pair[0].send_kv_caches_and_hidden_states(engine.model, batch, engine.caches, hidden[: len(A)])
 
 
 def test_engines_of_different_models(pair: Connectors) -> None:

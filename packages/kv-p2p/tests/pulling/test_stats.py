@@ -129,7 +129,7 @@ class TestThePayload:
         assert pickle.loads(pickle.dumps(stats)).data == ALL
         assert json.loads(json.dumps(stats.to_dict())) == ALL
         assert P2PConnector.build_kv_connector_stats(ALL).data == ALL
-        assert P2PConnector.build_kv_connector_stats().is_empty()
+        assert P2PConnector.build_kv_connector_stats().data == {}
 
     def test_adds_up_but_for_levels(self):
         stats, other = P2PStats({PULL_SECONDS: [1.0]}), P2PStats(dict(ALL))

@@ -1,6 +1,7 @@
 """How two workers over TCP begin and end: a pull that is given up, a wire that is closed, a port that is taken."""
 
 import errno
+import os
 import socket
 import struct
 import threading
@@ -287,6 +288,7 @@ class TestListening:
             worker(2, rank=1, port=port - 1)
         said = f"kv_connector_extra_config: can't listen at host '127.0.0.1', port {port}: "
         assert str(raised.value).startswith(said)
+        assert os.strerror(errno.EADDRINUSE) in str(raised.value)
         end = "; that is its listen_host (or host), and its port (or kv_port) and the worker's rank"
         assert str(raised.value).endswith(end)
         assert {*threading.enumerate()} == before
