@@ -36,6 +36,18 @@ def test_of_a_name_with_both_the_address_of_ipv4(monkeypatch):
             assert listener.getsockname()[0] == address
 
 
+def test_of_several_addresses_of_ipv4_the_systems_first(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_server", lambda address, family: (address, family))
+    assert listen("several", 0) == (("127.0.0.2", 0), socket.AF_INET)
+
+
+def test_the_last_port_is_one(monkeypatch):
+    monkeypatch.setattr(socket, "create_server", lambda address, family: (address, family))
+    assert listen("127.0.0.1", 65535) == (("127.0.0.1", 65535), socket.AF_INET)
+
+
 @pytest.mark.parametrize(
     ("host", "port", "error", "said"),
     [

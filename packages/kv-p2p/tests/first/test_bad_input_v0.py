@@ -32,7 +32,7 @@ def test_defaults() -> None:
 
 
 def test_all_of_them() -> None:
-    extra = {"host": "::1", "port": 1, "buffer_bytes": 2.5e3, "connect_seconds": 4, "wait_seconds": 0.5}
+    extra = {"host": "::1", "port": 1, "buffer_bytes": 2.5009e3, "connect_seconds": 4, "wait_seconds": 0.5}
     assert read_options(transfer("kv_consumer", **extra), 3) == Options(
         role="kv_consumer", host="::1", port=4, buffer_bytes=2500, connect_seconds=4.0, wait_seconds=0.5
     )
