@@ -315,6 +315,45 @@ def test_a_connector_of_somebody_elses(base, monkeypatch, ours, has_groups):
         inside_vllm(found)
 
 
+@pytest.fixture
+def made_inside(base):
+    """Makes a connector of somebody else's as vLLM does."""
+    from kv_vllm import inside_vllm
+
+    def make(ours):
+        config = SimpleNamespace(kv_transfer_config=transfer("Bound"), parallel_config=SimpleNamespace())
+        return inside_vllm(ours)(config, base.KVConnectorRole.SCHEDULER, None)
+
+    return make
+
+
+def test_a_vllm_that_cannot_work_is_refused_when_a_connector_is_made(made_inside, monkeypatch):
+    def refuse():
+        raise ConfigError("another interface")
+
+    monkeypatch.setattr("kv_vllm.connectors.inside.require_version", refuse)
+    with pytest.raises(ConfigError, match="another interface"):
+        made_inside(Mine)
+
+
+def test_both_constructors_run_vllms_first(base, made_inside, monkeypatch):
+    """Then ours has the last word, and what only vLLM's sets is there."""
+    ran, theirs = [], base.KVConnectorBase_V1.__init__
+
+    class Noted(Mine):
+        def __init__(self, *given):
+            ran.append("ours")
+            super().__init__(*given)
+
+    def noted(self, *given):
+        ran.append("vLLM's")
+        theirs(self, *given)
+
+    monkeypatch.setattr(base.KVConnectorBase_V1, "__init__", noted)
+    made_inside(Noted)
+    assert ran == ["vLLM's", "ours"]
+
+
 @pytest.mark.parametrize("value", [Halves, Mine.scheduler_class, "Mine", None])
 def test_what_is_no_connector(base, value):
     from kv_vllm import inside_vllm
