@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kv_api import CacheHitSource, KVConnectorMetadata, KVConnectorTransferResults, TwoSidedConnector
-from kv_sim.checkers.answers import SHAPES, complaint
+from kv_sim.checkers.answers import SHAPES, complaint, is_match
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, run_seed
@@ -15,6 +15,7 @@ from kv_sim.violation import Invariant
 
 END = "a pair: whether its blocks are held, True or False, and a dict or None"
 SETS = "KVConnectorTransferResults, whose fields are sets of request ids"
+FIELDS = ("finished_sending", "finished_recving", "failed_recving")
 GROUPS = frozenset({Trait.GROUPS})
 
 
@@ -135,7 +136,15 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
     [
         ("request_finished", [(True, None), (False, {}), (False, {"a": 1})]),
         ("get_external_cache_hit_sources", [{}, {CacheHitSource.HOST: 4}]),
-        ("get_transfer_results", [KVConnectorTransferResults(), KVConnectorTransferResults({"r"}, {"s"}, {"s"})]),
+        (
+            "get_transfer_results",
+            [
+                KVConnectorTransferResults(),
+                KVConnectorTransferResults({"r"}, {"s"}, {"s"}),
+                KVConnectorTransferResults(None, {"s"}),  # type: ignore[arg-type]
+                KVConnectorTransferResults({"r"}, None),  # type: ignore[arg-type]
+            ],
+        ),
         ("get_block_ids_with_load_errors", [set(), frozenset({1, 2})]),
         ("get_finished_count", [None, 0, 2]),
         ("build_connector_meta", [KVConnectorMetadata()]),
@@ -143,6 +152,42 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
 )
 def test_what_the_contract_allows_has_the_shape(name: str, answers: list[Any]) -> None:
     assert all(SHAPES[name].holds(answer) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("request_finished", [None, (True,), [True, None], (1, None), (None, {}), (True, None, None), (True, [])]),
+        ("get_external_cache_hit_sources", [None, [], {CacheHitSource.HOST: None}]),
+        (
+            "get_transfer_results",
+            [
+                None,
+                ({"r"}, {"s"}, set()),
+                *(KVConnectorTransferResults(**{name: wrong}) for name in FIELDS for wrong in ({1}, ["r"], "r")),
+                KVConnectorTransferResults(failed_recving=None),  # type: ignore[arg-type]
+            ],
+        ),
+        ("get_block_ids_with_load_errors", [None, [1], {"1"}, {1.0}]),
+        ("get_finished_count", [-1, True, 1.0, "1"]),
+        ("build_connector_meta", [None]),
+    ],
+)
+def test_what_the_contract_does_not_allow_has_not(name: str, answers: list[Any]) -> None:
+    assert not [answer for answer in answers if SHAPES[name].holds(answer)]
+
+
+@pytest.mark.parametrize("answer", [(0, False), (4, True), (4, False), (None, False)])
+def test_what_is_a_match(answer: Any) -> None:
+    assert is_match(answer) is True
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, 0, [0, False], (0,), (0, False, 1), (0, None), (0, 1), ("0", False), (-1, False), (True, False)],
+)
+def test_what_is_no_match(answer: Any) -> None:
+    assert is_match(answer) is False
 
 
 def test_where_an_object_lies_is_not_told() -> None:
