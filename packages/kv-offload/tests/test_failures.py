@@ -256,6 +256,18 @@ class TestLives:
         report(connector, late=[0])
         assert manager.resets == ["reset", "flushed"]
 
+    def test_there_is_work_while_a_job_of_before_a_reset_is_awaited(self, fenced):
+        connector, manager = fenced()
+        manager.has_pending_work = lambda: False
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2])
+        connector.reset_cache()
+        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+        assert connector.has_pending_push_work()
+        report(connector, done=[0])
+        assert not connector.has_pending_push_work()
+
     def test_there_is_work_while_a_job_or_a_fence_is(self, fenced):
         connector, manager = fenced()
         manager.has_pending_work = lambda: False
@@ -278,6 +290,11 @@ class TestLives:
         report(connector)
         assert manager.resets == ["reset", "flushed"]
         assert not connector.has_pending_push_work()
+
+    def test_a_reset_at_rest_is_over_at_once(self, fenced):
+        connector, manager = fenced()
+        connector.reset_cache()
+        assert manager.resets == ["reset", "flushed"]
 
     def test_a_schedule_that_was_not_finished(self, fenced, caplog):
         connector, manager = fenced()

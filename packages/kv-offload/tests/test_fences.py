@@ -71,6 +71,12 @@ class TestFences:
         connector.on_new_request(e)
         assert connector.build_connector_meta(output).jobs_to_flush == {0, 1, 2}
 
+    def test_who_was_never_announced_waits_too(self, fenced):
+        connector, _ = fenced()
+        connector.request_finished(self.begin(connector), [1, 2])
+        connector.update_state_after_alloc(Request("unknown", [9]), Blocks([2, 8]), 0)
+        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+
     def test_who_is_preempted_or_replaced_frees_its_blocks_in_the_same_step(self, fenced):
         for output in (
             step(new=[("b", ([2],))], counts={"b": 1}, preempted="a"),
@@ -259,6 +265,11 @@ def test_which_blocks_of_a_table_may_be_written():
     tables = [1, 2, 3, 4], [5, 6], [0, 7, 8]  # nobody knows how far the second one's were hit
     for local, blocks in ((0, {1, 2, 3, 4, 5, 6, 7, 8}), (8, {3, 4, 5, 6, 7, 8}), (16, {5, 6, 8})):
         assert fresh_blocks(layout, tables, local) == blocks
+
+
+def test_a_block_in_which_a_hit_ends_is_written_after_it():
+    layout = Layout((Group(0, FULL, 4, 1, 2), Group(1, WINDOW, 4, 1, 2, 9)), 2, 4)
+    assert fresh_blocks(layout, ([1, 2, 3], [4, 5, 6]), 6) == {2, 3, 5, 6}
 
 
 def test_who_is_told_all_of_its_blocks_and_who_got_more():

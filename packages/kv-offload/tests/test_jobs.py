@@ -224,6 +224,22 @@ def test_check_sees_a_store_that_its_request_does_not_know_of():
         book.check()
 
 
+def test_stores_of_a_request_come_the_oldest_first():
+    book, owner, other = JobBook(1), Owner("a"), Owner("b")
+    ids = [book.begin_store(owner if number in (1, 32, 64) else other, (), [1], 4).job_id for number in range(65)]
+    assert [job.job_id for job in book.stores_of(owner)] == [ids[1], ids[32], ids[64]]
+
+
+def test_a_reset_has_nobody_wait_for_a_copy_that_was_given_up():
+    book, owner = JobBook(1), Owner("a")
+    for block in (1, 2):
+        book.begin_store(owner, (), [block], 4)
+    book.report(0, 1, 1, 1)
+    assert book.begin_reset() == [1]
+    assert {*book.stale} == {0, 1}
+    book.check()
+
+
 def test_kinds():
     book, owner = JobBook(1), Owner("a")
     assert book.begin_load(owner, (), [1], is_async=True).kind is JobKind.LOAD

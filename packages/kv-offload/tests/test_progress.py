@@ -49,3 +49,12 @@ def test_there_is_more_where_a_chunk_of_any_group_was_not_offered(sizes_and_curs
         of_group.cursor = cursor
     ends = [(cursor + 1) * size for size, cursor in sizes_and_cursors]
     assert progress.has_more(tokens) is any(end <= tokens for end in ends)
+
+
+def test_the_first_token_in_some_blocks_may_be_of_any_group():
+    progress = Progress(Layout((Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 8, 1, 2, 9)), 4, 8), ReqContext("r"))
+    progress.begin([[1, 2, 3], [0, 5]])
+    for blocks, first in (({3}, 8), ({2, 3}, 4), ({3, 5}, 8), ({5}, 8), ({4}, None)):
+        assert progress.first_token_in(blocks) == first
+    progress.begin([[1, 2, 3], [4, 5]])
+    assert progress.first_token_in({3, 4}) == 0
