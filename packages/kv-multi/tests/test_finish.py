@@ -44,6 +44,12 @@ def test_the_first_key_says_with_whom(last, named):
     assert str(caught.value) == f"kv_transfer_params: connectors {named}"
 
 
+def test_two_that_say_the_same_under_one_key_clash_too():
+    with pytest.raises(ParamsClashError) as caught:
+        merge_params({"one": {"a": 1}, "two": {"a": 1}})
+    assert str(caught.value) == "kv_transfer_params: connectors 'one' and 'two' both set 'a'"
+
+
 def test_a_clash_names_both(scheduler):
     multi, first, second, third = scheduler(
         child(answers={"request_finished": (False, {"a": 1})}),

@@ -290,3 +290,19 @@ def test_after_the_load_was_reported_every_child_gets_the_blocks(scheduler):
     multi.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
     multi.request_finished(R, [1, 2])
     assert [one.calls[-1] for one in children] == [("request_finished", R, [1, 2])] * len(children)
+
+
+def test_after_another_life_began_every_child_gets_the_blocks(scheduler):
+    multi, *children = scheduler()
+    start(multi, children, loader=1)
+    multi.on_new_request(R)
+    multi.request_finished(R, [1, 2])
+    assert [one.calls[-1] for one in children] == [("request_finished", R, [1, 2])] * len(children)
+
+
+def test_a_load_within_an_earlier_step_is_not_lost_with_its_child():
+    reports = LoadReports()
+    reports.expect({"r": PlannedLoad(1, False, (3,))})
+    reports.expect({"s": PlannedLoad(1, False, (4,))})
+    reports.abandon(1)
+    assert reports.take_failed_blocks() == {4}

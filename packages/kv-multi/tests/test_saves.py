@@ -74,6 +74,17 @@ def test_another_life_of_an_id(worker):
     assert report(multi, children, [], [], ["r"]) == {"r"}
 
 
+def test_another_life_is_not_reported_with_the_end_of_the_one_before():
+    reports = SaveReports()
+    reports.expect({"r": (0,), "s": (0,)})
+    reports.abandon(0)
+    reports.expect({"r": (1,)})
+    reports.check(2)
+    assert reports.take() == {"s"}
+    reports.report(1, ["r"])
+    assert reports.take() == {"r"}
+
+
 def test_a_life_begins_with_clean_books(scheduler):
     """The engine gave up on the first life of the id without a report."""
     multi, first, second = scheduler()

@@ -7,7 +7,7 @@ from kv_api import KVError
 
 
 class ParamsClashError(KVError, RuntimeError):
-    """Two children want to put different things under one key of a request's output."""
+    """Two children want to put something under one key of a request's output."""
 
 
 def merge_params(by_child: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
