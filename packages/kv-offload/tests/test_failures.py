@@ -198,6 +198,20 @@ class TestFailures:
         report(connector, done=[0], failed=[0])
         assert {*manager.resident} == {*keys(b, 3)}
 
+    def test_a_load_from_before_a_reset_spoils_what_its_request_stored_since(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=1 << 20)
+        a = self.begin(connector, manager, tokens=16, chunks=2, n=8)
+        a.num_computed_tokens = 8
+        connector.build_connector_meta(step(new=[("a", ([1, 2, 3, 4],))], counts={"a": 8}))
+        connector.reset_cache()
+        a.num_computed_tokens = 16
+        a.tokens.append(16)
+        meta = connector.build_connector_meta(step(more=[("a", ([5],))], counts={"a": 1}))  # before the first came back
+        assert meta.store_jobs[2].src_spec == gpu(1, 2, 3, 4)
+        report(connector, done=[0], failed=[0])
+        report(connector, done=[1, 2])
+        assert not (manager.resident or manager.storing)
+
 
 class TestLives:
     def test_an_id_comes_back_while_its_jobs_run(self, fenced):

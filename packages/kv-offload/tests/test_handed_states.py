@@ -298,3 +298,13 @@ def test_nothing_is_pinned_without_a_pool():
     pins.pin(3, [4])
     with pytest.raises(AssertionError, match="jobs \\[3\\] have ended, and their blocks are pinned"):
         pins.check([2])
+
+
+def test_at_a_shutdown_every_job_lets_go_of_its_blocks():
+    pins, pool = Pins(), Pool()
+    pins.bind(pool)
+    pins.pin(3, [4])
+    pins.pin(5, [4, 6])
+    pins.unpin_all()
+    assert not pool.held
+    pins.check(())

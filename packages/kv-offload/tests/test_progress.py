@@ -58,3 +58,12 @@ def test_the_first_token_in_some_blocks_may_be_of_any_group():
         assert progress.first_token_in(blocks) == first
     progress.begin([[1, 2, 3], [4, 5]])
     assert progress.first_token_in({3, 4}) == 0
+
+
+def test_who_lost_its_blocks_begins_at_its_first_token():
+    progress = Progress(Layout((Group(0, FULL, 4, 1, 1),), 4, 4), ReqContext("r"))
+    progress.begin([[1, 2]])
+    progress.pass_over([2], {}, 99, 8)
+    assert (progress.has_more(8), progress.next_end) == (False, 12)
+    progress.lose_blocks()
+    assert (progress.has_blocks, progress.has_more(8), progress.next_end) == (False, True, 0)
