@@ -220,6 +220,18 @@ def test_events_are_collected_by_child(worker):
     assert worker()[0].get_kv_connector_kv_cache_events() is None
 
 
+def test_a_worker_without_events_counts():
+    """Or what one of two workers saw would be what all of them saw."""
+    reports = [output_of(x=Events(A)), output_of(x=Events())]
+    joined = KVOutputAggregator(2).aggregate_reports(reports).kv_cache_events
+    assert joined.aggregate().get_all_events() == []
+
+
+def test_a_container_without_events_is_one(worker):
+    multi, *_ = worker(child(answers={"get_kv_connector_kv_cache_events": Events()}), child())
+    assert set(multi.get_kv_connector_kv_cache_events().containers) == {"Scripted0"}
+
+
 def test_events_of_all_workers_are_joined_by_child():
     reports = [output_of(x=Events(A, B)), output_of(y=Events(A), x=Events(A, C)), output_of(y=Events(A))]
     reports = pickle.loads(pickle.dumps(reports))

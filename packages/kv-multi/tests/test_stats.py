@@ -12,7 +12,7 @@ from kv_multi_scripted import Count, Text, child
 
 import kv_factory
 from kv_multi import MultiConnector, MultiKVConnectorStats
-from kv_multi.stats import QuarantineStats
+from kv_multi.stats import Origin, QuarantineStats
 
 
 def multi_stats(**counts):
@@ -45,6 +45,13 @@ def test_aggregate_reset_and_empty():
     stats["c"] = Count({"n": 1})
     assert not stats.is_empty()
     assert multi_stats().is_empty()
+
+
+def test_a_sum_knows_the_class_of_every_child():
+    here, there = Origin("Here"), Origin("There", "a.module")
+    stats = MultiKVConnectorStats({"a": Count({"n": 1})}, {"a": here})
+    stats.aggregate(MultiKVConnectorStats({"a": Count({"n": 1}), "b": Count({"n": 1})}, {"a": there, "b": there}))
+    assert stats.origins == {"a": here, "b": there}
 
 
 def test_who_is_switched_off_on_any_side_is_told():
