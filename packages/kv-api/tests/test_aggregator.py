@@ -223,6 +223,13 @@ def test_reports_of_a_failed_step_join_the_next_one_without_their_events() -> No
     assert aggregator.aggregate_reports([]).is_empty()
 
 
+def test_the_count_of_a_failed_step_is_older_than_that_of_the_next_one() -> None:
+    aggregator = KVOutputAggregator(1)
+    aggregator.ft_defer_kv_connector_outputs([KVConnectorOutput(expected_finished_count=3)])
+    joined = aggregator.aggregate_reports([KVConnectorOutput(expected_finished_count=2)])
+    assert joined.expected_finished_count == 2
+
+
 def test_a_count_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^expected_finished_count: at least 1, got 0$"):
         KVOutputAggregator(0)
