@@ -223,6 +223,13 @@ def test_reports_of_a_failed_step_join_the_next_one_without_their_events() -> No
     assert aggregator.aggregate_reports([]).is_empty()
 
 
+def test_reports_of_a_failed_step_join_once() -> None:
+    aggregator = KVOutputAggregator(1)
+    aggregator.ft_defer_kv_connector_outputs([KVConnectorOutput(finished_recving={"a"})])
+    assert aggregator.aggregate_reports([]).finished_recving == {"a"}
+    assert aggregator.aggregate_reports([]).is_empty()
+
+
 def test_the_count_of_a_failed_step_is_older_than_that_of_the_next_one() -> None:
     aggregator = KVOutputAggregator(1)
     aggregator.ft_defer_kv_connector_outputs([KVConnectorOutput(expected_finished_count=3)])

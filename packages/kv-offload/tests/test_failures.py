@@ -206,7 +206,8 @@ class TestFailures:
         connector.reset_cache()
         a.num_computed_tokens = 16
         a.tokens.append(16)
-        meta = connector.build_connector_meta(step(more=[("a", ([5],))], counts={"a": 1}))  # before the first came back
+        # before the first step came back
+        meta = connector.build_connector_meta(step(more=[("a", ([5],))], counts={"a": 1}))
         assert meta.store_jobs[2].src_spec == gpu(1, 2, 3, 4)
         report(connector, done=[0], failed=[0])
         report(connector, done=[1, 2])
@@ -304,6 +305,22 @@ class TestLives:
         report(connector)
         assert manager.resets == ["reset", "flushed"]
         assert not connector.has_pending_push_work()
+
+    def test_after_a_reset_what_could_not_be_loaded_may_be(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(9))
+        fill(manager, a, 2)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
+        connector.update_state_after_alloc(a, Blocks([1, 2]), 8)
+        connector.build_connector_meta(step())
+        report(connector, done=[0], failed=[0])
+        fill(manager, a, 2)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        connector.build_connector_meta(step())
+        connector.reset_cache()
+        fill(manager, a, 2)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)
 
     def test_a_reset_at_rest_is_over_at_once(self, fenced):
         connector, manager = fenced()
