@@ -73,8 +73,9 @@ def test_only_events_of_every_worker_are_common() -> None:
     assert repr(aggregator) == "<KVEventAggregator workers=3 events=3>"
     aggregator.reset_workers()
     assert aggregator.get_common_events() == [gone, kv_api.AllBlocksCleared()]
+    aggregator.increment_workers()
     aggregator.clear_events()
-    assert aggregator.get_all_events() == []
+    assert (aggregator.get_all_events(), aggregator.get_number_of_workers()) == ([], 2)
 
 
 def test_the_event_aggregator_refuses_nonsense() -> None:
@@ -607,6 +608,7 @@ def test_config_info_makes_labels_of_fields() -> None:
     assert Info.config_info_keys() == ("policy", "limit")
     assert Info("lru").as_config_info() == {"policy": "lru", "limit": "None"}
     assert Info("lru", 3).as_config_info() == {"policy": "lru", "limit": 3}
+    assert Info("", 0).as_config_info() == {"policy": "", "limit": 0}
 
 
 def test_writers_of_a_page_take_turns() -> None:

@@ -228,6 +228,20 @@ class TestStores:
         assert len(manager.storing) == 11
         assert steps == [0, 2, 5, 11, 13, 16, 21, 30]  # 1, 2, 4 steps are passed over, and again from 1 on
 
+    def test_after_a_reset_it_is_offered_again_at_once(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 0
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        run(connector, a, list(range(1, 41)), count=4)
+        for _ in range(3):  # in the second it is offered again, and then two steps are passed over
+            connector.build_connector_meta(step(more=[("a", None)], counts={"a": 4}))
+            a.num_computed_tokens += 4
+        connector.reset_cache()
+        manager.capacity = 1000
+        connector.build_connector_meta(step(more=[("a", None)], counts={"a": 4}))
+        assert len(manager.storing) == 5
+
     def test_what_is_there_is_left_out(self, fenced):
         connector, manager = fenced()
         a = Request("a", range(12))
