@@ -157,6 +157,17 @@ def test_a_request_stores_the_end_of_its_prompts_window(make, manager, shared, b
     assert job.gpu_spec.block_ids.tolist()[10:] == blocks
 
 
+def test_what_others_share_counts_as_far_as_it_may_be_stored(make):
+    connector = make(hold_blocks="never", retention=0, cache=kv_cache_config(((FULL, 16, 0), (WINDOW, 4, 13))))
+    a = Request("a", range(40), params={"max_offload_tokens": 24})
+    connector.on_new_request(a)
+    a.shared_prefix_boundary = 32
+    connector.get_num_new_matched_tokens(a, 0)
+    tables = [1, 2, 3], [*range(11, 21)]
+    (job,) = connector.build_connector_meta(step(new=[("a", tables)], counts={"a": 40})).store_jobs.values()
+    assert job.gpu_spec.block_ids.tolist() == [1, 12, 13, 14]
+
+
 NOWHERE = Ends(0, 0)
 
 

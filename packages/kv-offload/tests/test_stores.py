@@ -145,6 +145,15 @@ class TestStores:
         stats = connector.get_kv_connector_stats()
         assert stats.data["data"][ALLOCATION_FAILURE] == {(): 2}
 
+    def test_every_refusal_of_the_medium_is_counted(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        a = Request("a", range(17))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3, 4, 5])
+        assert manager.log == [("refused", 4), ("refused", 2)]
+        assert connector.get_kv_connector_stats().data["data"][ALLOCATION_FAILURE] == {(): 2}
+
     def test_stores_of_a_step_are_offered_together_until_one_has_no_room(self, fenced):
         connector, manager = fenced()
         manager.capacity = 5
