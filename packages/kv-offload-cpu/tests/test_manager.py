@@ -86,6 +86,13 @@ def test_an_offer_does_not_evict_its_own_chunks(make, keys, store, policy):
     assert manager.prepare_store(keys([0, 1, 8, 9]), ONE).evicted_keys in (keys([2, 3]), keys([3, 2]))
 
 
+def test_a_chunk_of_an_offer_that_is_loading_takes_no_room_twice(make, keys, store, policy):
+    manager = make(4, policy)
+    store(manager, range(4))
+    manager.prepare_load(keys([0]), ONE)
+    assert manager.prepare_store(keys([0, 10, 11, 12]), TWO).keys_to_store == keys([10, 11, 12])
+
+
 def test_an_offer_that_needs_its_own_chunks_room_is_refused(make, keys, store, policy):
     manager = make(4, policy)
     store(manager, range(4))
@@ -108,6 +115,18 @@ def test_completions_of_what_nobody_stores_are_ignored(make, keys, store):
     manager.complete_store(keys([0, 7]), ONE, success=False)
     assert manager.lookup(keys([0])[0], ONE) is LookupResult.HIT
     assert manager.lookup(keys([7])[0], ONE) is LookupResult.MISS
+
+
+def test_stores_may_end_otherwise_than_they_began(make, keys):
+    manager = make(4)
+    manager.prepare_store(keys([0, 1]), ONE)
+    manager.prepare_store(keys([2, 3]), ONE)
+    manager.complete_store(keys([0, 2]), ONE)
+    manager.check()
+    for ended in ([0, 1], [2, 3]):
+        manager.complete_store(keys(ended), ONE)
+    manager.check()
+    assert manager.lookup_prefix(keys(range(4)), ONE) == (4, LookupResult.HIT)
 
 
 def test_touch_is_a_use(make, keys, store):

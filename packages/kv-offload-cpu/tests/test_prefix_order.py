@@ -56,6 +56,17 @@ def test_batches_that_come_in_another_order(make, keys, store, recency, context,
     assert evict_all(manager, keys, 4) == keys([3, 2, 1, 0] if is_known else [1, 0, 3, 2])
 
 
+def test_what_came_late_is_put_in_order_when_the_request_ends(make, keys, store, recency):
+    """Only then, and never again: who has ended tells nobody where its chunks lie."""
+    manager, request = make(4, recency), ReqContext("backwards")
+    for place, key in enumerate(keys(range(4))):
+        request.set_offload_key_position(key, 16 * (place + 1))
+    store(manager, [2, 3], request)
+    store(manager, [0, 1], request)
+    manager.on_request_finished(request)
+    assert evict_all(manager, keys, 4) == keys([3, 2, 1, 0])
+
+
 def test_batches_that_complete_in_another_order(make, keys, recency):
     manager, context = make(4, recency), ReqContext("long")
     manager.prepare_store(keys([0, 1]), context)

@@ -1,5 +1,7 @@
 """Resets and drops while jobs run: nothing old is served, and no slot is handed out under a running job."""
 
+from random import Random
+
 import pytest
 
 from kv_api import LookupResult, ReqContext
@@ -49,6 +51,28 @@ def test_late_completions_lift_the_fences_as_well(busy, keys):
     busy.complete_load(keys([0]), OLD)
     assert free_slots(busy, keys, [6]) == [0]
     busy.on_reset_flushed()
+
+
+def test_a_stale_store_that_fails_lifts_its_fence_too(busy, keys):
+    busy.reset_cache()
+    busy.complete_store(keys([2]), OLD, success=False)
+    assert free_slots(busy, keys, [7, 8, 9]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_reset_nothing_is_remembered_of_who_was_used(make, store, keys, policy, seed):
+    def feed():
+        random, evicted = Random(seed), []
+        for _ in range(40):
+            number = random.randrange(12)
+            evicted += store(manager, [number])
+        return evicted
+
+    manager = make(5, policy)
+    before = feed()
+    manager.reset_cache()
+    manager.on_reset_flushed()
+    assert feed() == before
 
 
 def test_a_stale_store_does_not_complete_a_new_one_of_the_same_chunk(busy, keys):
