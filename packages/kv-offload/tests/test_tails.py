@@ -226,6 +226,15 @@ class TestWhatKeepsTheBytes:
         assert tail_jobs(go_on(connector, a)) == []
         assert not pool.held
 
+    def test_nor_for_what_the_medium_has(self, tails):
+        connector, manager = tails(hold_blocks="always")
+        pool, a = Pool(), request()
+        connector.bind_gpu_block_pool(pool)
+        begin(connector, a)
+        manager.resident[tail(a)[1]] = 7
+        go_on(connector, a)
+        assert pool.held == {"block 2": 1, "block 15": 1}
+
     def test_without_a_pool_that_pins_nothing_is_stored(self, tails):
         connector, _ = tails(hold_blocks="always")
         a = request()
@@ -271,6 +280,15 @@ class TestAtTheEnd:
         assert connector.register_finished_partial_tail(a, TABLES, self.OFFERS) is False
         assert connector.request_finished_all_groups(a, TABLES) == (False, None)
         assert connector.build_connector_meta(step(finished=["a"])) == plan()
+
+    def test_the_blocks_are_held_for_any_of_its_tails(self, tails):
+        connector, manager = tails(hold_blocks="always")
+        a = request()
+        begin(connector, a)
+        manager.capacity = 3
+        offers = [(1, 4, 10), (2, 5, 10), *self.OFFERS]
+        assert connector.register_finished_partial_tail(a, TABLES, offers) is True
+        assert manager.log == [("refused", 3)]
 
     def test_events_tell_of_it(self, tails):
         connector, _ = tails(self_describing_kv_events=True)
