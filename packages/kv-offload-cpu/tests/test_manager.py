@@ -121,8 +121,9 @@ def test_stores_may_end_otherwise_than_they_began(make, keys):
     manager = make(4)
     manager.prepare_store(keys([0, 1]), ONE)
     manager.prepare_store(keys([2, 3]), ONE)
-    manager.complete_store(keys([0, 2]), ONE)
+    manager.complete_store(keys([2, 1]), ONE)  # as many as the first, and the same last one
     manager.check()
+    assert [manager.lookup(key, ONE) is LookupResult.HIT for key in keys(range(4))] == [False, True, True, False]
     for ended in ([0, 1], [2, 3]):
         manager.complete_store(keys(ended), ONE)
     manager.check()
