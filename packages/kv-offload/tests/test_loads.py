@@ -157,6 +157,15 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(b, 0) == (8, False)
         connector.build_connector_meta(step())
 
+    def test_what_is_too_much_for_a_step_takes_nothing_of_its_budget(self, fenced):
+        connector, manager = fenced(sync_load_budget_bytes=2 * 32)
+        a, b = Request("a", range(17)), Request("b", range(9))
+        fill(manager, a, 4)
+        for request, expected in ((a, (16, True)), (b, (8, False))):
+            connector.on_new_request(request)
+            assert connector.get_num_new_matched_tokens(request, 0) == expected
+        connector.build_connector_meta(step())
+
     def test_never_in_the_step_with_several_groups(self, make, manager):
         connector = make(sync_load_budget_bytes=1 << 30, cache=kv_cache_config(((FULL, 4, 0), (FULL, 4, 0))))
         a = Request("a", range(9))
