@@ -148,6 +148,20 @@ def test_a_failed_copy_is_a_failed_result_and_the_next_one_runs(engine, gate, ca
     assert caplog.record_tuples == [("kv_offload_cpu", ERROR, "load job 1 failed: OSError: torn")]
 
 
+def test_who_waits_for_a_copy_is_woken_also_if_it_fails(engine, gate, monkeypatch):
+    gate.failing = {16}
+    engine.submit(1, LOAD, page(1))
+    wait = engine._changed.wait
+
+    def wait_a_while():
+        gate.open.set()  # not before, or it would have ended by now
+        assert wait(10), "nobody was told of the end"
+
+    monkeypatch.setattr(engine._changed, "wait", wait_a_while)
+    engine.wait([1])
+    assert [(result.job_id, result.success) for result in engine.poll()] == [(1, False)]
+
+
 def test_a_result_has_the_bytes_and_the_time(engine, gate):
     begin = perf_counter()
     engine.submit(1, STORE, page(1))
