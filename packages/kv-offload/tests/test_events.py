@@ -101,6 +101,26 @@ def test_each_group_is_told_as_it_is(is_describing):
     ]
 
 
+def test_who_changes_an_event_changes_no_other():
+    translating = translator()
+    for _ in range(2):
+        (stored,) = told(translating, [(1, 0)], removed=False)
+        assert (stored.block_hashes, stored.token_ids) == ([A.block_hashes[1]], [*range(4, 8)])
+        stored.block_hashes.clear()
+        stored.token_ids.clear()
+
+
+def test_what_left_and_came_back_at_once_is_told_with_its_tokens():
+    translating, (chunk,) = translator(), [key(A, 1)]
+    told(translating, [(1, 0)], removed=False)
+    events = [OffloadingEvent([chunk], Medium.CPU, removed=removed) for removed in (True, False)]
+    left, back = translating.translate(events)
+    assert left == BlockRemoved([A.block_hashes[1]], "CPU", group_idx=0)
+    assert (back.block_hashes, back.token_ids) == ([A.block_hashes[1]], [*range(4, 8)])
+    told(translating, [(1, 0)], removed=True)
+    assert chunk not in translating._payloads
+
+
 @pytest.mark.parametrize(
     ("locality", "name"), [(None, None), (Locality.LOCAL, "disk"), (Locality.REMOTE, "far"), (None, "near")]
 )
