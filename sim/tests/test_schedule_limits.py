@@ -8,11 +8,14 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import AHEAD, RequestSpec, Turn, most_tokens
 from kv_sim.examples.catalogue import LATER
 from kv_sim.failures.limits import MOST_OF_A_WORLD, MOST_TOKENS
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule
 from kv_sim.fuzz import replay
 from kv_sim.watching.log import describe
+from kv_sim.world import World
 
 HUGE = 10**11
 SPEC = {
@@ -62,13 +65,13 @@ def test_a_size_of_a_world_is_not_too_large(name: str) -> None:
     ("changes", "message"),
     [
         (
-            {"world": {"num_blocks": 1 << 16, "block_size": 17}},
-            "line 1: world: tokens of num_blocks of block_size: at most 1048576, got 1114112",
+            {"world": {"num_blocks": 1 << 20, "block_size": 17}},
+            "line 1: world: tokens of num_blocks of block_size: at most 16777216, got 17825792",
         ),
         (
-            {"world": {"num_blocks": 1, "host_slots": 1 << 20, "layers": 8, "tp_size": 2, "pp_size": 2}},
-            "line 1: world: words of num_blocks and host_slots in all layers and ranks: at most 134217728, "
-            "got 134217856",
+            {"world": {"num_blocks": 1, "host_slots": 1 << 24, "layers": 4, "tp_size": 2, "pp_size": 2}},
+            "line 1: world: words of num_blocks and host_slots in all layers and ranks: at most 1073741824, "
+            "got 1073741888",
         ),
         ({"subject": {"keeps_from": 101}}, "line 1: subject.keeps_from: at most 100, got 101"),
         ({"spec": {"shared_tokens": HUGE}}, f"line 2: add.spec.shared_tokens: at most {MOST_TOKENS}, got {HUGE}"),
@@ -98,6 +101,34 @@ def test_what_would_never_end_is_refused(changes: dict[str, Any], message: str) 
 def test_the_longest_request_is_read() -> None:
     assert read(spec={"shared_tokens": MOST_TOKENS - 3}).history
     assert read(spec={"shared_tokens": MOST_TOKENS - 8, "turns": [TURN]}).history
+
+
+def test_a_recorded_server_is_no_world_too_large() -> None:
+    """Eight GPUs with 1.6 million tokens of KV, and 16 TiB of host memory in slots of two megabytes."""
+    world = {"num_blocks": 100_000, "block_size": 16, "tp_size": 8, "layers": 1, "host_slots": 1 << 20}
+    assert read(world, spec={"shared_tokens": 1_000_000}).config.num_blocks == 100_000
+
+
+@pytest.mark.parametrize(
+    ("turns", "most"), [(None, 5 + 2), ((Turn(3, 4, HUGE),), 5 + 2 + 3 + 4), ((Turn(3, 4, 4),) * 2, 5 + 2 + 14)]
+)
+def test_a_request_is_written_down_as_far_as_it_can_come(turns: tuple[Turn, ...] | None, most: int) -> None:
+    """And not as far as a large engine could let it: the story of one would take seconds."""
+    spec = RequestSpec("r1", 0, 4, 1, 2, HUGE, turns=turns)
+    assert most_tokens(spec, HUGE) == most + AHEAD
+    assert most_tokens(spec, most + AHEAD - 1) == most + AHEAD - 1
+    large = WorldConfig(num_blocks=100_000, block_size=16)
+    request = World(large, LATER).engine.add(spec)
+    assert {len(story.tokens) for story in request.stories} == {most + AHEAD}
+
+
+def test_the_last_step_of_a_large_world_is_written_down() -> None:
+    """Steps that run ahead, and drafts, go beyond the last token that the request samples."""
+    world = {"num_blocks": 100_000, "block_size": 16, "max_step_tokens": 64, "spec_tokens": 64, "run_ahead": 64}
+    spec = {"shared_tokens": 200, "output_tokens": 9, "max_tokens": HUGE}
+    schedule = read(world, None, spec, *[{"action": "step"}] * 9)
+    _, violation = replay(schedule.subject, schedule.config, schedule.history)
+    assert violation is None
 
 
 def test_numbers_that_are_only_compared_may_be_any() -> None:

@@ -15,7 +15,7 @@ from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
@@ -92,7 +92,9 @@ class Engine:
 
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        request = SimRequest(spec, self.config.block_size, self.config.max_model_len, self.config.hashes_per_block)
+        config = self.config
+        most = most_tokens(spec, config.max_model_len)
+        request = SimRequest(spec, config.block_size, most, config.hashes_per_block)
         self.mirror.know(request)
         self.scheduler.add_request(request)
         return request

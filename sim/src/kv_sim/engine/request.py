@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -105,6 +105,17 @@ class RequestSpec:
         return tuple(2000 + mix(root | position) % 997 for position in range(count))
 
 
+AHEAD: Final = 1 << 13
+"""More tokens than steps under way, with drafts, go beyond the last one of a request."""
+
+
+def most_tokens(spec: RequestSpec, max_model_len: int) -> int:
+    """How many tokens a request can come to: each of them is written down when it arrives."""
+    turns = spec.turns or ()
+    told = spec.shared_tokens + spec.own_tokens + sum(turn.tokens for turn in turns)
+    return min(max_model_len, told + sum(asked.output_tokens for asked in (spec, *turns)) + AHEAD)
+
+
 class Story(NamedTuple):
     """All that a request will hold in one turn, as far as a model could go."""
 
@@ -143,7 +154,7 @@ class SimRequest:
     turns_arrived = 0
     """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
 
-    def __init__(self, spec: RequestSpec, block_size: int, max_model_len: int, hashes_per_block: int = 1) -> None:
+    def __init__(self, spec: RequestSpec, block_size: int, most_tokens: int, hashes_per_block: int = 1) -> None:
         self.spec = spec
         self.hashes_per_block = hashes_per_block
         self.request_id = spec.request_id
@@ -157,7 +168,7 @@ class SimRequest:
         for number in range(len(spec.turns or ()) + 1):
             if number:
                 prompt = (*prompt, *spec.said_in(number))
-            self.stories.append(self._tell(prompt, max_model_len))
+            self.stories.append(self._tell(prompt, most_tokens))
             prompt = tuple(self.stories[-1].tokens[: len(prompt) + spec.asked_in(number).output_tokens - 1])
         self._take_up(spec)
 

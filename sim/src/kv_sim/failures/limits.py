@@ -1,7 +1,7 @@
 """How large the numbers of a schedule file may be: what is larger outlasts anybody's patience, or memory.
 
-Worlds are small on purpose, so the limits are far above what any history needs. A number that isn't here may be
-any: it is only compared with.
+Worlds that are drawn are small on purpose. One that was recorded is as large as its server was, so the limits are
+above any server's. A number that isn't here may be any: it is only compared with.
 """
 
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ from kv_sim.config import WorldConfig
 from kv_sim.strict import Bad
 
 MOST_OF_A_WORLD: Final[Mapping[str, int]] = {
-    "num_blocks": 1 << 16,
+    "num_blocks": 1 << 20,
     "block_size": 1 << 12,
     "layers": 1 << 8,
     "tp_size": 1 << 6,
     "pp_size": 1 << 6,
     "run_ahead": 1 << 6,
     "spec_tokens": 1 << 6,
-    "host_slots": 1 << 20,
+    "host_slots": 1 << 24,
 }
-MOST_BLOCK_TOKENS: Final = 1 << 20
+MOST_BLOCK_TOKENS: Final = 1 << 24
 """Of all GPU blocks together. What a request could ever hold is written down when it arrives."""
-MOST_WORDS: Final = 1 << 27
-"""Of the memory of all ranks: a gibibyte."""
+MOST_WORDS: Final = 1 << 30
+"""Of the memory of all ranks: eight gibibytes."""
 MOST_KEEPS_FROM: Final = 100
-MOST_TOKENS: Final = 1 << 17
+MOST_TOKENS: Final = 1 << 22
 """Of a request, with all of its turns."""
 
 
