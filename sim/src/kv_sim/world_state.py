@@ -12,6 +12,7 @@ from typing import Any
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.ending import Ending
+from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec
@@ -41,6 +42,7 @@ class WorldState:
         self.coverage = Coverage()
         self.history: list[Action] = []
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
+        self.tickets = Tickets(config, self.referee, is_on=subject.serves_peers)
         self.ending = Ending()
         self._digest = blake2b(digest_size=16)
         self._observe = observe
@@ -244,3 +246,4 @@ class WorldState:
             self.counted.take(answer)
         if self._observe is not None:
             self._observe(side, name, args, answer)
+        self.tickets.hear(name, args, answer)

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from kv_api import KVCacheBlocks, KVCacheConfig, KVCaches, KVConnectorTransferResults, Request, VllmConfig
+from kv_api import (
+    ForwardContext,
+    KVCacheBlocks,
+    KVCacheConfig,
+    KVCaches,
+    KVConnectorTransferResults,
+    Request,
+    VllmConfig,
+)
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.ticket import Ticket
 from kv_p2p.pulling.wire import Wire
@@ -77,3 +85,55 @@ class AbortFreesTarget(RoutedP2PConnector):
     """A request that is aborted while it is pulled gives its blocks back before the last of them has arrived."""
 
     worker_class = _DropsAborted
+
+
+class _LeavesABlock(RoutedSchedulerSide):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        more, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        size = self._shape.block_size
+        return (more - size, is_async) if more and more > size else (more, is_async)
+
+
+class LeavesABlock(RoutedP2PConnector):
+    """Of what a ticket is for the last block is never pulled, and computed once more."""
+
+    scheduler_class = _LeavesABlock
+
+
+class _HoldsWholeBlocks(RoutedSchedulerSide):
+    def _is_to_be_held(self, request: Request, blocks: tuple[int, ...]) -> bool:
+        ends_within = request.num_prompt_tokens % self._shape.block_size
+        return not ends_within and super()._is_to_be_held(request, blocks)
+
+
+class HoldsWholeBlocks(RoutedP2PConnector):
+    """A prompt that ends within a block is never held, although it is wanted."""
+
+    scheduler_class = _HoldsWholeBlocks
+
+
+class _FailsWhatCame(TimedP2PWorkerSide):
+    def _end_pull(self, request_id: str, results: KVConnectorTransferResults) -> Any:
+        pulling = super()._end_pull(request_id, results)
+        if pulling is not None and len(pulling.pull.block_ids) > 2:
+            results.failed_recving.add(request_id)
+            self._unfilled.update(pulling.pull.block_ids)
+        return pulling
+
+
+class FailsWhatCame(RoutedP2PConnector):
+    """A long pull that filled all of its blocks is reported as failed, so that its prompt is computed."""
+
+    worker_class = _FailsWhatCame
+
+
+class _Impatient(TimedP2PWorkerSide):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        self._held = {request_id: (hold, end - 4) for request_id, (hold, end) in self._held.items()}
+
+
+class HoldsEndEarly(RoutedP2PConnector):
+    """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
+
+    worker_class = _Impatient

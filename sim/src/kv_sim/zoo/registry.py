@@ -120,6 +120,10 @@ _HANDED_OVER: Final = (
     plant(pulls.TicketTakenAgain, "", _I.LIVENESS, P2P),
     plant(pulls.BrokenPullIsFine, "LMCache#3388", _I.CONTENT, P2P),
     plant(pulls.AbortFreesTarget, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT),
+    plant(pulls.LeavesABlock, "", _I.HITS, P2P),
+    plant(pulls.HoldsWholeBlocks, "", _I.HITS, P2P),
+    plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
+    plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED, *_HANDED_OVER)

@@ -1,0 +1,109 @@
+"""HITS, where engines serve each other: what is wanted is held, and a live ticket is good for all that is held.
+
+Nothing breaks if a connector holds nothing, refuses a ticket or takes part of it: the prompt is computed. So it is
+demanded here, in the words of vLLM's routers, and only where nobody could have a reason: the request that was held
+ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.violation import Invariant, Referee
+
+TICKET: Final = "do_remote_prefill"
+WANTED: Final = "do_remote_decode"
+
+
+@dataclass
+class Issued:
+    """A ticket, and the request whose blocks it is for."""
+
+    request: SimRequest
+    tokens: int
+    """Of its prompt."""
+    is_spent: bool = False
+    """Somebody took it, or won't."""
+
+
+class Tickets:
+    """Hears the calls of the scheduler's side, and knows which tickets are live."""
+
+    def __init__(self, config: WorldConfig, referee: Referee, *, is_on: bool) -> None:
+        self._config = config
+        self._referee = referee
+        self._is_on = is_on
+        self._issued: dict[str, Issued] = {}
+        self._brought: dict[str, Issued] = {}
+        """By request: the ticket that it came with and that it neither took nor refused yet."""
+
+    def hear(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        """The scheduler's side was called, and answered."""
+        if not self._is_on:
+            return
+        if name == "on_new_request":
+            self._arrives(args[0])
+        elif name == "get_num_new_matched_tokens":
+            self._check_match(args[0], args[1], answer[0])
+        elif name == "update_state_after_alloc":
+            self._spend(args[0].request_id)
+        elif name in ("request_finished", "request_finished_all_groups"):
+            self._spend(args[0].request_id)
+            self._ends(args[0], answer[1] or {})
+        elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
+            self._issued.clear()
+            self._brought.clear()
+
+    def _arrives(self, request: SimRequest) -> None:
+        params = request.kv_transfer_params or {}
+        issued = self._issued.get(_name_of(params)) if params.get(TICKET) else None
+        if issued is None:
+            return
+        if self._config.role == "kv_producer" or not self._is_of(issued, request):
+            issued.is_spent = True  # it will be refused
+        elif not issued.is_spent:
+            self._brought[request.request_id] = issued
+
+    def _is_of(self, issued: Issued, request: SimRequest) -> bool:
+        """Whether the prompt begins with that of the ticket, salt and adapter included."""
+        last = issued.tokens - 1
+        return last < request.num_prompt_tokens and issued.request.hashes[last] == request.hashes[last]
+
+    def _spend(self, request_id: str) -> None:
+        issued = self._brought.pop(request_id, None)
+        if issued is not None:
+            issued.is_spent = True
+
+    def _check_match(self, request: SimRequest, local: int, count: int | None) -> None:
+        issued = self._brought.get(request.request_id)
+        if issued is None or issued.is_spent or not issued.request.is_held or count is None:
+            return
+        usable = issued.tokens
+        if usable < request.num_tokens:  # only whole blocks of a longer prompt are as they will be
+            usable -= usable % self._config.block_size
+        if count < usable - local:
+            self._referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id}: {count} tokens are found after the first {local}, but its ticket "
+                f"is of request {issued.request.request_id}, whose blocks are held, and {usable - local} of its "
+                f"{issued.tokens} tokens can be pulled",
+            )
+
+    def _ends(self, request: SimRequest, ticket: dict[str, Any]) -> None:
+        if ticket.get(TICKET):
+            self._issued[_name_of(ticket)] = Issued(request, request.num_prompt_tokens)
+            return
+        is_wanted = (request.kv_transfer_params or {}).get(WANTED) and self._config.role != "kv_consumer"
+        is_there = request.num_computed_tokens >= request.num_prompt_tokens
+        if is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
+            self._referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id}: its blocks are wanted by another engine, it ended well and its "
+                "prompt is computed, but it got no ticket when it ended",
+            )
+
+
+def _name_of(ticket: dict[str, Any]) -> str:
+    """What tells a ticket from others, whatever its bearer wants besides."""
+    return repr(sorted((key, value) for key, value in ticket.items() if key not in (TICKET, WANTED)))

@@ -1,0 +1,198 @@
+"""Where engines serve each other: what is wanted is held, live tickets are used, no end is reported too early."""
+
+from typing import Any
+
+import pytest
+
+from kv_api import KVConnectorTransferResults
+from kv_p2p.pulling.worker import P2PWorkerSide
+from kv_sim.checkers.tickets import Tickets
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.examples.catalogue import P2P, SUBJECTS
+from kv_sim.fuzz import run_seed
+from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.zoo.registry import PLANTED
+
+PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "r1.1"}
+SHARED = 9
+"""Tokens of the prompt that is held: two blocks of four and one more."""
+
+
+class Heard:
+    """What a scheduler's side was called with, and answered: one request was held, and others come."""
+
+    def __init__(self, *, is_on: bool = True, **config: Any) -> None:
+        self.tickets = Tickets(WorldConfig(**config), Referee(), is_on=is_on)
+        self.held = request("r1")
+        self.held.status, self.held.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+        self.tickets.hear("request_finished", (self.held, []), (True, PARAMS))
+        self.held.is_held = True
+
+    def comes(self, name: str = "r2", params: dict[str, Any] | None = None, **spec: Any) -> SimRequest:
+        made = request(name, **spec)
+        made.kv_transfer_params = {**(PARAMS if params is None else params), "do_remote_decode": True}
+        self.tickets.hear("on_new_request", (made,), None)
+        return made
+
+    def matches(self, made: SimRequest, count: int | None, local: int = 0) -> None:
+        self.tickets.hear("get_num_new_matched_tokens", (made, local), (count, bool(count)))
+
+
+def request(name: str, *, own: int = 0, salt: str | None = None) -> SimRequest:
+    return SimRequest(RequestSpec(name, 0, SHARED, own, 1, 1, salt=salt), 4, 40)
+
+
+@pytest.mark.parametrize(("own", "local", "all_of_it"), [(0, 0, 9), (0, 4, 5), (1, 0, 8), (1, 4, 4), (7, 8, 0)])
+def test_a_live_ticket_is_good_for_all_that_is_held(own: int, local: int, all_of_it: int) -> None:
+    """Of a longer prompt for whole blocks; more may come from elsewhere, and "ask again" is no refusal."""
+    heard = Heard()
+    made = heard.comes(own=own)
+    for count in (all_of_it, all_of_it + 1, None):
+        heard.matches(made, count, local)
+    if all_of_it:
+        with pytest.raises(Violation) as raised:
+            heard.matches(made, all_of_it - 1, local)
+        assert str(raised.value) == (
+            f"HITS  request r2: {all_of_it - 1} tokens are found after the first {local}, but its ticket is of "
+            f"request r1, whose blocks are held, and {all_of_it} of its 9 tokens can be pulled"
+        )
+
+
+@pytest.mark.parametrize("ended", ["request_finished", "request_finished_all_groups"])
+@pytest.mark.parametrize("other", ["takes it", "lets it go", "ends", "has another salt"])
+def test_a_ticket_that_somebody_else_had_is_spent(other: str, ended: str) -> None:
+    heard = Heard()
+    made = heard.comes()
+    one = heard.comes("r3", salt="s" if "salt" in other else None)
+    calls = {"takes it": ("update_state_after_alloc", (one, None, 9), None)}
+    calls["lets it go"] = ("update_state_after_alloc", (one, None, 0), None)
+    one.status = Status.FINISHED_ABORTED
+    calls["ends"] = (ended, (one, []), (False, None))
+    if other in calls:
+        heard.tickets.hear(*calls[other])
+    heard.matches(made, 0)
+    heard.matches(heard.comes("r4"), 0)
+
+
+def test_who_took_it_computes_after_that() -> None:
+    heard = Heard()
+    made = heard.comes()
+    heard.tickets.hear("update_state_after_alloc", (made, None, 9), None)
+    heard.matches(made, 0)
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_reset_ends_all_tickets(answer: bool | None) -> None:
+    heard = Heard()
+    made = heard.comes()
+    heard.tickets.hear("reset_cache", (), answer)
+    heard.matches(made, 0)
+    heard.matches(heard.comes("r3"), 0)
+
+
+def test_what_is_held_no_longer_need_not_be_found() -> None:
+    heard = Heard()
+    made = heard.comes()
+    heard.held.is_held = False
+    heard.matches(made, 0)
+
+
+@pytest.mark.parametrize("changes", [{"is_on": False}, {"role": "kv_producer"}])
+def test_who_pulls_nothing(changes: dict[str, Any]) -> None:
+    heard = Heard(**changes)
+    heard.matches(heard.comes(), 0)
+
+
+@pytest.mark.parametrize(
+    "params", [{**PARAMS, "remote_request_id": "r1.2"}, {**PARAMS, "do_remote_prefill": False}, {}]
+)
+def test_what_is_no_ticket_of_this_world(params: dict[str, Any]) -> None:
+    heard = Heard()
+    heard.matches(heard.comes(params=params), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_judged"),
+    [
+        ({}, True),
+        ({"role": "kv_producer"}, True),
+        ({"role": "kv_consumer"}, False),
+        ({"wanted": False}, False),
+        ({"status": Status.FINISHED_ABORTED}, False),
+        ({"computed": SHARED - 1}, False),
+        ({"ticket": PARAMS}, False),
+    ],
+)
+def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bool) -> None:
+    tickets = Tickets(WorldConfig(role=changes.get("role", "kv_both")), Referee(), is_on=True)
+    made = request("r1")
+    made.kv_transfer_params = {"do_remote_decode": changes.get("wanted", True)}
+    made.status = changes.get("status", Status.FINISHED_STOPPED)
+    made.num_computed_tokens = changes.get("computed", SHARED)
+    call = ("request_finished", (made, []), (False, changes.get("ticket")))
+    if not is_judged:
+        tickets.hear(*call)
+        return
+    with pytest.raises(Violation) as raised:
+        tickets.hear(*call)
+    assert str(raised.value) == (
+        "HITS  request r1: its blocks are wanted by another engine, it ended well and its prompt is computed, "
+        "but it got no ticket when it ended"
+    )
+
+
+# -- what a worker reports ----------------------------------------------------------------------
+
+
+def found(name: str) -> Violation:
+    (subject,) = [planted.subject for planted in PLANTED if planted.name == name]
+    failures = (run_seed(subject, seed).failure for seed in range(20))
+    return next(failure.violation for failure in failures if failure is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant", "message"),
+    [
+        ("LeavesABlock", Invariant.HITS, "tokens can be pulled"),
+        ("HoldsWholeBlocks", Invariant.HITS, "it got no ticket when it ended"),
+        ("FailsWhatCame", Invariant.PROTOCOL, "failed, but none of its copies did, and it had"),
+        ("HoldsEndEarly", Invariant.PROTOCOL, "is held no longer, but nobody pulled or declined it, and it had"),
+    ],
+)
+def test_what_nothing_else_breaks_of_is_told(name: str, invariant: Invariant, message: str) -> None:
+    violation = found(name)
+    assert violation.invariant is invariant
+    assert message in violation.message
+
+
+def test_blocks_that_were_pulled_are_not_said_to_be_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = P2PWorkerSide._end_pull
+
+    def ends(side: P2PWorkerSide, request_id: str, results: KVConnectorTransferResults) -> Any:
+        pulling = end(side, request_id, results)
+        if pulling is not None:
+            side._unfilled.update(pulling.pull.block_ids[:1])
+        return pulling
+
+    monkeypatch.setattr(P2PWorkerSide, "_end_pull", ends)
+    failures = (run_seed(P2P, seed).failure for seed in range(20))
+    message = next(failure.violation.message for failure in failures if failure is not None)
+    assert message.endswith("weren't filled, but no pull of them failed in this step")
+
+
+@pytest.mark.parametrize("name", ["p2p", "p2p+offload"])
+def test_tickets_are_issued_and_brought(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would be demanded of anybody."""
+    demanded = []
+    check = Tickets._check_match
+
+    def checks(tickets: Tickets, request: SimRequest, local: int, count: int | None) -> None:
+        issued = tickets._brought.get(request.request_id)
+        demanded.append(issued is not None and not issued.is_spent and issued.request.is_held)
+        check(tickets, request, local, count)
+
+    monkeypatch.setattr(Tickets, "_check_match", checks)
+    for seed in range(30):
+        assert run_seed(SUBJECTS[name], seed).failure is None
+    assert sum(demanded) > 20
