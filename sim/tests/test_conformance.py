@@ -40,6 +40,7 @@ def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, st
     code, out = conform("broken_connectors:Hasty", "--traits", "ranks", "--histories", "3")
     assert code == 1
     assert out.startswith("FAIL seed=")
+    assert "\n\nscenario " in out
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
 
@@ -54,6 +55,7 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     assert said["counts"].endswith("breaks ACCOUNTING")
     assert "LaterConnector can't be used with several KV cache groups" in out
     assert "not tried" not in out
+    assert "FAIL" not in out
 
 
 def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tuple[int, str]]) -> None:
@@ -72,12 +74,21 @@ def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tupl
         ("later --histories 300 --traits reset", 101, "later --traits ranks --histories 300"),
         ("--spec a:B --extra '{\"c\": 1}'", 1, "--spec a:B --extra '{\"c\": 1}' --traits ranks"),
         ("later --engine vllm", 1, "later --traits ranks --engine vllm"),
+        ("later --histories 300", 100, "later --traits ranks"),
+        ("later --seed 0x3 --actions 20", 1, "later --traits ranks --seed 0x3 --actions 20"),
     ],
 )
 def test_the_line_has_what_was_typed(typed: str, histories: int, line: str) -> None:
     options = parser_of(COMMANDS).parse_args(["conform", *shlex.split(typed)])
     probe = Scenario("ranks", frozenset({Trait.RANKS}), Trait.RANKS, Claim.PROBED)
     assert command.again(options, Outcome(probe, histories)) == f"kv-sim conform {line}"
+
+
+def test_the_line_names_all_traits_of_a_scenario_in_order() -> None:
+    options = parser_of(COMMANDS).parse_args(["conform", "later"])
+    traits = frozenset(Trait)
+    shown = command.again(options, Outcome(Scenario("together", traits), 1))
+    assert shown == f"kv-sim conform later --traits {','.join(sorted(traits))}"
 
 
 @pytest.mark.parametrize(

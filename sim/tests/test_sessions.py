@@ -236,6 +236,19 @@ def test_at_rest_sessions_that_wait_for_each_others_blocks_are_given_up() -> Non
     assert ended == {"r1": 1, "r2": 1}
 
 
+def test_at_rest_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
+    session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
+    for made in (session, RequestSpec("r2", 1, 8, 0, 10, 10)):
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    for _ in range(2):
+        world.apply(Action(Kind.STEP))
+    world.rest()
+    ended = {request.request_id: request.num_tokens for request in world.engine.outcome.ended[:2]}
+    assert ended == {"r1": 7 + 16 + 1, "r2": 8 + 10}
+
+
 def test_at_rest_nobody_else_is_given_up() -> None:
     """A plain request that was loaded, and has no room to go on."""
     world = World(WorldConfig(), SUBJECTS["later"])

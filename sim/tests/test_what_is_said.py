@@ -22,6 +22,8 @@ from kv_sim.failures.report import (
     shrunk_lines,
     subject_lines,
 )
+from kv_sim.failures.schedule_file import read_schedule
+from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
@@ -352,6 +354,25 @@ def test_a_failure() -> None:
         "replay: kv-sim fuzz",
         "shrunk: kv-sim replay-schedule f.jsonl",
     ]
+
+
+def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, shrunk, silent = failure(20), failure(2, "other"), frozenset({Invariant.WORK})
+    lines: list[str] = []
+    asked: list[tuple[Failure, frozenset[Invariant]]] = []
+
+    def shrink(failure: Failure, silent: frozenset[Invariant] = frozenset()) -> Failure:
+        asked.append((failure, silent))
+        return shrunk
+
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lines.append, note=lines.append, silent=silent)
+    file = tmp_path / "f.jsonl"
+    assert lines == [fail_line(found), *shrunk_lines(found, shrunk, "kv-sim fuzz", file)]
+    assert asked == [(found, silent)]
+    assert (read_schedule(file).history, read_schedule(file).without) == (shrunk.history, silent)
 
 
 def test_the_last_actions() -> None:
