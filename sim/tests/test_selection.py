@@ -1,5 +1,6 @@
 """From what somebody typed to what it means: values, and whole messages about mistakes."""
 
+import json
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -128,6 +129,13 @@ def test_mistakes(function: Callable[..., Any], argument: Any, message: str) -> 
 def test_a_medium_has_a_module_and_a_class(spec: str) -> None:
     message = f"an offloading medium is named module:Class, got {spec!r}"
     assert refused(selection.with_spec, spec, None) == message
+
+
+def test_a_medium_for_a_connector_that_takes_one_is_in_its_settings() -> None:
+    extra = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
+    subject = selection.choose_subject("offload", json.dumps(extra))
+    assert subject.extra_config.items() >= extra.items()
+    assert subject.traits == SUBJECTS["offload"].traits
 
 
 def test_subjects_by_name() -> None:

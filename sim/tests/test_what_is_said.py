@@ -11,6 +11,7 @@ from kv_sim_notes import Notes
 
 from kv_api.contract import CONTRACT
 from kv_sim.actions import Action, Kind
+from kv_sim.command.console import say_interrupted
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
@@ -373,6 +374,21 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
     assert lines == [fail_line(found), *shrunk_lines(found, shrunk, "kv-sim fuzz", file)]
     assert asked == [(found, silent)]
     assert (read_schedule(file).history, read_schedule(file).without) == (shrunk.history, silent)
+
+
+@pytest.mark.parametrize(
+    ("seed", "done", "said"),
+    [
+        (None, 0, "before later ran; 0 histories of it done before"),
+        (7, 1, "while seed 7 of later ran; 1 history of it done before"),
+        (0, 2, "while seed 0 of later ran; 2 histories of it done before"),
+    ],
+)
+def test_an_interrupt_outside_of_a_connector(
+    seed: int | None, done: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_interrupted(KeyboardInterrupt(), seed, "later", done)
+    assert capsys.readouterr() == ("", f"note: interrupted {said}\n")
 
 
 def test_the_last_actions() -> None:
