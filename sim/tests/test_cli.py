@@ -104,6 +104,51 @@ def test_a_failure_never_replaces_a_file(kv_sim: Callable[[str], Result], tmp_pa
     assert f"kv-sim replay-schedule out/{second.name}" in out
 
 
+@pytest.mark.parametrize(
+    "asked",
+    ["", "--extra '{\"a\": 1}' --traits ranks", "--actions 20 --without HITS WORK"],
+    ids=lambda asked: asked[:9],
+)
+def test_a_failure_of_the_testbed_itself(
+    asked: str, kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line to paste runs the same world again."""
+
+    def run_seed(*args: Any, **options: Any) -> Run:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("kv_sim.command.cli.run_seed", run_seed)
+    code, out, err = kv_sim(f"kv-sim fuzz --connector later --seeds 4-9 {asked}")
+    before, _, after = asked.partition("--actions 20")
+    words = shlex.split(
+        f"kv-sim fuzz --connector later {before} --seed 4 {'--actions 20' if after else ''} {after} --log"
+    )
+    assert (code, out) == (3, f"TESTBED seed=4  ZeroDivisionError: ours\nreplay: {shlex.join(words)}\n")
+    assert err.startswith("Traceback ") and err.endswith("\nZeroDivisionError: ours\n")
+
+
+def test_one_history_is_watched_while_it_runs(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    code, out, _ = kv_sim("kv-sim fuzz --connector later --seed 3 --log --perfetto trace.json")
+    assert code == 0
+    assert len(out.splitlines()) > 20
+    assert json.loads((tmp_path / "trace.json").read_text())
+
+
+@pytest.mark.parametrize("seeds", ["--seed 0", "--seeds 0-1", "--seeds 0-50"])
+def test_a_history_that_fails_is_watched_once(seeds: str, kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
+    code, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} {seeds} --log")
+    assert (code, out.count("\nworld     ")) == (1, 1)
+    code, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} {seeds} --perfetto trace.json")
+    assert (code, out.count("\nworld     ")) == (1, 0)
+    assert json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_what_ran_is_counted(kv_sim: Callable[[str], Result]) -> None:
+    steps = sum(run_seed(SUBJECTS["later"], seed).steps for seed in (3, 4, 5))
+    said = f"later: 3 histories, {steps} engine steps, nothing is wrong\n"
+    assert kv_sim("kv-sim fuzz --connector later --seeds 3-5") == (0, said, "")
+
+
 @pytest.mark.parametrize("command", ["fuzz --connector", "conform"])
 def test_a_failure_that_cannot_be_saved_is_told_all_the_same(
     command: str, kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch

@@ -99,7 +99,8 @@ def _fuzz_one(
     steps, seed = 0, seeds.start
     try:
         for seed in seeds:
-            run = _guarded(name, seed, partial(run_one, seed, make_world=watched))
+            line = _line_to_paste(options, name, seed, without)
+            run = _guarded(seed, line, partial(run_one, seed, make_world=watched))
             if run is None:
                 return BROKEN
             steps += run.steps
@@ -121,7 +122,7 @@ def _fuzz_one(
     return FINE
 
 
-def _guarded(name: str, seed: int, run: Callable[[], Run]) -> Run | None:
+def _guarded(seed: int, line: str, run: Callable[[], Run]) -> Run | None:
     """Run a history; None if the testbed itself failed, which is reported."""
     try:
         return run()
@@ -130,22 +131,27 @@ def _guarded(name: str, seed: int, run: Callable[[], Run]) -> Run | None:
     except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
         traceback.print_exc()
         say(f"TESTBED seed={seed}  {type(error).__name__}: {error}")
-        say(f"replay: {report.replay_line(name, seed)}")
+        say(f"replay: {line}")
         return None
 
 
-def _report(options: argparse.Namespace, name: str, found: Failure, without: frozenset[Invariant]) -> None:
-    """Say that it failed, shrink it and save it."""
-    assert found.seed is not None, "a failure of a seed has it"
-    line = report.replay_line(
+def _line_to_paste(options: argparse.Namespace, name: str, seed: int, without: frozenset[Invariant]) -> str:
+    """The command that runs a seed again, in the same world."""
+    return report.replay_line(
         name,
-        found.seed,
+        seed,
         extra=options.extra,
         traits=options.traits,
         engine=options.engine,
         actions=options.actions,
         without=without,
     )
+
+
+def _report(options: argparse.Namespace, name: str, found: Failure, without: frozenset[Invariant]) -> None:
+    """Say that it failed, shrink it and save it."""
+    assert found.seed is not None, "a failure of a seed has it"
+    line = _line_to_paste(options, name, found.seed, without)
     stem = report.file_stem(name, found.seed)
     tell(found, line, Path(options.save), stem, say=say, note=note, silent=without)
 
