@@ -222,6 +222,18 @@ class TestHolds:
         assert not connector.has_pending_block_frees()
         assert not connector.has_pending_push_work()
 
+    def test_what_is_held_is_freed_when_it_was_reported_also_after_a_reset(self, held):
+        connector, _ = held
+        a = Request("a", range(9))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        assert connector.request_finished(a, [1, 2, 3]) == (True, None)
+        connector.reset_cache()
+        assert connector.has_pending_block_frees()
+        connector.build_connector_meta(step(finished="a"))
+        report(connector, done=[0])
+        assert not connector.has_pending_block_frees()
+
     def test_nothing_to_store_holds_nothing(self, held):
         connector, manager = held
         a, b = Request("a", range(8)), Request("b", range(8))
