@@ -132,6 +132,14 @@ def test_allocation_is_all_or_nothing() -> None:
     assert blocks.take("r") == []
 
 
+def test_blocks_that_nobody_has_any_more_are_not_told_as_new() -> None:
+    blocks = KVCacheManager(WorldConfig(num_blocks=9, block_size=4))
+    for request_id in ("r1", "r2"):
+        assert blocks.allocate(request_id, 8, computed_tokens=0)
+    blocks.free("r1")
+    assert blocks.take_fresh() == [3, 4]
+
+
 @pytest.mark.parametrize(("held", "needed"), [(False, 3 + 2), (True, 2)])
 def test_blocks_of_a_hit_are_taken_from_the_free_ones_unless_somebody_has_them(held: bool, needed: int) -> None:
     for free in (needed - 1, needed):

@@ -174,3 +174,14 @@ def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
     load = queue.submit(Direction.LOAD, [(2, 0)])
     copies.advance(copies.running[load], 1)
     assert queue.poll() == [Result(store, False), Result(load, True)]
+
+
+def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:
+    copies, queue, pages = engine()
+    before, waited, after = (queue.submit(Direction.LOAD, [(1 + n, n)], stream="loads") for n in range(3))
+    copies.spoiled = True
+    assert queue.wait([waited]) == set()
+    assert queue.poll() == [Result(before, True), Result(waited, False)]
+    assert queue.wait([after]) == set()
+    assert queue.poll() == [Result(after, True)]
+    assert pages.moved == [(before, 1, 0), (after, 3, 2)]

@@ -32,6 +32,14 @@ def test_who_failed_to_load_does_not_reserve_against_its_next_load() -> None:
     assert made.schedule() == {"r1": 1}
 
 
+@pytest.mark.parametrize("failed", [set(), {"r1"}])
+def test_a_load_that_has_ended_may_write_no_more(failed: set[str]) -> None:
+    made, _ = loading()
+    assert sorted(made.scheduler.shadow.load_rights) == [1, 2]
+    made.process(finished_recving={"r1"}, failed_recving=failed)
+    assert made.scheduler.shadow.load_rights == {}
+
+
 def test_who_failed_to_load_and_finds_no_room_keeps_nobody_from_going_on() -> None:
     made = Steps(num_blocks=8)
     made.connector.has = {"r1": (8, True), "r2": (8, True)}
