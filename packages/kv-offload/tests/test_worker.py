@@ -6,6 +6,7 @@ from kv_offload_medium import Slots
 
 from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError, TransferResult
 from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata, OffloadingWorkerSide, TransferJob
+from kv_offload.worker.running import RunningJobs
 
 
 def gpu(*blocks):
@@ -186,6 +187,33 @@ def test_a_flushed_store_that_did_not_end_is_not_trusted(worker):
     assert run(connector, flush={1})[2] is None
     medium.end(1)
     assert run(connector)[2].failed_jobs == {1: 1}
+
+
+def test_what_a_medium_counts_adds_up_until_it_is_told():
+    jobs = RunningJobs(fails_requests=False)
+    jobs.count({"x": 1, "y": 2})
+    jobs.count({"x": 3})
+    assert jobs.take_meta() == OffloadingWorkerMetadata(medium_counts={"x": 4, "y": 2})
+    assert jobs.take_meta() is None
+
+
+def test_what_had_ended_when_a_wait_failed_has_ended(worker, monkeypatch):
+    connector, medium = worker()
+
+    def wait(job_ids):
+        medium.end(5)
+        raise OSError("gone")
+
+    monkeypatch.setattr(medium, "wait", wait)
+    told, invalid, meta = run(connector, loads={5: load(sync=True)})
+    assert (told, invalid, meta.completed_jobs, meta.failed_jobs) == (results(), set(), {5: 1}, {})
+
+
+def test_the_blocks_of_all_failed_loads_are_told(worker):
+    connector, medium = worker()
+    medium.refuses = True
+    assert run(connector, loads={5: load(), 6: load("b", (7, 8))})[1] == {3, 4, 7, 8}
+    assert run(connector)[1] == set()
 
 
 def test_waiting_fails(worker, caplog):
