@@ -275,6 +275,15 @@ def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
     assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0), act("lose", rank=0, copy=0)]
 
 
+def test_with_two_requests_at_once_go_two_copies(shrunk: Any) -> None:
+    def rule(history: History, config: WorldConfig) -> bool:
+        requests = sum(action.kind is Kind.ADD for action in history)
+        return requests != 1 and [a.args["copy"] for a in history if "copy" in a.args] == [requests]
+
+    history = [add("r1"), add("r2"), STEP, act("fail", rank=0, copy=2)]
+    assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0)]
+
+
 @pytest.mark.parametrize("most", [0, 1, 2, 5, 20])
 def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
     steps = numbered("step", 30)
