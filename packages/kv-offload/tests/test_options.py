@@ -356,3 +356,10 @@ def test_when_blocks_are_held(runner, zeroes, groups, per_hash, holds):
     for choice, held in (("always", True), ("never", False)):
         config.kv_transfer_config.kv_connector_extra_config["hold_blocks"] = choice
         assert describe_engine(config, cache).holds_blocks is held
+
+
+@pytest.mark.parametrize(("groups", "offloaded"), [(1, (0,)), (2, (0,)), (2, (0, 1))])
+def test_failed_loads_are_told_by_request_where_a_block_may_be_of_another_group(groups, offloaded):
+    cache = kv_cache_config(((FULL, 4, 0),) * groups)
+    cache.prefix_cacheable_group_ids = offloaded
+    assert describe_engine(vllm_config(), cache).fails_requests is (groups > 1)
