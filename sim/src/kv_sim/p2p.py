@@ -1,6 +1,6 @@
 """A world in which engines serve each other: kv-p2p's connector, with its router, and with a world as its wire.
 
-There is one engine, which hands over to itself: what a request leaves behind another one pulls. That is no loss,
+There is one engine, which pulls from itself: what a request leaves behind another one pulls. That is no loss,
 since neither half knows who is at the other end. ``WorldWire`` moves blocks by two copies of the world's, from a
 block that is held to a page of host memory, as if it had been sent, and from there to the block that it is for;
 both fail, tear, get lost or are reported twice as the world likes. ``RoutedP2PConnector`` is `P2PConnector` with

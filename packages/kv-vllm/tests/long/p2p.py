@@ -141,7 +141,7 @@ def test_what_does_not_come_is_computed(engines, prefill, expected):
 
 
 def test_beside_host_memory(engines, expected):
-    """A MultiConnector hands over and keeps: what was pulled once comes from host memory next time."""
+    """A MultiConnector is pulled from and keeps: what was pulled once comes from host memory next time."""
 
     def both(role):
         extra = {"connectors": [transfer(role), OURS]}
