@@ -9,6 +9,7 @@ import pytest
 
 from kv_sim.command.cli import main
 from kv_sim.replay import oracle
+from kv_sim.replay.outputs import writing
 
 COMMANDS = {
     "replay --json": ("replay", "--capacity", "5blocks", "--json"),
@@ -144,6 +145,11 @@ REFUSED_LATE = {
     "an engine's memory": ("--fidelity", "engine", "--cpu-bytes-to-use", "64"),
     "an engine's blocks": ("--fidelity", "engine", "--gpu-blocks", "0"),
 }
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault_of_the_file():
+    with pytest.raises(BrokenPipeError), writing("--json", "a.json"):
+        raise BrokenPipeError(32, "Broken pipe")
 
 
 @pytest.mark.parametrize("what", REFUSED_LATE)
