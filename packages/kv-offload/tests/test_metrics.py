@@ -44,6 +44,18 @@ def test_what_workers_measured_adds_up():
     assert (mine.store.sizes, theirs.store.sizes) == ([7], [8, 9])
 
 
+def test_a_copy_of_nothing_is_one():
+    stats, transfers = OffloadingConnectorStats(), TransferStats()
+    transfers.load.record(0, 0.5)
+    stats.add_transfers(transfers)
+    assert stats.reduce() == {
+        LOAD_BYTES: 0,
+        "vllm:kv_offload_load_time": 0.5,
+        f"{LOAD_SIZE}_count": 1,
+        f"{LOAD_SIZE}_sum": 0,
+    }
+
+
 def test_the_payload_says_what_it_is():
     assert counted().to_dict() == {
         "types": {
