@@ -291,6 +291,16 @@ def test_how_metrics_are_registered(monkeypatch):
     }
 
 
+def test_what_the_connector_counts_is_registered_as_it_says(monkeypatch):
+    declared = {LOAD_BYTES: OffloadingGaugeMetadata("a medium's")}
+    monkeypatch.setattr(ScriptedSpec, "build_metric_definitions", classmethod(lambda cls, extra: declared))
+    made = {}
+    kinds = Counter, Gauge, Histogram
+    types = {kind: lambda kind=kind, **given: made.update({given["name"]: kind}) for kind in kinds}
+    OffloadingConnector.build_prom_metrics(vllm_config(), types, [], {0: []})
+    assert made[LOAD_BYTES] is Counter
+
+
 def test_without_a_number_the_first_engine_is_meant():
     registry = CollectorRegistry()
     types = {
