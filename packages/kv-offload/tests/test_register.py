@@ -37,6 +37,14 @@ def test_of_aliases_the_whole_page_is_shared(widths):
     assert refs == [(0, 8 * width) for width in widths]
 
 
+def test_what_begins_at_one_place_and_goes_on_at_others_is_shared_by_nobody():
+    cache = kv_cache_config(((FULL, 4, 0), (FULL, 4, 0)), num_blocks=8)
+    memory = np.zeros((16, 4), dtype=np.uint64)
+    found = canonical_caches({"layer0": memory[:8], "layer1": memory[::2]}, cache, layout_of(cache))
+    assert [tensor.tensor.strides for tensor in found.tensors] == [(32, 1), (64, 1)]
+    assert [[ref.tensor_idx for ref in refs] for refs in found.group_data_refs] == [[0], [1]]
+
+
 def test_a_layer_without_a_tensor():
     cache = kv_cache_config(num_blocks=8)
     for known, described in (({"m": np.zeros((8, 4)), "k": np.zeros((8, 4))}, "k, m"), ({}, "none")):
