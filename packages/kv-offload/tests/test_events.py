@@ -46,6 +46,15 @@ def test_events_that_describe_themselves(fenced):
     assert not connector.side._books.events._payloads
 
 
+def test_what_found_no_room_is_not_kept_in_mind(fenced):
+    connector, manager = fenced(self_describing_kv_events=True)
+    manager.capacity = 1
+    a = Request("a", range(9))
+    connector.on_new_request(a)
+    run(connector, a, [1, 2, 3])
+    assert [*connector.side._books.events._payloads] == [key(a, 0)]
+
+
 def test_what_is_loaded_is_described_as_it_was_when_it_was_stored(fenced):
     connector, _ = fenced(self_describing_kv_events=True, blocks_per_chunk=2)
     a, b = Request("a", range(8)), Request("b", range(9))
