@@ -9,7 +9,7 @@ import pytest
 
 from kv_sim.command.cli import main
 from kv_sim.replay import oracle
-from kv_sim.replay.outputs import writing
+from kv_sim.replay.command.outputs import writing
 
 COMMANDS = {
     "replay --json": ("replay", "--capacity", "5blocks", "--json"),

@@ -111,9 +111,9 @@ AHEAD: Final = 1 << 13
 
 def most_tokens(spec: RequestSpec, max_model_len: int) -> int:
     """How many tokens a request can come to: each of them is written down when it arrives."""
-    turns = spec.turns or ()
-    told = spec.shared_tokens + spec.own_tokens + sum(turn.tokens for turn in turns)
-    return min(max_model_len, told + sum(asked.output_tokens for asked in (spec, *turns)) + AHEAD)
+    told = spec.shared_tokens + spec.own_tokens + spec.output_tokens
+    later = sum(turn.tokens + turn.output_tokens for turn in spec.turns or ())
+    return min(max_model_len, told + later + AHEAD)
 
 
 class Story(NamedTuple):
