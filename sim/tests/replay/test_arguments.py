@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from kv_sim.command.cli import main
 from kv_sim.replay.command.arguments import (
     SAME_IN_ENGINE,
     add_replay_arguments,
@@ -142,3 +143,17 @@ def test_the_bytes_of_a_token():
     ]:
         assert bytes_per_token(parsed(*line)) == found
         assert footprint_of(parsed(*line), 16) == Footprint(16, found[0])
+
+
+@pytest.mark.parametrize(("fidelity", "option"), [("cache", "--store-threshold"), ("engine", "--gpu-blocks")])
+def test_help_is_that_of_the_fidelity_that_was_typed(fidelity, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--fidelity", fidelity, "--help"])
+    assert ended.value.code == 0
+    assert option in capsys.readouterr().out
+
+
+def test_of_several_options_of_another_fidelity_the_first_is_named(capsys):
+    typed = ["replay", "x.jsonl", "--fidelity", "engine", "--store-threshold", "1", "--capacity", "1GiB"]
+    assert main(typed) == 2
+    assert capsys.readouterr().err.startswith("kv-sim replay: --store-threshold is of --fidelity cache; ")
