@@ -111,7 +111,7 @@ _OFFLOADED: Final = (
     plant(offload_states.StatesStoredAfterTheirPass, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.StatesKeptUntilTheEnd, "", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload_states.TailsNamedByTheHashBefore, "", _I.CONTENT, _TAILS),
-    plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS),
+    plant(offload_states.TailsReadFromTables, "", _I.OWNERSHIP, _TAILS, _I.CONTENT),
 )
 
 _HANDED_OVER: Final = (
