@@ -17,7 +17,6 @@ from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.ticket import WANTED
 from kv_p2p.pulling.wire import Ended, Wire
-from kv_p2p.pulling.worker import MakeWire
 from kv_sim.memory.copies import Copy, Direction, State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant
@@ -200,23 +199,14 @@ class TimedP2PWorkerSide(P2PWorkerSide):
     _seconds = 0
     _waited_steps = 0
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        kv_cache_config: KVCacheConfig | None,
-        options: Options,
-        make_wire: MakeWire,
-    ) -> None:
-        super().__init__(vllm_config, kv_cache_config, options, make_wire)
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._device: Device = next(iter(kv_caches.values())).device
         self._holds: dict[str, tuple[str, float]] = {}
         """By request: its hold, and when that may end unpulled."""
         self._pulls: dict[str, tuple[Pull, float]] = {}
         """By request: its pull, and when that may end unfilled."""
         self._lost: set[int] = set()
         """Blocks of pulls that failed in this step."""
-
-    def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._device: Device = next(iter(kv_caches.values())).device
         super().register_kv_caches(kv_caches)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:

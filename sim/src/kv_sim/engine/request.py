@@ -154,7 +154,7 @@ class SimRequest:
     turns_arrived = 0
     """Of a session: how many turns after the first have arrived. One more than it has: it was told to end."""
 
-    def __init__(self, spec: RequestSpec, block_size: int, most_tokens: int, hashes_per_block: int = 1) -> None:
+    def __init__(self, spec: RequestSpec, block_size: int, length: int, hashes_per_block: int = 1) -> None:
         self.spec = spec
         self.hashes_per_block = hashes_per_block
         self.request_id = spec.request_id
@@ -168,7 +168,7 @@ class SimRequest:
         for number in range(len(spec.turns or ()) + 1):
             if number:
                 prompt = (*prompt, *spec.said_in(number))
-            self.stories.append(self._tell(prompt, most_tokens))
+            self.stories.append(self._tell(prompt, length))
             prompt = tuple(self.stories[-1].tokens[: len(prompt) + spec.asked_in(number).output_tokens - 1])
         self._take_up(spec)
 

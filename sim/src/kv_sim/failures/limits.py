@@ -21,12 +21,12 @@ MOST_OF_A_WORLD: Final[Mapping[str, int]] = {
     "host_slots": 1 << 24,
 }
 MOST_BLOCK_TOKENS: Final = 1 << 24
-"""Of all GPU blocks together. What a request could ever hold is written down when it arrives."""
+"""Of all GPU blocks together."""
 MOST_WORDS: Final = 1 << 30
 """Of the memory of all ranks: eight gibibytes."""
 MOST_KEEPS_FROM: Final = 100
 MOST_TOKENS: Final = 1 << 22
-"""Of a request, with all of its turns."""
+"""Of a request, with all of its turns: each of them is written down when it arrives."""
 
 
 def check_most(where: str, value: int, most: int) -> None:
