@@ -164,6 +164,7 @@ def test_a_world_is_within_what_its_subject_claims(missing: Trait) -> None:
     [
         (WorldConfig(num_blocks=9, block_size=4, host_slots=8), 32, 8 * 32),
         (WorldConfig(num_blocks=9, block_size=4, hashes_per_block=2, layers=2), 28, 64 * 2 * 32),
+        (WorldConfig(num_blocks=9, block_size=4, spec_tokens=3), 32, 64 * 32),
         (WorldConfig(num_blocks=18, groups=(FULL, STATE), hands_over_states=True, tp_size=2), 32, 64 * 32 * 2),
         (
             WorldConfig(
@@ -177,6 +178,7 @@ def test_a_world_is_within_what_its_subject_claims(missing: Trait) -> None:
 def test_sizes_that_follow_from_others(config: WorldConfig, longest: int, host_bytes: int) -> None:
     """The longest request fits alone, with blocks to copy from."""
     assert config.max_model_len == longest
+    assert config.longest_request == (longest - 3 if config.spec_tokens else longest)
     assert config.host_bytes == host_bytes
     assert config.page_bytes == 32
     assert config.world_size == config.tp_size * config.pp_size
@@ -261,6 +263,14 @@ def test_every_turn_of_a_session_fits(num_blocks: int, spec_tokens: int) -> None
     assert (max(sizes), samples, slack) == (room, {1, 2, 3, 4}, {0, 1, 3})
     assert more == {1, 2, 3, 4, 5, 8}
     assert set(turns) == {0, 1, 2, 3} and (num_blocks == 9 or turns[1] > turns[2] > turns[3] > 40), turns
+
+
+@pytest.mark.parametrize(("block_size", "spec_tokens"), [(8, 1), (8, 2), (4, 2), (2, 2)])
+def test_beside_every_request_there_is_room_for_a_step_of_drafts(block_size: int, spec_tokens: int) -> None:
+    config = replace(ROOMY, num_blocks=9, block_size=block_size, spec_tokens=spec_tokens, sessions=True)
+    sizes = {spec.total_tokens for spec in arrivals(config)}
+    slack = config.max_model_len - 2 * spec_tokens - 1
+    assert max(sizes) == min(config.longest_request, slack)
 
 
 def test_some_ids_come_back() -> None:

@@ -181,7 +181,7 @@ def test_a_size_is_not_too_small(name: str) -> None:
     world: dict[str, Any] = {"groups": [{"kind": "full"}]}
     error = error_of(lines_of(world={**world, name: least - 1}))
     assert error == f"some.jsonl: line 1: world.{name}: at least {least}, got {least - 1}"
-    read = parse_schedule("\n".join(lines_of(world={**world, name: least})), "some.jsonl")
+    read = parse_schedule(lines_of(world={**world, name: least})[0], "some.jsonl")
     assert getattr(read.config, name) == least
 
 

@@ -10,7 +10,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import AHEAD, RequestSpec, Turn, most_tokens
-from kv_sim.examples.catalogue import LATER
+from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.limits import MOST_OF_A_WORLD, MOST_TOKENS
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule
 from kv_sim.fuzz import replay
@@ -57,7 +57,7 @@ def test_a_size_of_a_world_is_not_too_large(name: str) -> None:
     most = MOST_OF_A_WORLD[name]
     for value in (HUGE, most + 1):
         assert error_of(world={name: value}) == f"some.jsonl: line 1: world.{name}: at most {most}, got {value}"
-    small = {"num_blocks": 16, "block_size": 4, "host_slots": 8}
+    small = {"num_blocks": 32, "block_size": 4, "host_slots": 8}
     assert getattr(read({**small, name: most}).config, name) == most
 
 
@@ -99,8 +99,78 @@ def test_what_would_never_end_is_refused(changes: dict[str, Any], message: str) 
 
 
 def test_the_longest_request_is_read() -> None:
-    assert read(spec={"shared_tokens": MOST_TOKENS - 3}).history
-    assert read(spec={"shared_tokens": MOST_TOKENS - 8, "turns": [TURN]}).history
+    world = {"num_blocks": 1 << 20, "block_size": 16, "host_slots": 0}
+    assert read(world, spec={"shared_tokens": MOST_TOKENS - 3}).history
+    assert read(world, spec={"shared_tokens": MOST_TOKENS - 8, "turns": [TURN]}).history
+
+
+FULL, STATE = {"kind": "full"}, {"kind": "state", "window": 2}
+SMALL = {"num_blocks": 9, "block_size": 4}
+TAILS = {"groups": [FULL, STATE], "hands_over_states": True, "hashes_per_block": 2}
+
+
+@pytest.mark.parametrize(
+    ("world", "most", "sizes"),
+    [
+        ({}, 32, "hashes_per_block 1, groups 1"),
+        ({"groups": [FULL, FULL]}, 16, "hashes_per_block 1, groups 2"),
+        ({"hashes_per_block": 2}, 28, "hashes_per_block 2, groups 1"),
+        (TAILS, 8, "hashes_per_block 2, groups 2"),
+        ({"spec_tokens": 3}, 32, "hashes_per_block 1, groups 1"),
+    ],
+)
+def test_a_request_has_room_in_its_world(world: dict[str, Any], most: int, sizes: str) -> None:
+    """What it samples and what its turns bring counts, but for the last token of a turn before another."""
+    turns = [{"tokens": 1, "output_tokens": count, "max_tokens": count} for count in (1, 2)]
+    for more, own in (({}, 4 + 2), ({"turns": []}, 4 + 2), ({"turns": turns}, 4 + 2 + 1 + 2)):
+        fits, not_quite = ({**more, "own_tokens": count - own} for count in (most, most + 1))
+        if most >= own:
+            assert read({**SMALL, **world}, spec=fits).history
+        assert error_of(world={**SMALL, **world}, spec=not_quite) == (
+            f"some.jsonl: line 2: add.spec: request 'r1' comes to {most + 1} tokens, and the world has room for "
+            f"{most}: num_blocks 9, block_size 4, {sizes}"
+        )
+
+
+def test_a_world_may_have_room_for_nobody() -> None:
+    assert error_of(world={"num_blocks": 1}) == (
+        "some.jsonl: line 2: add.spec: request 'r1' comes to 7 tokens, and the world has room for 0: "
+        "num_blocks 1, block_size 4, hashes_per_block 1, groups 1"
+    )
+
+
+def test_a_world_takes_no_request_that_it_has_no_room_for() -> None:
+    """Nor does one that is made smaller, or whose requests others drew: so no history has one."""
+    config = WorldConfig(num_blocks=9)
+    world = World(config, LATER)
+    assert not world.apply(add("r1", 32))
+    assert not world.apply(add("r1", 30, Turn(2, 1, 1)))
+    assert world.apply(add("r1", 30, Turn(1, 1, 1)))
+    assert world.apply(add("r2", 31))
+    taken = [(action.kind, action.args["spec"]["shared_tokens"]) for action in world.history]
+    assert taken == [(Kind.ADD, 30), (Kind.ADD, 31)]
+    world.rest()
+    assert world.coverage.situations["a session goes on"] == 1
+
+
+def add(name: str, prompt: int, *turns: Turn) -> Action:
+    return Action(Kind.ADD, {"spec": RequestSpec(name, 0, prompt, 0, 1, 1, turns=turns or None).to_json()})
+
+
+@pytest.mark.parametrize("name", ["later", "p2p"])
+@pytest.mark.parametrize(("block_size", "spec_tokens"), [(8, 0), (8, 1), (4, 3), (2, 2), (4, 4)])
+def test_the_longest_request_ends_however_it_gets_its_tokens(name: str, block_size: int, spec_tokens: int) -> None:
+    """Computed, or loaded as far as can be, beside blocks for a step of drafts."""
+    config = WorldConfig(
+        num_blocks=9, block_size=block_size, spec_tokens=spec_tokens, prefix_caching=False, max_step_tokens=64
+    )
+    requests = [add(f"r{number}", config.longest_request - 1) for number in range(3)]
+    rounds = [Action(Kind.STEP), Action(Kind.SETTLE)] * 5
+    history = [action for one in requests for action in (one, *rounds)]
+    world, violation = replay(SUBJECTS[name], config, history)
+    assert violation is None and world is not None
+    assert len([action for action in world.history if action.kind is Kind.ADD]) == 3
+    assert world.coverage.situations["match: asynchronous load"] >= 1
 
 
 def test_a_recorded_server_is_no_world_too_large() -> None:
@@ -155,15 +225,15 @@ def test_numbers_that_are_only_compared_may_be_any() -> None:
 def test_what_may_be_missing_is_not_missed_when_a_failure_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A request that nobody can serve: the history breaks, and its actions are printed."""
+    """A connector with a mistake: the history breaks, and its actions are printed."""
     line = describe(Action(Kind.ADD, {"spec": SPEC}))
     assert line == f"add      r1: 4 tokens of conversation 0 + 1 own, samples 2 of at most {HUGE}"
     head = {
         "format": "kv-sim schedule",
         "version": 1,
         "violation": None,
-        "subject": {**LATER.to_json()},
-        "world": {"groups": [{"kind": "full"}], "num_blocks": 2},
+        "subject": {"kv_connector": "Hasty", "module_path": "broken_connectors", "traits": []},
+        "world": {"groups": [{"kind": "full"}]},
     }
     file = tmp_path / "s.jsonl"
     file.write_text("\n".join(map(json.dumps, [head, {"action": "add", "spec": SPEC}])))

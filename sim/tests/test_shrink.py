@@ -325,3 +325,18 @@ def test_a_world_that_breaks_while_it_is_set_up_has_no_history(monkeypatch: pyte
     )
     found = Failure(MEMORY, PLAINEST, numbered("step", 3), Violation(Invariant.NO_CRASH, "first"))
     assert shrink(found).history == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "drafts", "blocks"), [(155, 0, 40), (156, 0, 100), (152, 2, 40), (153, 2, 100), (500, 0, 100)]
+)
+def test_no_world_gets_too_small_for_its_requests(shrunk: Any, prompt: int, drafts: int, blocks: int) -> None:
+    """One that waits for room that is never there would be stuck, too, whatever the connector did."""
+
+    def rule(history: History, config: WorldConfig) -> bool:
+        adds = [a for a in history if a.kind is Kind.ADD]
+        return any(a.args["spec"]["shared_tokens"] >= prompt for a in adds) and config.spec_tokens == drafts
+
+    config = replace(PLAINEST, num_blocks=100, spec_tokens=drafts)
+    best, _ = shrunk(rule, [add("r1", prompt)], config)
+    assert (best.config.num_blocks, best.history) == (blocks, [add("r1", prompt)])

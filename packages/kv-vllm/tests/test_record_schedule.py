@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import AttentionKind, ConfigError
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.failures.schedule_file import read_schedule
 from kv_vllm.recording.schedule import (
@@ -15,6 +16,7 @@ from kv_vllm.recording.schedule import (
     Summary,
     actions_of,
     read_calls,
+    room_tokens,
     subject_of,
     world_of,
     write_schedule_of,
@@ -66,7 +68,7 @@ CALLS = [
 
 
 def test_a_history():
-    actions, summary = actions_of(CALLS, 4)
+    actions, summary = actions_of(CALLS, 4, 60)
     told = [action["action"] for action in actions]
     assert told == ["add", "step", "add", "settle", "step", "abort", "reset", "add"]
     assert actions[5] == {"action": "abort", "request": "r1"}
@@ -94,7 +96,7 @@ def test_all_of_a_history():
         arrive("r2", "ab", 10, max_tokens=7),
         arrive("r3", "c", 4),
     ]
-    actions, summary = actions_of(calls, 4)
+    actions, summary = actions_of(calls, 4, 60)
     add, step, settle = {"action": "add"}, {"action": "step"}, {"action": "settle"}
 
     def spec(name, conversation, shared, own, output, most, skips=False):
@@ -261,9 +263,46 @@ def test_any_other_connector_is_what_it_is():
 
 
 def test_what_lies_beyond_a_fork_is_lost_and_counted():
-    _, summary = actions_of([arrive("r0", "abc", 12), arrive("r1", "axy", 12), arrive("r2", "axy", 12)], 4)
+    _, summary = actions_of([arrive("r0", "abc", 12), arrive("r1", "axy", 12), arrive("r2", "axy", 12)], 4, 60)
     assert (summary.shared_tokens, summary.lost_tokens) == (4 + 12, 8)
     assert str(summary).endswith("16 tokens of prompts are shared, 8 of them not in the schedule")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("num_blocks", [2, 16, 17])
+def test_the_room_is_that_of_the_world(num_blocks, groups):
+    kinds = [{"kind": "full", "window": 0}, *[{"kind": "sliding", "window": 5}] * (groups - 1)]
+    world = {"num_blocks": num_blocks, "block_size": 4, "groups": kinds}
+    assert room_tokens(world) == WorldConfig.from_json({**world, "silent": []}).longest_request
+
+
+def test_what_is_longer_than_the_world_is_left_out(tmp_path):
+    """Of who was aborted it isn't known how far it would have come: only as far as there is room."""
+    aborted = {"call": "end", "request": "r1", "aborted": True, "output_tokens": 2, "held": False}
+    calls = [
+        arrive("r0", "a", 58),
+        end("r0", tokens=2),
+        arrive("r1", "a", 58, max_tokens=1000),
+        aborted,
+        arrive("r2", "a", 58, max_tokens=9),
+        arrive("r3", "ab", 58),
+        end("r3", tokens=3),
+        arrive("r4", "abc", 60),
+        {**aborted, "request": "r4"},
+        arrive("r5", "abd", 59),
+    ]
+    file = tmp_path / "a.calls.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in [HEAD, *calls]))
+    summary = write_schedule_of(file, tmp_path / "a.jsonl")
+    history = read_schedule(tmp_path / "a.jsonl").history
+    specs = [action.args["spec"] for action in history if action.kind == "add"]
+    told = [(spec["request_id"], spec["output_tokens"], spec["max_tokens"]) for spec in specs]
+    assert told == [("r0", 2, 3), ("r1", 2, 1000), ("r2", 2, 9), ("r5", 1, 3)]
+    assert [action.args["request"] for action in history if action.kind == "abort"] == ["r1"]
+    assert str(summary) == (
+        "4 requests, 0 steps; 12 tokens of prompts are shared, 0 of them not in the schedule; 2 requests longer "
+        "than its world are left out"
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
@@ -291,10 +330,10 @@ def common(one, other):
 def test_the_testbed_reads_it(tmp_path):
     calls, out = tmp_path / "a.calls.jsonl", tmp_path / "a.jsonl"
     calls.write_text("".join(json.dumps(line) + "\n" for line in [HEAD, *CALLS]) + '{"call": "st')
-    assert write_schedule_of(calls, out) == actions_of(CALLS, 4)[1]
+    assert write_schedule_of(calls, out) == actions_of(CALLS, 4, 60)[1]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     head = {"format": "kv-sim schedule", "version": 1, "violation": None}
-    assert lines == [{**head, "subject": HEAD["subject"], "world": WORLD}, *actions_of(CALLS, 4)[0]]
+    assert lines == [{**head, "subject": HEAD["subject"], "world": WORLD}, *actions_of(CALLS, 4, 60)[0]]
     schedule = read_schedule(out)
     assert (schedule.config.num_blocks, schedule.subject.kv_connector) == (16, "TimedOffloadingConnector")
     assert "cpu_bytes_to_use" not in schedule.subject.extra_config

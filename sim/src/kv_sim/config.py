@@ -119,6 +119,18 @@ class WorldConfig:
         return (self.num_blocks - 1 - spare) // len(self.groups) * self.block_size
 
     @property
+    def longest_request(self) -> int:
+        """Tokens that a request may come to, so that it ends however it gets them; no more are ever drawn.
+
+        An engine with drafts admits an asynchronous load only where it leaves room for a step of them. It takes
+        requests at its door for which there is none, and they end if nothing of them is loaded so.
+        """
+        if not self.spec_tokens:
+            return self.max_model_len
+        decode_blocks = -(-(1 + self.spec_tokens) // self.block_size)
+        return max(0, self.max_model_len - decode_blocks * self.block_size + 1)
+
+    @property
     def max_concurrent_steps(self) -> int:
         """How many steps may be under way at once."""
         return self.run_ahead + 1

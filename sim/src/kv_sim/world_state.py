@@ -78,7 +78,7 @@ class WorldState:
 
     def _add(self, args: dict[str, Any], random: Random | None) -> bool:
         spec = RequestSpec.from_json(args["spec"])
-        if spec.request_id in self.taken_ids():
+        if spec.request_id in self.taken_ids() or spec.total_tokens > self.config.max_model_len:
             return False
         self.engine.add(spec)
         return True

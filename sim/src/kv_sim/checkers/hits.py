@@ -49,7 +49,7 @@ def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
     is_complete = _nothing_was_left_out(world, ended)
     times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
     stored = {h for h, count in times.items() if count >= world.subject.keeps_from} if is_complete else set()
-    probes = _probes(ended, world.config.max_model_len)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
+    probes = _probes(ended, world.config.longest_request)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
     for spec in probes:
         engine.take_events()
         told = {key[-1] for key in engine.mirror.blocks}
@@ -129,7 +129,7 @@ def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], boo
     chunk_tokens = world.subject.blocks_per_chunk * config.block_size
     prompt = spec.shared_tokens + spec.own_tokens
     room = config.host_slots // world.subject.blocks_per_chunk - prompt // chunk_tokens
-    room = min(room, (config.max_model_len - 2) // chunk_tokens)
+    room = min(room, (config.longest_request - 2) // chunk_tokens)
     if room < 1:
         return
     failed = _count_failed(engine)

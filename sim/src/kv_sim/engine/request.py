@@ -94,6 +94,12 @@ class RequestSpec:
         own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
         return tuple(shared + own)
 
+    @property
+    def total_tokens(self) -> int:
+        """How many tokens it comes to. The last one that a turn samples is dropped where another follows."""
+        first = self.shared_tokens + self.own_tokens + self.output_tokens
+        return first + sum(turn.tokens + turn.output_tokens - 1 for turn in self.turns or ())
+
     def asked_in(self, turn: int) -> "RequestSpec | Turn":
         """What says how much it samples in a turn."""
         return self.turns[turn - 1] if self.turns and turn else self

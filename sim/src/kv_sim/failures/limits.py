@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
 from kv_sim.strict import Bad
 
 MOST_OF_A_WORLD: Final[Mapping[str, int]] = {
@@ -56,3 +57,15 @@ def check_tokens(where: str, spec: Mapping[str, Any]) -> None:
             if total > MOST_TOKENS:
                 beside = f" beside the {before} before it" if before else ""
                 raise Bad(f"{place}.{name}: at most {MOST_TOKENS - before}{beside}, got {values[name]}")
+
+
+def check_room(where: str, spec: RequestSpec, config: WorldConfig) -> None:
+    """The world has room for a request: an engine refuses a longer one at its door."""
+    most, total = config.max_model_len, spec.total_tokens
+    if total > most:
+        sizes = {name: getattr(config, name) for name in ("num_blocks", "block_size", "hashes_per_block")}
+        sizes["groups"] = len(config.groups)
+        raise Bad(
+            f"{where}: request {spec.request_id!r} comes to {total} tokens, and the world has room for {most}: "
+            + ", ".join(f"{name} {value}" for name, value in sizes.items())
+        )

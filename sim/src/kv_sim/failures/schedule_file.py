@@ -148,7 +148,7 @@ def parse_schedule(text: str, name: str) -> Schedule:
         head = _header(read_object(line))
         history = []
         for number, line in lines[1:]:  # noqa: B007 - an error names it
-            history.append(_action(read_object(line)))
+            history.append(_action(read_object(line), head["config"]))
     except Bad as error:
         raise ScheduleError(f"{name}: line {number}: {error}") from None
     return Schedule(history=history, **head)
@@ -220,7 +220,7 @@ def _world(values: dict[str, Any]) -> WorldConfig:
     return config
 
 
-def _action(values: dict[str, Any]) -> Action:
+def _action(values: dict[str, Any], config: WorldConfig) -> Action:
     name = values.get("action")
     if not isinstance(name, str) or name not in list(Kind):
         kinds = [kind.value for kind in Kind]
@@ -237,6 +237,7 @@ def _action(values: dict[str, Any]) -> Action:
         hints = {**get_type_hints(RequestSpec), "turns": list | None}
         check_keys(f"{name}.spec", values["spec"], hints, optional=set(hints) - required)
         _check_spec(f"{name}.spec", values["spec"])
+        limits.check_room(f"{name}.spec", RequestSpec.from_json(values["spec"]), config)
     for request, count in values.get("rejects", {}).items():
         check_type(f"{name}.rejects.{request}", count, int)
         if count < 0:

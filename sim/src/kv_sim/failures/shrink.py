@@ -72,7 +72,7 @@ class Shrinker:
         """Keep a history, and maybe another world, if it still fails."""
         config = config or self.best.config
         key = (config, tuple(map(str, history)))
-        if self.left <= 0 or key in self._tried:
+        if self.left <= 0 or key in self._tried or not self._has_room(history, config):
             return False
         self.left -= 1
         self._tried.add(key)
@@ -82,6 +82,14 @@ class Shrinker:
         taken = list(world.history) if world is not None else []
         self.best = replace(self.best, config=config, history=taken, violation=violation)
         return True
+
+    def _has_room(self, history: list[Action], config: WorldConfig) -> bool:
+        """Whether a world is no smaller for requests than the one before: in it they might wait for ever."""
+        most = config.longest_request
+        if most >= self.best.config.longest_request:
+            return True
+        specs = [RequestSpec.from_json(action.args["spec"]) for action in history if action.kind is Kind.ADD]
+        return all(spec.total_tokens <= most for spec in specs)
 
     def _try_at(self, index: int, length: int, *instead: Action) -> bool:
         """Put other actions in the place of ``length`` of them. With each request goes a copy, or none."""

@@ -39,6 +39,7 @@ class Arrivals:
         while shared + own + output + slack + 2 * config.spec_tokens + 1 > room and shared > 1:
             shared -= 1
         output = max(1, min(output, room - shared - own - slack - 2 * config.spec_tokens - 1))
+        shared -= max(0, shared + own + output - config.longest_request)
         spec = RequestSpec(
             self._name(random, taken),
             conversation,
@@ -78,7 +79,8 @@ class Arrivals:
             tokens = random.choice([1, 1, 2, size - 1, size, size + 1, 2 * size])
             output, slack = random.choice([1, 1, 2, 3, size]), random.choice([0, 0, 1, 3])
             end += tokens + output - 1
-            if end + slack + 2 * self._config.spec_tokens + 1 > room:
+            most = min(room - slack - 2 * self._config.spec_tokens - 1, self._config.longest_request)
+            if end > most:
                 break
             turns.append(Turn(tokens, output, output + slack))
         return replace(spec, turns=tuple(turns))

@@ -11,6 +11,9 @@ makes it longer, and one that leaves it has the rest for itself. So a schedule c
 what lies beyond a fork, nor that a prompt has what a request generated: how many tokens that are, the summary
 tells.
 
+A request that is longer than a world of these sizes has room for is left out, and counted: where a group has a
+window an engine holds more, since it lets go what slid out. One that was aborted would have gone on only so far.
+
 Not in a schedule at all: which step a copy ended in, if it began in the same one; what a copy did wrong; drafts;
 what no connector is told of: resets of the engine's prefix cache alone, and that a session's next turn arrives. An
 engine is refused whose blocks no schedule can have: those of states, and of sizes that differ from each other or
@@ -44,12 +47,15 @@ class Summary:
     """Tokens of prompts whose blocks an earlier prompt had, too."""
     lost_tokens: int = 0
     """Of those, the ones that nothing shares in the schedule."""
+    left_out: int = 0
+    """Requests that aren't in the schedule, since no world of its sizes has room for them."""
 
     def __str__(self) -> str:
-        return (
+        told = (
             f"{self.requests} requests, {self.steps} steps; {self.shared_tokens} tokens of prompts are shared, "
             f"{self.lost_tokens} of them not in the schedule"
         )
+        return told + (f"; {self.left_out} requests longer than its world are left out" if self.left_out else "")
 
 
 # -- the world -----------------------------------------------------------------------------------
@@ -179,20 +185,34 @@ class Conversations:
         assert self._seen >= self._place.keys(), "a trunk has blocks of no prompt"
 
 
-def actions_of(calls: Iterable[Mapping[str, Any]], block_size: int) -> tuple[list[dict[str, Any]], Summary]:
-    """The actions, as lines of a schedule file."""
+def room_tokens(world: Mapping[str, Any]) -> int:
+    """Tokens of the longest request of a world: all groups hold all of it, beside the null block."""
+    blocks: int = (world["num_blocks"] - 1) // len(world["groups"])
+    return blocks * int(world["block_size"])
+
+
+def actions_of(
+    calls: Iterable[Mapping[str, Any]], block_size: int, room: int
+) -> tuple[list[dict[str, Any]], Summary]:
+    """The actions, as lines of a schedule file. ``room``: how many tokens a request may come to."""
     listed, summary = list(calls), Summary()
     ends = {call["request"]: call for call in listed if call["call"] == "end"}
     conversations = Conversations(block_size)
     actions: list[dict[str, Any]] = []
     step = 0
     """Where the last step is in ``actions``."""
+    left_out: set[str] = set()
     for call in listed:
         match call["call"]:
             case "arrive":
+                sampled = _sampled(call, ends.get(call["request"]), room)
+                if call["prompt_tokens"] + sampled > room:
+                    summary.left_out += 1
+                    left_out.add(call["request"])
+                    continue
                 summary.requests += 1
-                actions.append({"action": "add", "spec": _spec(call, ends, conversations, summary)})
-            case "end" if call["aborted"]:
+                actions.append({"action": "add", "spec": _spec(call, sampled, conversations, summary)})
+            case "end" if call["aborted"] and call["request"] not in left_out:
                 actions.append({"action": "abort", "request": call["request"]})
             case "reset":
                 actions.append({"action": "reset", "running": False, "connector": True})
@@ -207,16 +227,19 @@ def actions_of(calls: Iterable[Mapping[str, Any]], block_size: int) -> tuple[lis
     return actions, summary
 
 
-def _spec(
-    call: Mapping[str, Any], ends: Mapping[str, Mapping[str, Any]], conversations: Conversations, summary: Summary
-) -> dict[str, Any]:
-    end = ends.get(call["request"])
-    sampled = call["max_tokens"] if end is None or end["aborted"] else end["output_tokens"]
+def _sampled(call: Mapping[str, Any], end: Mapping[str, Any] | None, room: int) -> int:
+    """How many tokens a request samples. One that didn't come to its end would have done as many as it may."""
+    if end is None or end["aborted"]:
+        return max(1, min(call["max_tokens"], room - call["prompt_tokens"]))
+    return max(1, end["output_tokens"])
+
+
+def _spec(call: Mapping[str, Any], sampled: int, conversations: Conversations, summary: Summary) -> dict[str, Any]:
     return {
         "request_id": call["request"],
         **conversations.place(call["hashes"], call["prompt_tokens"], summary),
-        "output_tokens": max(1, sampled),
-        "max_tokens": max(1, sampled, call["max_tokens"]),
+        "output_tokens": sampled,
+        "max_tokens": max(sampled, call["max_tokens"]),
         "skip_reading_prefix_cache": call["skips"],
     }
 
@@ -251,7 +274,7 @@ def _object(line: str) -> dict[str, Any] | None:
 def write_schedule_of(calls: Path, schedule: Path) -> Summary:
     """Make the schedule of a file of calls."""
     head, listed = read_calls(calls)
-    actions, summary = actions_of(listed, head["world"]["block_size"])
+    actions, summary = actions_of(listed, head["world"]["block_size"], room_tokens(head["world"]))
     header = {
         "format": "kv-sim schedule",
         "version": 1,
