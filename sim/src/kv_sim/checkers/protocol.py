@@ -3,10 +3,11 @@
 An answer to a match names a count within the request, and never an asynchronous nothing. The end of a load is
 reported once, for a request whose load was announced; the end of a store once, for a request that is held. Blocks
 that a load left unfilled are reported while it goes on; others would be taken from requests that nothing befell.
-A real engine asserts some of these and silently frees the wrong blocks on others.
+That it failed is, too: of a request that loads nothing it would be kept, and the next load of that taken for one
+that failed. A real engine asserts some of these and silently frees the wrong blocks on others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.answers import is_count
@@ -86,4 +87,24 @@ def check_failed_blocks(rank: int, failed: Iterable[int], step: Step, shadow: Sh
                 Invariant.PROTOCOL,
                 f"worker {rank} side, get_block_ids_with_load_errors: block {block} (of {shadow.owner(block)}) is "
                 f"none that a load under way is to fill; these are: {known}",
+            )
+
+
+def check_failed_loads(
+    rank: int, failed: Iterable[str], requests: Mapping[str, SimRequest], referee: Referee
+) -> None:
+    """Check whose loads a rank's worker says have failed, before the ends of loads in that step are taken in.
+
+    A load goes on until all ranks have reported its end. One of a step isn't reported at all: who waits for
+    nothing can't be told.
+    """
+    for request_id in sorted(failed):
+        request = requests.get(request_id)
+        if request is None or not request.awaits_load:
+            known = ", ".join(sorted(name for name, one in requests.items() if one.awaits_load)) or "none"
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"worker {rank} side, get_transfer_results: the load of request {request_id} has failed, "
+                + ("but there is no such request" if request is None else "but none of it is under way")
+                + f"; asynchronous loads are: {known}",
             )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorOutput, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.protocol import check_failed_blocks
+from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
@@ -211,6 +211,7 @@ class Engine:
         for rank, report in enumerate(reports):
             if len(self.config.groups) == 1:  # with several none may be named at all
                 check_failed_blocks(rank, report.invalid_block_ids, step, self.shadow, self.referee)
+            check_failed_loads(rank, report.failed_recving, self.scheduler.requests, self.referee)
             self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
         return reports
 

@@ -33,6 +33,7 @@ _MOVED: Final = (
     plant(transfers.FailedStoreIndexed, "", _I.CONTENT, LATER),
     plant(transfers.FailedLoadIsFine, "LMCache#3388", _I.CONTENT, LATER),
     plant(transfers.FailedBlocksToldAgain, "", _I.PROTOCOL, LATER, _I.LIVENESS),
+    plant(transfers.FailedLoadToldAgain, "", _I.PROTOCOL, LATER),
     plant(transfers.FailedLoadIsSilent, "LMCache#5047", _I.LIVENESS, LATER),
     plant(transfers.AbortedLoadIsSilent, "#46283", _I.LIVENESS, LATER),
     plant(transfers.HoldsWhileLoading, "#25067", _I.PROTOCOL, LATER, _I.OWNERSHIP),

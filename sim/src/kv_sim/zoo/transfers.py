@@ -91,6 +91,25 @@ class FailedBlocksToldAgain(LaterConnector):
     worker_class = _FailedBlocksToldAgain
 
 
+class _FailedLoadToldAgain(LaterWorker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._failed_once: set[str] = set()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        self._failed_once -= finished_req_ids
+        results = super().get_transfer_results(finished_req_ids)
+        self._failed_once |= results.failed_recving
+        results.failed_recving |= self._failed_once
+        return results
+
+
+class FailedLoadToldAgain(LaterConnector):
+    """That a load failed is told in every later step, too: its request's next one counts as failed."""
+
+    worker_class = _FailedLoadToldAgain
+
+
 class _FailedLoadIsSilent(LaterWorker):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = super().get_transfer_results(finished_req_ids)

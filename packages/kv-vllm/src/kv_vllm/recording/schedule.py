@@ -187,8 +187,7 @@ class Conversations:
 
 def room_tokens(world: Mapping[str, Any]) -> int:
     """Tokens of the longest request of a world: all groups hold all of it, beside the null block."""
-    blocks: int = (world["num_blocks"] - 1) // len(world["groups"])
-    return blocks * int(world["block_size"])
+    return (int(world["num_blocks"]) - 1) // len(world["groups"]) * int(world["block_size"])
 
 
 def actions_of(
@@ -230,8 +229,8 @@ def actions_of(
 def _sampled(call: Mapping[str, Any], end: Mapping[str, Any] | None, room: int) -> int:
     """How many tokens a request samples. One that didn't come to its end would have done as many as it may."""
     if end is None or end["aborted"]:
-        return max(1, min(call["max_tokens"], room - call["prompt_tokens"]))
-    return max(1, end["output_tokens"])
+        return max(1, min(int(call["max_tokens"]), room - int(call["prompt_tokens"])))
+    return max(1, int(end["output_tokens"]))
 
 
 def _spec(call: Mapping[str, Any], sampled: int, conversations: Conversations, summary: Summary) -> dict[str, Any]:
