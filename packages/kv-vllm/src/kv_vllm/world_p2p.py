@@ -1,7 +1,6 @@
 """Our ``P2PConnector`` as vLLM loads it, with the testbed's router and wire: for the engine ``vllm``."""
 
 from kv_api import KVCacheConfig, KVCaches, VllmConfig
-from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
 from kv_sim.p2p import RoutedSchedulerSide, TimedP2PWorkerSide, WorldWire
@@ -13,8 +12,8 @@ class TensorP2PWorkerSide(TimedP2PWorkerSide):
     """Its clock is that of the device."""
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._device = device_of(next(iter(kv_caches.values())))
-        P2PWorkerSide.register_kv_caches(self, kv_caches)
+        super().register_kv_caches(kv_caches)
+        self._device = device_of(next(iter(kv_caches.values())))  # a tensor's own is where its bytes are
 
 
 class DrivenP2PConnector(P2PConnector):
