@@ -5,15 +5,16 @@ what is not legal. Same seed, same history, same digest, in any process. After i
 engine ends, and with it the connector.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 
 from kv_sim.actions import Action
 from kv_sim.checkers import quiescence
 from kv_sim.guard import HistoryEnds
 from kv_sim.history.choices import pick
-from kv_sim.violation import Violation
+from kv_sim.violation import Referee, Violation
 from kv_sim.world_state import WorldState
 
 
@@ -56,7 +57,22 @@ class World(WorldState):
 
     def end(self) -> None:
         """The engine ends after everything else was judged, and that is judged, too."""
-        self.ending.judge(self.engine)
+        self.ending.judge(self.engine, self._left_open_again)
+
+    def _left_open_again(self) -> Counter[str] | None:
+        """What the same history leaves open in a world of its own; None if it can't be taken beside this one."""
+        referee = Referee()
+        referee.silent |= self.referee.silent
+        try:
+            again = World(self.config, self.subject, referee=referee, engine_class=type(self.engine))
+        except (Violation, HistoryEnds):  # the address that it would listen on is still taken
+            return None
+        with suppress(Violation, HistoryEnds):
+            for action in self.history:
+                again.apply(action)
+            again.rest()
+        again.break_off(None)
+        return again.ending.left_open()
 
     def break_off(self, violation: Violation | None) -> None:
         """The engine ends in the middle of a history, which is what is told, and not what the end brings about."""

@@ -3,20 +3,34 @@
 Each object of the connector is shut down once, the workers' before the scheduler's, whatever the others raise.
 Then no thread is left that would keep a server's process from ending: one that began in this history and is no
 daemon. Those of ``concurrent.futures`` keep nobody, since the interpreter wakes them when it ends.
+
+Nor is anything left open (``left_open``). What a library opens when it is first needed stays open for good, and
+comes once in a process. So where something is left the same history is taken again: what is left then is told.
 """
 
+import gc
 import re
 import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
+from kv_sim.checkers.left_open import Holdings, Segment
 from kv_sim.engine.engine import Engine
 from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Invariant, TestbedError, Violation
 
 PATIENCE_SECONDS: Final = 1.0
-"""A thread that was told to end may take so long for it."""
+"""A thread or process that was told to end may take so long for it."""
+LOOKS: Final = 50
+"""How often it is looked whether they have."""
+
+
+Again: TypeAlias = Callable[[], Counter[str] | None]
+"""What the same history leaves open when it is taken again; None: it can't be."""
 
 
 class Ending:
@@ -24,9 +38,13 @@ class Ending:
 
     def __init__(self) -> None:
         self._threads_before = threading.enumerate()
+        self._before = Holdings.now()
+        self._made: set[Segment] = set()
+        """Shared memory that this process had at the end of the history."""
 
-    def judge(self, engine: Engine) -> None:
+    def judge(self, engine: Engine, again: Again) -> None:
         """Shut everything down, and judge what is left."""
+        self._made = Holdings.now().segments_since(self._before)
         raised = []
         for guard in engine.guards:
             try:
@@ -35,17 +53,46 @@ class Ending:
                 raised.append(found)
         if raised:
             raise raised[0]
-        self._check_threads(engine)
+        if Invariant.CONSERVATION not in engine.referee.silent:
+            self._check_threads(engine)
+            self._check_left_open(engine, again)
 
     def break_off(self, engine: Engine) -> None:
         """Shut everything down after something else was found, which is what is told."""
+        self._made = Holdings.now().segments_since(self._before)
         for guard in engine.guards:
             with suppress(Violation, HistoryEnds, TestbedError):
                 guard.shutdown()
 
+    def left_open(self) -> Counter[str]:
+        """What was opened since the history began and still is, when all that goes on has had time to end."""
+        left = Holdings.now().since(self._before, self._made)
+        if left:
+            gc.collect()  # what nobody can reach any more is closed
+            for _ in range(LOOKS):
+                now = Holdings.now()
+                left = now.since(self._before, self._made)
+                if not left or not (self._new_threads() or now.children_since(self._before)):
+                    break
+                time.sleep(PATIENCE_SECONDS / LOOKS)
+        return left
+
+    def _check_left_open(self, engine: Engine, again: Again) -> None:
+        first = self.left_open()
+        second = again() if first else None
+        left = first if second is None else second
+        if left:
+            names = ", ".join(
+                f"{name} ({count} times)" if count > 1 else name for name, count in sorted(left.items())
+            )
+            engine.referee.fail(
+                Invariant.CONSERVATION, f"every side was shut down, and these are still open: {names}"
+            )
+
+    def _new_threads(self) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread not in self._threads_before]
+
     def _check_threads(self, engine: Engine) -> None:
-        if Invariant.CONSERVATION in engine.referee.silent:
-            return
         left = [thread for thread in threading.enumerate() if self._should_end(thread)]
         for thread in left:
             thread.join(PATIENCE_SECONDS)

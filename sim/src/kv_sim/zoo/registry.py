@@ -5,7 +5,17 @@ from typing import Final
 from kv_sim.examples.catalogue import LATER, MEMORY, P2P, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.zoo import hits, offload, offload_books, offload_states, offload_waits, pulls, ranks, transfers
+from kv_sim.zoo import (
+    endings,
+    hits,
+    offload,
+    offload_books,
+    offload_states,
+    offload_waits,
+    pulls,
+    ranks,
+    transfers,
+)
 from kv_sim.zoo import several as multi
 from kv_sim.zoo.planted import Planted, plant
 
@@ -44,6 +54,7 @@ _MOVED: Final = (
     plant(transfers.StoresSurviveReset, "#57727", _I.HITS, LATER),
     plant(transfers.ReportsEveryEnd, "#43226", _I.PROTOCOL, LATER, _I.OWNERSHIP, _I.CONSERVATION, _I.CONTENT),
     plant(transfers.AsksForEver, "", _I.WORK, PATIENT, _I.LIVENESS),
+    plant(endings.LeavesItsSocketOpen, "", _I.CONSERVATION, LATER),
 )
 
 _RANKS: Final = (

@@ -1,0 +1,124 @@
+"""What of the operating system's is in use: open descriptors, child processes, segments of shared memory.
+
+``Holdings`` is one look at it, from ``/proc`` and ``/dev/shm``. Where these are missing, as they are on anything
+but Linux, nothing is seen, and so nothing is judged. By what two looks differ was taken in between by somebody: by
+a connector, or by Python, a library or the testbed, when they first needed it. ``ending`` finds out who.
+
+Segments of shared memory are everybody's on the machine. This process's are those that it has open or mapped.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+DESCRIPTORS: Final = Path("/proc/self/fd")
+TASKS: Final = Path("/proc/self/task")
+PROCESSES: Final = Path("/proc")
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+Segment: TypeAlias = tuple[str, int]
+"""A file in shared memory: its name, and its number, since a name may come back."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process has in use."""
+
+    descriptors: frozenset[tuple[int, str]]
+    """By number: what it leads to."""
+    children: frozenset[int]
+    segments: frozenset[Segment]
+    """All there are, whoever made them."""
+
+    @classmethod
+    def now(cls) -> "Holdings":
+        """Those of this moment."""
+        return cls(frozenset(_descriptors()), frozenset(_children()), frozenset(_segments()))
+
+    def since(self, before: "Holdings", made: Set[Segment] = frozenset()) -> Counter[str]:
+        """What was taken since ``before`` and is in use, in words, and how often the same.
+
+        ``made``: which segments this process had then.
+        """
+        names = [_anonymous(target) for _, target in self.descriptors - before.descriptors]
+        names += [f"process {_command(child)}" for child in self.children_since(before)]
+        names += {f"{SHARED_MEMORY}/{name}" for name, _ in self.segments & made}.difference(names)
+        return Counter(names)
+
+    def children_since(self, before: "Holdings") -> list[int]:
+        """Processes that were begun since ``before`` and go on."""
+        return [child for child in sorted(self.children - before.children) if _is_alive(child)]
+
+    def segments_since(self, before: "Holdings") -> set[Segment]:
+        """Segments that came up since ``before`` and that this process has, but no other."""
+        new = self.segments - before.segments
+        if not new:
+            return set()  # a look at all processes takes its time
+        others = (process for process in _processes() if process != os.getpid())
+        mine = _held_by(os.getpid(), new)
+        return mine.difference(*(_held_by(process, mine) for process in others)) if mine else mine
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    with suppress(OSError):
+        for number in os.listdir(DESCRIPTORS):
+            with suppress(OSError):  # that of the listing is closed by now
+                yield int(number), os.readlink(DESCRIPTORS / number)
+
+
+def _children() -> Iterator[int]:
+    with suppress(OSError):
+        for task in os.listdir(TASKS):
+            with suppress(OSError):  # a thread that has ended
+                yield from map(int, (TASKS / task / "children").read_text().split())
+
+
+def _segments() -> Iterator[tuple[str, int]]:
+    with suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    yield entry.name, entry.inode()
+
+
+def _processes() -> Iterator[int]:
+    with suppress(OSError):
+        yield from (int(name) for name in os.listdir(PROCESSES) if name.isdigit())
+
+
+def _held_by(process: int, segments: Set[Segment]) -> set[Segment]:
+    """Which of these segments a process has open or mapped, as far as one may look."""
+    paths: set[str] = set()
+    folder = PROCESSES / str(process)
+    with suppress(OSError):
+        lines = (folder / "maps").read_text(errors="replace").splitlines()
+        paths.update(f"/{line.partition('/')[2]}" for line in lines)
+    with suppress(OSError):
+        for number in os.listdir(folder / "fd"):
+            with suppress(OSError):
+                paths.add(os.readlink(folder / "fd" / number))
+    return {segment for segment in segments if f"{SHARED_MEMORY}/{segment[0]}" in paths}
+
+
+def _is_alive(process: int) -> bool:
+    """One that has ended, and that nobody has waited for, has nothing in use."""
+    with suppress(OSError):
+        return (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def _command(process: int) -> str:
+    with suppress(OSError):
+        return (PROCESSES / str(process) / "comm").read_text().strip()
+    return "…"
+
+
+def _anonymous(target: str) -> str:
+    """``socket:[12345]`` and ``pipe:[12345]`` have a number of this run; a path stays as it is."""
+    return target if target.startswith("/") else re.sub(r"\[\d+\]", "[…]", target)

@@ -1,0 +1,272 @@
+"""What a connector has open when all of it was shut down is told, and nothing that others opened. Linux only."""
+
+import os
+import socket
+import subprocess
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from kv_api import TwoSidedHMAConnector
+from kv_sim.actions import Action, Kind
+from kv_sim.checkers import ending, left_open
+from kv_sim.checkers.left_open import Holdings
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.memory import MemoryScheduler, MemoryWorker
+from kv_sim.fuzz import replay
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+HISTORY = [Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 1, 1).to_json()}), Action(Kind.STEP)]
+SAID = "every side was shut down, and these are still open: "
+
+
+class OpeningScheduler(MemoryScheduler):
+    """Does something when it hears of a request, and when it ends."""
+
+    opens: Callable[[Any], object]
+    closes: Callable[[Any], object] | None
+
+    def on_new_request(self, request: Any) -> None:
+        super().on_new_request(request)
+        OpeningScheduler.opens(self)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if OpeningScheduler.closes is not None:
+            OpeningScheduler.closes(self)
+
+
+class Opening(TwoSidedHMAConnector):
+    scheduler_class = OpeningScheduler
+    worker_class = MemoryWorker
+
+
+SUBJECT = Subject("Opening", __name__, traits=frozenset())
+
+
+def left(
+    opens: Callable[[Any], object], closes: Callable[[Any], object] | None = None, *silent: Invariant
+) -> str | None:
+    """What is told of a history in which a connector does that."""
+    OpeningScheduler.opens, OpeningScheduler.closes = opens, closes  # type: ignore[method-assign, assignment]
+    _, violation = replay(SUBJECT, WorldConfig(), HISTORY, frozenset(silent))
+    if violation is None:
+        return None
+    assert violation.invariant is Invariant.CONSERVATION
+    return violation.message
+
+
+def keep(owner: Any, *numbers: int) -> None:
+    """They are open until their owner is no more."""
+    for number in numbers:
+        weakref.finalize(owner, os.close, number)
+
+
+def opener(make: Callable[[], int]) -> Callable[[Any], None]:
+    return lambda owner: keep(owner, make())
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "PATIENCE_SECONDS", 0.2)
+
+
+def test_what_it_leaves_open_is_named(tmp_path: Path) -> None:
+    assert left(opener(lambda: socket.socket().detach())) == f"{SAID}socket:[…]"
+    assert left(lambda owner: keep(owner, *os.pipe())) == f"{SAID}pipe:[…] (2 times)"
+    file = tmp_path / "log 12"
+    file.touch()
+    assert left(opener(lambda: os.open(file, os.O_RDONLY))) == f"{SAID}{file}"
+    assert left(lambda owner: keep(owner, os.open(file, os.O_RDONLY), *os.pipe())) == (
+        f"{SAID}{file}, pipe:[…] (2 times)"
+    )
+
+
+def test_what_it_closes_is_not() -> None:
+    def opens(owner: Any) -> None:
+        owner.wire = socket.socket()
+
+    assert left(opens, lambda owner: owner.wire.close()) is None
+    assert left(lambda owner: socket.socket().close()) is None
+
+
+def test_nobody_looks() -> None:
+    assert left(opener(lambda: socket.socket().detach()), None, Invariant.CONSERVATION) is None
+
+
+def test_another_behind_the_same_number(tmp_path: Path) -> None:
+    """It closes one that isn't its own, and the next to be opened gets its number."""
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert left(lambda owner: os.dup2(os.open(os.devnull, os.O_RDONLY), number) and None) is not None
+    finally:
+        os.close(number)
+
+
+@pytest.fixture
+def once() -> Iterator[list[int]]:
+    opened: list[int] = []
+    yield opened
+    for number in opened:
+        os.close(number)
+
+
+def test_what_a_library_opens_when_it_is_first_needed(once: list[int]) -> None:
+    """It stays open, and the next history finds it so."""
+
+    def opens(owner: Any) -> None:
+        if not once:
+            once.extend(os.pipe())
+
+    assert left(opens) is None
+    assert len(once) == 2
+
+
+def test_beside_it_what_comes_again_is_told(once: list[int]) -> None:
+    def opens(owner: Any) -> None:
+        if not once:
+            once.extend(os.pipe())
+        keep(owner, socket.socket().detach())
+
+    assert left(opens) == f"{SAID}socket:[…]"
+
+
+def test_who_can_be_made_only_once_because_of_it() -> None:
+    """What it listens on is still taken when the history is to come again."""
+
+    class Listening(OpeningScheduler):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            with socket.socket() as wire:
+                wire.bind(("127.0.0.1", port))
+                keep(self, wire.detach())
+
+    free = socket.socket()
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    free.close()
+    Opening.scheduler_class = Listening
+    try:
+        assert left(lambda owner: None) == f"{SAID}socket:[…]"
+    finally:
+        Opening.scheduler_class = OpeningScheduler
+
+
+def test_a_thread_that_ends_soon_closes_what_it_has(stop: Event) -> None:
+    """A daemon that was told to end."""
+
+    def opens(owner: Any) -> None:
+        wire = socket.socket()
+
+        def serve() -> None:
+            stop.wait(0.03)
+            wire.close()
+
+        Thread(target=serve, daemon=True).start()
+
+    assert left(opens) is None
+
+
+@pytest.fixture
+def stop() -> Iterator[Event]:
+    event = Event()
+    yield event
+    event.set()
+
+
+def test_a_process_that_goes_on() -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+    try:
+        assert left(lambda owner: begun.append(subprocess.Popen(["sleep", "30"]))) == f"{SAID}process sleep"
+        assert len(begun) == 2
+    finally:
+        for process in begun:
+            process.kill()
+            process.wait()
+
+
+def test_processes_that_end_soon_or_that_nobody_has_waited_for() -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+    assert left(lambda owner: begun.append(subprocess.Popen(["sleep", "0.05"]))) is None
+    for process in begun:
+        process.wait()
+
+
+@pytest.fixture
+def segments() -> Iterator[list[SharedMemory]]:
+    made: list[SharedMemory] = []
+    yield made
+    for segment in made:
+        segment.close()
+        segment.unlink()
+
+
+def test_shared_memory_that_it_leaves(segments: list[SharedMemory]) -> None:
+    """Closed or not, it takes room until it is removed. What Python begins for its sake comes once."""
+
+    def opens(owner: Any) -> None:
+        segments.append(SharedMemory(create=True, size=64))
+
+    def closes(owner: Any) -> None:
+        segments[-1].close()
+
+    assert left(opens, closes) == f"{SAID}/dev/shm/{segments[1].name}"
+    assert left(opens) == f"{SAID}/dev/shm/{segments[3].name} (2 times)", "as a file and as memory"
+
+
+def test_shared_memory_that_it_removes() -> None:
+    def opens(owner: Any) -> None:
+        owner.memory = SharedMemory(create=True, size=64)
+
+    def closes(owner: Any) -> None:
+        owner.memory.close()
+        owner.memory.unlink()
+
+    assert left(opens, closes) is None
+
+
+def test_shared_memory_of_others() -> None:
+    """It came up meanwhile; who made it has it in use, or has left it. Nobody can tell whose it is."""
+    before = Holdings.now()
+    file = left_open.SHARED_MEMORY / f"kv-sim-{os.getpid()}"
+    with file.open("w") as opened:
+        (made,) = Holdings.now().segments_since(before)
+        assert made[0] == file.name
+        with subprocess.Popen(["sleep", "30"], stdin=opened) as other:
+            assert Holdings.now().segments_since(before) == set()
+            other.kill()
+    try:
+        assert Holdings.now().segments_since(before) == set()
+        assert dict(Holdings.now().since(before)) == {}
+        assert dict(Holdings.now().since(before, {made})) == {str(file): 1}
+    finally:
+        file.unlink()
+    assert dict(Holdings.now().since(before, {made})) == {}
+
+
+def test_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On anything but Linux."""
+    for name in ("DESCRIPTORS", "TASKS", "PROCESSES", "SHARED_MEMORY"):
+        monkeypatch.setattr(left_open, name, Path("/nowhere"))
+    assert Holdings.now() == Holdings(frozenset(), frozenset(), frozenset())
+    assert left(lambda owner: keep(owner, *os.pipe())) is None
+
+
+def test_a_history_that_was_not_applied_can_not_come_again() -> None:
+    """Who drives an engine by hand is told of nothing: the world knows of no history."""
+    OpeningScheduler.opens, OpeningScheduler.closes = lambda owner: keep(owner, *os.pipe()), None  # type: ignore[method-assign, assignment]
+    made = World(WorldConfig(), SUBJECT)
+    made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    made.rest()
+    made.end()
+    made = World(WorldConfig(), SUBJECT)
+    with pytest.raises(Violation, match="still open: pipe"):
+        made.replay(HISTORY)
