@@ -18,6 +18,7 @@ from kv_sim.replay.command.arguments import (
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.timed.command import OLD_NAMES
 from kv_sim.replay.units import Footprint
 
 
@@ -114,7 +115,10 @@ def test_every_option_says_what_it_is():
     timed = {action.dest: action.help for action in parsers[1]._actions}
     assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")
     cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[:2])
-    assert {"--gpu-blocks", "--limit"} <= engine - cache
+    assert {"--gpu", "--stepping"} <= engine - cache
+    assert {"--requests", "--capacity", "--gpu-capacity", "--policy"} <= engine & cache, "one name for one thing"
+    assert not (engine | cache) & OLD_NAMES.keys(), "nobody learns them any more"
+    assert {new for new, _ in OLD_NAMES.values()} <= engine & cache
     assert SAME_IN_ENGINE.keys() <= cache - engine and {*SAME_IN_ENGINE.values()} <= engine - cache
 
 
@@ -145,7 +149,9 @@ def test_the_bytes_of_a_token():
         assert footprint_of(parsed(*line), 16) == Footprint(16, found[0])
 
 
-@pytest.mark.parametrize(("fidelity", "option"), [("cache", "--store-threshold"), ("engine", "--gpu-blocks")])
+@pytest.mark.parametrize(
+    ("fidelity", "option"), [("cache", "--store-threshold"), ("engine", "--gpu-memory-utilization")]
+)
 def test_help_is_that_of_the_fidelity_that_was_typed(fidelity, option, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["replay", "--fidelity", fidelity, "--help"])
@@ -154,6 +160,6 @@ def test_help_is_that_of_the_fidelity_that_was_typed(fidelity, option, capsys):
 
 
 def test_of_several_options_of_another_fidelity_the_first_is_named(capsys):
-    typed = ["replay", "x.jsonl", "--fidelity", "engine", "--store-threshold", "1", "--capacity", "1GiB"]
+    typed = ["replay", "x.jsonl", "--fidelity", "engine", "--store-threshold", "1", "--stream"]
     assert main(typed) == 2
     assert capsys.readouterr().err.startswith("kv-sim replay: --store-threshold is of --fidelity cache; ")

@@ -34,14 +34,13 @@ def run(tmp_path, capsys):
 
 
 ENGINE = {
-    ("--gpu-blocks", str(2**26 + 1)): (
+    ("--gpu-capacity", f"{2**26 + 1}blocks"): (
         "gpu_blocks: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger blocks "
         "or less memory"
     ),
-    ("--gpu-blocks", HUGE): f"gpu_blocks: expected at most 2147483647, got {HUGE}",
-    ("--limit", HUGE): f"limit: expected at most 2147483647, got {HUGE}",
+    ("--gpu-capacity", f"{HUGE}blocks"): f"gpu_blocks: expected at most 2147483647, got {HUGE}",
     ("--max-step-tokens", str(2**31)): "max_step_tokens: expected at most 2147483647, got 2147483648",
-    ("--cpu-bytes-to-use", "5000TiB"): (
+    ("--capacity", "5000TiB"): (
         "cpu_bytes_to_use: that is 81920000 blocks, and a replay keeps books of 67108864 at most; choose larger "
         "blocks or less memory"
     ),

@@ -142,8 +142,8 @@ REFUSED_LATE = {
     "a capacity": ("--capacity", "64GiB"),
     "a policy": ("--policy", "lruu"),
     "a threshold": ("--store-threshold", "-1"),
-    "an engine's memory": ("--fidelity", "engine", "--cpu-bytes-to-use", "64"),
-    "an engine's blocks": ("--fidelity", "engine", "--gpu-blocks", "0"),
+    "an engine's memory": ("--fidelity", "engine", "--capacity", "64"),
+    "an engine's blocks": ("--fidelity", "engine", "--gpu-capacity", "0blocks"),
 }
 
 

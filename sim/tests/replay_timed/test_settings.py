@@ -10,7 +10,7 @@ from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.command import add_arguments, run, settings_of
+from kv_sim.replay.timed.command import OLD_NAMES, add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, timed_config
@@ -30,8 +30,8 @@ def test_options_change_settings() -> None:
     line = (
         "--model mistral-7b --gpu l40s --gpu-flops 1e14 --hbm-bandwidth 2e12 --link-bandwidth 5e10 "
         "--gpu-memory 40GiB "
-        "--tp-size 2 --copy-microseconds 3 --gpu-blocks 77 --max-running 9 --cpu-bytes-to-use 1GB "
-        "--eviction-policy arc --stepping single --limit 5 --arrival-scale 2"
+        "--tp-size 2 --copy-microseconds 3 --max-running 9 --capacity 1GB "
+        "--policy arc --stepping single --arrival-scale 2"
     )
     gpu = replace(find_gpu("L40S"), flops=1e14, hbm_bandwidth=2e12, link_bandwidth=5e10, memory_bytes=40 << 30)
     assert settings_of(parsed(line)) == EngineSettings(
@@ -39,12 +39,10 @@ def test_options_change_settings() -> None:
         gpu=gpu,
         tp_size=2,
         copy_microseconds=3.0,
-        gpu_blocks=77,
         max_running=9,
         cpu_bytes_to_use=10**9,
         eviction_policy="arc",
         stepping=Stepping.SINGLE,
-        limit=5,
         arrival_scale=2.0,
     )
 
@@ -59,7 +57,6 @@ NUMBERS = {
     "copy-microseconds": ("copy_microseconds", 0.25, " (default 0.5)"),
     "page-tokens": ("page_tokens", 3, ""),
     "gpu-memory-utilization": ("gpu_memory_utilization", 0.25, " (default 0.92)"),
-    "gpu-blocks": ("gpu_blocks", 3, ""),
     "block-tokens": ("block_tokens", 3, " (default: the trace's)"),
     "max-step-tokens": ("max_step_tokens", 3, ""),
     "max-running": ("max_running", 3, ""),
@@ -77,7 +74,8 @@ def test_every_number_has_an_option() -> None:
         changed: dict[str, Any] = {setting: value}
         assert settings_of(parsed(f"--{option} {value}")) == replace(EngineSettings(), **changed), option
         assert said[option].endswith(default) and ("(default" in said[option]) == bool(default), option
-    others = {"help", "model", "limit", "stepping", "check-contents", "cpu-bytes-to-use", "eviction-policy"}
+    others = {"help", "model", "stepping", "check-contents", "capacity", "gpu-capacity", "policy"}
+    others |= {old.removeprefix("--") for old in OLD_NAMES}
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
     assert set(said) == others | NUMBERS.keys()
 
@@ -99,9 +97,25 @@ def test_a_server_of_defaults() -> None:
 
 
 def test_options_reach_a_replay() -> None:
-    options = parsed("--model qwen2.5-7b --limit 1")
+    options = parsed("--model qwen2.5-7b --gpu-capacity 3blocks")
     assert settings_of(options).model.name == "Qwen2.5-7B"
-    assert run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), options).with_connector.requests == 1
+    found = run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), options)
+    assert (found.with_connector.requests, found.sizes.gpu_blocks) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"), [("7blocks", 7), ("5120tokens", 10), ("10239tokens", 19), ("1GiB", 16), ("1GB", 14)]
+)
+def test_a_size_of_the_gpu(size: str, blocks: int) -> None:
+    """Of 512 tokens a block, and 131,072 bytes a token."""
+    trace = trace_of((0, 600, 2, [1, 2]), block_tokens=512)
+    assert run(trace, parsed(f"--gpu-capacity {size}")).settings.gpu_blocks == blocks
+
+
+def test_a_size_of_blocks_that_the_server_has() -> None:
+    trace = trace_of((0, 600, 2, [1, 2]), block_tokens=512)
+    found = run(trace, parsed("--gpu-capacity 5120tokens --block-tokens 16"))
+    assert (found.sizes.gpu_blocks, found.sizes.block_tokens) == (320, 16)
 
 
 def test_another_arrival_rate() -> None:
@@ -148,27 +162,27 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         ("--gpu-flops inf", "--gpu-flops: expected more than 0, got inf"),
         ("--gpu-memory 80", "--gpu-memory 80: 80 what? Expected for example 64GiB or 64GB"),
         (
-            "--cpu-bytes-to-use 1G",
-            "--cpu-bytes-to-use 1G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
+            "--capacity 1G",
+            "--capacity 1G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
         ),
         ("--tp-size 0", "tp_size: expected a whole number of at least 1, got 0"),
         (
             "--tp-size 3",
             "tp_size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
         ),
-        ("--limit -2", "limit: expected a whole number of at least 1, got -2"),
+        ("--capacity 5blocks", "--capacity 5blocks: unknown unit 'blocks'; expected for example 64GiB or 64GB"),
         (
             "--connector-config {",
             "--connector-config: no JSON: Expecting property name enclosed in double quotes at column 2",
         ),
         ("--connector-config 3", "--connector-config: expected an object, got 3 (a whole number)"),
         (
-            "--connector-config {} --eviction-policy lru",
-            "--connector-config has its own eviction_policy; leave --eviction-policy out",
+            "--connector-config {} --policy lru",
+            "--connector-config has its own eviction_policy; leave --policy out",
         ),
         (
-            "--connector-config {} --cpu-bytes-to-use 1GiB",
-            "--connector-config has its own cpu_bytes_to_use; leave --cpu-bytes-to-use out",
+            "--connector-config {} --capacity 1GiB",
+            "--connector-config has its own cpu_bytes_to_use; leave --capacity out",
         ),
     ],
 )

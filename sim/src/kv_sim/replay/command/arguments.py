@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -25,9 +25,6 @@ USUAL_POINTS: Final = 20
 
 
 SAME_IN_ENGINE: Final[Mapping[str, str]] = {
-    "--policy": "--eviction-policy",
-    "--capacity": "--cpu-bytes-to-use",
-    "--gpu-capacity": "--gpu-blocks",
     "--store-threshold": "--connector-config",
     "--cache-policy-module-path": "--connector-config",
 }
@@ -79,6 +76,22 @@ def refuse_foreign(options: argparse.Namespace) -> None:
         same = SAME_IN_ENGINE.get(option)
         instead = f"engine has {same}" if same else "--help lists what engine has"
         raise ConfigError(f"{option} is of --fidelity cache; {instead}")
+
+
+def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
+    """Take what was given under a name that an option had as given under its own, and say so."""
+    for old, (new, unit) in importlib.import_module(TIMED).OLD_NAMES.items():
+        value = getattr(options, _attribute(old), None)
+        if value is None:
+            continue
+        if getattr(options, _attribute(new)) is not None:
+            raise ConfigError(f"{old} is the old name of {new}: give one of them")
+        setattr(options, _attribute(new), f"{value}{unit}" if unit else value)
+        say(f"{old} is called {new} now")
+
+
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def trace_options(options: argparse.Namespace) -> TraceOptions:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import ConfigError
-from kv_sim.command.console import FINE, say
+from kv_sim.command.console import FINE, note, say
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import arguments
@@ -34,6 +34,8 @@ USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
 def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
     arguments.refuse_foreign(options)
+    if Fidelity(options.fidelity) is Fidelity.ENGINE:
+        arguments.take_old_names(options, note)
     check_outputs(options)
     progress = Progress()
     if options.stream:

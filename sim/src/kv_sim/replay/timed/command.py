@@ -10,9 +10,9 @@ from kv_api import ConfigError
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, replay_engine
 from kv_sim.replay.timed.run import Progress
-from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.trace import Trace
-from kv_sim.replay.units import parse_bytes
+from kv_sim.replay.units import EXPECTED, Footprint, parse_bytes, parse_capacity
 from kv_sim.strict import read_option
 
 _USUAL: Final = EngineSettings()
@@ -27,14 +27,20 @@ _NUMBERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "copy-microseconds": ("copy_microseconds", float, "of each copy, beside its bytes"),
     "page-tokens": ("page_tokens", int, "tokens of a layer that lie together: the server's block size"),
     "gpu-memory-utilization": ("gpu_memory_utilization", float, "share of GPU memory for weights and KV"),
-    "gpu-blocks": ("gpu_blocks", int, "GPU blocks, in place of what fits"),
-    "block-tokens": ("block_tokens", int, "tokens of a block (default: the trace's)"),
+    "block-tokens": ("block_tokens", int, "tokens of a block of the server (default: the trace's)"),
     "max-step-tokens": ("max_step_tokens", int, "tokens of a step; vLLM's max_num_batched_tokens"),
     "max-running": ("max_running", int, "requests that run at once; vLLM's max_num_seqs"),
     "arrival-scale": ("arrival_scale", float, "spread arrivals by this factor: 2 halves the load"),
     "max-model-len": ("max_model_len", int, "tokens of the longest request (default: the model's)"),
 }
 """option -> (setting, kind, help)"""
+
+OLD_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "--limit": ("--requests", ""),
+    "--cpu-bytes-to-use": ("--capacity", ""),
+    "--gpu-blocks": ("--gpu-capacity", "blocks"),
+}
+"""what an option was called -> its name, and the unit that went without saying"""
 
 _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
     "gpu-flops": ("flops", "dense 16-bit operations a second"),
@@ -55,38 +61,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         usual = getattr(_USUAL, setting)
         shown = "" if usual is None else f" (default {usual:g})"
         group.add_argument(f"--{option}", type=kind, metavar="N", help=text + shown)
-    group.add_argument("--cpu-bytes-to-use", metavar="SIZE", help="host memory over all GPUs (default 64GiB)")
-    group.add_argument("--eviction-policy", metavar="NAME", help=f"default {_USUAL.eviction_policy}")
+    group.add_argument(
+        "--gpu-capacity", metavar="SIZE", help=f"GPU memory for KV, in place of what fits: {EXPECTED}"
+    )
+    group.add_argument("--capacity", metavar="SIZE", help="host memory over all GPUs (default 64GiB)")
+    group.add_argument("--policy", metavar="NAME", help=f"default {_USUAL.eviction_policy}")
     group.add_argument("--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of these two")
     group.add_argument(
         "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
     )
     group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
-    group.add_argument("--limit", type=int, metavar="N", help="replay only the first N requests")
+    for old in ("--limit", "--gpu-blocks"):
+        group.add_argument(old, type=int, help=argparse.SUPPRESS)
+    group.add_argument("--cpu-bytes-to-use", help=argparse.SUPPRESS)
 
 
 def run(trace: Trace, options: argparse.Namespace, progress: Progress | None = None) -> EngineReplay:
     """Replay as the options say."""
-    return replay_engine(trace, settings_of(options), progress)
+    settings = settings_of(options)
+    if options.gpu_capacity is not None:
+        sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
+        footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
+        settings = replace(settings, gpu_blocks=parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity"))
+    return replay_engine(trace, settings, progress)
 
 
 def settings_of(options: argparse.Namespace) -> EngineSettings:
-    """Settings from options; what was not given keeps its default. Wrong values are a ``ConfigError``."""
+    """Settings from options; what was not given keeps its default. Wrong values are a ``ConfigError``.
+
+    What says how a trace is read isn't among them, nor ``--gpu-capacity``, which takes a trace to say what it is.
+    """
     given: dict[str, Any] = {"model": _model(options), "gpu": _gpu(options)}
     for option, (setting, _, _) in _NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))
         if value is not None:
             given[setting] = value
-    for setting in ("eviction_policy", "limit"):
-        value = getattr(options, setting)
-        if value is not None:
-            given[setting] = value
-    if options.cpu_bytes_to_use is not None:
-        given["cpu_bytes_to_use"] = parse_bytes(options.cpu_bytes_to_use, "--cpu-bytes-to-use")
+    if options.policy is not None:
+        given["eviction_policy"] = options.policy
+    if options.capacity is not None:
+        given["cpu_bytes_to_use"] = parse_bytes(options.capacity, "--capacity")
     if options.connector_config is not None:
-        for other in ("cpu_bytes_to_use", "eviction_policy"):
-            if other in given:
-                raise ConfigError(f"--connector-config has its own {other}; leave --{other.replace('_', '-')} out")
+        for option, setting in (("--capacity", "cpu_bytes_to_use"), ("--policy", "eviction_policy")):
+            if setting in given:
+                raise ConfigError(f"--connector-config has its own {setting}; leave {option} out")
         given["connector"] = read_option("--connector-config", options.connector_config)
     if options.stepping is not None:
         given["stepping"] = Stepping(options.stepping)
