@@ -47,7 +47,7 @@ class Scripted:
         return self.answer
 
     get_num_new_matched_tokens = get_external_cache_hit_sources = get_kv_connector_stats = reply
-    reset_cache = request_finished_all_groups = start_load_kv = hidden = _hidden = reply
+    take_events = request_finished_all_groups = start_load_kv = hidden = _hidden = reply
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any]) -> Stats:
@@ -70,19 +70,19 @@ def guarded(referee: Referee | None = None) -> tuple[Scripted, Guard, list[Any]]
 def test_calls_are_forwarded_and_written_down() -> None:
     connector, guard, calls = guarded()
     connector.answer = ended = (True, None)
-    for name in ("reset_cache", "request_finished_all_groups", "reset_cache"):
+    for name in ("take_events", "request_finished_all_groups", "take_events"):
         assert getattr(guard, name)(1, 2) is ended
     assert guard.start_load_kv(3, more=4) is ended
     assert calls == [
-        ("scheduler", "reset_cache", (1, 2), ended),
+        ("scheduler", "take_events", (1, 2), ended),
         ("scheduler", "request_finished_all_groups", (1, 2), ended),
-        ("scheduler", "reset_cache", (1, 2), ended),
+        ("scheduler", "take_events", (1, 2), ended),
         ("scheduler", "start_load_kv", (3,), ended),
     ]
     assert guard.requires_kv_delivery is True
 
 
-@pytest.mark.parametrize("name", ["hidden", "_hidden", "_get_connector_metadata", "reset_caches"])
+@pytest.mark.parametrize("name", ["hidden", "_hidden", "_get_connector_metadata", "take_eventss"])
 def test_what_is_no_method_of_a_connector_is_none_of_the_guards(name: str) -> None:
     assert name != "_get_connector_metadata" or hasattr(KVConnectorBase_V1, name)
     _, guard, _ = guarded()
@@ -99,9 +99,9 @@ def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException,
     connector, guard, calls = guarded(referee)
     connector.raises = error
     kind = HistoryEnds if is_silent else Violation
-    where = rf"scheduler side, reset_cache: {type(error).__name__}: no \(test_guard.py:\d+ in Scripted.reply\)$"
+    where = rf"scheduler side, take_events: {type(error).__name__}: no \(test_guard.py:\d+ in Scripted.reply\)$"
     with pytest.raises(kind, match=where) as caught:
-        guard.reset_cache()
+        guard.take_events()
     assert caught.value.__cause__ is error
     assert calls == []
     with (
@@ -120,7 +120,7 @@ def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException,
 def test_what_the_testbed_raises_is_passed_on(error: BaseException) -> None:
     connector, guard, _ = guarded()
     connector.raises = error
-    for name in ("reset_cache", "get_kv_connector_stats"):
+    for name in ("take_events", "get_kv_connector_stats"):
         with pytest.raises(type(error)) as caught:
             getattr(guard, name)()
         assert caught.value is error

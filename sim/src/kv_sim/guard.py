@@ -106,6 +106,25 @@ class Guard:
                 accounting.check_stats(type(self.connector), answer, self._referee)
         return answer
 
+    def add_stats(self, counted: Any, more: Any) -> None:
+        """Add what this side counted to what the workers did, as an engine does for whoever shows them."""
+        if counted is None or more is None:
+            return
+        with crashes(self._referee, "what the workers and the scheduler's side counted, added up"):
+            if not more.is_empty():
+                accounting.check_stats(type(self.connector), counted.aggregate(more), self._referee)
+
+    def has_connector_metadata(self) -> bool:
+        """Ask what a layer asks each time, and write nothing down."""
+        return bool(self._ask("has_connector_metadata"))
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Ask, and see to it that the step stays what it was."""
+        before = protocol.step_as_it_is(scheduler_output)
+        answer = self.call("build_connector_meta", scheduler_output)
+        protocol.check_step(before, scheduler_output, self._referee)
+        return answer
+
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the connector, and check the shape of its answer."""
         answer = self._ask(name, *args, **kwargs)

@@ -6,7 +6,7 @@ and words what is wrong with those to a match, of which more is demanded.
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, SupportsIndex, TypeGuard
 
 _SHORT: Final = reprlib.Repr()
@@ -56,6 +56,10 @@ def _are_blocks(answer: Any) -> bool:
     return isinstance(answer, (set, frozenset)) and all(isinstance(block, SupportsIndex) for block in answer)
 
 
+def _are_groups(answer: Any) -> bool:
+    return isinstance(answer, Collection) and all(is_count(group) for group in answer)
+
+
 def is_count(count: object) -> TypeGuard[int]:
     """Whether it is a number of things."""
     return isinstance(count, int) and not isinstance(count, bool) and count >= 0
@@ -75,6 +79,8 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "request_finished": _END,
     "request_finished_all_groups": _END,
     "get_external_cache_hit_sources": Shape("a dict of whole numbers of tokens", _is_sources),
+    "reset_cache": Shape("True, False or None", lambda answer: answer is None or isinstance(answer, bool)),
+    "get_loaded_kv_cache_group_ids": Shape("numbers of KV cache groups", _are_groups),
     "build_connector_meta": Shape("the step's KVConnectorMetadata", lambda answer: answer is not None),
     "get_finished_count": Shape(
         "None or a whole number, 0 or more", lambda answer: answer is None or is_count(answer)

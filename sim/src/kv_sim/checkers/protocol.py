@@ -4,14 +4,17 @@ An answer to a match names a count within the request, and never an asynchronous
 reported once, for a request whose load was announced; the end of a store once, for a request that is held. Blocks
 that a load left unfilled are reported while it goes on; others would be taken from requests that nothing befell.
 That it failed is, too: of a request that loads nothing it would be kept, and the next load of that taken for one
-that failed. A real engine asserts some of these and silently frees the wrong blocks on others.
+that failed. And a step that was decided stays as it is. A real engine asserts some of these, and silently frees
+the wrong blocks on others.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.answers import is_count
-from kv_sim.engine.output import Step
+from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.queues import Queues
 from kv_sim.engine.request import SimRequest
 from kv_sim.memory.shadow import Shadow
@@ -107,4 +110,34 @@ def check_failed_loads(
                 f"worker {rank} side, get_transfer_results: the load of request {request_id} has failed, "
                 + ("but there is no such request" if request is None else "but none of it is under way")
                 + f"; asynchronous loads are: {known}",
+            )
+
+
+def step_as_it_is(output: object) -> dict[str, Any]:
+    """What a step of this engine holds, to compare with. Of another engine's: nothing."""
+    if not isinstance(output, SchedulerOutput):
+        return {}
+    return {part.name: _as_it_is(getattr(output, part.name)) for part in fields(output)}
+
+
+def _as_it_is(value: Any) -> Any:
+    """A copy as deep as a connector can reach; prompts are long, and shown by copies already."""
+    if isinstance(value, dict):
+        return {key: _as_it_is(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_it_is(item) for item in value] if value and not isinstance(value[0], int) else list(value)
+    if isinstance(value, set):
+        return set(value)
+    if is_dataclass(value):
+        return {part.name: _as_it_is(getattr(value, part.name)) for part in fields(value)}
+    return value
+
+
+def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> None:
+    """The workers get the same step as the scheduler decided on, and so does every other child."""
+    for name, value in step_as_it_is(output).items():
+        if before[name] != value:
+            referee.fail(
+                Invariant.PROTOCOL,
+                f"scheduler side, build_connector_meta changed the step: {name} was {before[name]} and is {value}",
             )

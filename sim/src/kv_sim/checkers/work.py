@@ -1,5 +1,13 @@
-"""WORK: retries are bounded. Who answers "ask again" for ever starves a request without any error."""
+"""WORK: retries and waiting are bounded.
 
+Who answers "ask again" for ever starves a request without any error. And who waits for an asynchronous load where
+it is begun keeps the whole engine from computing meanwhile, which is what it was asynchronous for.
+"""
+
+from collections.abc import Iterable
+
+from kv_sim.memory.copies import Copy, Direction
+from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 
 MOST_RETRIES = 60
@@ -23,4 +31,15 @@ class Retries:
         if count > MOST_RETRIES:
             self._referee.fail(
                 Invariant.WORK, f"request {request_id}: the connector answered 'ask again' {count} times in a row"
+            )
+
+
+def check_waits(rank: int, waited: Iterable[Copy], shadow: Shadow, referee: Referee) -> None:
+    """Check the copies that a worker waited for in ``start_load_kv``."""
+    for copy in waited:
+        if copy.direction is Direction.LOAD and any(block in shadow.load_rights for block, _ in copy.pairs):
+            referee.fail(
+                Invariant.WORK,
+                f"worker {rank} side, start_load_kv waited for load copy {copy.copy_id} (of "
+                f"{', '.join(copy.owners)}), which is asynchronous: the engine computes nothing meanwhile",
             )

@@ -13,6 +13,7 @@ from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
+from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
@@ -50,6 +51,7 @@ class Engine:
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
+        self.crossing = Crossing(config.world_size, referee)
         cache_config = self.describe_caches()
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
@@ -58,7 +60,7 @@ class Engine:
             connector = create(self.describe(subject, device.rank), KVConnectorRole.WORKER, cache_config, referee)
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
-            self.workers.append(Worker(config, device, guard))
+            self.workers.append(Worker(config, device, guard, self.crossing))
         connector = create(self.describe(subject, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
@@ -154,6 +156,7 @@ class Engine:
             plan.sampling,
             plan.ends,
             plan.handed,
+            self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
         )
         self.steps.append(step)
         return step

@@ -12,6 +12,7 @@ from kv_sim.checkers.protocol import check_reports
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import Scheduler
+from kv_sim.guard import Guard
 from kv_sim.violation import Invariant, Referee
 
 
@@ -49,7 +50,8 @@ class Outcome:
         scheduler.shadow.end_step(step.number)
         scheduler.connector.update_connector_output(report)
         self._transfers_ended(report)
-        scheduler.connector.get_kv_connector_stats()
+        more = scheduler.connector.get_kv_connector_stats()
+        cast(Guard, scheduler.connector).add_stats(report.kv_connector_stats, more)
 
     # -- tokens --------------------------------------------------------------------------------
 

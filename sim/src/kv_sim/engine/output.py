@@ -83,6 +83,8 @@ class Step:
     """For each hit on the GPU that ended within a block: how many tokens into it, and what the connector had."""
     handed: list[Offer] = field(default_factory=list)
     """The ends of prompts within blocks that it hands over, with the states after them, to the connector."""
+    packed: bytes | None = None
+    """Its metadata on the way to workers in other processes."""
     reports: dict[int, KVConnectorOutput] = field(default_factory=dict)
     """What each rank's worker reported."""
     problems: list[ContentProblem] = field(default_factory=list)

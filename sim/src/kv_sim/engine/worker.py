@@ -6,8 +6,12 @@ speculative decoding the end of a step waits for the draft model, so ``wait_for_
 results; a step that computes nothing has none to wait for.
 """
 
+from typing import Any
+
 from kv_api import KVConnectorOutput
+from kv_sim.checkers import work
 from kv_sim.config import WorldConfig
+from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import Step
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
@@ -26,8 +30,10 @@ class Forward:
 class Worker:
     """One rank."""
 
-    def __init__(self, config: WorldConfig, device: Device, connector: Guard) -> None:
+    def __init__(self, config: WorldConfig, device: Device, connector: Guard, crossing: Crossing) -> None:
         self.config = config
+        self._shadow, self._referee = device.shadow, crossing.referee
+        self._crossing = crossing
         self.device = device
         self.connector = connector
         self.layers = {
@@ -41,7 +47,9 @@ class Worker:
 
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
-        output, connector, meta = step.output, self.connector, step.output.kv_connector_metadata
+        output, connector = step.output, self.connector
+        sent = "scheduler side, build_connector_meta"
+        meta = self._crossing.unpack(step.packed, output.kv_connector_metadata, sent)
         self.device.begin_step(step.new_blocks, step.handed)
         if self.config.runner == 2:
             self._prepare_blocks(step)
@@ -52,13 +60,13 @@ class Worker:
         connector.bind_connector_metadata(meta)
         forward = Forward(self.layers)
         if output.has_sync_kv_loads:
-            connector.start_load_kv(forward)
+            self._start_loads(forward)
         if output.total_num_scheduled_tokens:
             self._forward(step)
         if self.config.runner == 2:
             connector.finish_forward()
         if not output.has_sync_kv_loads:
-            connector.start_load_kv(forward)
+            self._start_loads(forward)
         waits_for_drafts = self.config.spec_tokens and output.total_num_scheduled_tokens
         if not waits_for_drafts:
             connector.wait_for_save()
@@ -68,14 +76,25 @@ class Worker:
             finished_recving=results.finished_recving or None,
             failed_recving=set(results.failed_recving),
             invalid_block_ids=set(connector.get_block_ids_with_load_errors()),
-            kv_connector_stats=connector.get_kv_connector_stats(),
-            kv_cache_events=connector.get_kv_connector_kv_cache_events(),
-            kv_connector_worker_meta=connector.build_connector_worker_meta(),
+            kv_connector_stats=self._told("get_kv_connector_stats"),
+            kv_cache_events=self._told("get_kv_connector_kv_cache_events"),
+            kv_connector_worker_meta=self._told("build_connector_worker_meta"),
         )
         if waits_for_drafts:
             connector.wait_for_save()
         connector.clear_connector_metadata()
         return report
+
+    def _start_loads(self, forward: Forward) -> None:
+        copies = self.device.copies
+        copies.waited.clear()
+        self.connector.start_load_kv(forward)
+        work.check_waits(self.device.rank, copies.waited, self._shadow, self._referee)
+
+    def _told(self, method: str) -> Any:
+        """What the connector says to the scheduler's side, as it arrives there."""
+        answer = getattr(self.connector, method)()
+        return self._crossing.carry(answer, f"worker {self.device.rank} side, {method}")
 
     def _prepare_blocks(self, step: Step) -> None:
         self.device.zero(step.output.new_block_ids_to_zero or [], step.number)
@@ -83,11 +102,13 @@ class Worker:
 
     def _forward(self, step: Step) -> None:
         for name in self.layers:
-            self.connector.wait_for_layer_load(name)
+            if self.connector.has_connector_metadata():  # an attention layer leaves out its hooks else
+                self.connector.wait_for_layer_load(name)
         windows = tuple(group.window for group in self.config.groups)
         launched = LaunchedStep(
             step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows
         )
         self.device.launch(launched)
         for name, layer in self.layers.items():
-            self.connector.save_kv_layer(name, layer, None)
+            if self.connector.has_connector_metadata():
+                self.connector.save_kv_layer(name, layer, None)

@@ -142,6 +142,8 @@ class CopyEngine:
     lost_slots: set[int] = field(default_factory=set)
     """Host slots that hold nothing since a restart: a load from one fails."""
     restarts: int = 0
+    waited: list[Copy] = field(default_factory=list)
+    """Copies that were waited for while they ran, since somebody last cleared this."""
     _queues: dict[int, CopyQueue] = field(default_factory=dict)
 
     def open(self) -> CopyQueue:
@@ -176,6 +178,7 @@ class CopyEngine:
         copy = self.running.get(copy_id)
         if copy is None:
             return True
+        self.waited.append(copy)
         if copy.state is State.LOST:
             return False
         for other in (*self._before(copy), copy):

@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, MEMORY, P2P, PATIENT, offloading, several
+from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, P2P, PATIENT, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.zoo import (
+    contract,
     endings,
     hits,
     offload,
@@ -55,6 +56,14 @@ _MOVED: Final = (
     plant(transfers.ReportsEveryEnd, "#43226", _I.PROTOCOL, LATER, _I.OWNERSHIP, _I.CONSERVATION, _I.CONTENT),
     plant(transfers.AsksForEver, "", _I.WORK, PATIENT, _I.LIVENESS),
     plant(endings.LeavesItsSocketOpen, "", _I.CONSERVATION, LATER),
+)
+
+_TAKEN_FOR_GRANTED: Final = (
+    plant(contract.TakesFromTheStep, "", _I.PROTOCOL, LATER),
+    plant(contract.KeepsMetadataToItself, "", _I.NO_CRASH, LAYERWISE),
+    plant(contract.CallInMetadata, "", _I.PROTOCOL, MEMORY),
+    plant(contract.StatsOfTwoKinds, "", _I.NO_CRASH, LATER),
+    plant(contract.WaitsForLoads, "", _I.WORK, LATER),
 )
 
 _RANKS: Final = (
@@ -138,4 +147,12 @@ _HANDED_OVER: Final = (
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
 )
 
-PLANTED: Final[tuple[Planted, ...]] = (*_FOUND, *_MOVED, *_RANKS, *_SEVERAL, *_OFFLOADED, *_HANDED_OVER)
+PLANTED: Final[tuple[Planted, ...]] = (
+    *_FOUND,
+    *_MOVED,
+    *_TAKEN_FOR_GRANTED,
+    *_RANKS,
+    *_SEVERAL,
+    *_OFFLOADED,
+    *_HANDED_OVER,
+)

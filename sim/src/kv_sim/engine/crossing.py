@@ -1,0 +1,51 @@
+"""What crosses between processes: several workers get copies of what the scheduler's side says, and it of theirs.
+
+An engine of one worker has that in its own process, and both sides share the very objects.
+"""
+
+import pickle
+from typing import Any, TypeVar
+
+from kv_sim.violation import Invariant, Referee
+
+Value = TypeVar("Value")
+
+
+class Crossing:
+    """The way between the processes of one engine."""
+
+    def __init__(self, world_size: int, referee: Referee) -> None:
+        self._is_needed = world_size > 1
+        self.referee = referee
+
+    def pack(self, value: Any, what: str) -> bytes | None:
+        """What is sent. None: the thing itself is shared, since nobody is elsewhere or it can't be sent."""
+        if not self._is_needed or value is None:
+            return None
+        try:
+            return pickle.dumps(value)
+        except Exception as error:  # noqa: BLE001 - whatever the connector's objects raise is told
+            self._refuse(what, value, error)
+            return None
+
+    def unpack(self, packed: bytes | None, value: Value, what: str) -> Value:
+        """What arrives of ``value``."""
+        if packed is None:
+            return value
+        try:
+            arrived: Value = pickle.loads(packed)
+        except Exception as error:  # noqa: BLE001 - whatever the connector's objects raise is told
+            self._refuse(what, value, error)
+            return value
+        return arrived
+
+    def carry(self, value: Value, what: str) -> Value:
+        """Both at once."""
+        return self.unpack(self.pack(value, what), value, what)
+
+    def _refuse(self, what: str, value: Any, error: Exception) -> None:
+        self.referee.fail(
+            Invariant.PROTOCOL,
+            f"{what} answered a {type(value).__name__} that doesn't survive pickling, and so reaches no other "
+            f"process: {type(error).__name__}: {error}",
+        )

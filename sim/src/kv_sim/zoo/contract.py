@@ -1,0 +1,106 @@
+"""Planted in the examples: what one of them takes for granted, and a real engine doesn't promise."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_api import (
+    ForwardContext,
+    KVConnectorMetadata,
+    KVConnectorStats,
+    SchedulerOutput,
+)
+from kv_api.stats import CountedStats
+from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker
+from kv_sim.examples.layerwise import LayerwiseConnector, LayerwiseWorker
+from kv_sim.examples.memory import MemoryConnector, MemoryScheduler, Plan
+
+
+class _TakesFromTheStep(LaterScheduler):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        finished = scheduler_output.finished_req_ids
+        assert isinstance(finished, set)
+        while finished:
+            finished.pop()
+        return metadata
+
+
+class TakesFromTheStep(LaterConnector):
+    """The scheduler's side works off the ids in the step that is on its way to the workers."""
+
+    scheduler_class = _TakesFromTheStep
+
+
+class _KeepsMetadataToItself(LayerwiseWorker):
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        self._own = connector_metadata
+
+    def clear_connector_metadata(self) -> None:
+        del self._own
+
+    def _get_connector_metadata(self) -> KVConnectorMetadata:
+        return self._own
+
+
+class KeepsMetadataToItself(LayerwiseConnector):
+    """Metadata is bound past the base class, which says that there is none: so layers leave out their hooks."""
+
+    worker_class = _KeepsMetadataToItself
+
+
+@dataclass
+class PlanWithCall(Plan):
+    """Has somebody to be told."""
+
+    when_done: Callable[[], None] = field(default=lambda: None)
+
+
+class _CallInMetadata(MemoryScheduler):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Plan:
+        plan = super().build_connector_meta(scheduler_output)
+        return PlanWithCall(plan.loads, plan.stores, lambda: None)
+
+
+class CallInMetadata(MemoryConnector):
+    """A step's metadata holds a function to be called, which no other process can be sent."""
+
+    scheduler_class = _CallInMetadata
+
+
+class _Matches(CountedStats):
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class _Bytes(_Matches):
+    pass
+
+
+class _CountsMatches(LaterScheduler):
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return _Matches({"steps": 1})
+
+
+class _CountsBytes(LaterWorker):
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return _Bytes({"bytes": 1})
+
+
+class StatsOfTwoKinds(LaterConnector):
+    """The scheduler's side and the workers count in classes of their own, which can't be added up."""
+
+    scheduler_class = _CountsMatches
+    worker_class = _CountsBytes
+
+
+class _WaitsForLoads(LaterWorker):
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        self._copies.wait(list(self._loads))
+
+
+class WaitsForLoads(LaterConnector):
+    """A worker waits for its asynchronous loads where it begins them."""
+
+    worker_class = _WaitsForLoads
