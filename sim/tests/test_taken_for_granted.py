@@ -5,17 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kv_api import KVConnectorMetadata
+from kv_api import CacheHitSource, KVConnectorMetadata
 from kv_api.stats import CountedStats
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers.protocol import check_step, step_as_it_is
+from kv_sim.checkers.accounting import check_sources
+from kv_sim.checkers.protocol import check_params, check_step, step_as_it_is
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
+from kv_sim.memory.copies import Direction
 from kv_sim.rest import come_to_rest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
@@ -294,6 +297,65 @@ def test_who_waits_elsewhere_or_for_a_load_of_the_step() -> None:
     worker.get_transfer_results = get_transfer_results
     assert come_to_rest(made)
     assert come_to_rest(loading(MEMORY)) and come_to_rest(loading(PATIENT))
+
+
+# -- what others show --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named:
+    value: Any
+
+
+@pytest.mark.parametrize("source", [*CacheHitSource, "host", Named("disk")], ids=str)
+def test_a_source_that_is_known(source: Any) -> None:
+    """vLLM's enum is another one, with the same values."""
+    check_sources("r1", 4, [(source, 4)], Referee())
+
+
+@pytest.mark.parametrize(("source", "shown"), [("attic", "'attic'"), (7, "7"), (None, "None")])
+def test_a_source_that_nobody_counts(source: Any, shown: str) -> None:
+    with pytest.raises(Violation) as raised:
+        check_sources("r1", 4, {source: 4}, Referee())
+    assert str(raised.value) == (
+        f"ACCOUNTING  request r1: {shown} is no source of a hit; known: device, host, p2p, disk, "
+        "external_unspecified"
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        None,
+        {},
+        {"a": [1, 2.5, "x", None, True, b"y", (3,), {4}]},
+        {1: {"b": Direction.LOAD}, "c": BlockCopy(1, 2)},
+        {"d": Unsent()},
+        {"e": np.zeros(2)},
+    ],
+)
+def test_what_reaches_a_client(params: Any) -> None:
+    check_params("r1", params, Referee())
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        ({"a": object()}, "object"),
+        ({"a": [1, {"b": len}]}, "builtin_function_or_method"),
+        ({range(2): 1}, "range"),
+    ],
+)
+def test_what_does_not(params: Any, kind: str) -> None:
+    made = world_of(MEMORY)
+    end = half(made).request_finished_all_groups
+    half(made).request_finished_all_groups = lambda request, blocks: (end(request, blocks)[0], params)
+    with pytest.raises(Violation) as raised:
+        come_to_rest(made)
+    assert str(raised.value) == (
+        f"PROTOCOL  request r1: request_finished puts a {kind} into its output, which doesn't reach the process "
+        "that answers its client"
+    )
 
 
 # -- shapes ----------------------------------------------------------------------------------------------

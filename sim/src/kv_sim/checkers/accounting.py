@@ -15,6 +15,7 @@ from kv_api import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    CacheHitSource,
     KVCacheEvent,
     KVConnectorBase_V1,
     KVConnectorStats,
@@ -24,10 +25,19 @@ from kv_sim.memory.copies import Direction, State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
 
+SOURCES: Final = tuple(source.value for source in CacheHitSource)
+"""By their values: vLLM's enum is another one than kv-api's."""
+
 
 def check_sources(request_id: str, tokens: int, answer: Any, referee: Referee) -> None:
-    """The counts of ``get_external_cache_hit_sources`` are positive and add up."""
+    """The counts of ``get_external_cache_hit_sources`` are positive, add up, and are of sources that are known."""
     counts = dict(answer)
+    for source in counts:
+        if getattr(source, "value", source) not in SOURCES:
+            referee.fail(
+                Invariant.ACCOUNTING,
+                f"request {request_id}: {source!r} is no source of a hit; known: {', '.join(SOURCES)}",
+            )
     if sum(counts.values()) != tokens or any(count <= 0 for count in counts.values()):
         named = {str(getattr(source, "value", source)): count for source, count in counts.items()}
         referee.fail(

@@ -8,9 +8,10 @@ that failed. And a step that was decided stays as it is. A real engine asserts s
 the wrong blocks on others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers.answers import is_count
@@ -141,3 +142,30 @@ def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> N
                 Invariant.PROTOCOL,
                 f"scheduler side, build_connector_meta changed the step: {name} was {before[name]} and is {value}",
             )
+
+
+PLAIN: Final = (str, bytes, bool, int, float, Enum, type(None))
+"""Values that reach who asked, in another process. So do containers and dataclasses of them, and arrays."""
+
+
+def check_params(request_id: str, params: object, referee: Referee) -> None:
+    """What ``request_finished`` puts into a request's output goes to another process, and there to a client."""
+    foreign = next(_foreign(params), None)
+    if foreign is not None:
+        referee.fail(
+            Invariant.PROTOCOL,
+            f"request {request_id}: request_finished puts a {type(foreign).__name__} into its output, which "
+            "doesn't reach the process that answers its client",
+        )
+
+
+def _foreign(value: Any) -> Iterator[Any]:
+    """What isn't plain in a value."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from (*_foreign(key), *_foreign(item))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _foreign(item)
+    elif not (isinstance(value, PLAIN) or is_dataclass(value) or hasattr(value, "__array__")):
+        yield value

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from kv_api import KVConnectorOutput, KVConnectorTransferResults, SupportsHMA
-from kv_sim.checkers.protocol import check_reports
+from kv_sim.checkers.protocol import check_params, check_reports
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.scheduler import Scheduler
@@ -165,9 +165,10 @@ class Outcome:
         connector = scheduler.connector
         holds_tail = bool(tails) and connector.register_finished_partial_tail(request, block_ids, tails)
         if scheduler.all_groups:
-            hold, _ = cast(SupportsHMA, connector).request_finished_all_groups(request, block_ids)
+            hold, params = cast(SupportsHMA, connector).request_finished_all_groups(request, block_ids)
         else:
-            hold, _ = connector.request_finished(request, block_ids[0])
+            hold, params = connector.request_finished(request, block_ids[0])
+        check_params(request.request_id, params, self.referee)
         hold = hold or holds_tail
         if hold and delay_free:
             self.referee.fail(

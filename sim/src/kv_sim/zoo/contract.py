@@ -5,19 +5,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_api import (
+    CacheHitSource,
     ForwardContext,
     KVConnectorMetadata,
     KVConnectorStats,
+    Request,
     SchedulerOutput,
 )
 from kv_api.stats import CountedStats
-from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker
+from kv_sim.examples.later import Jobs, LaterConnector, LaterScheduler, LaterWorker
 from kv_sim.examples.layerwise import LayerwiseConnector, LayerwiseWorker
 from kv_sim.examples.memory import MemoryConnector, MemoryScheduler, Plan
 
 
 class _TakesFromTheStep(LaterScheduler):
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
         metadata = super().build_connector_meta(scheduler_output)
         finished = scheduler_output.finished_req_ids
         assert isinstance(finished, set)
@@ -104,3 +106,30 @@ class WaitsForLoads(LaterConnector):
     """A worker waits for its asynchronous loads where it begins them."""
 
     worker_class = _WaitsForLoads
+
+
+class _SourceOfItsOwn(LaterScheduler):
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        counts = super().get_external_cache_hit_sources(request, num_external_tokens)
+        own: Any = "attic"
+        return {own: sum(counts.values())}
+
+
+class SourceOfItsOwn(LaterConnector):
+    """Hits come from a source that no engine has a counter for."""
+
+    scheduler_class = _SourceOfItsOwn
+
+
+class _ObjectInParams(LaterScheduler):
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        hold, _ = super().request_finished(request, block_ids)
+        return hold, {"blocks": range(len(block_ids))}
+
+
+class ObjectInParams(LaterConnector):
+    """What a request's output is to hold can't be sent to the process that answers the client."""
+
+    scheduler_class = _ObjectInParams

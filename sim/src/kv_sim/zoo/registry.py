@@ -63,6 +63,8 @@ _TAKEN_FOR_GRANTED: Final = (
     plant(contract.KeepsMetadataToItself, "", _I.NO_CRASH, LAYERWISE),
     plant(contract.CallInMetadata, "", _I.PROTOCOL, MEMORY),
     plant(contract.StatsOfTwoKinds, "", _I.NO_CRASH, LATER),
+    plant(contract.SourceOfItsOwn, "", _I.ACCOUNTING, LATER),
+    plant(contract.ObjectInParams, "", _I.PROTOCOL, LATER),
     plant(contract.WaitsForLoads, "", _I.WORK, LATER),
 )
 
