@@ -15,8 +15,8 @@ from kv_api import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
-from kv_offload import GroupDescription, HoldBlocks, Options, parse_options
-from kv_offload.describe import describe_engine, describe_group
+from kv_offload import GroupDescription, HoldBlocks, Options, describe_group, parse_options
+from kv_offload.describe import describe_engine
 
 WHERE = "kv_connector_extra_config"
 

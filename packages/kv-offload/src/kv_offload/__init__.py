@@ -5,8 +5,8 @@ each says what is where in it. Both know the engine by ``describe`` and its grou
 ``metadata``.
 """
 
+from kv_api.groups import GroupDescription, describe_group
 from kv_offload.connector import OffloadingConnector
-from kv_offload.describe import GroupDescription, describe_group
 from kv_offload.metadata import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,

@@ -10,9 +10,10 @@ from kv_api import (
     TwoSidedHMAConnector,
     VllmConfig,
 )
+from kv_api.groups import GroupDescription, describe_group
 from kv_api.stats import PromMetric
 from kv_factory import OffloadingSpecFactory
-from kv_offload.describe import GroupDescription, describe_engine, describe_group
+from kv_offload.describe import describe_engine
 from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload.prom import OffloadPromMetrics
 from kv_offload.scheduler.side import OffloadingSchedulerSide

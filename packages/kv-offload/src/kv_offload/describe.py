@@ -1,14 +1,12 @@
 """From an engine's configuration to what this connector knows of it.
 
 What is not in ``kv_api``'s protocols is read with ``getattr`` and a default, so that a small engine need not have
-it. The one thing that depends on an engine's own classes is what kind of layers a KV cache group has:
-``describe_group``, which a connector for another engine replaces.
+it. What kind of layers a KV cache group has is ``kv_api.groups``'s to say.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
-from typing import Any
 
 from kv_api import (
     AttentionKind,
@@ -21,52 +19,9 @@ from kv_api import (
     OffloadingParallelConfig,
     VllmConfig,
 )
+from kv_api.groups import DescribeGroup, GroupDescription, describe_group
 from kv_offload.options import HoldBlocks, Options, parse_options
 from kv_offload.shape.layout import Group, Layout
-
-
-@dataclass(frozen=True)
-class GroupDescription:
-    """What the layers of a KV cache group are, in our words."""
-
-    kind: AttentionKind
-    tokens_per_block: int
-    """Over all workers that share the tokens of a request."""
-    window_tokens: int = 0
-    """Sliding window: tokens that are read or kept, the computed one among them."""
-    page_size_bytes: int = 0
-    """One block of one layer on one worker."""
-    restart_tokens: int = 0
-    """A window that doesn't slide: it begins anew every so many tokens."""
-    is_handed_over: bool = False
-    """States: the engine hands over each one worth keeping (``handed_states``); else they stay in block tables."""
-
-
-DescribeGroup = Callable[[Any], GroupDescription]
-"""(a group's ``kv_cache_spec``) -> what it is."""
-
-
-def describe_group(kv_cache_spec: Any) -> GroupDescription:
-    """Describe a group whose spec names its ``kind``, as those of our own engines do."""
-    kind = getattr(kv_cache_spec, "kind", None)
-    if kind is None:
-        raise ConfigError(
-            f"kv_cache_spec {type(kv_cache_spec).__name__} has no kind: it is no spec of an engine that names "
-            "one; for vLLM use the connector class of kv-vllm"
-        )
-    if kind not in list(AttentionKind):
-        raise ConfigError(f"kv_cache_spec.kind: got {kind!r}; choices: {', '.join(AttentionKind)}")
-    window = getattr(kv_cache_spec, "sliding_window", None) or 0
-    if kind == AttentionKind.SLIDING_WINDOW and window < 1:
-        raise ConfigError(f"kv_cache_spec.sliding_window: expected at least 1 token, got {window}")
-    return GroupDescription(
-        AttentionKind(kind),
-        kv_cache_spec.block_size,
-        window if kind == AttentionKind.SLIDING_WINDOW else 0,
-        getattr(kv_cache_spec, "page_size_bytes", 0),
-        is_handed_over=kind == AttentionKind.STATE_SPACE
-        and bool(getattr(kv_cache_spec, "hands_over_states", False)),
-    )
 
 
 @dataclass(frozen=True)

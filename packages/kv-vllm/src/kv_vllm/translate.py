@@ -30,7 +30,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource as VllmCacheHitSourc
 
 import kv_api
 from kv_api import AttentionKind, ConfigError, KVConnectorRole
-from kv_offload.describe import GroupDescription
+from kv_api.groups import GroupDescription
 from kv_offload.metrics import OffloadingConnectorStats
 from kv_offload_cpu import CPULoadStoreSpec
 
@@ -175,7 +175,9 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     kind, name = get_kv_cache_spec_kind(kv_cache_spec), type(kv_cache_spec).__name__
     if kind not in KINDS:
         known = ", ".join(sorted(known.value for known in KINDS))
-        raise ConfigError(f"a KV cache group of {name} ({kind.value}) can't be offloaded; choices: {known}")
+        raise ConfigError(
+            f"a KV cache group of {name} ({kind.value}) is of a kind that these connectors don't know; choices: {known}"
+        )
     layer = kv_cache_spec
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
         layer = next(iter(kv_cache_spec.kv_cache_specs.values()))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from kv_api.groups import GroupDescription
 from kv_factory import OffloadingSpecFactory
 from kv_offload import OffloadingConnector as OurOffloadingConnector
-from kv_offload.describe import GroupDescription
 from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
 from kv_vllm.connectors.prom import DeprecatedToo
 from kv_vllm.translate import describe_group

@@ -1,0 +1,53 @@
+"""What the layers of a KV cache group are, from a spec that names its kind."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_api import AttentionKind, ConfigError
+from kv_api.groups import GroupDescription, describe_group
+
+
+def spec(**values: Any) -> Any:
+    return SimpleNamespace(**{"block_size": 4, **values})
+
+
+@pytest.mark.parametrize(
+    ("of", "described"),
+    [
+        (spec(kind="full_attention"), GroupDescription(AttentionKind.FULL, 4)),
+        (spec(kind="full_attention", sliding_window=64), GroupDescription(AttentionKind.FULL, 4)),
+        (spec(kind="full_attention", page_size_bytes=96), GroupDescription(AttentionKind.FULL, 4, 0, 96)),
+        (spec(kind="sliding_window", sliding_window=6), GroupDescription(AttentionKind.SLIDING_WINDOW, 4, 6)),
+        (spec(kind="state_space"), GroupDescription(AttentionKind.STATE_SPACE, 4)),
+        (
+            spec(kind="state_space", hands_over_states=True),
+            GroupDescription(AttentionKind.STATE_SPACE, 4, is_handed_over=True),
+        ),
+        (spec(kind="full_attention", hands_over_states=True), GroupDescription(AttentionKind.FULL, 4)),
+    ],
+)
+def test_a_spec_says_what_it_is(of: Any, described: GroupDescription) -> None:
+    assert describe_group(of) == described
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        (
+            spec(),
+            "kv_cache_spec SimpleNamespace has no kind: it is no spec of an engine that names one; for vLLM use "
+            "the connector class of kv-vllm",
+        ),
+        (
+            spec(kind="linear"),
+            "kv_cache_spec.kind: got 'linear'; choices: full_attention, sliding_window, state_space",
+        ),
+        (spec(kind="sliding_window"), "kv_cache_spec.sliding_window: expected at least 1 token, got 0"),
+    ],
+)
+def test_what_is_refused(of: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        describe_group(of)
+    assert str(raised.value) == message
