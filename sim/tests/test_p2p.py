@@ -21,7 +21,8 @@ from kv_sim.fuzz import config_for, run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
-from kv_sim.p2p import KNOWN_TICKETS, Router, TimedP2PWorkerSide, WorldWire
+from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
+from kv_sim.p2p.router import KNOWN_TICKETS, Router
 from kv_sim.violation import Referee
 from kv_sim.world import World
 

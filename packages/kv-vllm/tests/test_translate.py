@@ -194,7 +194,7 @@ def test_kinds_of_groups(translate):
     with pytest.raises(ConfigError) as refused:
         translate.describe_group(specs.CrossAttentionSpec(**size))
     assert str(refused.value) == (
-        "a KV cache group of CrossAttentionSpec (cross_attention) is of a kind that these connectors don't know; "
+        "a KV cache group of CrossAttentionSpec (cross_attention) is of a kind that no connector of ours knows; "
         "choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window"
     )
     states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}

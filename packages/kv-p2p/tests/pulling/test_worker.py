@@ -207,6 +207,14 @@ class TestPulls:
         assert world.step(ended={"pulled": ["a"]})[0] == received("a")
 
 
+def test_who_is_held_and_who_is_pulling_can_be_asked(world):
+    half = world.half
+    world.step(holds=[hold("a"), hold("b")], pulls=[pull("c"), pull("d")])
+    assert (set(half.held_requests), set(half.pulling_requests)) == ({"a", "b"}, {"c", "d"})
+    world.step(ended={"served": ["a.1"], "pulled": ["c"], "failed": [("d", "x")]})
+    assert (set(half.held_requests), set(half.pulling_requests)) == ({"b"}, set())
+
+
 class TestItsWire:
     def test_there_is_none_before_the_caches_and_none_after_the_end(self):
         world = World()

@@ -176,7 +176,8 @@ def describe_group(kv_cache_spec: Any) -> GroupDescription:
     if kind not in KINDS:
         known = ", ".join(sorted(known.value for known in KINDS))
         raise ConfigError(
-            f"a KV cache group of {name} ({kind.value}) is of a kind that these connectors don't know; choices: {known}"
+            f"a KV cache group of {name} ({kind.value}) is of a kind that no connector of ours knows; "
+            f"choices: {known}"
         )
     layer = kv_cache_spec
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):

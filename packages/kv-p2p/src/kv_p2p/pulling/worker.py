@@ -4,7 +4,7 @@ It alone knows the time. A hold that was not pulled in time is withdrawn, a pull
 and either is reported only when nobody touches the blocks any more; until then it is asked again in every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 from kv_api import (
@@ -76,6 +76,16 @@ class P2PWorkerSide(WorkerSide):
         if self._wire is None:
             raise RuntimeError("P2PConnector has no wire: register_kv_caches was not called, or shutdown was")
         return self._wire
+
+    @property
+    def held_requests(self) -> Collection[str]:
+        """Those whose blocks wait to be pulled, and weren't reported yet."""
+        return self._held.keys()
+
+    @property
+    def pulling_requests(self) -> Collection[str]:
+        """Those whose blocks are being filled, and weren't reported yet."""
+        return self._pulling.keys()
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         if self._wire is not None:

@@ -1,0 +1,65 @@
+"""``Router``: what stands between two engines.
+
+It gives each request a ticket of its prompt, or of the beginning of it, if there ever was one. That may be long
+gone, or of another salt.
+"""
+
+from typing import Any, Final
+
+from kv_api import KVCacheConfig, Request, VllmConfig
+from kv_p2p import P2PSchedulerSide
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.ticket import WANTED
+
+KNOWN_TICKETS: Final = 6
+"""How many a router remembers."""
+UNWANTED: Final = 4
+"""One request of so many leaves no ticket."""
+GIVEN_TWICE: Final = 3
+"""One request of so many leaves the ticket that it gets for the next one, too."""
+
+
+class Router:
+    """Knows the tickets of requests that ended, by prompt; each is given to one that comes later, or to two."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._arrived = 0
+
+    def params_for(self, tokens: tuple[int, ...]) -> dict[str, Any]:
+        """What a request comes with: the newest ticket of its prompt or the beginning of it, and a wish."""
+        self._arrived += 1
+        wish = {WANTED: self._arrived % UNWANTED != 0}
+        found = [prompt for prompt in self._known if prompt == tokens[: len(prompt)]]
+        if not found:
+            return wish
+        ticket = self._known[found[-1]]
+        if self._arrived % GIVEN_TWICE:
+            del self._known[found[-1]]
+        return {**ticket, **wish}
+
+    def learn(self, tokens: tuple[int, ...], ticket: dict[str, Any]) -> None:
+        """A request with this prompt has ended and is held."""
+        self._known.pop(tokens, None)
+        self._known[tokens] = ticket
+        for oldest in list(self._known)[:-KNOWN_TICKETS]:
+            del self._known[oldest]
+
+
+class RoutedSchedulerSide(P2PSchedulerSide):
+    """Has a router at its door."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, options: Options) -> None:
+        super().__init__(vllm_config, kv_cache_config, options)
+        self._router = Router()
+
+    def on_new_request(self, request: Request) -> None:
+        # To the connector it is a client's: there is one before the request arrives.
+        request.kv_transfer_params = self._router.params_for(tuple(request.all_token_ids))  # type: ignore[misc]
+        super().on_new_request(request)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        hold, ticket = super().request_finished(request, block_ids)
+        if ticket is not None:
+            self._router.learn(tuple(request.all_token_ids[: request.num_prompt_tokens]), ticket)
+        return hold, ticket

@@ -1,0 +1,78 @@
+"""``TimedP2PWorkerSide``: the worker's half with a clock of the world's, and a watch on what it reports."""
+
+from typing import Any
+
+from kv_api import ForwardContext, KVCaches, KVConnectorTransferResults
+from kv_p2p import P2PWorkerSide
+from kv_p2p.pulling.metadata import Pull
+from kv_sim.memory.device import Device
+from kv_sim.p2p.wire import WorldWire
+from kv_sim.violation import Invariant
+
+
+class TimedP2PWorkerSide(P2PWorkerSide):
+    """Its time is the steps that computed nothing and in which no copy was under way that will ever end.
+
+    It looks at its own reports: a hold that ends early serves nobody, a pull that fails without a reason is
+    computed instead, and nothing else breaks.
+    """
+
+    _seconds = 0
+    _waited_steps = 0
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        self._device: Device = next(iter(kv_caches.values())).device
+        self._holds: dict[str, tuple[str, float]] = {}
+        """By request: its hold, and when that may end unpulled."""
+        self._pulls: dict[str, tuple[Pull, float]] = {}
+        """By request: its pull, and when that may end unfilled."""
+        self._lost: set[int] = set()
+        """Blocks of pulls that failed in this step."""
+        super().register_kv_caches(kv_caches)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        told = self._told()
+        waited, self._waited_steps = self._waited_steps, self._device.waited_steps
+        self._seconds += told.is_idle and waited < self._waited_steps
+        options, now = self._kv_transfer_config.kv_connector_extra_config, self.clock()
+        for hold in told.holds:
+            self._holds[hold.request_id] = hold.hold_id, now + options["hold_seconds"]
+        for pull in told.pulls:
+            self._pulls[pull.request_id] = pull, now + options["pull_seconds"]
+        for request_id in self._holds.keys() & set(told.revoked):
+            self._holds[request_id] = self._holds[request_id][0], now
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        wire, now = self.wire, self.clock()
+        assert isinstance(wire, WorldWire), f"the wire is {wire!r}"
+        self._lost.clear()
+        for request_id in [name for name in self._holds if name not in self.held_requests]:
+            hold_id, end = self._holds.pop(request_id)
+            if hold_id not in wire.over and now < end:
+                what = f"request {request_id} is held no longer, but nobody pulled or declined it"
+                self._refuse(what, end - now)
+        for request_id in [name for name in self._pulls if name not in self.pulling_requests]:
+            pull, end = self._pulls.pop(request_id)
+            if request_id in results.failed_recving:
+                self._lost.update(pull.block_ids)
+                if request_id not in wire.failed and now < end:
+                    self._refuse(f"the pull of request {request_id} failed, but none of its copies did", end - now)
+        wire.over.intersection_update(hold_id for hold_id, _ in self._holds.values())
+        wire.failed.intersection_update(self._pulls)
+        return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        unfilled = super().get_block_ids_with_load_errors()
+        if more := sorted(unfilled - self._lost):
+            self._refuse(f"blocks {more} weren't filled, but no pull of them failed in this step")
+        return unfilled
+
+    def _refuse(self, what: str, seconds: float | None = None) -> None:
+        left = f", and it had {seconds:g} seconds left" if seconds is not None else ""
+        self._device.shadow.violation(Invariant.PROTOCOL, f"worker {self._device.rank} side reports: {what}{left}")
+
+    def clock(self) -> float:
+        """Those steps."""
+        return float(self._seconds)

@@ -1,0 +1,127 @@
+"""``WorldWire``: the world as a wire between engines.
+
+Blocks are moved by two copies of the world's: from a block that is held to a page of host memory, as if it had
+been sent, and from there to the block that it is for. Both fail, tear, get lost or are reported twice as the world
+likes.
+"""
+
+from dataclasses import dataclass, field
+
+from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.wire import Ended
+from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.memory.device import Device
+
+
+@dataclass
+class OnTheWay:
+    """A pull: its blocks are sent, and then received."""
+
+    pull: Pull
+    slots: range
+
+
+@dataclass
+class WorldWire:
+    """Fits ``kv_p2p.pulling.wire.Wire``."""
+
+    device: Device
+    holds: dict[str, Hold] = field(default_factory=dict)
+    sent: dict[int, OnTheWay] = field(default_factory=dict)
+    """By the copy from the held blocks."""
+    received: dict[int, OnTheWay] = field(default_factory=dict)
+    """By the copy to the blocks that they are for."""
+    ended: Ended = field(default_factory=Ended)
+    over: set[str] = field(default_factory=set)
+    """Holds that were pulled or declined."""
+    failed: set[str] = field(default_factory=set)
+    """Requests whose pull failed, since it was last forgotten."""
+
+    def __post_init__(self) -> None:
+        self.copies = self.device.copies.open()
+
+    def serve(self, hold: Hold) -> None:
+        """Know it."""
+        self.holds[hold.hold_id] = hold
+
+    def withdraw(self, hold_id: str) -> bool:
+        """Forget it, if no copy reads it."""
+        if any(on_the_way.pull.source.hold_id == hold_id for on_the_way in self._that_move(self.sent)):
+            return False
+        self.holds.pop(hold_id, None)
+        return True
+
+    def pull(self, pull: Pull) -> None:
+        """Send the blocks of the hold, if it is known and what is meant; else receiving them fails at once."""
+        hold = self.holds.get(pull.source.hold_id)
+        count = len(pull.block_ids)
+        slot = self.device.allocate_host(count)
+        on_the_way = OnTheWay(pull, range(slot, slot + count))
+        if hold is not None and hold.digest == pull.source.digest:
+            there = hold.block_ids[pull.first : pull.first + count]
+            pairs = list(zip(there, on_the_way.slots, strict=True))
+            self.sent[self.copies.submit(Direction.STORE, pairs)] = on_the_way
+        else:
+            copy = self._receive(on_the_way)
+            self.device.copies.fail(self.device.copies.running[copy])
+
+    def give_up(self, request_id: str) -> bool:
+        """Forget it, if no copy writes its blocks."""
+        if any(on_the_way.pull.request_id == request_id for on_the_way in self._that_move(self.received)):
+            return False
+        for kind in (self.sent, self.received):
+            for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
+                del kind[copy]
+        return True
+
+    def decline(self, source: Source) -> None:
+        """End the hold, if it is known and no copy reads it."""
+        hold = self.holds.get(source.hold_id)
+        if hold is not None and hold.digest == source.digest and self.withdraw(source.hold_id):
+            self.ended.served.append(source.hold_id)
+
+    def poll(self) -> Ended:
+        """What ended. What was sent is received next."""
+        for result in self.copies.poll():
+            if (on_the_way := self.sent.pop(result.copy_id, None)) is not None:
+                self._sent(on_the_way, success=result.success)
+            elif (on_the_way := self.received.pop(result.copy_id, None)) is not None:
+                self._received(on_the_way, success=result.success)
+        ended, self.ended = self.ended, Ended()
+        self.over.update(ended.served)
+        self.failed.update(request_id for request_id, _ in ended.failed)
+        return ended
+
+    def _sent(self, on_the_way: OnTheWay, *, success: bool) -> None:
+        if not success:
+            self.ended.failed.append((on_the_way.pull.request_id, "it was not sent"))
+            return
+        self._receive(on_the_way)
+
+    def _receive(self, on_the_way: OnTheWay) -> int:
+        pairs = list(zip(on_the_way.pull.block_ids, on_the_way.slots, strict=True))
+        copy = self.copies.submit(Direction.LOAD, pairs, after_compute=False)
+        self.received[copy] = on_the_way
+        return copy
+
+    def _received(self, on_the_way: OnTheWay, *, success: bool) -> None:
+        request_id = on_the_way.pull.request_id
+        if not success:
+            self.ended.failed.append((request_id, "it was not received"))
+            return
+        self.ended.pulled.append(request_id)
+        hold_id = on_the_way.pull.source.hold_id
+        if hold_id in self.holds and self.withdraw(hold_id):
+            self.ended.served.append(hold_id)
+
+    def _that_move(self, kind: dict[int, OnTheWay]) -> list[OnTheWay]:
+        """Those whose copy may still move something."""
+        running: dict[int, Copy] = self.device.copies.running
+        return [one for copy, one in kind.items() if copy in running and running[copy].state is not State.LOST]
+
+    def wait(self, seconds: float) -> None:
+        """Time is the world's."""
+
+    def close(self) -> None:
+        """Let everything end."""
+        self.copies.wait([*self.sent, *self.received])
