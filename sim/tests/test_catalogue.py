@@ -35,7 +35,7 @@ def offload(**settings: Any) -> Connector:
 NOT_MEMORY = "states fine failures losses counts"
 NOT_LATER = "groups states fine losses events counts"
 NOT_PATIENT = f"{NOT_LATER} zeroing reset"
-NOT_P2P = "groups states fine keeps events counts"
+NOT_P2P = "states fine keeps events counts"
 NEITHER = f"{NOT_LATER} failures"
 
 # Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the

@@ -57,7 +57,7 @@ class TestTheHalves:
         assert connector.requires_kv_delivery is True
         assert connector.get_finished_count() is None
         assert connector.get_loaded_kv_cache_group_ids(Request("a", range(4))) == (0,)
-        assert not supports_hma(P2PConnector)
+        assert supports_hma(P2PConnector)
         transfer = vllm_config(**MODULE).kv_transfer_config
         assert P2PConnector.supports_sleep_mode(transfer) is False  # others may be reading
 

@@ -7,11 +7,13 @@ from kv_api import (
     KVCaches,
     KVConnectorPromMetrics,
     KVConnectorStats,
-    TwoSidedConnector,
+    TwoSidedHMAConnector,
     VllmConfig,
 )
 from kv_api.engine import TransferConfig
+from kv_api.groups import GroupDescription, describe_group
 from kv_api.stats import PromMetric
+from kv_p2p.pulling.groups import groups_of
 from kv_p2p.pulling.options import Options, parse_options
 from kv_p2p.pulling.scheduler import P2PSchedulerSide
 from kv_p2p.pulling.stats import P2PPromMetrics, P2PStats
@@ -19,11 +21,20 @@ from kv_p2p.pulling.wire import Wire
 from kv_p2p.pulling.worker import P2PWorkerSide
 
 
-class P2PConnector(TwoSidedConnector):
+class P2PConnector(TwoSidedHMAConnector):
     """Prefill here, decode there: another engine pulls the blocks of a prompt that this one has computed."""
 
     scheduler_class = P2PSchedulerSide
     worker_class = P2PWorkerSide
+
+    @classmethod
+    def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
+        """What the layers of a KV cache group are. The one place to override for an engine with other specs.
+
+        Called once at start, in each process, with the ``kv_cache_spec`` of each group; raises ``ConfigError`` for
+        what it doesn't know. The default reads a spec that names its ``kind``.
+        """
+        return describe_group(kv_cache_spec)
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: TransferConfig) -> bool:
@@ -44,15 +55,16 @@ class P2PConnector(TwoSidedConnector):
         return P2PPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_side(self, side_class: Any, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> Any:
-        """A half is also made of what the operator set, and a worker's of its wire."""
+        """A half is also made of what the operator set and of what the groups are, and a worker's of its wire."""
         options = parse_options(vllm_config)
+        groups = groups_of(vllm_config, kv_cache_config, self.describe_group)
         if issubclass(side_class, P2PSchedulerSide):
-            return side_class(vllm_config, kv_cache_config, options)
+            return side_class(vllm_config, kv_cache_config, options, groups)
 
         def make_wire(kv_caches: KVCaches) -> Wire:
             return self.make_wire(kv_caches, options, vllm_config, kv_cache_config)
 
-        return side_class(vllm_config, kv_cache_config, options, make_wire)
+        return side_class(vllm_config, kv_cache_config, options, groups, make_wire)
 
     def make_wire(
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None

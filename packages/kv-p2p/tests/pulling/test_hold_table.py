@@ -8,18 +8,35 @@ from kv_p2p.pulling.metadata import Hold
 from kv_p2p.pulling.tcp.holds import HoldTable
 
 IDS = ("a", "b", "c")
-BLOCKS = {"a": (2, 1), "b": (3,), "c": (6, 4, 5)}
+TABLES = {"a": ((2, 1), (7, 8)), "b": ((3,), (9,)), "c": ((6, 4, 5), (0, 0, 7))}
+"""Of two groups; of the second one of c, two blocks slid out of a window."""
 NONE = "there is no hold {!r}: it was pulled, it was declined, or its time was over"
 ids = st.sampled_from(IDS)
 
 
-def no_such_places(hold_id, first, count):
-    held = len(BLOCKS[hold_id])
-    return f"hold {hold_id!r} has {held} blocks; it has not {count} from place {first} on"
+def no_such_places(hold_id, group, first, count):
+    held = len(TABLES[hold_id][group])
+    return f"hold {hold_id!r} has {held} blocks of group {group}; it has not {count} from place {first} on"
+
+
+def slid(hold_id, group, place):
+    return f"hold {hold_id!r} has no block of group {group} at place {place}: it slid out of a window"
 
 
 def hold(hold_id):
-    return Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", BLOCKS[hold_id])
+    return Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", TABLES[hold_id])
+
+
+def why_not(hold_id, places):
+    """What is wrong with these places of a hold; None: nothing."""
+    for group, (first, count) in enumerate(places):
+        table = TABLES[hold_id][group]
+        if first < 0 or count < 0 or first + count > len(table):
+            return no_such_places(hold_id, group, first, count)
+        for place in range(first, first + count):
+            if not table[place]:
+                return slid(hold_id, group, place)
+    return None
 
 
 class Machine(RuleBasedStateMachine):
@@ -49,25 +66,29 @@ class Machine(RuleBasedStateMachine):
             self.table.serve(hold(hold_id))
             self.open[hold_id] = 0
 
-    @rule(hold_id=ids, digest_of=ids, first=st.integers(-4, 4), count=st.integers(-4, 4))
-    def begin_read(self, hold_id, digest_of, first, count):
-        found = self.table.begin_read(hold_id, f"digest {digest_of}", first, count)
-        blocks = BLOCKS[hold_id]
+    @rule(hold_id=ids, digest_of=ids, places=st.tuples(*[st.tuples(*[st.integers(-4, 4)] * 2)] * 2))
+    def begin_read(self, hold_id, digest_of, places):
+        found = self.table.begin_read(hold_id, f"digest {digest_of}", places)
         if hold_id not in self.open or hold_id in self.closing:
             assert found == NONE.format(hold_id)
         elif digest_of != hold_id:
             assert found == f"hold {hold_id!r} is of another prompt"
-        elif count < 1 or any(place not in range(len(blocks)) for place in range(first, first + count)):
-            assert found == no_such_places(hold_id, first, count)
+        elif (reason := why_not(hold_id, places)) is not None:
+            assert found == reason
         else:
-            assert [*found] == [blocks[place] for place in range(first, first + count)]
+            assert found == [
+                tuple(table[place] for place in range(first, first + count))
+                for table, (first, count) in zip(TABLES[hold_id], places, strict=True)
+            ]
             self.open[hold_id] += 1
 
     @rule(data=st.data(), hold_id=ids)
     def read_what_is_right(self, data, hold_id):
-        first = data.draw(st.integers(0, len(BLOCKS[hold_id]) - 1))
-        count = data.draw(st.integers(1, len(BLOCKS[hold_id]) - first))
-        self.begin_read(hold_id, hold_id, first, count)
+        places = []
+        for table in TABLES[hold_id]:
+            first = data.draw(st.integers(table.count(0), len(table)))
+            places.append((first, data.draw(st.integers(0, len(table) - first))))
+        self.begin_read(hold_id, hold_id, places)
 
     @precondition(lambda self: any(self.open.values()))
     @rule(data=st.data(), has_all=st.booleans())
@@ -122,9 +143,9 @@ def table(*hold_ids):
 
 def test_a_hold_that_was_withdrawn_while_it_is_read_is_read_to_its_end():
     holds = table("a")
-    assert [*holds.begin_read("a", "digest a", 0, 2)] == [2, 1]
+    assert holds.begin_read("a", "digest a", [(0, 2), (1, 1)]) == [(2, 1), (8,)]
     assert holds.withdraw("a") is False
-    assert holds.begin_read("a", "digest a", 1, 1) == NONE.format("a")
+    assert holds.begin_read("a", "digest a", [(1, 1), (0, 0)]) == NONE.format("a")
     holds.decline("a", "digest a")
     assert holds.take_served() == []
     holds.end_read("a", has_all=True)
@@ -134,14 +155,14 @@ def test_a_hold_that_was_withdrawn_while_it_is_read_is_read_to_its_end():
 
 def test_or_is_gone_when_it_is_asked_for_again():
     holds = table("a", "b")
-    holds.begin_read("a", "digest a", 0, 1)
+    holds.begin_read("a", "digest a", [(0, 1), (0, 0)])
     assert holds.withdraw("a") is False
     holds.end_read("a", has_all=False)
     assert holds.take_served() == []
     assert holds.withdraw("a") is True
     assert holds.take_served() == []
-    assert holds.begin_read("a", "digest a", 0, 1) == NONE.format("a")
-    assert [*holds.begin_read("b", "digest b", 0, 1)] == [3]
+    assert holds.begin_read("a", "digest a", [(0, 1), (0, 0)]) == NONE.format("a")
+    assert holds.begin_read("b", "digest b", [(0, 1), (0, 1)]) == [(3,), (9,)]
 
 
 def test_what_is_withdrawn_after_its_end_is_not_told_and_others_are():
@@ -154,16 +175,17 @@ def test_what_is_withdrawn_after_its_end_is_not_told_and_others_are():
 
 def test_who_breaks_off_leaves_it_for_the_next():
     holds = table("a")
-    holds.begin_read("a", "digest a", 1, 1)
+    holds.begin_read("a", "digest a", [(1, 1), (0, 2)])
     holds.end_read("a", has_all=False)
-    assert [*holds.begin_read("a", "digest a", 0, 2)] == [2, 1]
+    assert holds.begin_read("a", "digest a", [(0, 2), (1, 1)]) == [(2, 1), (8,)]
 
 
 @pytest.mark.parametrize(
     ("first", "count", "blocks"), [(0, 3, [6, 4, 5]), (0, 1, [6]), (1, 1, [4]), (1, 2, [4, 5]), (2, 1, [5])]
 )
 def test_places_are_those_of_the_prompt(first, count, blocks):
-    assert [*table("c").begin_read("c", "digest c", first, count)] == blocks
+    assert table("c").begin_read("c", "digest c", [(first, count), (2, 1)]) == [tuple(blocks), (7,)]
+    assert table("c").begin_read("c", "digest c", [(first, count), (3, 0)]) == [tuple(blocks), ()]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +197,7 @@ def test_places_are_those_of_the_prompt(first, count, blocks):
         (-1, 1),
         (-1, 2),
         (-3, 3),
-        (0, 0),
-        (3, 0),
+        (4, 0),
         (0, -1),
         (2, -1),
         (1 << 70, 1),
@@ -185,8 +206,24 @@ def test_places_are_those_of_the_prompt(first, count, blocks):
 )
 def test_places_that_are_not_there_are_not_read(first, count):
     holds = table("c")
-    assert holds.begin_read("c", "digest c", first, count) == no_such_places("c", first, count)
+    for group, places in enumerate([[(first, count), (2, 1)], [(0, 3), (first, count)]]):
+        assert holds.begin_read("c", "digest c", places) == no_such_places("c", group, first, count)
     assert holds.withdraw("c") is True  # nobody reads it
+
+
+@pytest.mark.parametrize(("first", "count", "place"), [(0, 3, 0), (1, 2, 1), (1, 1, 1), (0, 1, 0)])
+def test_what_slid_out_of_a_window_is_not_read(first, count, place):
+    holds = table("c")
+    assert holds.begin_read("c", "digest c", [(0, 3), (first, count)]) == slid("c", 1, place)
+    assert holds.withdraw("c") is True
+
+
+@pytest.mark.parametrize("places", [[], [(0, 1)], [(0, 1), (0, 1), (0, 1)]])
+def test_who_knows_other_groups_reads_nothing(places):
+    holds = table("a")
+    said = f"hold 'a' has blocks of 2 KV cache groups, not of {len(places)}"
+    assert holds.begin_read("a", "digest a", places) == said
+    assert holds.withdraw("a") is True
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
-from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, step, ticket_of
+from kv_p2p_engine import OPTIONS, Blocks, Request, scheduler, shape, step, ticket_of
 
 from kv_api import KVConnectorOutput
-from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
-from kv_p2p.pulling.ticket import Address, Shape, digest_of, read_ticket
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull
+from kv_p2p.pulling.ticket import Address, digest_of, read_ticket
 
 WANTED = {"do_remote_decode": True, "do_remote_prefill": False}
 TOKENS = range(10)
@@ -35,10 +35,10 @@ def test_what_is_wanted_is_held_and_has_a_ticket(make):
     ticket = read_ticket(json.loads(json.dumps(params)))
     assert params == ticket.to_params("engine")
     digest = digest_of(request, 10)
-    assert (ticket.address, ticket.shape) == (Address(OPTIONS.host, OPTIONS.port), Shape(4, 2, 3))
+    assert (ticket.address, ticket.shape) == (Address(OPTIONS.host, OPTIONS.port), shape(tp=2, pp=3))
     assert (ticket.hold_id, ticket.digest, ticket.num_tokens) == ("a.1", digest, 10)
     assert half.has_pending_push_work()
-    assert told(half) == P2PMetadata(holds=[Hold("a", "a.1", digest, (7, 8, 9))])
+    assert told(half) == P2PMetadata(holds=[Hold("a", "a.1", digest, ((7, 8, 9),))])
     half.check()
     assert told(half) == P2PMetadata()
     assert half.has_pending_push_work()
@@ -49,7 +49,7 @@ def test_what_is_wanted_is_held_and_has_a_ticket(make):
 def test_only_the_blocks_of_the_prompt(make):
     half = make()
     assert ended(half, Request("a", range(8), WANTED, output=[1] * 9), (3, 4, 5, 6, 7))[0]
-    assert told(half).holds[0].block_ids == (3, 4)
+    assert told(half).holds[0].tables == ((3, 4),)
 
 
 def test_another_engine_takes_it(make):
@@ -61,7 +61,7 @@ def test_another_engine_takes_it(make):
     assert half.get_num_new_matched_tokens(same, 0) == (10, True)
     half.update_state_after_alloc(same, Blocks(1, 2, 3), 10)
     (pull,) = told(half).pulls
-    assert (pull.first, pull.block_ids) == (0, (1, 2, 3))
+    assert pull.parts == (Part(0, (1, 2, 3)),)
     assert (pull.source.hold_id, pull.source.digest) == ("a.1", digest_of(request, 10))
 
 
@@ -118,7 +118,7 @@ def test_only_a_whole_prompt_is_held(make, computed, held):
 def test_a_prompt_that_slid_out_of_a_window_is_not_held(make, blocks, held, caplog):
     half = make()
     assert ended(half, Request("a", TOKENS, WANTED), blocks)[0] is held
-    said = "request a: part of its prompt slid out of a window; it isn't held"
+    said = "request a: part of its prompt slid out of the window of KV cache group 0; it isn't held"
     assert caplog.messages == ([] if held else [said])
 
 
@@ -233,7 +233,7 @@ def test_recounting_finds_what_cannot_be():
         (lambda half: half._pulling.add("a"), "ticketed [], pulled ['a'], held ['a']"),
         (lambda half: (half._holding.clear(), half._count_held(-3)), "not held"),
         (lambda half: half._count_held(1), "4 blocks are held, counted again 3"),
-        (lambda half: half._next.pulls.append(Pull("b", None, 0, ())), "not pulled"),
+        (lambda half: half._next.pulls.append(Pull("b", None, ())), "not pulled"),
     ]:
         half = scheduler()
         ended(half, Request("a", TOKENS, WANTED))

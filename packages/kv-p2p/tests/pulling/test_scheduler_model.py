@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_p2p_engine import SIZE, Blocks, Request, scheduler, step, ticket_of
 
 from kv_api import KVConnectorOutput
-from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull, Source
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull, Source
 from kv_p2p.pulling.ticket import digest_of, read_ticket
 
 NAMES = ("a", "b", "c")
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         if count:
             indices = sorted({token // SIZE for token in range(life.local, life.local + count)})
             blocks = tuple(life.table[index] for index in indices)
-            self.told.pulls.append(Pull(name, life.source, indices[0], blocks))
+            self.told.pulls.append(Pull(name, life.source, (Part(indices[0], blocks),)))
             self.pulling.add(name)
         else:
             self.told.declined.append(life.source)
@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         hold_id, digest = f"{name}.{self.holds}", digest_of(request, len(PROMPT))
         ticket = read_ticket(params)
         assert (ticket.hold_id, ticket.digest, ticket.num_tokens) == (hold_id, digest, len(PROMPT))
-        self.told.holds.append(Hold(name, hold_id, digest, tuple(life.table)))
+        self.told.holds.append(Hold(name, hold_id, digest, (tuple(life.table),)))
         self.held[name] = hold_id
 
     def is_told(self, name):

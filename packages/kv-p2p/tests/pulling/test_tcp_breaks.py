@@ -21,7 +21,7 @@ class TestAServerThat:
         before = here.blocks
         here.pull("r", raw.source, *range(4))
         connection, asked = raw.asked()
-        assert (asked["first"], asked["count"]) == (0, 4)
+        assert asked["places"] == [[0, 4]]
         if answers == "half a frame":
             connection.sendall(b"KVp1")
         elif answers == "one frame":
@@ -30,9 +30,9 @@ class TestAServerThat:
         assert (
             here.reason()
             == {
-                "nothing": "FrameError: the connection ended with 4 blocks to come",
+                "nothing": "FrameError: the connection ended with 4 blocks of group 0 to come",
                 "half a frame": "FrameError: the connection ended after 4 of 12 bytes of a frame",
-                "one frame": "FrameError: the connection ended with 1 blocks to come",
+                "one frame": "FrameError: the connection ended with 1 blocks of group 0 to come",
             }[answers]
         )
         filled = 3 if answers == "one frame" else 0
@@ -74,8 +74,10 @@ class TestAServerThat:
         here.pull("r", raw.source, 0, 1)
         connection, _ = raw.asked()
         _, parts = frame_of(here, 5, 6)
-        send_frame(connection, {"status": "blocks", "count": count}, parts)
-        assert here.reason() == f"FrameError: a frame says that it has {count!r} blocks, of 2 to come"
+        send_frame(connection, {"status": "blocks", "group": 0, "count": count}, parts)
+        assert here.reason() == (
+            f"FrameError: a frame says that it has {count!r} blocks of group 0; to come are 2 of group 0"
+        )
         assert here.blocks == before
 
     def test_sends_too_few_bytes(self, worker, raw):
@@ -83,7 +85,7 @@ class TestAServerThat:
         before = here.blocks
         here.pull("r", raw.source, 0, 1)
         connection, _ = raw.asked()
-        send_frame(connection, {"status": "blocks", "count": 2}, [bytes(48), bytes(19)])
+        send_frame(connection, {"status": "blocks", "group": 0, "count": 2}, [bytes(48), bytes(19)])
         assert here.reason() == "ValueError: 2 blocks are [48, 20] bytes, got [48, 19]"
         assert here.blocks == before
 
@@ -92,7 +94,7 @@ class TestAServerThat:
         here.pull("r", raw.source, *range(8))
         connection, _ = raw.asked()
         with suppress(ConnectionError):  # it hangs up before it has read all
-            send_frame(connection, {"status": "blocks", "count": 4}, [bytes(4 * 24), bytes(4 * 10)])
+            send_frame(connection, {"status": "blocks", "group": 0, "count": 4}, [bytes(4 * 24), bytes(4 * 10)])
         assert here.reason() == "FrameError: expected at most 102 bytes, the frame has 136"
 
     def test_speaks_another_language(self, worker, raw):
@@ -115,8 +117,8 @@ class TestAServerThat:
         here.pull("r", raw.source, 0, 3, first=5)
         connection, asked = raw.asked()
         assert asked == {
-            "op": "pull", "version": 1, "hold": "h", "digest": "d", "layout": here.pages.layout,
-            "first": 5, "count": 2,
+            "op": "pull", "version": 2, "hold": "h", "digest": "d", "layout": here.layout,
+            "places": [[5, 2]],
         }  # fmt: skip
         send_frame(connection, *frame_of(here, 5, 6))
         assert answer(connection) == {"op": "done"}

@@ -7,7 +7,6 @@ import struct
 import threading
 from contextlib import suppress
 from time import monotonic
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from kv_p2p_tcp import HOST, PATIENCE, answer, ask, connect, frame_of, wait_for
 from kv_api import ConfigError
 from kv_p2p.frames import send_frame
 from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.pages import CachePages, WorkerPages
 from kv_p2p.pulling.tcp.client import CONNECT_SECONDS
 from kv_p2p.pulling.tcp.wire import TcpWire
 from kv_p2p.pulling.ticket import Address
@@ -79,7 +78,7 @@ class TestGivingUp:
         here, sent = worker(2), worker(1)
         before, received, go_on = here.blocks, threading.Event(), threading.Event()
 
-        def held_up(header, most):
+        def held_up(header, group, most):
             received.set()
             assert go_on.wait(PATIENCE)
             return header["count"]
@@ -295,14 +294,14 @@ class TestListening:
 
     @pytest.mark.parametrize("host", ["x" * 80, "ä" * 80, "a\0b", "nowhere.invalid"])
     def test_where_nobody_can(self, host):
-        pages = CachePages({"layer": np.zeros((2, 3))}, 2)
+        pages = WorkerPages([CachePages({"layer": np.zeros((2, 3))}, 2)])
         with pytest.raises(ConfigError) as raised:
             TcpWire(pages, 0, Options(host, 0, 1.0, 1.0))
         said = f"kv_connector_extra_config: can't listen at host {host!r}, port 0: "
         assert str(raised.value).startswith(said)
 
     def test_elsewhere_than_at_the_address_that_others_know(self):
-        pages = CachePages({"layer": np.zeros((2, 3))}, 2)
+        pages = WorkerPages([CachePages({"layer": np.zeros((2, 3))}, 2)])
         wire = TcpWire(pages, 0, Options("reached.invalid", 0, 1.0, 1.0, HOST))
         socket.create_connection((HOST, wire.server.port), PATIENCE).close()
         wire.close()
@@ -375,4 +374,4 @@ class TestOfWorker:
         said = "P2PConnector was created without a kv_cache_config; its workers need one"
         assert str(raised.value) == said
         with pytest.raises(ConfigError, match="should be 17 blocks"):
-            TcpWire.of_worker(self.caches, self.options, vllm_config(), SimpleNamespace(num_blocks=17))
+            TcpWire.of_worker(self.caches, self.options, vllm_config(), kv_cache_config(17))

@@ -53,7 +53,7 @@ def test_not_when_its_reader_does_not_say_that_it_has_all(worker, last):
     there.serve("h", 1)
     with connect(there) as connection:
         ask(connection, there, "h")
-        assert answer(connection) == {"status": "blocks", "count": 1}
+        assert answer(connection) == {"status": "blocks", "group": 0, "count": 1}
         assert there.readers("h") == 1
         if last is not None:
             send_frame(connection, last)

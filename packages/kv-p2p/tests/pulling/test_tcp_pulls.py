@@ -15,8 +15,12 @@ from kv_p2p.pulling.tcp.server import FRAME_BYTES, VERSION, blocks_per_frame
 from kv_p2p.pulling.ticket import Address
 
 NONE = "there is no hold {!r}: it was pulled, it was declined, or its time was over"
-PLACES = "hold 'h' has 3 blocks; it has not"
-NUMBERS = "expected numbers of blocks, got"
+PLACES = "hold 'h' has 3 blocks of group 0; it has not"
+PLACES_OF = "expected [first, count] of blocks for each KV cache group, got places"
+NO_PLACES = (
+    "0", 0, {}, {"0": [0, 1]}, [0, 1], [None], [[0]], [[0, 1, 2]], ["01"], [["0", 1]], [[False, 1]], [[0.0, 1]],
+    [[[0], 1]], [[0, None]], [[0, True]], [[0, 1.0]], [[0, 1], 7],
+)  # fmt: skip
 
 
 class TestBlocks:
@@ -29,7 +33,7 @@ class TestBlocks:
         free = random.sample(range(BLOCKS), BLOCKS)
         pulls = random.randint(1, 8)
         for number in range(pulls):
-            held = [random.randrange(BLOCKS) for _ in range(random.randint(1, 12))]
+            held = [random.randrange(1, BLOCKS) for _ in range(random.randint(1, 12))]
             there.serve(f"h{number}", *held)
             first = random.randrange(len(held))
             left = len(free) - (pulls - 1 - number)  # each of the others fills one, too
@@ -65,7 +69,7 @@ class TestBlocks:
     def test_a_frame_has_as_many_in_every_release_that_speaks_a_version_of_the_protocol(self, block_bytes, blocks):
         """Whoever pulls has memory for one frame, and refuses a larger one."""
         pages = SimpleNamespace(bytes_per_block=block_bytes)
-        assert (VERSION, blocks_per_frame(pages)) == (1, blocks)
+        assert (VERSION, blocks_per_frame(pages)) == (2, blocks)
 
     def test_all_frames_of_a_pull_come_from_the_same_memory_and_into_the_same(
         self, worker, small_frames, monkeypatch
@@ -84,7 +88,7 @@ class TestBlocks:
 
         monkeypatch.setattr(CachePages, "gather", gathered)
         monkeypatch.setattr(CachePages, "scatter", scattered)
-        for number, targets in enumerate([range(8), range(8, 10)]):
+        for number, targets in enumerate([range(1, 9), range(9, 11)]):
             there.serve(f"h{number}", *targets)
             here.pull(f"r{number}", there.source(f"h{number}"), *targets)
             here.wait_for_pulls(number + 1)
@@ -94,18 +98,18 @@ class TestBlocks:
             assert all(memory is first for _, memories in found[:3] for memory in memories)
             assert first is not second
             assert (len(first), len(second)) == (3 * 34, 2 * 34)
-        assert here.blocks[:10] == there.blocks[:10]
+        assert here.blocks[1:11] == there.blocks[1:11]
 
     def test_a_rank_without_layers(self):
         assert blocks_per_frame(CachePages({}, BLOCKS)) == FRAME_BYTES
 
     def test_frames_as_they_are(self, worker, small_frames):
         there = worker(1)
-        there.serve("h", *range(8))
+        there.serve("h", *range(1, 9))
         with connect(there) as connection:
             ask(connection, there, "h", count=7)
             assert [answer(connection) for _ in range(3)] == [
-                {"status": "blocks", "count": count} for count in (3, 3, 1)
+                {"status": "blocks", "group": 0, "count": count} for count in (3, 3, 1)
             ]
             send_frame(connection, {"op": "done"})
             assert answer(connection) is None
@@ -191,7 +195,7 @@ class TestRefusals:
         here = worker(2, **other)
         before = here.blocks
         here.pull("r", there.source("h"), 1)
-        said = "the KV caches of the two workers differ in the names, types or sizes of their layers"
+        said = "the KV caches of the two workers differ in the groups, names, types or sizes of their layers"
         assert here.reason() == said
         self.unchanged(there, here, before)
 
@@ -201,26 +205,19 @@ class TestRefusals:
             ({"op": "push"}, "unknown operation 'push'; known: decline, pull"),
             ({"op": None}, "unknown operation None; known: decline, pull"),
             ({"op": ["pull"]}, "unknown operation ['pull']; known: decline, pull"),
-            ({"version": 2}, "this is version 1 of the protocol, not 2"),
-            ({"version": None}, "this is version 1 of the protocol, not None"),
+            ({"version": 1}, "this is version 2 of the protocol, not 1"),
+            ({"version": 1, "places": None, "first": 0, "count": 1}, "this is version 2 of the protocol, not 1"),
+            ({"version": None}, "this is version 2 of the protocol, not None"),
             ({"hold": None}, NONE.format("None")),
             ({"hold": ["h"]}, NONE.format("['h']")),
             ({"digest": None}, "hold 'h' is of another prompt"),
-            ({"first": None}, f"{NUMBERS} first None and count 1"),
-            ({"first": "0"}, f"{NUMBERS} first '0' and count 1"),
-            ({"first": False}, f"{NUMBERS} first False and count 1"),
-            ({"first": 0.0}, f"{NUMBERS} first 0.0 and count 1"),
-            ({"first": [0]}, f"{NUMBERS} first [0] and count 1"),
-            ({"count": None}, f"{NUMBERS} first 0 and count None"),
-            ({"count": "1"}, f"{NUMBERS} first 0 and count '1'"),
-            ({"count": True}, f"{NUMBERS} first 0 and count True"),
-            ({"count": 1.0}, f"{NUMBERS} first 0 and count 1.0"),
-            ({"count": [1]}, f"{NUMBERS} first 0 and count [1]"),
-            ({"first": None, "count": None, "blocks": [1]}, f"{NUMBERS} first None and count None"),
-            ({"count": 0}, f"{PLACES} 0 from place 0 on"),
-            ({"count": -1}, f"{PLACES} -1 from place 0 on"),
-            ({"first": 1 << 70}, f"{PLACES} 1 from place {1 << 70} on"),
-            ({"count": 1 << 70}, f"{PLACES} {1 << 70} from place 0 on"),
+            *(({"places": bad}, f"{PLACES_OF} {bad!r}") for bad in NO_PLACES),
+            ({"places": None}, f"{PLACES_OF} None"),
+            ({"places": []}, "hold 'h' has blocks of 1 KV cache groups, not of 0"),
+            ({"places": [[0, 1], [0, 1]]}, "hold 'h' has blocks of 1 KV cache groups, not of 2"),
+            ({"places": [[0, -1]]}, f"{PLACES} -1 from place 0 on"),
+            ({"places": [[1 << 70, 1]]}, f"{PLACES} 1 from place {1 << 70} on"),
+            ({"places": [[0, 1 << 70]]}, f"{PLACES} {1 << 70} from place 0 on"),
         ],
     )
     def test_of_what_is_no_question(self, there, changes, reason):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_p2p_engine import Request, ticket_of
 
+from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.ticket import Address, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
 
 
@@ -15,9 +16,11 @@ from kv_p2p.pulling.ticket import Address, BadTicketError, Shape, Ticket, digest
 def tickets(draw):
     size = draw(st.integers(1, 64))
     num_tokens = draw(st.integers(1, 20 * size))
-    shape = Shape(size, draw(st.integers(1, 8)), draw(st.integers(1, 8)))
+    groups = draw(st.lists(st.builds(Group, st.integers(1, 64), st.integers(0, 99)), min_size=1, max_size=3))
+    first_places = tuple(draw(st.integers(0, 20)) for _ in groups)
+    shape = Shape(size, draw(st.integers(1, 8)), draw(st.integers(1, 8)), tuple(groups))
     address = Address(draw(st.text()), draw(st.integers(1, 65536 - shape.tp_size * shape.pp_size)))
-    return Ticket(address, shape, draw(st.text()), draw(st.text()), num_tokens)
+    return Ticket(address, shape, draw(st.text()), draw(st.text()), num_tokens, first_places)
 
 
 @given(tickets(), st.none() | st.text())
@@ -36,6 +39,7 @@ def test_the_keys_that_routers_know():
         "remote_host": "there",
         "remote_port": 9000,
         "remote_block_size": 4,
+        "remote_groups": [{"block_size": 4, "window": 0, "first_block": 0}],
         "remote_num_tokens": 6,
         "remote_digest": "d",
         "tp_size": 1,
@@ -56,6 +60,10 @@ def test_what_else_a_router_adds_is_let_be(stray):
     assert read_ticket(params) == ticket_of(range(6))
 
 
+LIST = "expected a list of KV cache groups, got"
+AT_LEAST = "expected a whole number of at least"
+LEAST = (("block_size", 1), ("window", 0), ("first_block", 0))
+GROUP = {"block_size": 4, "window": 0, "first_block": 0}
 NUMBER = "expected a whole number of at least 1, got"
 MISSING = object()
 NUMBERS = ("remote_block_size", "tp_size", "pp_size", "remote_num_tokens", "remote_port")
@@ -75,6 +83,12 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
          "are 1 to 65535"),
         ("tp_size", 56537, "kv_transfer_params.remote_port: workers would listen at 9000 to 65536, and ports "
          "are 1 to 65535"),
+        *(("remote_groups", bad, f"kv_transfer_params.remote_groups: {LIST} {said}")
+          for bad, said in [(None, "None"), (MISSING, "None"), ([], "[]"), ({"window": 4}, "{'window': 4}")]),
+        *(("remote_groups", [GROUP, bad], "kv_transfer_params.remote_groups[1]: expected block_size, window and "
+           f"first_block of a KV cache group, got {bad!r}") for bad in (None, 4, [4, 0, 0])),
+        *(("remote_groups", [GROUP, {**GROUP, key: bad}], f"kv_transfer_params.remote_groups[1].{key}: {AT_LEAST} "
+           f"{least}, got {bad!r}") for key, least in LEAST for bad in (least - 1, True, 1.0, "1", None)),
     ],
 )  # fmt: skip
 def test_what_is_no_ticket(key, value, message):

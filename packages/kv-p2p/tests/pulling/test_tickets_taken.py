@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-from kv_p2p_engine import THERE, Blocks, Request, scheduler, step, ticket_of
+from kv_p2p_engine import THERE, Blocks, Request, scheduler, shape, step, ticket_of
 
-from kv_api import CacheHitSource, ConfigError, KVConnectorOutput
-from kv_p2p.pulling.metadata import P2PMetadata, Pull, Source
-from kv_p2p.pulling.ticket import Shape, digest_of
+from kv_api import CacheHitSource, KVConnectorOutput
+from kv_p2p.pulling.metadata import P2PMetadata, Part, Pull, Source
+from kv_p2p.pulling.ticket import digest_of
 
 TOKENS = range(10)
 """Two blocks and a half."""
@@ -86,16 +86,16 @@ class TestWhichAreTaken:
         half.on_new_request(request)
         assert half.get_num_new_matched_tokens(request, 0) == (10, True)
 
-    @pytest.mark.parametrize("shape", [Shape(8, 1, 1), Shape(4, 2, 1), Shape(4, 1, 2)])
-    def test_not_of_another_shape(self, make, caplog, shape):
-        request, ticket = asking(shape=shape)
+    @pytest.mark.parametrize("other", [shape(8), shape(tp=2), shape(pp=2)])
+    def test_not_of_another_shape(self, make, caplog, other):
+        request, ticket = asking(shape=other)
         said = self.refused(make(), request, ticket, caplog)
-        ours = "Shape(block_size=4, tp_size=1, pp_size=1)"
-        assert said == f"the ticket is of {shape}, this engine is {ours}"
+        ours = "Shape(block_size=4, tp_size=1, pp_size=1, groups=(Group(block_size=4, window=0),))"
+        assert said == f"the ticket is of {other}, this engine is {ours}"
 
     def test_the_shape_is_that_of_the_engine(self, make):
         half = make(tp=2, pp=3)
-        request, _ = asking(shape=Shape(4, 2, 3))
+        request, _ = asking(shape=shape(tp=2, pp=3))
         half.on_new_request(request)
         assert half.get_num_new_matched_tokens(request, 0) == (10, True)
 
@@ -194,7 +194,7 @@ class TestTaking:
         half.update_state_after_alloc(request, Blocks(3, 1, 2, 4), given)
         assert half.get_external_cache_hit_sources(request, given) == {CacheHitSource.P2P: given}
         assert half.has_pending_push_work()
-        assert told(half) == P2PMetadata(pulls=[Pull("a", source(ticket), first, blocks)])
+        assert told(half) == P2PMetadata(pulls=[Pull("a", source(ticket), (Part(first, blocks),))])
         assert half.has_pending_push_work()
         assert told(half) == P2PMetadata()
         half.update_connector_output(KVConnectorOutput(finished_recving={"a"}))
@@ -207,7 +207,7 @@ class TestTaking:
         half.get_num_new_matched_tokens(request, 8)
         half.get_num_new_matched_tokens(request, 4)
         half.update_state_after_alloc(request, Blocks(1, 2, 3), 6)
-        assert told(half).pulls == [Pull("a", source(ticket), 1, (2, 3))]
+        assert told(half).pulls == [Pull("a", source(ticket), (Part(1, (2, 3)),))]
 
     def test_the_engine_wants_nothing_of_it(self, make):
         half = make()
@@ -246,7 +246,7 @@ class TestTaking:
             half.on_new_request(request)
             assert half.get_num_new_matched_tokens(request, 0) == (10, True)
             half.update_state_after_alloc(request, Blocks(*table), 10)
-            assert told(half).pulls == [Pull("a", source(ticket), 0, table)]
+            assert told(half).pulls == [Pull("a", source(ticket), (Part(0, table),))]
             half.update_connector_output(KVConnectorOutput(finished_recving={"a"}))
             assert half.request_finished(request, list(table)) == (False, None)
         assert told(half) == P2PMetadata()
@@ -277,19 +277,10 @@ class TestNotTaking:
         half.check()
         assert half.get_num_new_matched_tokens(a, 0) == (0, False)
         assert told(half) == P2PMetadata(
-            pulls=[Pull("c", source(third), 0, (1, 2, 3))], declined=[source(first), source(second)]
+            pulls=[Pull("c", source(third), (Part(0, (1, 2, 3)),))], declined=[source(first), source(second)]
         )
         half.reset_cache()
         assert told(half) == P2PMetadata()
-
-
-def test_several_groups_are_refused():
-    assert scheduler(groups=1)
-    for groups in (0, 2):
-        with pytest.raises(ConfigError) as raised:
-            scheduler(groups=groups)
-        said = f"P2PConnector: this model has {groups} KV cache groups; it works with 1 only"
-        assert str(raised.value) == said
 
 
 def test_recounting_finds_what_cannot_be():
@@ -297,7 +288,7 @@ def test_recounting_finds_what_cannot_be():
         (lambda half: half._pulling.add("a"), "ticketed ['a'], pulled ['a'], held []"),
         (lambda half: half._holding.update(a=0), "ticketed ['a'], pulled [], held ['a']"),
         (lambda half: half._asked_from.update(b=1), "asked from {'b': 1}, ticketed ['a']"),
-        (lambda half: half._next.pulls.append(Pull("b", Source(THERE, "h", "d"), 0, ())), "not pulled"),
+        (lambda half: half._next.pulls.append(Pull("b", Source(THERE, "h", "d"), ())), "not pulled"),
     ]:
         half = scheduler()
         request, ticket = asking()

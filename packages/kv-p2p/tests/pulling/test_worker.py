@@ -249,7 +249,7 @@ class TestItsWire:
         assert world.half.wire is not world.wires[0]
 
     def test_its_clock_is_the_clock(self):
-        half = P2PWorkerSide(vllm_config(), kv_cache_config(), OPTIONS, World().make_wire)
+        half = P2PWorkerSide(vllm_config(), kv_cache_config(), OPTIONS, (), World().make_wire)
         assert half.clock is read_clock
         assert half.clock() <= half.clock()
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from kv_api import KVTransferConfig
+from kv_p2p.pulling.groups import Group, groups_of
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.scheduler import P2PSchedulerSide
 from kv_p2p.pulling.ticket import Address, Shape, Ticket, digest_of
@@ -30,8 +31,25 @@ def vllm_config(role="kv_both", *, rank=0, tp=1, pp=1, kv_port=14579, name="P2PC
     )
 
 
-def kv_cache_config(num_blocks=16, groups=1):
-    return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[SimpleNamespace()] * groups)
+def spec(size=SIZE, window=0):
+    """Of a group with blocks of so many tokens; without a window it reads all."""
+    kind = "sliding_window" if window else "full_attention"
+    return SimpleNamespace(kind=kind, block_size=size, sliding_window=window or None)
+
+
+ALL = (spec(),)
+"""One group that reads everything."""
+ONE = (Group(SIZE),)
+"""The same as the connector knows it."""
+
+
+def kv_cache_config(num_blocks=16, specs=ALL, layer_names=None):
+    layer_names = layer_names or [[f"layer{number}"] for number in range(len(specs))]
+    groups = [
+        SimpleNamespace(layer_names=names, kv_cache_spec=of_group)
+        for names, of_group in zip(layer_names, specs, strict=True)
+    ]
+    return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=groups)
 
 
 class Request:
@@ -53,21 +71,27 @@ class Request:
 
 
 class Blocks:
-    """Fits `kv_api.KVCacheBlocks`."""
+    """Fits `kv_api.KVCacheBlocks`: one table, or one for each group."""
 
     def __init__(self, *table):
-        self.table = list(table)
+        self.tables = table if table and isinstance(table[0], tuple) else (table,)
 
     def get_block_ids(self):
-        return (list(self.table),)
+        return tuple(list(table) for table in self.tables)
 
 
 def step(tokens=1):
     return SimpleNamespace(total_num_scheduled_tokens=tokens)
 
 
-def scheduler(role="kv_both", *, options=OPTIONS, groups=1, **config):
-    return P2PSchedulerSide(vllm_config(role, **config), kv_cache_config(groups=groups), options)
+def scheduler(role="kv_both", *, options=OPTIONS, specs=ALL, **config):
+    engine, caches = vllm_config(role, **config), kv_cache_config(specs=specs)
+    return P2PSchedulerSide(engine, caches, options, groups_of(engine, caches))
+
+
+def shape(size=SIZE, tp=1, pp=1, groups=ONE):
+    """That of an engine with one group, if nothing else is said."""
+    return Shape(size, tp, pp, groups)
 
 
 def ticket_of(tokens, **changes):
@@ -76,9 +100,10 @@ def ticket_of(tokens, **changes):
     count = len(asked.all_token_ids)
     default = {
         "address": THERE,
-        "shape": Shape(SIZE, 1, 1),
+        "shape": shape(),
         "hold_id": "there.1",
         "digest": digest_of(asked, count),
         "num_tokens": count,
+        "first_places": (0,),
     }
     return Ticket(**{**default, **changes})

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from kv_p2p_engine import OPTIONS, THERE, kv_cache_config, vllm_config
 
 from kv_api import KVConnectorTransferResults
-from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull, Source
+from kv_p2p.pulling.groups import Group
+from kv_p2p.pulling.metadata import Hold, P2PMetadata, Part, Pull, Source
 from kv_p2p.pulling.wire import Ended
 from kv_p2p.pulling.worker import P2PWorkerSide
 
@@ -51,11 +52,11 @@ class FakeWire:
 class World:
     """A worker's half, its wire and its clock."""
 
-    def __init__(self):
+    def __init__(self, groups=1):
         self.wires = []
         self.caches = []
         self.now = 1000.0
-        self.half = P2PWorkerSide(vllm_config(), kv_cache_config(), OPTIONS, self.make_wire)
+        self.half = P2PWorkerSide(vllm_config(), kv_cache_config(), OPTIONS, (Group(4),) * groups, self.make_wire)
         self.half.clock = lambda: self.now
 
     def make_wire(self, kv_caches):
@@ -85,11 +86,11 @@ class World:
 
 
 def hold(request_id, number=1):
-    return Hold(request_id, f"{request_id}.{number}", "d", (7, 8))
+    return Hold(request_id, f"{request_id}.{number}", "d", ((7, 8),))
 
 
 def pull(request_id, *blocks):
-    return Pull(request_id, Source(THERE, f"there.{request_id}", "d"), 50, blocks or (1, 2))
+    return Pull(request_id, Source(THERE, f"there.{request_id}", "d"), (Part(50, blocks or (1, 2)),))
 
 
 def sent(*ids):

@@ -7,9 +7,9 @@ from time import monotonic
 import numpy as np
 
 from kv_p2p.frames import recv_frame, send_frame
-from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.pages import CachePages, WorkerPages
 from kv_p2p.pulling.tcp.server import VERSION
 from kv_p2p.pulling.tcp.wire import TcpWire
 from kv_p2p.pulling.ticket import Address
@@ -74,9 +74,13 @@ class Worker:
         }
         self.pages = GatedPages(self.caches, BLOCKS)
         options = Options(HOST, port, hold_seconds=PATIENCE, pull_seconds=silence)
-        self.wire = TcpWire(self.pages, rank, options, serves=serves)
+        self.wire = TcpWire(WorkerPages([self.pages]), rank, options, serves=serves)
         self.served, self.pulled, self.failed = [], [], []
         self.pulled_bytes = 0
+
+    @property
+    def layout(self):
+        return WorkerPages([self.pages]).layout
 
     @property
     def address(self):
@@ -90,13 +94,13 @@ class Worker:
         return [self.block(number) for number in range(BLOCKS)]
 
     def serve(self, hold_id, *blocks):
-        self.wire.serve(Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", blocks))
+        self.wire.serve(Hold(f"request {hold_id}", hold_id, f"digest {hold_id}", (blocks,)))
 
     def source(self, hold, **changes):
         return Source(**{"address": self.address, "hold_id": hold, "digest": f"digest {hold}", **changes})
 
     def pull(self, request_id, source, *blocks, first=0):
-        self.wire.pull(Pull(request_id, source, first, blocks))
+        self.wire.pull(Pull(request_id, source, (Part(first, blocks),)))
 
     def poll(self):
         ended = self.wire.poll()
@@ -161,7 +165,7 @@ class RawServer:
 def frame_of(worker, *blocks):
     """What a server sends of these blocks of a worker."""
     memory = memoryview(bytearray(len(blocks) * worker.pages.bytes_per_block))
-    return {"status": "blocks", "count": len(blocks)}, CachePages.gather(worker.pages, blocks, memory)
+    return {"status": "blocks", "group": 0, "count": len(blocks)}, CachePages.gather(worker.pages, blocks, memory)
 
 
 def connect(worker):
@@ -177,9 +181,8 @@ def ask(connection, worker, hold_id, *, first=0, count=1, **changes):
         "version": VERSION,
         "hold": hold_id,
         "digest": f"digest {hold_id}",
-        "layout": worker.pages.layout,
-        "first": first,
-        "count": count,
+        "layout": worker.layout,
+        "places": [[first, count]],
     }
     send_frame(connection, {key: value for key, value in {**right, **changes}.items() if value is not None})
 

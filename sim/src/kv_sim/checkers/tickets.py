@@ -5,10 +5,12 @@ demanded here, in the words of vLLM's routers, and only where nobody could have 
 ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kv_sim.config import WorldConfig
+from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.violation import Invariant, Referee
 
@@ -23,6 +25,8 @@ class Issued:
     request: SimRequest
     tokens: int
     """Of its prompt."""
+    first_tokens: tuple[int, ...]
+    """Of each KV cache group: from which token on it is held. What is before has slid out of a window."""
     is_spent: bool = False
     """Somebody took it, or won't."""
 
@@ -50,7 +54,8 @@ class Tickets:
             self._spend(args[0].request_id)
         elif name in ("request_finished", "request_finished_all_groups"):
             self._spend(args[0].request_id)
-            self._ends(args[0], answer[1] or {})
+            tables = args[1] if name == "request_finished_all_groups" else (args[1],)
+            self._ends(args[0], answer[1] or {}, [self._first_token(table) for table in tables])
         elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
             self._issued.clear()
             self._brought.clear()
@@ -82,7 +87,10 @@ class Tickets:
         usable = issued.tokens
         if usable < request.num_tokens:  # only whole blocks of a longer prompt are as they will be
             usable -= usable % self._config.block_size
-        if count < usable - local:
+        else:
+            usable = self._goes_on_at(usable)
+        is_held = self._is_held(usable, issued.first_tokens, local)
+        if is_held and count < usable - local:
             self._referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id}: {count} tokens are found after the first {local}, but its ticket "
@@ -90,12 +98,31 @@ class Tickets:
                 f"{issued.tokens} tokens can be pulled",
             )
 
-    def _ends(self, request: SimRequest, ticket: dict[str, Any]) -> None:
+    def _first_token(self, table: Sequence[int]) -> int:
+        """The token from which on a table has blocks."""
+        nulls = [place for place, block in enumerate(table) if block == NULL]
+        return (nulls[-1] + 1) * self._config.block_size if nulls else 0
+
+    def _goes_on_at(self, tokens: int) -> int:
+        """What is loaded of a whole prompt: its last token is computed anew, from what its own window has."""
+        return tokens - any(group.window for group in self._config.groups)
+
+    def _is_held(self, tokens: int, first_tokens: Sequence[int], local: int = 0) -> bool:
+        """Whether a hold has all that is read by who goes on after so many tokens, the first ``local`` its own."""
+        size = self._config.block_size
+        for group, first in zip(self._config.groups, first_tokens, strict=True):
+            needed = max(0, tokens - group.window + 1) if group.window else 0
+            if max(needed // size * size, local) < first:
+                return False
+        return True
+
+    def _ends(self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int]) -> None:
         if ticket.get(TICKET):
-            self._issued[_name_of(ticket)] = Issued(request, request.num_prompt_tokens)
+            self._issued[_name_of(ticket)] = Issued(request, request.num_prompt_tokens, tuple(first_tokens))
             return
         is_wanted = (request.kv_transfer_params or {}).get(WANTED) and self._config.role != "kv_consumer"
-        is_there = request.num_computed_tokens >= request.num_prompt_tokens
+        tokens = request.num_prompt_tokens
+        is_there = request.num_computed_tokens >= tokens and self._is_held(self._goes_on_at(tokens), first_tokens)
         if is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
             self._referee.fail(
                 Invariant.HITS,

@@ -114,7 +114,17 @@ P2P: Final = Subject(
     "RoutedP2PConnector",
     "kv_sim.p2p",
     {"hold_seconds": 5, "pull_seconds": 6},
-    frozenset({Trait.RANKS, Trait.FAILURES, Trait.LOSSES, Trait.REPEATS, Trait.ZEROING, Trait.RESET}),
+    frozenset(
+        {
+            Trait.GROUPS,
+            Trait.RANKS,
+            Trait.FAILURES,
+            Trait.LOSSES,
+            Trait.REPEATS,
+            Trait.ZEROING,
+            Trait.RESET,
+        }
+    ),
     serves_peers=True,
 )
 

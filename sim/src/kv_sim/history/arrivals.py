@@ -2,7 +2,8 @@
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
 to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them. Where an
-engine finds nothing in its own blocks, most prompts came before.
+engine finds nothing in its own blocks, most prompts came before; and where it has windows, too, half of the
+requests want one token: with each one more that is made, less is left of what the prompt's last one read.
 """
 
 from collections.abc import Container
@@ -53,6 +54,8 @@ class Arrivals:
         )
         if not config.prefix_caching:
             spec = self._maybe_again(random, spec)
+            if any(group.window for group in config.groups) and random.random() < 0.5:
+                spec = replace(spec, output_tokens=1, max_tokens=1)
         return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
 
     def _maybe_again(self, random: Random, spec: RequestSpec) -> RequestSpec:

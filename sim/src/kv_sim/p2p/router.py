@@ -6,8 +6,9 @@ gone, or of another salt.
 
 from typing import Any, Final
 
-from kv_api import KVCacheConfig, Request, VllmConfig
+from kv_api import BlockIds, KVCacheConfig, Request, VllmConfig
 from kv_p2p import P2PSchedulerSide
+from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.ticket import WANTED
 
@@ -49,8 +50,14 @@ class Router:
 class RoutedSchedulerSide(P2PSchedulerSide):
     """Has a router at its door."""
 
-    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, options: Options) -> None:
-        super().__init__(vllm_config, kv_cache_config, options)
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        options: Options,
+        groups: tuple[Group, ...],
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config, options, groups)
         self._router = Router()
 
     def on_new_request(self, request: Request) -> None:
@@ -58,8 +65,10 @@ class RoutedSchedulerSide(P2PSchedulerSide):
         request.kv_transfer_params = self._router.params_for(tuple(request.all_token_ids))  # type: ignore[misc]
         super().on_new_request(request)
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        hold, ticket = super().request_finished(request, block_ids)
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        hold, ticket = super().request_finished_all_groups(request, block_ids)
         if ticket is not None:
             self._router.learn(tuple(request.all_token_ids[: request.num_prompt_tokens]), ticket)
         return hold, ticket

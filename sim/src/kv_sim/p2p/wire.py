@@ -7,10 +7,11 @@ likes.
 
 from dataclasses import dataclass, field
 
-from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, Pull, Source
 from kv_p2p.pulling.wire import Ended
 from kv_sim.memory.copies import Copy, Direction, State
 from kv_sim.memory.device import Device
+from kv_sim.violation import Invariant
 
 
 @dataclass
@@ -57,13 +58,29 @@ class WorldWire:
         count = len(pull.block_ids)
         slot = self.device.allocate_host(count)
         on_the_way = OnTheWay(pull, range(slot, slot + count))
-        if hold is not None and hold.digest == pull.source.digest:
-            there = hold.block_ids[pull.first : pull.first + count]
+        is_meant = hold is not None and hold.digest == pull.source.digest
+        there = self._there(hold, pull) if hold is not None and is_meant else None
+        if there is not None:
             pairs = list(zip(there, on_the_way.slots, strict=True))
             self.sent[self.copies.submit(Direction.STORE, pairs)] = on_the_way
         else:
             copy = self._receive(on_the_way)
             self.device.copies.fail(self.device.copies.running[copy])
+
+    def _there(self, hold: Hold, pull: Pull) -> list[int] | None:
+        """The blocks of the hold that fill those of the pull. None: not all are held, which its ticket denied."""
+        there: list[int] = []
+        for group, (part, table) in enumerate(zip(pull.parts, hold.tables, strict=True)):
+            blocks = table[part.first : part.first + len(part.block_ids)]
+            if len(blocks) < len(part.block_ids) or NULL_BLOCK in blocks:
+                self.device.shadow.violation(
+                    Invariant.PROTOCOL,
+                    f"request {pull.request_id} pulls {len(part.block_ids)} blocks of group {group} from place "
+                    f"{part.first} on, by a ticket of request {hold.request_id}, which holds {list(table)}",
+                )
+                return None
+            there += blocks
+        return there
 
     def give_up(self, request_id: str) -> bool:
         """Forget it, if no copy writes its blocks."""

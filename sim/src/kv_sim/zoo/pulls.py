@@ -3,6 +3,7 @@
 from typing import Any
 
 from kv_api import (
+    BlockIds,
     ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
@@ -51,9 +52,11 @@ class _TakesAgain(RoutedSchedulerSide):
         if ticket is not None and num_external_tokens:
             self._tickets[request.request_id] = ticket
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._tickets.pop(request.request_id, None)
-        return super().request_finished(request, block_ids)
+        return super().request_finished_all_groups(request, block_ids)
 
 
 class TicketTakenAgain(RoutedP2PConnector):
@@ -101,9 +104,9 @@ class LeavesABlock(RoutedP2PConnector):
 
 
 class _HoldsWholeBlocks(RoutedSchedulerSide):
-    def _is_to_be_held(self, request: Request, blocks: tuple[int, ...]) -> bool:
+    def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         ends_within = request.num_prompt_tokens % self._shape.block_size
-        return not ends_within and super()._is_to_be_held(request, blocks)
+        return not ends_within and super()._is_to_be_held(request, tables)
 
 
 class HoldsWholeBlocks(RoutedP2PConnector):
@@ -117,7 +120,8 @@ class _FailsWhatCame(TimedP2PWorkerSide):
         pulling = super()._end_pull(request_id, results)
         if pulling is not None and len(pulling.pull.block_ids) > 2:
             results.failed_recving.add(request_id)
-            self._unfilled.update(pulling.pull.block_ids)
+            if not self._fails_requests:
+                self._unfilled.update(pulling.pull.block_ids)
         return pulling
 
 

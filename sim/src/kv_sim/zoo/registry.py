@@ -14,6 +14,7 @@ from kv_sim.zoo import (
     offload_states,
     offload_waits,
     pulls,
+    pulls_of_groups,
     ranks,
     transfers,
 )
@@ -147,6 +148,11 @@ _HANDED_OVER: Final = (
     plant(pulls.HoldsWholeBlocks, "", _I.HITS, P2P),
     plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
+    plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
+    plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P, _I.PROTOCOL, _I.OWNERSHIP),
+    plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P, _I.OWNERSHIP),
+    plant(pulls_of_groups.PromisesWhatSlid, "", _I.PROTOCOL, P2P),
+    plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (

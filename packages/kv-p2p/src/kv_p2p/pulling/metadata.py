@@ -1,9 +1,13 @@
 """What the scheduler's half tells the workers."""
 
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from kv_api import KVConnectorMetadata
 from kv_p2p.pulling.ticket import Address
+
+NULL_BLOCK: Final = 0
+"""Stands in a table where a block was that nobody needs any more."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +26,35 @@ class Hold:
     request_id: str
     hold_id: str
     digest: str
+    tables: tuple[tuple[int, ...], ...]
+    """Of each KV cache group, in the order of the tokens. What slid out of its window is a null block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """How many there are."""
+        return sum(block != NULL_BLOCK for table in self.tables for block in table)
+
+
+class Part(NamedTuple):
+    """Of one KV cache group: blocks to fill with those at the places of a hold from ``first`` on."""
+
+    first: int
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Blocks to fill with those of a hold, from its ``first`` on."""
+    """Blocks to fill with those of a hold."""
 
     request_id: str
     source: Source
-    first: int
-    block_ids: tuple[int, ...]
+    parts: tuple[Part, ...]
+    """By KV cache group."""
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """Those of all groups."""
+        return tuple(block for part in self.parts for block in part.block_ids)
 
 
 @dataclass

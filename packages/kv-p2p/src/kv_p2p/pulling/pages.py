@@ -2,6 +2,9 @@
 
 What is sent of some blocks is a part for each layer: their pages, one after the other. Two workers can exchange
 blocks if their ``layout`` is the same, that is, if their layers have the same names, types and sizes.
+
+Ids of blocks are of one pool for all KV cache groups, and layers of different groups may lie in the same memory.
+So a ``WorkerPages`` has one of these for each group, with that group's layers only.
 """
 
 import sys
@@ -9,12 +12,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from kv_api import KVCaches
+from kv_api import ConfigError, KVCacheConfig, KVCaches
 from kv_api.pages import Pages, is_torch, pages_of
 
 
 class CachePages:
-    """The layers of one worker. Layers that alias the same memory are one."""
+    """The layers of one group of one worker. Layers that alias the same memory are one."""
 
     def __init__(self, kv_caches: KVCaches, num_blocks: int) -> None:
         pages: dict[tuple[int, int], Pages] = {}
@@ -48,6 +51,36 @@ class CachePages:
         for layer, part in zip(self._layers, parts, strict=True):
             layer.tensor[list(blocks)] = _like(layer.tensor, part).reshape(len(blocks), layer.page_bytes)
         _synchronize(self._layers)
+
+
+class WorkerPages:
+    """The layers of one worker, by KV cache group."""
+
+    def __init__(self, by_group: Sequence[CachePages]) -> None:
+        self.by_group = tuple(by_group)
+        layouts = [pages.layout for pages in self.by_group]
+        self.layout = blake2b(repr(layouts).encode(), digest_size=16).hexdigest()
+
+    @classmethod
+    def of(cls, kv_caches: KVCaches, kv_cache_config: KVCacheConfig) -> "WorkerPages":
+        """Those of an engine's layers. One group has all of them, whatever their names."""
+        groups, blocks = kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks
+        if len(groups) == 1:
+            return cls([CachePages(kv_caches, blocks)])
+        by_group = [{name: _cache_of(kv_caches, name) for name in group.layer_names} for group in groups]
+        known = {name for caches in by_group for name in caches}
+        lie_there = {pages_of(name, kv_caches[name], blocks).address for name in known}
+        for name in kv_caches.keys() - known:  # such as one that reads the keys and values of another
+            if pages_of(name, kv_caches[name], blocks).address not in lie_there:
+                raise ConfigError(f"register_kv_caches: layer {name!r} is in none of the {len(groups)} groups")
+        return cls([CachePages(caches, blocks) for caches in by_group])
+
+
+def _cache_of(kv_caches: KVCaches, name: str) -> Any:
+    if name not in kv_caches:
+        known = ", ".join(sorted(kv_caches)) or "none"
+        raise ConfigError(f"register_kv_caches: there is no tensor of layer {name!r}; known: {known}")
+    return kv_caches[name]
 
 
 def _as_array(pages: Pages) -> Pages:

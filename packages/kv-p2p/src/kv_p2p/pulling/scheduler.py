@@ -3,24 +3,33 @@
 Of a request it knows one thing at a time: a ticket that came with it and that nobody has taken yet; that its
 blocks are being pulled; or that its blocks are held. A ticket is taken at the first allocation, and only then: who
 is preempted after that, or whose pull failed, computes its prompt like anybody else.
+
+Whoever goes on after some tokens needs, of a group with a window, only the places that the next token reads. An
+engine that has all of a prompt computes the last token once more, since it wants what comes after it, and that one
+may read a place before those that the token after it reads. So with windows a whole prompt is loaded without its
+last token: then the engine gives blocks to, and a hold must have, all that is read.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import lcm
 from typing import Any, Final
 
 from kv_api import (
+    BlockIds,
     CacheHitSource,
-    ConfigError,
     KVCacheBlocks,
     KVCacheConfig,
     KVConnectorOutput,
     Request,
     SchedulerOutput,
     SchedulerSide,
+    SupportsHMA,
     VllmConfig,
 )
 from kv_p2p.log import warn
-from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull, Source
+from kv_p2p.pulling.groups import Group
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import (
@@ -36,19 +45,29 @@ from kv_p2p.pulling.ticket import (
 )
 
 
-class P2PSchedulerSide(SchedulerSide):
+class P2PSchedulerSide(SchedulerSide, SupportsHMA):
     """Decides what is held, and what is pulled."""
 
     _cache_hit_source = CacheHitSource.P2P
 
-    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, options: Options) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        options: Options,
+        groups: tuple[Group, ...],
+    ) -> None:
         super().__init__(vllm_config, kv_cache_config)
-        _refuse_several_groups(kv_cache_config)
         parallel = vllm_config.parallel_config
+        self._groups = groups
+        self._grain = lcm(*(group.block_size for group in groups))
+        """So many tokens are whole blocks of every group."""
+        self._has_windows = any(group.window for group in groups)
         self._shape = Shape(
             vllm_config.cache_config.block_size,
             parallel.tensor_parallel_size,
             parallel.pipeline_parallel_size,
+            groups,
         )
         self._address = Address(options.host, options.port)
         self._tickets: dict[str, Ticket] = {}
@@ -97,11 +116,23 @@ class P2PSchedulerSide(SchedulerSide):
             return "the ticket is of other tokens or images, another salt or another adapter"
         return None
 
-    def _usable_tokens(self, ticket: Ticket, request: Request) -> int:
-        """All, the last block as far as it goes; but whole blocks of a prompt that only begins with them."""
-        if ticket.num_tokens == request.num_tokens:
-            return ticket.num_tokens
-        return ticket.num_tokens - ticket.num_tokens % self._shape.block_size
+    def _usable_tokens(self, ticket: Ticket, request: Request, local: int) -> int:
+        """All, the last block as far as it goes; but whole blocks of a prompt that only begins with them.
+
+        None of them, if what the next token reads has slid out of a window, and isn't among the ``local`` tokens.
+        """
+        tokens = self._whole(ticket.num_tokens)
+        if ticket.num_tokens != request.num_tokens:
+            tokens = ticket.num_tokens - ticket.num_tokens % self._grain
+        is_held = all(
+            max(group.first_needed(tokens), local // group.block_size) >= first
+            for group, first in zip(self._groups, ticket.first_places, strict=True)
+        )
+        return tokens if is_held else 0
+
+    def _whole(self, num_tokens: int) -> int:
+        """What is loaded of a whole prompt."""
+        return num_tokens - self._has_windows
 
     # -- taking it -----------------------------------------------------------------------------
 
@@ -109,7 +140,7 @@ class P2PSchedulerSide(SchedulerSide):
         ticket = self._tickets.get(request.request_id)
         if ticket is None:
             return 0, False
-        more = self._usable_tokens(ticket, request) - num_computed_tokens
+        more = self._usable_tokens(ticket, request, num_computed_tokens) - num_computed_tokens
         if more <= 0:
             return 0, False
         self._asked_from[request.request_id] = num_computed_tokens
@@ -123,10 +154,11 @@ class P2PSchedulerSide(SchedulerSide):
         if num_external_tokens == 0:
             self._decline(ticket)
             return
-        (table,) = blocks.get_block_ids()
-        size = self._shape.block_size
-        begin, end = first // size, -(-(first + num_external_tokens) // size)
-        self._next.pulls.append(Pull(request.request_id, _source(ticket), begin, tuple(table[begin:end])))
+        parts = tuple(
+            _part_of(group, table, first, first + num_external_tokens)
+            for group, table in zip(self._groups, blocks.get_block_ids(), strict=True)
+        )
+        self._next.pulls.append(Pull(request.request_id, _source(ticket), parts))
         self._pulling.add(request.request_id)
 
     def _decline(self, ticket: Ticket) -> None:
@@ -135,24 +167,34 @@ class P2PSchedulerSide(SchedulerSide):
     # -- holding -------------------------------------------------------------------------------
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
         request_id = request.request_id
         self._asked_from.pop(request_id, None)
         ticket = self._tickets.pop(request_id, None)
         if ticket is not None:
             self._decline(ticket)
         tokens = request.num_prompt_tokens
-        blocks = tuple(block_ids[: -(-tokens // self._shape.block_size)])
-        if request_id in self._pulling or not self._is_to_be_held(request, blocks):
+        tables = tuple(
+            tuple(table[: -(-tokens // group.block_size)])
+            for group, table in zip(self._groups, block_ids, strict=True)
+        )
+        if request_id in self._pulling or not self._is_to_be_held(request, tables):
             return False, None
         self._num_holds += 1
         hold_id, digest = f"{request_id}.{self._num_holds}", digest_of(request, tokens)
-        ticket = Ticket(self._address, self._shape, hold_id, digest, tokens)
-        self._holding[request_id] = len(blocks)
-        self._count_held(len(blocks))
-        self._next.holds.append(Hold(request_id, hold_id, digest, blocks))
+        hold = Hold(request_id, hold_id, digest, tables)
+        first_places = tuple(_first_place(table) for table in tables)
+        ticket = Ticket(self._address, self._shape, hold_id, digest, tokens, first_places)
+        self._holding[request_id] = hold.num_blocks
+        self._count_held(hold.num_blocks)
+        self._next.holds.append(hold)
         return True, ticket.to_params(self._kv_transfer_config.engine_id)
 
-    def _is_to_be_held(self, request: Request, blocks: tuple[int, ...]) -> bool:
+    def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         """It is wanted, it ended well, and all of its prompt is computed and still there."""
         params = request.kv_transfer_params
         if not params or not params.get(WANTED):
@@ -164,9 +206,12 @@ class P2PSchedulerSide(SchedulerSide):
         ended = getattr(getattr(request, "status", None), "name", "")
         if ended in FAILED or request.num_computed_tokens < request.num_prompt_tokens:
             return False
-        if NULL_BLOCK in blocks:
-            warn("request %s: part of its prompt slid out of a window; it isn't held", request.request_id)
-            return False
+        needed_from = self._whole(request.num_prompt_tokens)
+        for number, (group, table) in enumerate(zip(self._groups, tables, strict=True)):
+            if group.first_needed(needed_from) < _first_place(table):
+                said = "request %s: part of its prompt slid out of the window of KV cache group %d; it isn't held"
+                warn(said, request.request_id, number)
+                return False
         if not is_of_tokens(request):
             warn("request %s: some of its prompt is embeddings; it isn't held", request.request_id)
             return False
@@ -221,9 +266,6 @@ class P2PSchedulerSide(SchedulerSide):
         assert {pull.request_id for pull in self._next.pulls} <= self._pulling, f"{self._next.pulls} not pulled"
 
 
-NULL_BLOCK: Final = 0
-"""Stands in a table where a block was that nobody needs any more."""
-
 FAILED: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
 """Ends, by vLLM's names, after which nobody asks for the blocks."""
 
@@ -232,7 +274,14 @@ def _source(ticket: Ticket) -> Source:
     return Source(ticket.address, ticket.hold_id, ticket.digest)
 
 
-def _refuse_several_groups(kv_cache_config: KVCacheConfig | None) -> None:
-    groups = len(kv_cache_config.kv_cache_groups) if kv_cache_config is not None else 1
-    if groups != 1:
-        raise ConfigError(f"P2PConnector: this model has {groups} KV cache groups; it works with 1 only")
+def _first_place(table: Sequence[int]) -> int:
+    """The place from which on a table has blocks."""
+    return next((place for place in range(len(table), 0, -1) if table[place - 1] == NULL_BLOCK), 0)
+
+
+def _part_of(group: Group, table: Sequence[int], begin: int, end: int) -> Part:
+    """What of a table is to be filled from one number of tokens to another: not what is before its window."""
+    blocks = table[begin // group.block_size : -(-end // group.block_size)]
+    passed = _first_place(blocks)
+    assert not any(blocks[:passed]), f"a null block between others: {blocks} of {table}, tokens {begin} to {end}"
+    return Part(begin // group.block_size + passed, tuple(blocks[passed:]))

@@ -3,7 +3,8 @@
 In ``kv_transfer_params`` it has the keys that vLLM's routers know (``do_remote_prefill``, ``remote_host``, …), so
 one that works with vLLM's own connectors works with this one. A ticket says by a digest whose KV it is: who sends
 it along with another prompt, salt or adapter gets no wrong text, but a prompt that is computed as if there were
-no ticket. Which blocks these are only the producer knows: who pulls names their places in the prompt.
+no ticket. Which blocks these are only the producer knows: who pulls names their places in the prompt. Of a group
+with a window the first ones are gone, so a ticket says from which place on there are some.
 """
 
 from array import array
@@ -14,11 +15,13 @@ from typing import Any, Final
 
 from kv_api import Request
 from kv_p2p.extra_config import LAST_PORT
+from kv_p2p.pulling.groups import Group
 
 WANTED: Final = "do_remote_decode"
 """The request's blocks shall be held when it ends, for another engine."""
 TICKET: Final = "do_remote_prefill"
 """The request's KV is elsewhere: these parameters are a ticket."""
+_WHERE: Final = "kv_transfer_params"
 
 
 class BadTicketError(ValueError):
@@ -40,6 +43,8 @@ class Shape:
     block_size: int
     tp_size: int
     pp_size: int
+    groups: tuple[Group, ...]
+    """KV cache groups, in the order of the block tables."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Ticket:
     """Of the tokens, images, salt and adapter."""
     num_tokens: int
     """Of how many tokens it is, from the first on."""
+    first_places: tuple[int, ...]
+    """Of each KV cache group, the place from which on blocks are held."""
 
     def to_params(self, engine_id: str | None) -> dict[str, Any]:
         """The ``kv_transfer_params`` of the request's output."""
@@ -65,6 +72,10 @@ class Ticket:
             "remote_host": self.address.host,
             "remote_port": self.address.port,
             "remote_block_size": self.shape.block_size,
+            "remote_groups": [
+                {"block_size": group.block_size, "window": group.window, "first_block": first}
+                for group, first in zip(self.shape.groups, self.first_places, strict=True)
+            ],
             "remote_num_tokens": self.num_tokens,
             "remote_digest": self.digest,
             "tp_size": self.shape.tp_size,
@@ -78,24 +89,45 @@ def read_ticket(params: Mapping[str, Any]) -> Ticket:
     def text(key: str) -> str:
         value = params.get(key)
         if not isinstance(value, str):
-            raise BadTicketError(f"kv_transfer_params.{key}: expected a text, got {value!r}")
+            raise BadTicketError(f"{_WHERE}.{key}: expected a text, got {value!r}")
         return value
 
     def number(key: str) -> int:
-        value = params.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadTicketError(f"kv_transfer_params.{key}: expected a whole number of at least 1, got {value!r}")
-        return value
+        return _number(f"{_WHERE}.{key}", params.get(key), 1)
 
-    shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"))
+    groups, first_places = _read_groups(f"{_WHERE}.remote_groups", params.get("remote_groups"))
+    shape = Shape(number("remote_block_size"), number("tp_size"), number("pp_size"), groups)
     address = Address(text("remote_host"), number("remote_port"))
     last_port = address.port + shape.tp_size * shape.pp_size - 1
     if last_port > LAST_PORT:
         raise BadTicketError(
-            f"kv_transfer_params.remote_port: workers would listen at {address.port} to {last_port}, and ports "
+            f"{_WHERE}.remote_port: workers would listen at {address.port} to {last_port}, and ports "
             f"are 1 to {LAST_PORT}"
         )
-    return Ticket(address, shape, text("remote_request_id"), text("remote_digest"), number("remote_num_tokens"))
+    hold_id, digest = text("remote_request_id"), text("remote_digest")
+    return Ticket(address, shape, hold_id, digest, number("remote_num_tokens"), first_places)
+
+
+def _read_groups(where: str, given: object) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+    """The KV cache groups of a ticket, and from which place on it is good for each."""
+    if not isinstance(given, list) or not given:
+        raise BadTicketError(f"{where}: expected a list of KV cache groups, got {given!r}")
+    groups, first_places = [], []
+    for index, group in enumerate(given):
+        place = f"{where}[{index}]"
+        if not isinstance(group, dict):
+            expected = "block_size, window and first_block of a KV cache group"
+            raise BadTicketError(f"{place}: expected {expected}, got {group!r}")
+        size = _number(f"{place}.block_size", group.get("block_size"), 1)
+        groups.append(Group(size, _number(f"{place}.window", group.get("window"), 0)))
+        first_places.append(_number(f"{place}.first_block", group.get("first_block"), 0))
+    return tuple(groups), tuple(first_places)
+
+
+def _number(where: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadTicketError(f"{where}: expected a whole number of at least {least}, got {value!r}")
+    return value
 
 
 def is_of_tokens(request: Request) -> bool:

@@ -18,6 +18,7 @@ from kv_api import (
 )
 from kv_p2p.clock import Clock, read_clock
 from kv_p2p.log import place_of, warn
+from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.metadata import Hold, P2PMetadata, Pull
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.stats import (
@@ -55,6 +56,7 @@ class P2PWorkerSide(WorkerSide):
         vllm_config: VllmConfig,
         kv_cache_config: KVCacheConfig | None,
         options: Options,
+        groups: tuple[Group, ...],
         make_wire: MakeWire,
     ) -> None:
         super().__init__(vllm_config, kv_cache_config)
@@ -67,6 +69,8 @@ class P2PWorkerSide(WorkerSide):
         """By hold."""
         self._pulling: dict[str, _Pulling] = {}
         """By request."""
+        self._fails_requests = len(groups) > 1
+        """Whether failed pulls are told by request alone: of several groups no engine takes failed blocks."""
         self._unfilled: set[int] = set()
         self._stats = P2PStats()
 
@@ -175,7 +179,8 @@ class P2PWorkerSide(WorkerSide):
         place = place_of(pull.source.address.host, pull.source.address.port)
         warn("request %s: its KV did not come from %s: %s", request_id, place, reason)
         results.failed_recving.add(request_id)
-        self._unfilled.update(pull.block_ids)
+        if not self._fails_requests:
+            self._unfilled.update(pull.block_ids)
         self.wire.decline(pull.source)
 
     def get_block_ids_with_load_errors(self) -> set[int]:

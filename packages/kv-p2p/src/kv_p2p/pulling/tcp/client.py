@@ -14,8 +14,8 @@ from typing import Any, Final
 from kv_p2p import sockets
 from kv_p2p.frames import FrameError, recv_frame, send_frame
 from kv_p2p.pulling.metadata import Pull, Source
-from kv_p2p.pulling.pages import CachePages
-from kv_p2p.pulling.tcp.server import VERSION, blocks_per_frame
+from kv_p2p.pulling.pages import WorkerPages
+from kv_p2p.pulling.tcp.server import VERSION, frame_memory
 from kv_p2p.pulling.wire import Ended
 
 THREADS: Final = 4
@@ -43,7 +43,7 @@ class Client:
     def __init__(
         self,
         rank: int,
-        pages: CachePages,
+        pages: WorkerPages,
         lock: threading.Lock,
         wake: Callable[[], None],
         silence_seconds: float,
@@ -109,28 +109,26 @@ class Client:
 
     def _receive_all(self, under_way: _UnderWay) -> None:
         pull = under_way.pull
-        here = pull.block_ids
         asked = {
             "op": "pull",
             "version": VERSION,
             "hold": pull.source.hold_id,
             "digest": pull.source.digest,
             "layout": self._pages.layout,
-            "first": pull.first,
-            "count": len(here),
+            "places": [[part.first, len(part.block_ids)] for part in pull.parts],
         }
         with self._connect(pull.source) as connection:
             if not self._keep(under_way, connection):
                 return
             send_frame(connection, asked)
-            size = min(len(here), blocks_per_frame(self._pages)) * self._pages.bytes_per_block
-            memory = memoryview(bytearray(size))
-            filled = 0
-            while filled < len(here):
-                count = self._receive(under_way, connection, here[filled:], memory)
-                if not count:
-                    return
-                filled += count
+            memory = frame_memory(self._pages, [len(part.block_ids) for part in pull.parts])
+            for group, part in enumerate(pull.parts):
+                here = part.block_ids
+                while here:
+                    count = self._receive(under_way, connection, group, here, memory)
+                    if not count:
+                        return
+                    here = here[count:]
             send_frame(connection, {"op": "done"})
 
     def _connect(self, source: Source) -> socket.socket:
@@ -146,26 +144,32 @@ class Client:
             return not under_way.is_given_up
 
     def _receive(
-        self, under_way: _UnderWay, connection: socket.socket, here: Sequence[int], memory: memoryview
+        self,
+        under_way: _UnderWay,
+        connection: socket.socket,
+        group: int,
+        here: Sequence[int],
+        memory: memoryview,
     ) -> int:
         """Write the blocks of one frame, the next ones of ``here``. Returns how many; 0: it was given up."""
+        pages = self._pages.by_group[group]
         frame = recv_frame(connection, len(memory), memory)
         if frame is None:
-            raise FrameError(f"the connection ended with {len(here)} blocks to come")
+            raise FrameError(f"the connection ended with {len(here)} blocks of group {group} to come")
         if frame.header.get("status") != "blocks":
             raise RefusedError(str(frame.header.get("reason")))
-        count = _count_of(frame.header, len(here))
+        count = _count_of(frame.header, group, len(here))
         with self._lock:
             if under_way.is_given_up:
                 return 0
             under_way.is_writing = True
         try:
-            self._pages.scatter(here[:count], frame.parts)
+            pages.scatter(here[:count], frame.parts)
         finally:
             with self._lock:
                 under_way.is_writing = False
         with self._lock:
-            self._ended.pulled_bytes += count * self._pages.bytes_per_block
+            self._ended.pulled_bytes += count * pages.bytes_per_block
         return count
 
     def decline(self, source: Source) -> None:
@@ -188,8 +192,10 @@ class Client:
         self._threads.shutdown()
 
 
-def _count_of(header: dict[str, Any], most: int) -> int:
+def _count_of(header: dict[str, Any], group: int, most: int) -> int:
     count = header.get("count")
-    if type(count) is not int or not 0 < count <= most:
-        raise FrameError(f"a frame says that it has {count!r} blocks, of {most} to come")
-    return count
+    is_right = type(count) is int and 0 < count <= most and header.get("group") == group
+    if not is_right:
+        what = f"{count!r} blocks of group {header.get('group')!r}"
+        raise FrameError(f"a frame says that it has {what}; to come are {most} of group {group}")
+    return int(count or 0)

@@ -7,7 +7,7 @@ it was withdrawn meanwhile, and then nobody new may read it. No threads here: wh
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_p2p.pulling.metadata import Hold
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold
 
 
 @dataclass
@@ -31,18 +31,33 @@ class HoldTable:
             raise ValueError(f"hold {hold.hold_id!r} is served already")
         self._held[hold.hold_id] = _Held(hold)
 
-    def begin_read(self, hold_id: str, digest: str, first: int, count: int) -> Sequence[int] | str:
-        """Somebody wants to read ``count`` blocks of a hold, from the ``first`` on: those, or why not."""
+    def begin_read(
+        self, hold_id: str, digest: str, places: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, ...]] | str:
+        """Somebody wants to read blocks of a hold: those of each KV cache group, or why not.
+
+        ``places``: of each group from which place on, and how many.
+        """
         held = self._held.get(hold_id)
         if held is None or held.is_closing:
             return f"there is no hold {hold_id!r}: it was pulled, it was declined, or its time was over"
         if held.hold.digest != digest:
             return f"hold {hold_id!r} is of another prompt"
-        blocks = held.hold.block_ids
-        if not 0 <= first < first + count <= len(blocks):
-            return f"hold {hold_id!r} has {len(blocks)} blocks; it has not {count} from place {first} on"
+        tables = held.hold.tables
+        if len(places) != len(tables):
+            return f"hold {hold_id!r} has blocks of {len(tables)} KV cache groups, not of {len(places)}"
+        found = []
+        for group, ((first, count), table) in enumerate(zip(places, tables, strict=True)):
+            if not 0 <= first <= first + count <= len(table):
+                there = f"hold {hold_id!r} has {len(table)} blocks of group {group}"
+                return f"{there}; it has not {count} from place {first} on"
+            blocks = table[first : first + count]
+            if NULL_BLOCK in blocks:
+                place = first + blocks.index(NULL_BLOCK)
+                return f"hold {hold_id!r} has no block of group {group} at place {place}: it slid out of a window"
+            found.append(blocks)
         held.readers += 1
-        return blocks[first : first + count]
+        return found
 
     def end_read(self, hold_id: str, *, has_all: bool) -> None:
         """Who was let read has finished. ``has_all``: it got what it wanted, and the hold may end."""

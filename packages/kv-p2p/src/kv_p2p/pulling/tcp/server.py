@@ -10,10 +10,10 @@ from kv_api import ConfigError
 from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import warn
-from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.pages import CachePages, WorkerPages
 from kv_p2p.pulling.tcp.holds import HoldTable
 
-VERSION: Final = 1
+VERSION: Final = 2
 FRAME_BYTES: Final = 8 << 20
 """About how many bytes of blocks are in the memory of either side at once, for each pull."""
 PAUSE_SECONDS: Final = 1.0
@@ -21,8 +21,17 @@ PAUSE_SECONDS: Final = 1.0
 
 
 def blocks_per_frame(pages: CachePages) -> int:
-    """How many blocks one frame has."""
+    """How many blocks one frame has. All of them are of one KV cache group."""
     return max(1, FRAME_BYTES // max(1, pages.bytes_per_block))
+
+
+def frame_memory(pages: WorkerPages, counts: Sequence[int]) -> memoryview:
+    """Memory for any frame of so many blocks of each group."""
+    sizes = [
+        min(count, blocks_per_frame(of_group)) * of_group.bytes_per_block
+        for of_group, count in zip(pages.by_group, counts, strict=True)
+    ]
+    return memoryview(bytearray(max(sizes, default=0)))
 
 
 class Server:
@@ -31,7 +40,7 @@ class Server:
     def __init__(
         self,
         address: tuple[str, int],
-        pages: CachePages,
+        pages: WorkerPages,
         holds: HoldTable,
         lock: threading.Lock,
         wake: Callable[[], None],
@@ -105,27 +114,29 @@ class Server:
             with self._lock:
                 self._holds.end_read(hold_id, has_all=has_all)
 
-    def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> Sequence[int] | str:
-        """The blocks that are asked for, which are being read from now on; or why nobody gets them."""
+    def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
+        """The blocks of each group that are asked for, which are read from now on; or why nobody gets them."""
         if asked.get("op") != "pull":
             return f"unknown operation {asked.get('op')!r}; known: decline, pull"
         if asked.get("version") != VERSION:
             return f"this is version {VERSION} of the protocol, not {asked.get('version')!r}"
         if asked.get("layout") != self._pages.layout:
-            return "the KV caches of the two workers differ in the names, types or sizes of their layers"
-        first, count = asked.get("first"), asked.get("count")
-        if type(first) is not int or type(count) is not int:
-            return f"expected numbers of blocks, got first {first!r} and count {count!r}"
+            return "the KV caches of the two workers differ in the groups, names, types or sizes of their layers"
+        places = _read_places(asked.get("places"))
+        if isinstance(places, str):
+            return places
         with self._lock:
-            return self._holds.begin_read(hold_id, digest, first, count)
+            return self._holds.begin_read(hold_id, digest, places)
 
-    def _send(self, client: socket.socket, blocks: Sequence[int]) -> bool:
+    def _send(self, client: socket.socket, blocks: Sequence[Sequence[int]]) -> bool:
         """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
-        count = blocks_per_frame(self._pages)
-        memory = memoryview(bytearray(min(len(blocks), count) * self._pages.bytes_per_block))
-        for first in range(0, len(blocks), count):
-            some = blocks[first : first + count]
-            send_frame(client, {"status": "blocks", "count": len(some)}, self._pages.gather(some, memory))
+        memory = frame_memory(self._pages, [len(of_group) for of_group in blocks])
+        for group, (pages, of_group) in enumerate(zip(self._pages.by_group, blocks, strict=True)):
+            count = blocks_per_frame(pages)
+            for first in range(0, len(of_group), count):
+                some = of_group[first : first + count]
+                header = {"status": "blocks", "group": group, "count": len(some)}
+                send_frame(client, header, pages.gather(some, memory))
         end = recv_frame(client, 0)
         return end is not None and end.header.get("op") == "done"
 
@@ -140,6 +151,14 @@ class Server:
         for thread in threads:
             thread.join()
         self._listener.close()  # not before: its number would be another's while somebody still waits for it
+
+
+def _read_places(given: object) -> list[tuple[int, int]] | str:
+    """Of each KV cache group from which place on blocks are wanted, and how many; or what is wrong with it."""
+    pairs = [tuple(pair) if isinstance(pair, list) else () for pair in given] if isinstance(given, list) else [()]
+    if any(len(pair) != 2 or any(type(number) is not int for number in pair) for pair in pairs):
+        return f"expected [first, count] of blocks for each KV cache group, got places {given!r}"
+    return [(first, count) for first, count in pairs]
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

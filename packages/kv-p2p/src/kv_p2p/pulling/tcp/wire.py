@@ -5,7 +5,7 @@ import threading
 from kv_api import ConfigError, KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.pages import WorkerPages
 from kv_p2p.pulling.tcp.client import Client
 from kv_p2p.pulling.tcp.holds import HoldTable
 from kv_p2p.pulling.tcp.server import Server
@@ -15,7 +15,7 @@ from kv_p2p.pulling.wire import Ended
 class TcpWire:
     """Fits ``kv_p2p.pulling.wire.Wire``. A consumer serves nothing, so it doesn't listen."""
 
-    def __init__(self, pages: CachePages, rank: int, options: Options, *, serves: bool = True) -> None:
+    def __init__(self, pages: WorkerPages, rank: int, options: Options, *, serves: bool = True) -> None:
         self._holds = HoldTable()
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -33,7 +33,7 @@ class TcpWire:
         """The wire of a worker of an engine."""
         if kv_cache_config is None:
             raise ConfigError("P2PConnector was created without a kv_cache_config; its workers need one")
-        pages = CachePages(kv_caches, kv_cache_config.num_blocks)
+        pages = WorkerPages.of(kv_caches, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         serves = transfer is not None and transfer.is_kv_producer
         return cls(pages, vllm_config.parallel_config.rank, options, serves=serves)

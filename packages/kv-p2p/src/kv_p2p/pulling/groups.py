@@ -1,0 +1,54 @@
+"""``Group``: what both halves have to know of a KV cache group.
+
+A *place* is an index in a block table: the number of a block of a request, from the first of its tokens on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kv_api import AttentionKind, ConfigError, KVCacheConfig, VllmConfig
+from kv_api.groups import DescribeGroup, describe_group
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share block tables."""
+
+    block_size: int
+    """Tokens of a block."""
+    window: int = 0
+    """How many tokens are read to compute one of them, that one included; 0: all before it."""
+
+    def first_needed(self, tokens: int) -> int:
+        """The first place that is read by whoever has so many tokens and computes the next."""
+        return max(0, tokens - self.window + 1) // self.block_size if self.window else 0
+
+
+def groups_of(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, describe: DescribeGroup = describe_group
+) -> tuple[Group, ...]:
+    """The groups of an engine; one of all tokens, if it doesn't say. What can't be handed over is refused."""
+    if kv_cache_config is None:
+        return (Group(vllm_config.cache_config.block_size),)
+    groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        raise ConfigError("kv_cache_config.kv_cache_groups: there is none, so P2PConnector has nothing to pull")
+    return tuple(_group_of(place, group.kv_cache_spec, describe) for place, group in enumerate(groups))
+
+
+def _group_of(place: int, kv_cache_spec: Any, describe: DescribeGroup) -> Group:
+    where = f"kv_cache_config.kv_cache_groups[{place}]"
+    try:
+        described = describe(kv_cache_spec)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if described.kind not in (AttentionKind.FULL, AttentionKind.SLIDING_WINDOW):
+        raise _refused(where, f"of kind {described.kind.value}")
+    if described.restart_tokens:
+        raise _refused(where, f"a window that begins anew every {described.restart_tokens} tokens")
+    return Group(described.tokens_per_block, described.window_tokens)
+
+
+def _refused(where: str, what: str) -> ConfigError:
+    choices = f"{AttentionKind.FULL}, {AttentionKind.SLIDING_WINDOW}"
+    return ConfigError(f"{where}: it is {what}, which P2PConnector can't hand over; choices: {choices}")
