@@ -8,6 +8,7 @@ import pytest
 import kv_api
 from kv_api import ConfigError
 from kv_offload import OffloadingConnectorStats
+from kv_p2p.pulling.groups import Group
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -80,13 +81,13 @@ def test_offloading(base, cache):
 
 
 def test_from_engine_to_engine(base, cache):
-    """One group, so vLLM has to know that it doesn't know several; and nobody sleeps while others read."""
+    """Several groups, so vLLM has to know that it knows them; and nobody sleeps while others read."""
     from kv_vllm import P2PConnector
 
     config = config_of("P2PConnector", {"hold_seconds": 3})
     connector = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert isinstance(connector, base.KVConnectorBase_V1)
-    assert not base.supports_hma(P2PConnector)
+    assert base.supports_hma(P2PConnector)
     assert P2PConnector.supports_sleep_mode(config.kv_transfer_config) is False
     assert connector.requires_kv_delivery
     assert connector.side._address.port == 14579
@@ -99,9 +100,42 @@ def test_from_engine_to_engine(base, cache):
     assert stats.reduce() == {"vllm:kv_p2p_held_blocks": 3}
     connector.shutdown()
     cache.kv_cache_groups *= 2
+    two = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache).side
+    assert two._groups == (Group(16, 40), Group(16, 40))
+
+
+@pytest.mark.parametrize("mode", ["none", "align", "all"])
+def test_states_are_not_handed_from_engine_to_engine(base, cache, mode):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    from kv_vllm import P2PConnector
+
+    states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
+    spec = specs.MambaSpec(**states, mamba_cache_mode=mode)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["s"], kv_cache_spec=spec)]
+    for role in base.KVConnectorRole:
+        with pytest.raises(ConfigError) as refused:
+            P2PConnector(config_of("P2PConnector", {}), role, cache)
+        assert str(refused.value) == (
+            "kv_cache_config.kv_cache_groups[1]: it is of kind state_space, which P2PConnector can't hand over; "
+            "choices: full_attention, sliding_window"
+        )
+
+
+def test_what_nobody_knows_is_not_handed_on_either(base, cache):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    from kv_vllm import P2PConnector
+
+    spec = specs.CrossAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["c"], kv_cache_spec=spec)]
     with pytest.raises(ConfigError) as refused:
-        P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == "P2PConnector: this model has 2 KV cache groups; it works with 1 only"
+        P2PConnector(config_of("P2PConnector", {}), base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == (
+        "kv_cache_config.kv_cache_groups[1]: a KV cache group of CrossAttentionSpec (cross_attention) is of a "
+        "kind that no connector of ours knows; choices: chunked_local_attention, full_attention, mamba, "
+        "mla_attention, sliding_window"
+    )
 
 
 def test_what_the_smoke_test_runs_is_ours(base, cache):

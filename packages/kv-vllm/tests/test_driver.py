@@ -57,9 +57,12 @@ def calls_of(engine_class, subject, seed, actions=60, **changed):
     return [call for call in calls if call[1] not in ONLY_ONE_HAS], whole
 
 
-def same_calls(engine, subject, seed, **changed):
-    """Both engines make the same calls, as long as vLLM's history is; returns how many that are."""
-    theirs, whole = calls_of(engine, subject, seed, **changed)
+def same_calls(engine, subject, seed, in_vllm=None, **changed):
+    """Both engines make the same calls, as long as vLLM's history is; returns how many that are.
+
+    ``in_vllm``: the subject as vLLM loads it, if that is another class.
+    """
+    theirs, whole = calls_of(engine, in_vllm or subject, seed, **changed)
     ours, _ = calls_of(Engine, subject, seed, **changed)
     assert theirs == (ours if whole else ours[: len(theirs)])
     return len(theirs)
@@ -79,12 +82,15 @@ def test_both_engines_make_the_same_calls(name, engine):
 
 @pytest.mark.parametrize("name", ["memory", "later", "p2p"])
 def test_so_they_do_without_a_prefix_cache(name, engine):
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
     compared = 0
     for seed in range(12):
         config = config_for(SUBJECTS[name], Random(seed), "vllm")
         if vllm_version() < (0, 33) and config.runner == 2 and config.spec_tokens:
             continue
-        compared += same_calls(engine, SUBJECTS[name], seed, prefix_caching=False)
+        in_vllm = OUR_SUBJECTS.get(f"our-{name}")
+        compared += same_calls(engine, SUBJECTS[name], seed, in_vllm, prefix_caching=False)
     assert compared > 1000
 
 
@@ -100,9 +106,19 @@ def test_ours_pull_from_each_other_as_vllm_loads_them(engine, monkeypatch):
         return ended
 
     monkeypatch.setattr(WorldWire, "poll", polled)
-    for seed in range(40):
-        assert run_seed(OUR_SUBJECTS["our-p2p"], seed, engine="vllm").failure is None
-    assert len(pulled) > 5
+    subject, beyond = OUR_SUBJECTS["our-p2p"], []
+    pull = WorldWire.pull
+
+    def begun(wire, one):
+        beyond.extend(part for part in one.parts[1:] if part.first > one.parts[0].first)
+        pull(wire, one)
+
+    monkeypatch.setattr(WorldWire, "pull", begun)
+    seeds = [seed for seed in range(160) if seed < 40 or len(config_for(subject, Random(seed), "vllm").groups) > 1]
+    for seed in seeds:
+        assert run_seed(subject, seed, engine="vllm").failure is None
+    assert len(pulled) > 20
+    assert len(beyond) > 5, "nothing was pulled where a window had slid"
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -170,6 +170,11 @@ def group_kind(kv_cache_spec: Any) -> str:
     return str(get_kv_cache_spec_kind(kv_cache_spec).value)
 
 
+def has_states(kv_cache_spec: Any) -> bool:
+    """Whether it is a group of states."""
+    return KINDS.get(get_kv_cache_spec_kind(kv_cache_spec)) is AttentionKind.STATE_SPACE
+
+
 def describe_group(kv_cache_spec: Any) -> GroupDescription:
     """What the layers of a group are. By class, since one class may have the attributes of another."""
     kind, name = get_kv_cache_spec_kind(kv_cache_spec), type(kv_cache_spec).__name__

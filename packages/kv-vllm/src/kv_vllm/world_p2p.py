@@ -3,17 +3,17 @@
 from kv_api import KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
+from kv_sim.memory.device import Device
 from kv_sim.p2p import RoutedSchedulerSide, TimedP2PWorkerSide, WorldWire
 from kv_vllm.connectors.p2p import P2PConnector
 from kv_vllm.driver.tensors import device_of
 
 
 class TensorP2PWorkerSide(TimedP2PWorkerSide):
-    """Its clock is that of the device."""
+    """It knows its device by a tensor."""
 
-    def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        super().register_kv_caches(kv_caches)
-        self._device = device_of(next(iter(kv_caches.values())))  # a tensor's own is where its bytes are
+    def device_of(self, kv_caches: KVCaches) -> Device:
+        return device_of(next(iter(kv_caches.values())))
 
 
 class DrivenP2PConnector(P2PConnector):

@@ -21,7 +21,7 @@ class TimedP2PWorkerSide(P2PWorkerSide):
     _waited_steps = 0
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._device: Device = next(iter(kv_caches.values())).device
+        self._device = self.device_of(kv_caches)
         self._holds: dict[str, tuple[str, float]] = {}
         """By request: its hold, and when that may end unpulled."""
         self._pulls: dict[str, tuple[Pull, float]] = {}
@@ -29,6 +29,11 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         self._lost: set[int] = set()
         """Blocks of pulls that failed in this step."""
         super().register_kv_caches(kv_caches)
+
+    def device_of(self, kv_caches: KVCaches) -> Device:
+        """Whose caches these are. To be overridden where they are others than the testbed's."""
+        device: Device = next(iter(kv_caches.values())).device
+        return device
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         told = self._told()

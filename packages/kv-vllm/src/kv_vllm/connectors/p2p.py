@@ -1,10 +1,19 @@
 """``P2PConnector`` for ``kv_connector_module_path: kv_vllm``: ours, inside vLLM."""
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from typing import Any
 
+from kv_api import AttentionKind
+from kv_api.groups import GroupDescription
 from kv_p2p import P2PConnector as OurP2PConnector
-from kv_vllm.connectors.inside import InsideVllm
+from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
+from kv_vllm.translate import describe_group, has_states
 
 
-class P2PConnector(InsideVllm, OurP2PConnector, KVConnectorBase_V1):  # type: ignore[misc]
-    """kv-p2p's connector, of vLLM's class. It knows one KV cache group, so it isn't ``SupportsHMA``."""
+class P2PConnector(InsideVllm, OurP2PConnector, *VLLM_BASES):  # type: ignore[misc]
+    """kv-p2p's connector, of vLLM's class and for vLLM's KV cache groups."""
+
+    @classmethod
+    def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:
+        if has_states(kv_cache_spec):  # whatever their mode: it refuses all
+            return GroupDescription(AttentionKind.STATE_SPACE, kv_cache_spec.block_size)
+        return describe_group(kv_cache_spec)

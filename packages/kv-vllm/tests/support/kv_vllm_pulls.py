@@ -1,0 +1,66 @@
+"""Prompts that go from one real vLLM to another."""
+
+import socket
+import time
+
+WANTED = {"do_remote_decode": True}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def transfer(role, failure_policy="fail", **extra):
+    return {
+        "kv_connector": "P2PConnector",
+        "kv_connector_module_path": "kv_vllm",
+        "kv_role": role,
+        "kv_port": free_port(),
+        "kv_load_failure_policy": failure_policy,
+        "kv_connector_extra_config": extra,
+    }
+
+
+def ask(engine, prompt, tokens, params=None):
+    """What a prompt gets, and its ticket."""
+    from vllm import SamplingParams
+
+    extra = {"kv_transfer_params": params} if params else None
+    sampling = SamplingParams(
+        temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=extra
+    )
+    engine._count += 1
+    engine.engine.add_request(f"q{engine._count}", {"prompt_token_ids": prompt}, sampling)
+    while True:
+        for output in engine.engine.step():
+            if output.finished:
+                return list(output.outputs[0].token_ids), output.kv_transfer_params
+
+
+def come_to_rest(engine):
+    """Wait until nothing is held: only then an engine lets its prefix cache be reset. Returns how long it took."""
+    begin = time.monotonic()
+    while not engine.llm.reset_prefix_cache():
+        assert time.monotonic() < begin + 600, "the engine still holds blocks"
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def loaded(engine):
+    return engine.metric("vllm:external_prefix_cache_hits")
+
+
+def hand_over(prefill, decode, prompts, expected, computed=0):
+    """All come to the decoding engine whole, and it says the same; a load that fails would fail the request.
+
+    ``computed``: how many of the last tokens it is told to compute itself.
+    """
+    for prompt, whole in zip(prompts, expected, strict=True):
+        first, ticket = ask(prefill, prompt, 1, WANTED)
+        assert first == whole[:1]
+        assert ticket["do_remote_prefill"] and ticket["remote_num_tokens"] == len(prompt)
+        before = loaded(decode)
+        assert ask(decode, prompt, 24, ticket)[0] == whole
+        assert loaded(decode) - before == len(prompt) - computed
+        come_to_rest(decode)
