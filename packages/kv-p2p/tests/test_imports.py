@@ -44,7 +44,9 @@ config = SimpleNamespace(
     cache_config=SimpleNamespace(block_size=4),
     parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, world_size=1, rank=0),
 )
-cache = SimpleNamespace(num_blocks=2, kv_cache_groups=[None])
+spec = SimpleNamespace(kind="full_attention", block_size=4)
+group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)
+cache = SimpleNamespace(num_blocks=2, kv_cache_groups=[group])
 had = set(sys.modules)
 for role in KVConnectorRole:
     connector = kv_p2p.P2PConnector(config, role, cache)

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
-from kv_p2p_engine import SIZE, Blocks, Request, kv_cache_config, step, vllm_config
+from kv_p2p_engine import ALL, SIZE, Blocks, Request, kv_cache_config, spec, step, vllm_config
 from kv_p2p_ipv6 import EITHER
 from kv_p2p_tcp import BLOCKS, HOST, wait_for
 
@@ -28,16 +28,23 @@ def free_port(host, count):
             return first
 
 
+def as_table(blocks):
+    """A block, or all of a group."""
+    return tuple(blocks) if isinstance(blocks, list) else blocks
+
+
 class Engine:
     """The connectors of an engine of some ranks, and their caches."""
 
-    def __init__(self, role, seed, *, ranks=2, host=HOST, **extra):
+    def __init__(self, role, seed, *, ranks=2, host=HOST, specs=ALL, **extra):
         random = np.random.default_rng(seed)
         extra = {"host": host, "port": free_port(host, ranks), **extra}
         self.port = extra["port"]
 
+        layout = kv_cache_config(BLOCKS, specs, LAYERS if len(specs) > 1 else None)
+
         def connector(side, rank=0):
-            return P2PConnector(vllm_config(role, tp=ranks, rank=rank, **extra), side, kv_cache_config(BLOCKS))
+            return P2PConnector(vllm_config(role, tp=ranks, rank=rank, **extra), side, layout)
 
         self.scheduler = connector(KVConnectorRole.SCHEDULER)
         self.caches = [
@@ -92,15 +99,17 @@ class Engine:
         """A request comes, computes its prompt and ends."""
         self.scheduler.on_new_request(request)
         assert self.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
-        self.scheduler.update_state_after_alloc(request, Blocks(*blocks), 0)
+        self.scheduler.update_state_after_alloc(request, Blocks(*map(as_table, blocks)), 0)
         self.step(request.num_tokens)
+        if isinstance(blocks[0], list):
+            return self.scheduler.request_finished_all_groups(request, blocks)
         return self.scheduler.request_finished(request, list(blocks))
 
     def load(self, request, more, *blocks):
         """A request comes, and its prompt is loaded."""
         self.scheduler.on_new_request(request)
         assert self.scheduler.get_num_new_matched_tokens(request, 0) == (more, True)
-        self.scheduler.update_state_after_alloc(request, Blocks(*blocks), more)
+        self.scheduler.update_state_after_alloc(request, Blocks(*map(as_table, blocks)), more)
 
     def block(self, number):
         return [caches[name][number].tobytes() for caches in self.caches for name in caches]
@@ -287,3 +296,42 @@ def test_a_consumer_does_not_listen(engine):
     one = engine("kv_consumer", 1)
     engine("kv_consumer", 2, port=one.port)
     assert not [thread for thread in threading.enumerate() if "server" in thread.name]
+
+
+SPECS = (spec(4), spec(8, window=9))
+LAYERS = [["layer0"], ["layer1"]]
+
+
+@pytest.mark.parametrize(("more", "loaded"), [(0, 18), (5, 16)])
+def test_a_prompt_of_two_groups_is_held_and_pulled(engine, more, loaded):
+    """Of the second one, whose blocks are twice as long, one has slid out of its window."""
+    there, here = (engine(role, seed, specs=SPECS) for role, seed in (("kv_producer", 1), ("kv_consumer", 2)))
+    prompt = range(30, 49)
+    hold, params = there.compute(Request("a", prompt, WANTED, output=[7]), [3, 1, 4, 5, 6], [0, 8, 9])
+    assert hold is True
+    expected = here.blocks
+    tables = [9, 2, 6, 7, 8], [0, 10, 11]
+    places = -(-loaded // 4), -(-loaded // 8)
+    for layer, (sources, targets) in enumerate(zip(([3, 1, 4, 5, 6], [0, 8, 9]), tables, strict=True)):
+        for source, target in list(zip(sources, targets, strict=True))[: places[layer]]:
+            for rank in range(2) if target else ():
+                parts = expected[target]
+                parts[2 * rank + layer] = there.block(source)[2 * rank + layer]
+    there.step()
+    request = Request("b", [*prompt, *range(more)], through_a_client(params), computed=0)
+    here.load(request, loaded, *(table[:count] for table, count in zip(tables, places, strict=True)))
+    assert here.step_until(received("b")).failed_recving == set()
+    assert here.blocks == expected
+    there.step_until(sent("a"))
+    for one in (there, here):
+        assert not one.scheduler.has_pending_push_work()
+
+
+def test_a_failed_pull_of_two_groups_is_told_by_request(engine):
+    there, here = (engine(role, seed, specs=SPECS) for role, seed in (("kv_producer", 1), ("kv_consumer", 2)))
+    _, params = there.compute(Request("a", PROMPT, WANTED), [3, 1, 4], [8, 9])
+    there.step()
+    there.close()
+    here.load(Request("b", PROMPT, through_a_client(params), computed=0), 9, [1, 2, 3], [4, 5])
+    output = here.step_until(received("b"))
+    assert (output.failed_recving, output.invalid_block_ids) == ({"b"}, set())

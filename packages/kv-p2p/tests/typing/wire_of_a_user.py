@@ -27,7 +27,9 @@ class SharedMemory:
         return self.holds.pop(hold_id, None) is not None
 
     def pull(self, pull: Pull) -> None:
-        assert_type(pull.first, int)
+        for part in pull.parts:
+            assert_type(part.first, int)
+            assert_type(part.block_ids, tuple[int, ...])
         assert_type(pull.block_ids, tuple[int, ...])
         assert_type(pull.source.address, Address)
         if max(pull.block_ids) < self.num_blocks:
