@@ -99,8 +99,9 @@ def test_what_slid_out_of_a_window_is_refused(made):
     assert here.result().failed == [("r", said)]
 
 
-def test_the_same_layers_in_other_groups_are_another_layout(made):
-    there, here = made(1), made(2, names=[["all0"], ["near0", "all1"]])
+@pytest.mark.parametrize("names", [[["all0"], ["near0", "all1"]], NAMES[::-1]])
+def test_the_same_layers_in_other_groups_are_another_layout(made, names):
+    there, here = made(1), made(2, names=names)
     there.wire.serve(Hold("a", "h", "d", ((3,), (6,))))
     here.wire.pull(pull(there.source, (0, (1,)), (0, (10,))))
     said = "the KV caches of the two workers differ in the groups, names, types or sizes of their layers"
