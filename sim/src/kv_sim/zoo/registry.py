@@ -149,10 +149,10 @@ _HANDED_OVER: Final = (
     plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
-    plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P, _I.PROTOCOL, _I.OWNERSHIP),
-    plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P, _I.OWNERSHIP),
+    plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),
+    plant(pulls_of_groups.NullBlocksPulled, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.PromisesWhatSlid, "", _I.PROTOCOL, P2P),
-    plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P),
+    plant(pulls_of_groups.FailedGroupsToldByBlock, "#45474", _I.PROTOCOL, P2P, _I.CONTENT),
 )
 
 PLANTED: Final[tuple[Planted, ...]] = (

@@ -11,7 +11,7 @@ blocks, each of its workers from the worker of the same rank. A hold ends when i
 *declined*, or when its time is over; nobody is let read a block after that, so what arrives is the prompt's KV
 or nothing.
 
-``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups. ``scheduler`` and
-``worker`` are the two halves of the connector, which decide and neither wait nor send: bytes move behind a ``wire``.
-The one over TCP is the folder ``tcp``. ``stats`` is what both halves count.
+``ticket`` is what travels through the client, ``groups`` what has to be known of KV cache groups. ``scheduler``
+and ``worker`` are the two halves of the connector, which decide and neither wait nor send: bytes move behind a
+``wire``. The one over TCP is the folder ``tcp``. ``stats`` is what both halves count.
 """
