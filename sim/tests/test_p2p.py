@@ -12,7 +12,7 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Kind
-from kv_sim.config import GroupConfig, WorldConfig, with_own_cache
+from kv_sim.config import WorldConfig, with_own_cache
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec
@@ -23,7 +23,7 @@ from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
 from kv_sim.p2p.router import KNOWN_TICKETS, Router
-from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.violation import Referee
 from kv_sim.world import World
 
 HOLD = Hold("r1", "r1.1", "digest", ((3, 4, 5),))
@@ -109,18 +109,6 @@ def test_where_there_is_none_most_prompts_come_again() -> None:
         shares[prefix_caching] = [again[kind] / 1000 for kind in ("whole", "begun", "new")]
     assert shares[False] == pytest.approx([0.3, 0.3, 0.4], abs=0.12)
     assert shares[True][2] > 0.8
-
-
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("groups", [(GroupConfig(),), (GroupConfig(), GroupConfig("sliding", 5))])
-def test_half_of_the_requests_want_one_token_where_windows_slide(
-    prefix_caching: bool, groups: tuple[GroupConfig, ...]
-) -> None:
-    config = WorldConfig(num_blocks=80, prefix_caching=prefix_caching, groups=groups)
-    arrivals, random = Arrivals(config), Random(5)
-    outputs = [arrivals.draw(random, ()).output_tokens for _ in range(500)]
-    share = 2 / 3 if len(groups) > 1 and not prefix_caching else 1 / 3
-    assert outputs.count(1) / 500 == pytest.approx(share, abs=0.1)
 
 
 # -- the router --------------------------------------------------------------------------------
@@ -269,42 +257,6 @@ def test_closing_lets_everything_end(wire: WorldWire) -> None:
     assert not wire.device.copies.running
 
 
-WINDOW = (GroupConfig(), GroupConfig("sliding", 5))
-
-
-@pytest.fixture
-def two() -> WorldWire:
-    """Of a world with two groups."""
-    device = Device(0, WorldConfig(num_blocks=12, groups=WINDOW), Shadow(1, Referee()))
-    device.memory[3:7] = np.arange(4 * 4, dtype=np.uint64).reshape(4, 1, 4)
-    device.shadow.load_rights.update({8: "r2", 9: "r2", 10: "r2"})
-    return WorldWire(device)
-
-
-def test_blocks_of_all_groups_are_pulled(two: WorldWire) -> None:
-    two.serve(Hold("r1", "r1.1", "digest", ((3, 4), (0, 6))))
-    two.pull(Pull("r2", THERE, (Part(0, (8, 9)), Part(1, (10,)))))
-    for _ in range(2):
-        two.device.copies.advance(running(two), 3)
-        ended = two.poll()
-    assert ended.pulled == ["r2"]
-    assert two.device.memory[8:11].tolist() == two.device.memory[[3, 4, 6]].tolist()
-
-
-@pytest.mark.parametrize(("first", "blocks"), [(0, (9, 10)), (0, (10,)), (1, (9, 10)), (2, (10,))])
-def test_who_pulls_what_a_ticket_does_not_promise_breaks_the_protocol(
-    two: WorldWire, first: int, blocks: tuple[int, ...]
-) -> None:
-    two.serve(Hold("r1", "r1.1", "digest", ((3, 4), (0, 6))))
-    with pytest.raises(Violation) as raised:
-        two.pull(Pull("r2", THERE, (Part(0, (8,)), Part(first, blocks))))
-    assert raised.value.invariant is Invariant.PROTOCOL
-    assert str(raised.value) == (
-        f"PROTOCOL  request r2 pulls {len(blocks)} blocks of group 1 from place {first} on, by a ticket of "
-        "request r1, which holds [0, 6]"
-    )
-
-
 # -- histories ---------------------------------------------------------------------------------
 
 
@@ -351,32 +303,3 @@ def test_the_worker_waits_only_where_nothing_is_computed_and_nothing_moves() -> 
         world.take(Kind.STEP)
         seconds.append(worker.clock())
     assert len(set(seconds)) == 1
-
-
-def test_some_worlds_have_a_group_with_a_window() -> None:
-    for subject in (P2P, SUBJECTS["p2p+offload"]):
-        drawn = [config_for(subject, Random(seed)).groups for seed in range(200)]
-        kinds = Counter(tuple(group.kind for group in groups) for groups in drawn)
-        assert set(kinds) == {("full",), ("full", "sliding")}
-        assert kinds["full", "sliding"] / len(drawn) == pytest.approx(1 / 4, abs=0.1)
-
-
-def test_much_is_held_and_pulled_where_a_window_has_slid(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: Counter[str] = Counter()
-    serve, pull = WorldWire.serve, WorldWire.pull
-
-    def served(wire: WorldWire, hold: Hold) -> None:
-        happened["held"] += any(0 in table for table in hold.tables)
-        serve(wire, hold)
-
-    def pulled(wire: WorldWire, one: Pull) -> None:
-        happened["pulled"] += one.parts[1].first > one.parts[0].first
-        pull(wire, one)
-
-    monkeypatch.setattr(WorldWire, "serve", served)
-    monkeypatch.setattr(WorldWire, "pull", pulled)
-    seeds = [seed for seed in range(300) if len(config_for(P2P, Random(seed)).groups) > 1]
-    for seed in seeds:
-        assert run_seed(P2P, seed).failure is None
-    assert happened["held"] > 100
-    assert happened["pulled"] > 15
