@@ -9,6 +9,10 @@ goes on serving. KV events are judged here as well (ACCOUNTING), since only a ma
 
 Where there was not room for everything, something is known of a subject that drops what was used longest ago: a
 request comes, then some that nobody has seen, and all of them again. If they fit together, all of each is found.
+
+A window keeps less: what slid out of it may never have been stored. But who begins with all of a prompt must find
+it: prompts that nobody has seen come, and each again with a token more. Of states nothing is known, since engines
+keep few of them.
 """
 
 from collections import Counter
@@ -16,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from kv_sim.config import STATE
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.copies import State
@@ -43,8 +48,12 @@ def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
     """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
     engine, traits = world.engine, world.subject.traits
     tells = Trait.EVENTS in traits and world.config.role != "kv_producer"  # which may have it and not find it
-    if Trait.KEEPS not in traits or any(group.window for group in world.config.groups):
-        return  # what slid out of a window was not there to be stored
+    if Trait.KEEPS not in traits:
+        return
+    if any(group.window for group in world.config.groups):
+        if not engine.has_work:
+            _check_windows(world, settle)
+        return
     ended = list(engine.outcome.ended)
     is_complete = _nothing_was_left_out(world, ended)
     times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
@@ -151,6 +160,45 @@ def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], boo
                 f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
                 f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room",
             )
+
+
+def _check_windows(world: WorldState, settle: Callable[[], bool]) -> None:
+    """Prompts that nobody has seen come, one after the other, and each again at once, with a token more.
+
+    They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
+    begins behind the first block of a chunk, which has lost its beginning then.
+    """
+    engine, config, subject = world.engine, world.config, world.subject
+    chunk_tokens = subject.blocks_per_chunk * config.block_size
+    windows = [group.window for group in config.groups if group.window]
+    lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
+    if STATE in config.groups or lost or config.role != "kv_both":
+        return
+    room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
+    most = min(room, (config.longest_request - 2) // chunk_tokens)
+    if not most or any(device.copies.running for device in engine.devices):
+        return  # what is lost keeps its room
+    failed = _count_failed(engine)
+    for chunks in sorted({1, (most + 1) // 2, most}):
+        if not subject.evicts_oldest and not _empty(world):
+            return
+        new = RequestSpec(f"unseen-{chunks}", 0, 0, chunks * chunk_tokens, 1, 1)
+        for _ in range(subject.keeps_from):
+            _ask_again(world, new, settle)
+        found, request = _ask_again(world, replace(new, own_tokens=new.own_tokens + 1), settle)
+        if engine.has_work:
+            return  # one never ends, which is LIVENESS
+        if found < new.own_tokens and _count_failed(engine) == failed:
+            world.referee.fail(
+                Invariant.HITS,
+                f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
+                f"are found, but they were computed just now, and {room} chunks of each group have room",
+            )
+
+
+def _empty(world: WorldState) -> bool:
+    """Have the connector forget everything, if it can."""
+    return Trait.RESET in world.subject.traits and bool(world.engine.reset(running=False, connector=True))
 
 
 def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes]) -> None:

@@ -122,6 +122,26 @@ class OneChunkAStep(TimedOffloadingConnector):
     scheduler_class = _OneChunkAStep
 
 
+class _EndsWindowsEarly(Progress):
+    def offers(self, stops: Sequence[int], ends: Ends | None, *, with_loaded: bool) -> Batch:
+        found = super().offers(stops, ends, with_loaded=with_loaded)
+        groups = (progress.group for progress in self.groups)
+        return [chunks[:-1] if group.has_window else chunks for group, chunks in zip(groups, found, strict=True)]
+
+
+class _WindowEndsNotStored(PartedScheduler):
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        state = self._books.states[request.request_id]
+        state.progress = _EndsWindowsEarly(self._books.layout, state.context)
+
+
+class WindowEndsNotStored(TimedOffloadingConnector):
+    """Of a window the last chunk of a step counts as dealt with, so who repeats the prompt finds little of it."""
+
+    scheduler_class = _WindowEndsNotStored
+
+
 class _BelievesInStores(Outcomes):
     def _complete(self, job: Job) -> None:
         job.has_failed = False

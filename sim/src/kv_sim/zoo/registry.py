@@ -114,6 +114,7 @@ _OFFLOADED: Final = (
     plant(offload.StoresBeforeCompute, "#45704", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload.FreedBlocksNotFenced, "#29870", _I.OWNERSHIP, _FENCED, _I.CONTENT),
     plant(offload.OneChunkAStep, "#53498", _I.HITS, _FENCED),
+    plant(offload.WindowEndsNotStored, "", _I.HITS, _FENCED),
     plant(offload.FailedStoreReadable, "", _I.CONTENT, _FENCED),
     plant(offload.BadChunkPromisedAgain, "LMCache#3388", _I.LIVENESS, _FENCED),
     plant(offload.LoadsPinNothing, "LMCache#993", _I.OWNERSHIP, _FENCED, _I.CONTENT, _I.LIVENESS),

@@ -1,0 +1,88 @@
+"""An engine that is made up, for the checker of HITS: it finds what it is told to, and notes what it is asked."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from kv_sim_notes import Notes
+
+from kv_sim.checkers.hits import check_kept
+from kv_sim.checkers.served import Served
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.subject import Subject, Trait
+
+CONFIG = WorldConfig(block_size=4, host_slots=64)
+KEEPS = Subject("Made up", traits=frozenset({Trait.KEEPS}))
+TELLS = replace(KEEPS, traits=KEEPS.traits | {Trait.EVENTS})
+
+
+def request(name: str = "r1", tokens: int = 9, conversation: int = 0, **of: Any) -> SimRequest:
+    """One that ended well, if nothing else is said."""
+    made = SimRequest(RequestSpec(name, conversation, tokens, 0, 1, 1), 4, 0)
+    made.status = Status.FINISHED_STOPPED
+    made.__dict__.update(of)
+    return made
+
+
+def copies(*ended: State, running: int = 0, restarts: int = 0) -> Any:
+    made = [Copy(number, Direction.STORE, ((1, 1),), "", 0, state=state) for number, state in enumerate(ended)]
+    return SimpleNamespace(copies=SimpleNamespace(ended=made, running=[None] * running, restarts=restarts))
+
+
+class Engine:
+    """Finds what it is told to, and writes down what it is asked."""
+
+    def __init__(self, ended: list[SimRequest], finds: Callable[[RequestSpec], int | None], *devices: Any) -> None:
+        self.did: list[Any] = []
+        self.finds = finds
+        self.devices = devices or (copies(), copies(State.DONE))
+        self.served = Served(Notes(), 4, is_on=True)
+        self.outcome = SimpleNamespace(ended=ended)
+        pool = SimpleNamespace(reset=lambda: self.did.append("pool"))
+        self.scheduler = SimpleNamespace(blocks=SimpleNamespace(block_pool=pool))
+        self.mirror = SimpleNamespace(blocks=Counter[Any]())
+        self.works: Callable[[], bool] = lambda: False
+        self.forgets: bool | None = True
+
+    @property
+    def has_work(self) -> bool:
+        return self.works()
+
+    def take_events(self) -> None:
+        self.did.append("events")
+
+    def add(self, spec: RequestSpec) -> SimRequest:
+        assert not spec.skip_reading_prefix_cache
+        assert (spec.output_tokens, spec.max_tokens) == (1, 1)
+        self.did.append((spec.request_id, spec.shared_tokens + spec.own_tokens))
+        found = self.finds(spec)
+        if found is not None:
+            self.served.found[spec.request_id] = found
+        return SimRequest(spec, 4, 0)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        self.did.append(("reset", running, connector))
+        return self.forgets
+
+
+def judge(engine: Engine, subject: Subject = KEEPS, config: WorldConfig = CONFIG) -> list[str]:
+    """What is said of it."""
+    notes = Notes()
+    world: Any = SimpleNamespace(engine=engine, subject=subject, config=config, referee=notes)
+
+    def settle() -> bool:
+        engine.did.append("settle")
+        return True
+
+    check_kept(world, settle)
+    assert all(message.startswith(("HITS  ", "ACCOUNTING  ")) for message in notes.told)
+    return notes.told
+
+
+def asked(engine: Engine) -> list[Any]:
+    """What it was asked, in order, without what is done each time."""
+    return [did for did in engine.did if isinstance(did, tuple)]
