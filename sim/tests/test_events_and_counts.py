@@ -22,7 +22,7 @@ WHOLE, WRITTEN, READ = (f"vllm:kv_offload_cpu_cache_{part}usage_perc" for part i
 class Tier(Enum):
     """Sources of somebody else's."""
 
-    TAPE = "tape"
+    PEERS = "p2p"
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ class Tier(Enum):
         ({HOST: 8}, None),
         ({HOST: 7, DISK: 1}, None),
         ([(HOST, 4), (DISK, 4)], None),
-        ({"elsewhere": 8}, None),
+        ({"p2p": 8}, None),
         ({}, "{}"),
         ({HOST: 7}, "{'host': 7}"),
         ({HOST: 8, DISK: 1}, "{'host': 8, 'disk': 1}"),
         ({HOST: 9, DISK: -1}, "{'host': 9, 'disk': -1}"),
-        ({HOST: 8, "elsewhere": 0}, "{'host': 8, 'elsewhere': 0}"),
-        ({Tier.TAPE: 4}, "{'tape': 4}"),
+        ({HOST: 8, "p2p": 0}, "{'host': 8, 'p2p': 0}"),
+        ({Tier.PEERS: 4}, "{'p2p': 4}"),
     ],
 )
 def test_sources_are_positive_and_add_up(answer: Any, told: str | None) -> None:

@@ -17,7 +17,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRequestData, SchedulerOutput
 from kv_sim.engine.request import RequestSpec
-from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT
+from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
+from kv_sim.fuzz import run_seed
 from kv_sim.memory.copies import Direction
 from kv_sim.rest import come_to_rest
 from kv_sim.subject import Subject
@@ -283,6 +284,12 @@ def test_who_waits_for_an_asynchronous_load_where_it_begins_it() -> None:
         "worker 0 side, start_load_kv waited for load copy 1 (of request r2), which is asynchronous: the engine "
         "computes nothing meanwhile"
     )
+
+
+def test_who_shuts_a_child_down_waits_for_its_copies() -> None:
+    """It is switched off in the middle of ``start_load_kv``. Of each child alone all is judged."""
+    subject = SUBJECTS["flaky-busy+later"]
+    assert run_seed(subject, 70259).failure is None
 
 
 def test_who_waits_elsewhere_or_for_a_load_of_the_step() -> None:

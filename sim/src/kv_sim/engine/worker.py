@@ -89,7 +89,9 @@ class Worker:
         copies = self.device.copies
         copies.waited.clear()
         self.connector.start_load_kv(forward)
-        work.check_waits(self.device.rank, copies.waited, self._shadow, self._referee)
+        # Who has children may shut one down here, and waits for its copies then.
+        if not getattr(self.connector.connector, "sub_connectors", ()):
+            work.check_waits(self.device.rank, copies.waited, self._shadow, self._referee)
 
     def _told(self, method: str) -> Any:
         """What the connector says to the scheduler's side, as it arrives there."""
