@@ -8,7 +8,8 @@ use the package, until a checker objects. A mutant that never ends counts as fou
     python benchmarks/mutants.py [--package kv_multi …] [--sample 20] [--histories 60] [--jobs 1] [--json FILE]
 
 `--only FILE:LINE` runs those of one place. What survives is printed, to be judged: some mutants behave
-as the original does.
+as the original does. With `--own-tests`, what the testbed doesn't find is left to the package's own tests: `tests`
+if they do, or never end.
 
 A history in which the original never executes the place is the same for the mutant, so it isn't run: each history
 is run once with the original first, to see which lines it executes. A mutant without any history is *not reached*.
@@ -32,6 +33,7 @@ from random import Random
 from typing import Any
 
 from mutation.changes import PACKAGES, Mutant, Mutated, mutants_of, origin_of
+from mutation.own_tests import tests_fail
 
 ACTIONS = 80
 PATIENCE_SECONDS = 30
@@ -39,6 +41,8 @@ PATIENCE_SECONDS = 30
 
 SURVIVED = ("survives", "testbed", "not reached")
 """Verdicts of what no checker found."""
+BY_TESTS = "tests"
+"""The verdict of what only the package's own tests found."""
 
 
 def subjects_of(package: str) -> list[Any]:
@@ -161,17 +165,32 @@ def _judge(work: tuple[Mutant, list[History]]) -> tuple[Mutant, str]:
     return mutant, apart(verdict_of, mutant, histories) or "hangs"
 
 
-def judged(mutants: Sequence[Mutant], histories: int, jobs: int) -> Iterator[tuple[Mutant, str]]:
+def _judge_with_tests(work: tuple[Mutant, list[History]]) -> tuple[Mutant, str]:
+    mutant, verdict = _judge(work)
+    is_left = verdict in SURVIVED
+    return mutant, BY_TESTS if is_left and apart(tests_fail, _package_of(mutant), mutant) is not False else verdict
+
+
+def _package_of(mutant: Mutant) -> str:
+    return str(mutant.module).split(".", maxsplit=1)[0]
+
+
+def judged(
+    mutants: Sequence[Mutant], histories: int, jobs: int, *, own_tests: bool = False
+) -> Iterator[tuple[Mutant, str]]:
     """Each mutant and its verdict, in order."""
-    package = mutants[0].module.split(".", maxsplit=1)[0]
+    package = _package_of(mutants[0])
+    if own_tests and apart(tests_fail, package, None) is not False:
+        raise SystemExit(f"{package}: its tests fail without any change, or never end")
+    judge = _judge_with_tests if own_tests else _judge
     known = apart(lines_by_history, package, histories)
     assert known is not None, "the testbed finds something without any change"
     work = [(mutant, histories_of(mutant, known)) for mutant in mutants]
     if jobs == 1:
-        yield from map(_judge, work)
+        yield from map(judge, work)
         return
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap(_judge, work)
+        yield from pool.imap(judge, work)
 
 
 def main() -> None:
@@ -181,6 +200,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=20, help="how many of each package; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--histories", type=int, default=60, help="of each subject, before a mutant has survived")
+    parser.add_argument("--own-tests", action="store_true", help="leave to them what the testbed doesn't find")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", metavar="FILE:LINE")
     parser.add_argument("--json", metavar="FILE")
@@ -196,15 +216,18 @@ def main() -> None:
         if not mutants:
             raise SystemExit(f"{package}: no mutant is at {arguments.only}")
         rows = []
-        for mutant, verdict in judged(mutants, arguments.histories, arguments.jobs):
+        judging = judged(mutants, arguments.histories, arguments.jobs, own_tests=arguments.own_tests)
+        for mutant, verdict in judging:
             rows.append((mutant, verdict))
             if verdict in SURVIVED:
                 print(f"  {verdict}  {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
         counts = Counter(verdict for _, verdict in rows)
-        found = f"{sum(number for verdict, number in counts.items() if verdict not in SURVIVED) / len(rows):.0%}"
+        left = sum(counts[verdict] for verdict in SURVIVED)
+        by_testbed = f"{(len(rows) - left - counts[BY_TESTS]) / len(rows):.0%}"
+        by_any = f"{(len(rows) - left) / len(rows):.0%}" if arguments.own_tests else ""
         text = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        print(f"{'package':16} {'mutants':>7} {'judged':>6} {'found':>6}  by whom")
-        print(f"{package:16} {len(known):>7} {len(rows):>6} {found:>6}  {text}", flush=True)
+        print(f"{'package':16} {'mutants':>7} {'judged':>6} {'testbed':>7} {'all':>5}  by whom")
+        print(f"{package:16} {len(known):>7} {len(rows):>6} {by_testbed:>7} {by_any:>5}  {text}", flush=True)
         results += [{**asdict(mutant), "verdict": verdict} for mutant, verdict in rows]
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=1), encoding="utf-8")

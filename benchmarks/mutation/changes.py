@@ -16,7 +16,7 @@ from typing import Any
 PACKAGES = {
     "kv_multi": ("*.py",),
     "kv_offload": ("**/*.py",),
-    "kv_p2p": ("pulling/scheduler.py", "pulling/worker.py", "pulling/ticket.py"),
+    "kv_p2p": ("pulling/scheduler.py", "pulling/groups.py", "pulling/worker.py", "pulling/ticket.py"),
     "kv_offload_cpu": ("manager.py", "stats.py", "chunks/*.py", "slots/*.py", "policy/*.py"),
 }
 """What is mutated; of kv-offload-cpu and kv-p2p what is pure and has no medium or wire of its own."""
