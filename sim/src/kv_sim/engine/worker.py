@@ -18,6 +18,7 @@ from kv_sim.guard import Guard
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
+from kv_sim.violation import Invariant
 
 
 class Forward:
@@ -32,7 +33,6 @@ class Worker:
 
     def __init__(self, config: WorldConfig, device: Device, connector: Guard, crossing: Crossing) -> None:
         self.config = config
-        self._shadow, self._referee = device.shadow, crossing.referee
         self._crossing = crossing
         self.device = device
         self.connector = connector
@@ -86,12 +86,16 @@ class Worker:
         return report
 
     def _start_loads(self, forward: Forward) -> None:
+        referee = self._crossing.referee
+        children = getattr(self.connector.connector, "sub_connectors", ())
+        # Who has some may shut one down here, and waits for its copies then.
+        if Invariant.WORK in referee.silent or children:
+            self.connector.start_load_kv(forward)
+            return
         copies = self.device.copies
         copies.waited.clear()
         self.connector.start_load_kv(forward)
-        # Who has children may shut one down here, and waits for its copies then.
-        if not getattr(self.connector.connector, "sub_connectors", ()):
-            work.check_waits(self.device.rank, copies.waited, self._shadow, self._referee)
+        work.check_waits(self.device.rank, copies.waited, self.device.shadow, referee)
 
     def _told(self, method: str) -> Any:
         """What the connector says to the scheduler's side, as it arrives there."""
