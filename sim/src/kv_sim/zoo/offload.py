@@ -113,7 +113,7 @@ class _OneChunkAStep(PartedScheduler):
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         state = self._books.states[request.request_id]
-        state.progress = _SkipsChunks(self._books.layout, state.context)
+        state.progress = _SkipsChunks(self._books.layout, state.context, self._books.block_index)
 
 
 class OneChunkAStep(TimedOffloadingConnector):
@@ -133,7 +133,7 @@ class _WindowEndsNotStored(PartedScheduler):
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         state = self._books.states[request.request_id]
-        state.progress = _EndsWindowsEarly(self._books.layout, state.context)
+        state.progress = _EndsWindowsEarly(self._books.layout, state.context, self._books.block_index)
 
 
 class WindowEndsNotStored(TimedOffloadingConnector):
