@@ -114,6 +114,23 @@ def test_stats(make, keys, store):
     assert manager.get_stats().data == {USAGE: 0, WRITE_USAGE: 0, READ_USAGE: 0, STORES_SKIPPED: 0}
 
 
+def test_what_is_fenced_is_being_read_or_written(make, keys, store):
+    """As it was before a reset: of eight slots two are read and one is written."""
+    manager = make(8)
+    store(manager, range(3))
+    manager.prepare_load(keys([0, 1]), CONTEXT)
+    manager.prepare_store(keys([3]), CONTEXT)
+    before = manager.get_stats().data
+    assert (before[READ_USAGE], before[WRITE_USAGE]) == (0.25, 0.125)
+    manager.reset_cache()
+    assert manager.get_stats().is_empty()
+    manager.complete_load(keys([1]), CONTEXT)
+    after = manager.get_stats().data
+    assert (after[READ_USAGE], after[WRITE_USAGE]) == (0.125, 0.125)
+    manager.complete_load(keys([0]), CONTEXT)
+    assert manager.get_stats().data[READ_USAGE] == 0
+
+
 @pytest.mark.parametrize(
     ("counted", "value", "metric"),
     [
