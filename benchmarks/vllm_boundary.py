@@ -2,8 +2,8 @@
 
 `lookup`: one key of 4096 that are resident, asked of kv-offload-cpu's manager as it is, through what vLLM's
 connector gets (`kv_vllm.connectors.host_spec`), and of vLLM's own manager. `event`: one stored block. `record`:
-one line of a `RecordingConnector`, which is what each of its calls adds. The best of `--repeat` rounds, in
-processor time.
+one line of a `RecordingConnector`, which is what each of its calls adds. `trace`: a request of a `TraceConnector`,
+from its arrival to its line. The best of `--repeat` rounds, in processor time.
 
     python benchmarks/vllm_boundary.py [--repeat 5]
 
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import process_time
+from time import process_time, time
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,7 @@ try:
 
     from kv_vllm.connectors.host_spec import HostManager
     from kv_vllm.recording.connector import CallLog
+    from kv_vllm.recording.traffic import Traffic
     from kv_vllm.translate import to_vllm
 except ImportError as error:
     sys.exit(f"vllm_boundary: this needs kv-vllm and a vLLM: {error}")
@@ -38,6 +39,7 @@ KEYS = [make_offload_key(number.to_bytes(32, "big"), 0) for number in range(4096
 REQUEST = SimpleNamespace(
     request_id="r",
     num_prompt_tokens=4096,
+    num_output_tokens=64,
     max_tokens=64,
     skip_reading_prefix_cache=False,
     block_hashes=[b"h" * 32] * 256,
@@ -61,6 +63,13 @@ def nanoseconds(run: Callable[[], object], count: int, repeat: int) -> float:
         run()
         best = min(best, process_time() - begin)
     return best / count * 1e9
+
+
+def trace(traffic: Traffic, count: int) -> None:
+    """So many requests come and go."""
+    for _ in range(count):
+        traffic.arrive(REQUEST)
+        traffic.end(REQUEST)
 
 
 def main() -> None:
@@ -90,6 +99,9 @@ def main() -> None:
         rows["record, a step of 64 requests"] = nanoseconds(
             lambda: [log.write("step", scheduled=scheduled, preempted=[]) for _ in range(200)], 200, repeat
         )
+        traffic = Traffic(Path(folder, "b.jsonl"), 16, time, print)
+        rows["trace, a request of 256 blocks"] = nanoseconds(lambda: trace(traffic, 200), 200, repeat)
+        traffic.close()
     print(f"{'':36}ns")
     for name, value in rows.items():
         print(f"{name:34}{value:8,.0f}")

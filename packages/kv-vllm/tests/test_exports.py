@@ -16,7 +16,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         kv_vllm.OffloadConnector  # noqa: B018
     assert str(refused.value) == (
         "module 'kv_vllm' has no attribute 'OffloadConnector'; it exports "
-        "HostOffloadingSpec, MultiConnector, OffloadingConnector, P2PConnector, RecordingConnector, inside_vllm"
+        "HostOffloadingSpec, MultiConnector, OffloadingConnector, P2PConnector, RecordingConnector, "
+        "TraceConnector, inside_vllm"
     )
 
 

@@ -28,6 +28,7 @@ NEEDS = {
     "kv_vllm.versions": ["kv_api"],
     "kv_vllm.handing_on": ["kv_api"],
     "kv_vllm.recording.schedule": ["kv_api"],
+    "kv_vllm.recording.traffic": ["kv_api"],
     "kv_vllm.smoke.run": [],
     "kv_vllm.smoke.tiny_model": [],
 }

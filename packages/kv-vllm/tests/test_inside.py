@@ -107,61 +107,6 @@ def test_a_child_of_vllms_is_of_our_class(base):
         assert made.__name__ == child["kv_connector"]
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (
-            {},
-            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got None",
-        ),
-        (
-            {"connector": {"kv_role": "kv_both"}},
-            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
-            "got {'kv_role': 'kv_both'}",
-        ),
-        (
-            {"conector": {}},
-            "kv_connector_extra_config: unknown key 'conector'; known: connector, record_path; "
-            "did you mean 'connector'?",
-        ),
-        (
-            {"connector": {"kv_connector": "ExampleConnector"}, "record_paht": "some.jsonl"},
-            "kv_connector_extra_config: unknown key 'record_paht'; known: connector, "
-            "record_path; did you mean 'record_path'?",
-        ),
-        (
-            {"connector": "ExampleConnector"},
-            "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
-            "got 'ExampleConnector'",
-        ),
-    ],
-)
-def test_what_a_recorder_refuses(extra, message, base):
-    """Also when vLLM asks its class something, which it does before it makes one."""
-    from kv_vllm.recording.connector import RecordingConnector, inner_transfer
-
-    config = transfer("RecordingConnector", **extra)
-    for asked, given in (
-        (inner_transfer, config),
-        (RecordingConnector.supports_sleep_mode, config),
-        (RecordingConnector.requires_piecewise_for_cudagraph, extra),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            asked(given)
-        assert str(refused.value) == message
-
-
-@pytest.mark.parametrize("given", [None, "", 3])
-def test_a_recorder_needs_a_path(given, base):
-    from kv_vllm.recording.connector import record_path
-
-    with pytest.raises(ConfigError) as refused:
-        record_path(transfer("RecordingConnector", **({} if given is None else {"record_path": given})))
-    assert (
-        str(refused.value) == f"kv_connector_extra_config.record_path: expected the path of a file, got {given!r}"
-    )
-
-
 def test_context_parallelism_is_refused(base):
     from kv_vllm.connectors.inside import _refuse_context_parallelism
 

@@ -23,6 +23,14 @@ def module():
     return recording
 
 
+@pytest.fixture
+def before():
+    pytest.importorskip("vllm")
+    from kv_vllm.recording import before
+
+    return before
+
+
 def request_of(name, status="FINISHED_STOPPED", **more):
     from vllm.v1.request import RequestStatus
 
@@ -179,8 +187,8 @@ def test_each_call_is_written_and_handed_on(recorder, log):
 
 
 @pytest.mark.parametrize("knows_groups", [True, False])
-def test_the_end_of_all_groups(recorder, log, module, monkeypatch, knows_groups):
-    monkeypatch.setattr(module, "supports_hma", lambda connector: knows_groups)
+def test_the_end_of_all_groups(recorder, log, before, monkeypatch, knows_groups):
+    monkeypatch.setattr(before, "supports_hma", lambda connector: knows_groups)
     inner = recorder.inner
     inner.request_finished.return_value = inner.request_finished_all_groups.return_value = (True, None)
     asked = request_of("x")
@@ -202,63 +210,9 @@ def test_whatever_becomes_of_the_one_behind_it_the_schedule_is_made(recorder, mo
     recorder.shutdown()
 
 
-@pytest.mark.parametrize("answer", [True, False])
-def test_what_is_asked_of_the_one_behind_it(recorder, answer):
-    recorder.inner.requires_kv_delivery = answer
-    recorder.inner.supports_divergent_local_hybrid_hits = not answer
-    assert (recorder.requires_kv_delivery, recorder.supports_divergent_local_hybrid_hits) == (answer, not answer)
-
-
 @pytest.fixture
 def config(module, tmp_path):
     return config_of("RecordingConnector", {"connector": BEHIND, "record_path": str(tmp_path / "some.jsonl")})
-
-
-def test_what_is_asked_of_the_class_behind_it(module, config):
-    recorder, transfer = module.RecordingConnector, config.kv_transfer_config
-    assert recorder.get_required_kvcache_layout(config) == "LBHNC"
-    assert recorder.requires_piecewise_for_cudagraph(transfer.kv_connector_extra_config) is False
-    assert recorder.supports_sleep_mode(transfer) is True
-    inner = module.inner_transfer(transfer)
-    known = (inner.kv_connector, inner.kv_role, inner.engine_id)
-    assert known == ("OffloadingConnector", "kv_both", transfer.engine_id)
-    assert module.record_path(transfer).name == "some.jsonl"
-
-
-def test_what_the_one_behind_it_does_not_say_is_that_of_the_recorder(module):
-    own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cuda"}
-    own["kv_load_failure_policy"] = "recompute"  # nothing of it is the default
-    other = {"kv_role": "kv_consumer", "engine_id": "f", "kv_load_failure_policy": "fail"}
-    for said in ({}, other):
-        behind = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"a": 1}, **said}
-        inner = module.inner_transfer(
-            module.KVTransferConfig("RecordingConnector", **own, kv_connector_extra_config={"connector": behind})
-        )
-        assert {name: getattr(inner, name) for name in own} == {**own, **said}
-        assert (inner.kv_connector, inner.kv_connector_extra_config) == ("ExampleConnector", {"a": 1})
-
-
-def test_its_metrics_are_those_of_the_one_behind_it(module, config, monkeypatch):
-    behind = MagicMock()
-    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
-    made = module.RecordingConnector.build_prom_metrics(config, "types", ["engine"], {0: ["0"]})
-    assert made is behind.build_prom_metrics.return_value
-    (given, *others), _ = behind.build_prom_metrics.call_args
-    assert (given.kv_transfer_config.kv_connector, others) == (
-        "OffloadingConnector",
-        ["types", ["engine"], {0: ["0"]}],
-    )
-    assert config.kv_transfer_config.kv_connector == "RecordingConnector"
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_it_needs_the_graphs_that_the_one_behind_it_needs(module, monkeypatch, answer):
-    behind = MagicMock(**{"requires_piecewise_for_cudagraph.return_value": answer})
-    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
-    for extra in ({}, {"kv_connector_extra_config": {"a": 1}}):
-        given = {"connector": {"kv_connector": "ExampleConnector", **extra}}
-        assert module.RecordingConnector.requires_piecewise_for_cudagraph(given) is answer
-        behind.requires_piecewise_for_cudagraph.assert_called_with(extra.get("kv_connector_extra_config", {}))
 
 
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
@@ -279,6 +233,7 @@ def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
 @pytest.mark.parametrize(("hash_tokens", "path"), [(8, "some.jsonl"), (16, "")])
 def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     module,
+    before,
     base,  # noqa: F811
     cache,  # noqa: F811
     tmp_path,
@@ -286,7 +241,7 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     hash_tokens,
     path,
 ):
-    monkeypatch.setattr(module.KVConnectorFactory, "create_connector", MagicMock(side_effect=AssertionError))
+    monkeypatch.setattr(before.KVConnectorFactory, "create_connector", MagicMock(side_effect=AssertionError))
     cache.hash_block_size = hash_tokens
     config = config_of("RecordingConnector", {"connector": BEHIND, "record_path": path and str(tmp_path / path)})
     with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
@@ -294,81 +249,8 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     assert not [*tmp_path.iterdir()]
 
 
-IN = "kv_connector_extra_config"
-NO_CONNECTOR = f"{IN}.connector: expected the kv_transfer_config of a connector, got "
-NO_PATH = f"{IN}.record_path: expected the path of a file, got "
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (
-            {"conector": BEHIND},
-            f"{IN}: unknown key 'conector'; known: connector, record_path; did you mean 'connector'?",
-        ),
-        ({}, f"{NO_CONNECTOR}None"),
-        ({"connector": "Some"}, f"{NO_CONNECTOR}'Some'"),
-        ({"connector": {"kv_role": "kv_both"}}, f"{NO_CONNECTOR}{{'kv_role': 'kv_both'}}"),
-        ({"connector": BEHIND}, f"{NO_PATH}None"),
-        ({"connector": BEHIND, "record_path": 3}, f"{NO_PATH}3"),
-        ({"connector": BEHIND, "record_path": ""}, f"{NO_PATH}''"),
-    ],
-)
-def test_what_it_is_told_wrongly_is_refused(module, base, cache, extra, message):  # noqa: F811
-    with pytest.raises(ConfigError) as refused:
-        module.RecordingConnector(config_of("RecordingConnector", extra), base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == message
-
-
-def test_a_vllm_that_has_drifted_is_refused(module, config, base, cache, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(module, "require_version", MagicMock(side_effect=ConfigError("drifted")))
-    with pytest.raises(ConfigError, match="drifted"):
-        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-
-
 def test_one_that_knows_several_groups(module, config, base, cache):  # noqa: F811
     cache.kv_cache_groups *= 2
     made = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert len(json.loads(made.log.calls.read_text())["world"]["groups"]) == 2
     made.shutdown()
-
-
-def test_between_two_multi_connectors_it_hides_neither(module, config, base, cache, tmp_path):  # noqa: F811
-    """The inner one takes both reports of a request that is aborted while it loads, as from a parent."""
-    from kv_multi.children import is_outermost
-    from kv_vllm import MultiConnector
-
-    def multi_over(behind):
-        extra = {"connectors": [behind]}
-        return {**BEHIND, "kv_connector": "MultiConnector", "kv_connector_extra_config": extra}
-
-    recorder = {
-        **BEHIND,
-        "kv_connector": "RecordingConnector",
-        "kv_connector_extra_config": {
-            "connector": multi_over(BEHIND),
-            "record_path": str(tmp_path / "some.jsonl"),
-        },
-    }
-    config = config_of("MultiConnector", multi_over(recorder)["kv_connector_extra_config"])
-    outer = MultiConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-    inner = outer.sub_connectors[0].inner.inner
-    assert type(inner) is MultiConnector
-    assert [is_outermost(multi._vllm_config) for multi in (outer, inner)] == [True, False]
-    outer.shutdown()
-
-
-def test_one_that_knows_one_group_only(module, base, cache, tmp_path):  # noqa: F811
-    behind = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-    config = config_of("RecordingConnector", {"connector": behind, "record_path": str(tmp_path / "some.jsonl")})
-    config.scheduler_config.disable_hybrid_kv_cache_manager = True
-    connector = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert type(connector.inner).__name__ == "ExampleConnector"
-    connector.shutdown()
-    cache.kv_cache_groups *= 2
-    with pytest.raises(ConfigError) as refused:
-        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
-    assert str(refused.value) == (
-        "ExampleConnector works with one KV cache group only, and there are 2; "
-        "set --disable-hybrid-kv-cache-manager"
-    )

@@ -22,6 +22,7 @@ RECORDS = {
     "lmbench": {**REQUEST, "timestamp": "1753780607550317897"},
     "weka": {"id": "a", "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": [CALL, CALL]},
     "lmcache": {"timestamp": 1.5, "chunk_size": 256, "seq_len": 800, "chunk_hashes": ["a", "b", "c"]},
+    "recorded": {**REQUEST, "block_size": 512},
     "vllm": {"prompt": "You are a helpful assistant.", "output_tokens": 5},
 }
 TABLES = {

@@ -99,12 +99,12 @@ FILES = {
     "other fields": (
         '{"a": 1, "b": 2}\n',
         "{file}:1: no known format has the fields a, b; --format says which it "
-        "is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "other columns": (
         "time,tokens\n1,2\n",
         "{file}:1: no known format has the columns time, tokens; --format says "
-        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "a column less": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
@@ -145,6 +145,10 @@ FILES = {
         '{"timestamp": 1, "chunk_size": 0, "seq_len": 8, "chunk_hashes": []}\n',
         "{file}:1: chunk_size: expected at least 1, got 0 {more}",
     ),
+    "recorded blocks of nothing": (
+        '{"timestamp": 1, "input_length": 8, "output_length": 1, "block_size": 0, "hash_ids": []}\n',
+        "{file}:1: block_size: expected at least 1, got 0 {more}",
+    ),
     "no prompt": (
         '{"prompt": 7, "output_tokens": 1}\n',
         "{file}:1: prompt: expected text or a list of token ids, got int {more}",
@@ -152,22 +156,22 @@ FILES = {
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
         "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; --format "
-        "says which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "says which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "columns of an object": (
         "input_length,hash_ids\n1,2\n",
         "{file}:1: no known format has the columns input_length, hash_ids; --format says "
-        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "no fields": (
         "{}\n",
         "{file}:1: no known format has the fields none; --format says "
-        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "many fields": (
         json.dumps(dict.fromkeys("abcdefghijklmnop", 1)) + "\n",
         "{file}:1: no known format has the fields a, b, c, d, e, f, g, h, i, j, k, l; --format says "
-        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "a field less": (
         GOOD + '\n{"input_length": 1}\n',
@@ -198,7 +202,7 @@ FILES = {
     "a document": (
         '[\n{"a": 1},\n3]\n',
         "{file}: record 1: no known format has the fields a; --format says "
-        "which it is: weka, lmcache, bailian, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
     ),
     "a document of numbers": ("[\n3]\n", "{file}: record 1: expected an object, got int"),
     "a bad record of a document": (
@@ -427,8 +431,8 @@ OPTIONS = {
     ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, lmbench, lmcache, mooncake, vidur, "
-        "vllm, weka; did you mean 'mooncake'?"
+        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, lmbench, lmcache, mooncake, "
+        "recorded, vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

@@ -1,14 +1,14 @@
 """Where these packages meet vLLM itself. Importing this imports no vLLM; what needs it comes when it is used.
 
-``OffloadingConnector``, ``P2PConnector``, ``MultiConnector`` and ``RecordingConnector`` are for a
-``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own connector,
-with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector of your own one of vLLM's.
+``OffloadingConnector``, ``P2PConnector``, ``MultiConnector``, ``RecordingConnector`` and ``TraceConnector`` are
+for a ``kv_transfer_config`` with ``kv_connector_module_path: kv_vllm``, ``HostOffloadingSpec`` for vLLM's own
+connector, with ``spec_module_path: kv_vllm``. ``inside_vllm`` makes a connector of your own one of vLLM's.
 ``python -m kv_vllm`` compares the testbed and the contract with the installed
 vLLM.
 
 ========================= =================================================================================
 ``connectors/``           ours inside vLLM, and our host memory under vLLM's own
-``recording/``            what a live engine asks its connector, as a schedule
+``recording/``            what a live engine asks its connector, as a schedule; its requests, as a trace
 ``smoke/``                one vLLM without our connector and one with it
 ``drift/``                where vLLM's classes and ours differ
 ``differential/``         the testbed's engine against vLLM's schedulers, call by call
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from kv_vllm.connectors.offloading import OffloadingConnector
     from kv_vllm.connectors.p2p import P2PConnector
     from kv_vllm.recording.connector import RecordingConnector
+    from kv_vllm.recording.trace import TraceConnector
 
 _EXPORTS: Final = {
     "OffloadingConnector": "kv_vllm.connectors.offloading",
     "P2PConnector": "kv_vllm.connectors.p2p",
     "MultiConnector": "kv_vllm.connectors.multi",
     "RecordingConnector": "kv_vllm.recording.connector",
+    "TraceConnector": "kv_vllm.recording.trace",
     "HostOffloadingSpec": "kv_vllm.connectors.host_spec",
     "inside_vllm": "kv_vllm.connectors.inside",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "OffloadingConnector",
     "P2PConnector",
     "RecordingConnector",
+    "TraceConnector",
     "inside_vllm",
 ]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -176,3 +177,31 @@ def test_one_server_computes_the_prompt_and_another_goes_on(tmp_path):
         assert sum(values(metrics, f"vllm:kv_p2p_{name}").values()) > 0, name
     assert [*values(held, "vllm:kv_p2p_held_blocks").values()] == [0]
     assert [*values(pulled, "vllm:kv_p2p_failed_pulls_total").values()] == [0]
+
+
+def test_from_a_servers_traffic_to_the_configuration_that_it_should_have(tmp_path):
+    """Recorded without a connector, sized, and run as `kv-sim size` prints it."""
+    trace = tmp_path / "traffic.jsonl"
+    transfer = {
+        "kv_connector": "TraceConnector",
+        "kv_connector_module_path": "kv_vllm",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"trace_path": str(trace)},
+    }
+    with server(tmp_path, f"--kv-transfer-config={json.dumps(transfer)}") as address:
+        expected = complete(address, PROMPTS)
+        assert complete(address, PROMPTS) == expected
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert [(one["input_length"], one["output_length"]) for one in records] == [
+        (len(prompt), 16) for prompt in PROMPTS * 2
+    ]
+    assert records[0]["hash_ids"] == records[4]["hash_ids"] != records[1]["hash_ids"]
+    command = [sys.executable, "-m", "kv_sim", "size", str(trace), "--bytes-per-token=1024", "--capacity=16blocks"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "8 requests" in printed and "blocks of 32 tokens" in printed and "format: recorded" in printed
+    with server(tmp_path, *shlex.split(printed.splitlines()[-1])) as address:
+        assert complete(address, PROMPTS) == expected
+        get(f"{address}/reset_prefix_cache", {})
+        assert complete(address, PROMPTS) == expected
+        metrics = get(f"{address}/metrics")
+    assert sum(values(metrics, "vllm:external_prefix_cache_hits_total").values()) > 0

@@ -22,7 +22,7 @@ from kv_api import ConfigError, KVConnectorBase_V1, SupportsHMA
 from kv_vllm.handing_on import CALLED, CALLED_WITH_GROUPS, methods_to
 from kv_vllm.translate import to_vllm
 
-OURS: Final = ("MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector")
+OURS: Final = ("MultiConnector", "OffloadingConnector", "P2PConnector", "RecordingConnector", "TraceConnector")
 """Names that mean the classes of this package when a child's configuration names no module."""
 
 

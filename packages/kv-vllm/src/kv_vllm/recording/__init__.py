@@ -1,1 +1,5 @@
-"""What a live engine asks its connector: ``connector`` writes it down, and ``schedule`` makes a schedule of it."""
+"""What a live engine does, written down: all that its connector is asked, or what its requests were.
+
+``before`` stands before another connector; ``connector`` writes down each call, and ``schedule`` makes a schedule
+of them; ``trace`` notes each request, which ``traffic`` writes, with ``nothing`` behind it if no connector is.
+"""

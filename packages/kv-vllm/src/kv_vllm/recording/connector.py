@@ -1,8 +1,7 @@
 """``RecordingConnector``: stands before any connector of vLLM's and writes down what an engine asks it.
 
-``kv_connector_extra_config`` has ``connector``, the ``kv_transfer_config`` of the one behind it (what it doesn't
-say of role, engine and failures is that of the recording one), and ``record_path``, where the schedule file goes
-that ``kv-sim replay-schedule`` reads. The scheduler's half writes each call as a line into ``….calls.jsonl``
+``kv_connector_extra_config`` has ``connector``, which is behind it, and ``record_path``, where the schedule file
+goes that ``kv-sim replay-schedule`` reads. The scheduler's half writes each call as a line into ``….calls.jsonl``
 beside it as it happens, and makes the schedule of them when the engine ends; ``python -m kv_vllm schedule`` does
 so from the calls of an engine that was killed. Of a prompt there are its length and the first bytes of its block
 hashes, of an id a number.
@@ -11,114 +10,30 @@ hashes, of an id a number.
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
-from vllm.config import KVTransferConfig
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA, supports_hma
 from vllm.v1.request import RequestStatus
 
-from kv_api import ConfigError
-from kv_api.errors import refuse_misspelt
-from kv_vllm.handing_on import CALLED, methods_to
+from kv_vllm.recording.before import ConnectorBefore, path_in
 from kv_vllm.recording.schedule import world_of, write_schedule_of
-from kv_vllm.translate import describe_group, role_of, to_vllm
-from kv_vllm.versions import require_version
+from kv_vllm.translate import describe_group
 
-KEYS: Final = ("connector", "record_path")
-INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
 HASH_BYTES: Final = 8
 REMEMBERED: Final = 1000
 """How many requests that ended have a number still, since their transfers may be reported."""
 
 
-def inner_transfer(transfer: Any) -> Any:
-    """The configuration of the connector behind it."""
-    inherited = {key: getattr(transfer, key) for key in INHERITED}
-    return KVTransferConfig(**{**inherited, **_given(transfer.kv_connector_extra_config)})
-
-
-def _given(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is said of the connector behind it."""
-    refuse_misspelt(extra, KEYS, where="kv_connector_extra_config")
-    given = extra.get("connector")
-    if not isinstance(given, Mapping) or not given.get("kv_connector"):
-        raise ConfigError(
-            f"kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, got {given!r}"
-        )
-    return given
-
-
-def record_path(transfer: Any) -> Path:
-    """Where the schedule goes."""
-    path = transfer.kv_connector_extra_config.get("record_path")
-    if not isinstance(path, str) or not path:
-        raise ConfigError(f"kv_connector_extra_config.record_path: expected the path of a file, got {path!r}")
-    return Path(path)
-
-
-def _inner_config(vllm_config: Any) -> Any:
-    copied = copy(vllm_config)
-    copied.kv_transfer_config = inner_transfer(vllm_config.kv_transfer_config)
-    return copied
-
-
-class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class RecordingConnector(ConnectorBefore):
     """What it does is what the one behind it does."""
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        require_version()
-        super().__init__(vllm_config, to_vllm(role_of(role)), kv_cache_config)
-        config = _inner_config(vllm_config)
-        self._knows_groups = KVConnectorFactory.supports_hma_config(config.kv_transfer_config)
-        if not self._knows_groups and len(kv_cache_config.kv_cache_groups) > 1:
-            raise ConfigError(
-                f"{config.kv_transfer_config.kv_connector} works with one KV cache group only, and there are "
-                f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
-            )
-        log: tuple[Path, dict[str, Any]] | None = None
-        if role_of(role).name == "SCHEDULER":  # what is wrong is said before the one behind it takes memory
-            groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
-            log = record_path(vllm_config.kv_transfer_config), world_of(config, kv_cache_config, groups)
-        self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
-        self._log = None if log is None else CallLog(*log)
+    keys = ("connector", "record_path")
+    _log: "CallLog | None" = None
 
-    # -- the class -----------------------------------------------------------------------------
-
-    @classmethod
-    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        config = _inner_config(vllm_config)
-        inner = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
-        layout: str | None = inner.get_required_kvcache_layout(config)
-        return layout
-
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        given = _given(extra_config)
-        inner = KVConnectorFactory.get_connector_class(KVTransferConfig(**{"kv_role": "kv_both", **given}))
-        return bool(inner.requires_piecewise_for_cudagraph(given.get("kv_connector_extra_config", {})))
-
-    @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        transfer = inner_transfer(kv_transfer_config)
-        return bool(KVConnectorFactory.get_connector_class(transfer).supports_sleep_mode(transfer))
-
-    @classmethod
-    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> Any:
-        config = _inner_config(vllm_config)
-        return KVConnectorFactory.get_connector_class(config.kv_transfer_config).build_prom_metrics(config, *args)
-
-    # -- what is written down ------------------------------------------------------------------
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        return bool(self.inner.requires_kv_delivery)
-
-    @property
-    def supports_divergent_local_hybrid_hits(self) -> bool:
-        return bool(self.inner.supports_divergent_local_hybrid_hits)
+    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
+        groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+        path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "record_path")
+        self._log = CallLog(path, world_of(config_behind, kv_cache_config, groups))
 
     @property
     def log(self) -> "CallLog":
@@ -158,9 +73,7 @@ class RecordingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return answer
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
-        if not supports_hma(self.inner):
-            return self.request_finished(request, block_ids[0])
-        answer = self.inner.request_finished_all_groups(request, block_ids)
+        answer = super().request_finished_all_groups(request, block_ids)
         self.log.end(request, answer[0])
         return answer
 
@@ -258,10 +171,3 @@ def _jobs_in(worker_meta: Any) -> Iterator[int]:
     children = getattr(worker_meta, "metadata", None)
     for child in children if isinstance(children, tuple) else ():
         yield from _jobs_in(child)
-
-
-_OWN = vars(RecordingConnector)
-for _name, _method in methods_to("inner", [n for n in CALLED if n not in _OWN]).items():
-    if hasattr(KVConnectorBase_V1, _name):
-        setattr(RecordingConnector, _name, _method)
-RecordingConnector.__abstractmethods__ = frozenset()

@@ -11,12 +11,13 @@ from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
 from kv_sim.replay.readers.mooncake import MOONCAKE
+from kv_sim.replay.readers.recorded import RECORDED
 from kv_sim.replay.readers.vidur import VIDUR
 from kv_sim.replay.readers.vllm_custom import VLLM
 from kv_sim.replay.readers.weka import WEKA
 
 FORMATS: Final[Mapping[str, Format]] = {
-    one.name: one for one in (WEKA, LMCACHE, BAILIAN, LMBENCH, MOONCAKE, VLLM, AZURE, BURSTGPT, VIDUR)
+    one.name: one for one in (WEKA, LMCACHE, BAILIAN, RECORDED, LMBENCH, MOONCAKE, VLLM, AZURE, BURSTGPT, VIDUR)
 }
 """By name; where a record fits several, the first is the one."""
 

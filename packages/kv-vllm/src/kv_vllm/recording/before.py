@@ -1,0 +1,128 @@
+"""``ConnectorBefore``: stands before any connector of vLLM's, and does what that one does.
+
+``kv_connector_extra_config.connector`` is the ``kv_transfer_config`` of the one behind it; what that doesn't say
+of role, engine and failures is that of the one before it.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA, supports_hma
+
+from kv_api import ConfigError
+from kv_api.errors import refuse_misspelt
+from kv_vllm.handing_on import CALLED, methods_to
+from kv_vllm.translate import role_of, to_vllm
+from kv_vllm.versions import require_version
+
+INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
+
+
+class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Whoever derives from it sees the calls that it overrides."""
+
+    keys: ClassVar[tuple[str, ...]] = ("connector",)
+    """Those of ``kv_connector_extra_config`` that it knows."""
+    usual: ClassVar[Mapping[str, Any] | None] = None
+    """The ``kv_transfer_config`` of what is behind it where nothing else is said."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        require_version()
+        super().__init__(vllm_config, to_vllm(role_of(role)), kv_cache_config)
+        config = self.config_behind(vllm_config)
+        transfer = config.kv_transfer_config
+        if len(kv_cache_config.kv_cache_groups) > 1 and not KVConnectorFactory.supports_hma_config(transfer):
+            raise ConfigError(
+                f"{transfer.kv_connector} works with one KV cache group only, and there are "
+                f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
+            )
+        if role_of(role).name == "SCHEDULER":  # what is wrong is said before the one behind it takes memory
+            self.begin(vllm_config, config, kv_cache_config)
+        self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
+
+    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
+        """Make what the scheduler's half has of its own."""
+
+    # -- the class -----------------------------------------------------------------------------
+
+    @classmethod
+    def transfer_behind(cls, transfer: Any) -> Any:
+        """The configuration of the connector behind it."""
+        inherited = {key: getattr(transfer, key) for key in INHERITED}
+        return KVTransferConfig(**{**inherited, **cls._given(transfer.kv_connector_extra_config)})
+
+    @classmethod
+    def config_behind(cls, vllm_config: Any) -> Any:
+        """The engine's, as the connector behind it gets it."""
+        copied = copy(vllm_config)
+        copied.kv_transfer_config = cls.transfer_behind(vllm_config.kv_transfer_config)
+        return copied
+
+    @classmethod
+    def _given(cls, extra: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is said of the connector behind it."""
+        refuse_misspelt(extra, cls.keys, where="kv_connector_extra_config")
+        given = extra.get("connector", cls.usual)
+        if not isinstance(given, Mapping) or not given.get("kv_connector"):
+            raise ConfigError(
+                "kv_connector_extra_config.connector: expected the kv_transfer_config of a connector, "
+                f"got {given!r}"
+            )
+        return given
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        config = cls.config_behind(vllm_config)
+        inner = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+        layout: str | None = inner.get_required_kvcache_layout(config)
+        return layout
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        given = cls._given(extra_config)
+        inner = KVConnectorFactory.get_connector_class(KVTransferConfig(**{"kv_role": "kv_both", **given}))
+        return bool(inner.requires_piecewise_for_cudagraph(given.get("kv_connector_extra_config", {})))
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        transfer = cls.transfer_behind(kv_transfer_config)
+        return bool(KVConnectorFactory.get_connector_class(transfer).supports_sleep_mode(transfer))
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> Any:
+        config = cls.config_behind(vllm_config)
+        return KVConnectorFactory.get_connector_class(config.kv_transfer_config).build_prom_metrics(config, *args)
+
+    # -- what is not only handed on ------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return bool(self.inner.requires_kv_delivery)
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return bool(self.inner.supports_divergent_local_hybrid_hits)
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        if not supports_hma(self.inner):
+            return self.inner.request_finished(request, block_ids[0])
+        return self.inner.request_finished_all_groups(request, block_ids)
+
+
+def path_in(extra: Mapping[str, Any], key: str) -> Path:
+    """The path of a file that ``kv_connector_extra_config`` has to have."""
+    path = extra.get(key)
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"kv_connector_extra_config.{key}: expected the path of a file, got {path!r}")
+    return Path(path)
+
+
+_OWN = vars(ConnectorBefore)
+for _name, _method in methods_to("inner", [n for n in CALLED if n not in _OWN]).items():
+    if hasattr(KVConnectorBase_V1, _name):
+        setattr(ConnectorBefore, _name, _method)
+ConnectorBefore.__abstractmethods__ = frozenset()

@@ -1,0 +1,63 @@
+"""``TraceConnector``: writes the requests of a live engine as a trace, from which host memory can be sized.
+
+``kv_connector_extra_config`` has ``trace_path``, and may have ``connector``, which is behind it; without that the
+engine does what it does without a connector. What is written is in ``traffic``.
+"""
+
+from logging import getLogger
+from math import gcd
+from typing import Any, Final
+
+from kv_vllm.recording.before import ConnectorBefore, path_in
+from kv_vllm.recording.clock import read_clock
+from kv_vllm.recording.traffic import Traffic, path_of_replica
+
+NOTHING: Final = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_vllm.recording.nothing"}
+
+_log: Final = getLogger("kv_vllm")
+
+
+class TraceConnector(ConnectorBefore):
+    """What it does is what the one behind it does."""
+
+    keys = ("connector", "trace_path")
+    usual = NOTHING
+    traffic: Traffic | None = None
+    """Of the scheduler's half."""
+
+    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
+        parallel = vllm_config.parallel_config
+        path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "trace_path")
+        path = path_of_replica(path, getattr(parallel, "data_parallel_index", 0))
+        self.traffic = Traffic(path, _tokens_per_hash(vllm_config, kv_cache_config), read_clock, _log.warning)
+
+    def on_new_request(self, request: Any) -> None:
+        if self.traffic is not None:
+            self.traffic.arrive(request)
+        self.inner.on_new_request(request)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> Any:
+        self._end(request)
+        return self.inner.request_finished(request, block_ids)
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
+        self._end(request)
+        return super().request_finished_all_groups(request, block_ids)
+
+    def shutdown(self) -> None:
+        try:
+            self.inner.shutdown()
+        finally:
+            if self.traffic is not None:
+                self.traffic.close()
+
+    def _end(self, request: Any) -> None:
+        if self.traffic is not None:
+            self.traffic.end(request)
+
+
+def _tokens_per_hash(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens that one block hash of a request covers."""
+    size = getattr(kv_cache_config, "hash_block_size", None)
+    size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
+    return int(size or gcd(*(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)))

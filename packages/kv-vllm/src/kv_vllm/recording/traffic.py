@@ -1,0 +1,160 @@
+"""``Traffic``: writes one line for each request of an engine, as a trace that ``kv-sim size`` reads.
+
+    {"timestamp": 1790000000000, "input_length": 40, "output_length": 9, "block_size": 16, "hash_ids": [52, 7]}
+
+These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
+stands for everything up to its end; beside them how many tokens a block has. An id is made of the first bytes of
+the engine's own hash, so it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
+
+**Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
+So a request waits for those before it. If one takes so long that too much waits behind it, it is written with
+what it has sampled until then. Times never go back, whatever the clock does.
+
+A trace goes on where the file ends, so an engine that is started again adds to it. Nothing that goes wrong with
+the file may stop an engine that serves: the trace ends there, and the log says why.
+
+**Invariants** (``check``): who waits is in the order of arrival, the first one has not ended, and ``_open`` has
+those that haven't, by id.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import SEEK_END
+from pathlib import Path
+from typing import Any, Final
+
+from kv_api import ConfigError
+
+FIELDS: Final = ("timestamp", "input_length", "output_length", "block_size", "hash_ids")
+ID_BITS: Final = 53
+"""What any reader of JSON takes for a whole number."""
+MOST_IDS_WAITING: Final = 1 << 20
+MOST_REQUESTS_WAITING: Final = 10_000
+
+_HASH_BYTES: Final = 8
+_BEGIN: Final = b'{"timestamp":'
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request that was not written yet."""
+
+    milliseconds: int
+    request: Any
+    """While it runs; then None."""
+    input_tokens: int
+    hashes: Sequence[bytes]
+    output_tokens: int = 0
+
+
+class Traffic:
+    """The requests of one engine. Who has not ended when it closes is written as far as it came."""
+
+    def __init__(
+        self, path: Path, block_tokens: int, clock: Callable[[], float], warn: Callable[..., None]
+    ) -> None:
+        """``clock``: seconds since 1970; ``warn`` logs a message and its arguments."""
+        self._path = path
+        self._block_tokens = block_tokens
+        self._clock = clock
+        self._warn = warn
+        self._rows: deque[_Row] = deque()
+        self._open: dict[str, _Row] = {}
+        self._waiting_ids = 0
+        self._now = 0
+        try:
+            self._file = _appended(path)
+        except OSError as error:
+            raise ConfigError(f"kv_connector_extra_config.trace_path: {error}") from error
+
+    def arrive(self, request: Any) -> None:
+        """A request is new."""
+        if self._file.closed:
+            return
+        self._now = max(self._now, int(1000 * self._clock()))
+        prompt = request.num_prompt_tokens
+        row = _Row(self._now, request, prompt, request.block_hashes[: prompt // self._block_tokens])
+        self._rows.append(row)
+        self._open[request.request_id] = row
+        self._waiting_ids += len(row.hashes)
+        self._write_some()
+
+    def end(self, request: Any) -> None:
+        """A request ended, however."""
+        row = self._open.pop(request.request_id, None)
+        if row is None:
+            return
+        row.output_tokens, row.request = request.num_output_tokens, None
+        self._write_some()
+
+    def close(self) -> None:
+        """Write what waits."""
+        while self._rows:
+            self._write_first()
+        self._file.close()
+
+    def check(self) -> None:
+        """Recount."""
+        times = [row.milliseconds for row in self._rows]
+        assert times == sorted(times), f"out of order: {times}"
+        assert not self._rows or self._rows[0].request is not None, "the first one has ended, and waits"
+        running = {row.request.request_id: row for row in self._rows if row.request is not None}
+        assert running == self._open, f"{sorted(running)} run, {sorted(self._open)} are open"
+        waiting = sum(len(row.hashes) for row in self._rows)
+        assert waiting == self._waiting_ids, f"{waiting} ids wait, {self._waiting_ids} were counted"
+
+    def _write_some(self) -> None:
+        """Those before whom nobody runs any more, and as many as there are too many."""
+        while self._rows and (self._rows[0].request is None or self._is_too_much()):
+            self._write_first()
+
+    def _is_too_much(self) -> bool:
+        return self._waiting_ids > MOST_IDS_WAITING or len(self._rows) > MOST_REQUESTS_WAITING
+
+    def _write_first(self) -> None:
+        row = self._rows.popleft()
+        self._waiting_ids -= len(row.hashes)
+        if row.request is not None:
+            row.output_tokens = row.request.num_output_tokens
+            del self._open[row.request.request_id]
+        ids = [id_of(block_hash) for block_hash in row.hashes]
+        values = (row.milliseconds, row.input_tokens, row.output_tokens, self._block_tokens, ids)
+        self._write(json.dumps(dict(zip(FIELDS, values, strict=True)), separators=(",", ":")) + "\n")
+
+    def _write(self, line: str) -> None:
+        left = memoryview(line.encode())
+        try:
+            while left and not self._file.closed:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._warn("%s: the trace of requests ends here: %s", self._path, error)
+            self._file.close()
+
+
+def id_of(block_hash: bytes) -> int:
+    """What a trace calls the blocks up to the one with this hash."""
+    return int.from_bytes(block_hash[:_HASH_BYTES], "big") >> (8 * _HASH_BYTES - ID_BITS)
+
+
+def path_of_replica(path: Path, replica: int) -> Path:
+    """The file of one replica of an engine: each has a cache of its own, and so a trace of its own."""
+    return path.with_name(f"{path.stem}.{replica}{path.suffix}") if replica else path
+
+
+def _appended(path: Path) -> Any:
+    """A file to be written to where it ends. One that is something else is a ConfigError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+b", buffering=0)
+    if file.tell():
+        file.seek(0)
+        if file.read(len(_BEGIN)) != _BEGIN:
+            file.close()
+            raise ConfigError(
+                f"kv_connector_extra_config.trace_path: {path} has something else in it than a trace of requests"
+            )
+        file.seek(-1, SEEK_END)
+        if file.read(1) != b"\n":  # the engine was killed as it wrote its last line
+            file.write(b"\n")
+    return file

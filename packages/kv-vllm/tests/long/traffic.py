@@ -1,0 +1,96 @@
+"""A real vLLM writes its traffic, and what the replay says of that trace is what the engine counted.
+
+Run by ``vllm-long``.
+"""
+
+import json
+import random
+
+import pytest
+from kv_vllm_runs import BLOCK, OURS, Engine, history, made_up, with_extra
+
+from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+CHUNK_BYTES = 32768
+"""Of a block of the tiny model in host memory."""
+
+
+def tracing(path, behind=None):
+    """The configuration of an engine that writes its traffic."""
+    extra = {"trace_path": str(path)}
+    if behind is not None:
+        extra["connector"] = behind
+    return {
+        "kv_connector": "TraceConnector",
+        "kv_connector_module_path": "kv_vllm",
+        "kv_role": "kv_producer" if behind is None else "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def prompts(seed):
+    """Some that share a beginning of some blocks, with tails of any length; they come back now and then.
+
+    None is of full blocks alone: vLLM computes the last token of a prompt anew, and with it that block.
+    """
+    source = random.Random(seed)
+    trunks = [made_up(seed + number, BLOCK * 6) for number in range(3)]
+    known = []
+    for number in range(80):
+        if known and source.random() < 0.3:
+            yield source.choice(known)
+            continue
+        trunk = trunks[source.randrange(3)][: BLOCK * source.randrange(7)]
+        known.append(trunk + made_up(1000 + number, BLOCK * source.randrange(3) + source.randrange(1, BLOCK)))
+        yield known[-1]
+
+
+def test_outputs_are_those_of_an_engine_without_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    plain = Engine()
+    expected = history(plain)
+    plain.close()
+    engine = Engine(tracing(tmp_path / "traffic.jsonl"))
+    assert history(engine) == expected
+    requests = engine._count
+    engine.close()
+    records = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
+    assert len(records) == requests
+    assert {record["block_size"] for record in records} == {BLOCK}
+    assert all(len(record["hash_ids"]) == record["input_length"] // BLOCK for record in records)
+    assert {0, 24, 90} <= {record["output_length"] for record in records} <= {*range(25), 90}
+
+
+def test_what_the_gpu_answers_is_what_the_replay_says(tmp_path, monkeypatch):
+    """One after the other, and none leaves: in vLLM blocks that aren't full take room, too."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine, asked = Engine(tracing(tmp_path / "traffic.jsonl"), num_gpu_blocks_override=600), [*prompts(1)]
+    for prompt in asked:
+        engine.run([prompt], tokens=1)
+    counted = engine.metric("vllm:prefix_cache_hits")
+    engine.close()
+    columns = open_trace(tmp_path / "traffic.jsonl")
+    assert [request.input_tokens for request in columns] == [*map(len, asked)]
+    outcome = replay_cache(columns, Setup(gpu_blocks=600))
+    assert counted == BLOCK * int(outcome.gpu_hits.sum()) > 1000
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch, policy):
+    """It is too small, so chunks leave; the GPU's cache is emptied before each request."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    behind = with_extra(OURS, cpu_bytes_to_use=20 * CHUNK_BYTES, eviction_policy=policy)
+    engine = Engine(tracing(tmp_path / "traffic.jsonl", behind))
+    for prompt in prompts(2):
+        engine.run([prompt], tokens=1)
+        assert engine.llm.reset_prefix_cache()
+    counted = engine.metric("vllm:external_prefix_cache_hits")
+    engine.close()
+    columns = open_trace(tmp_path / "traffic.jsonl", TraceOptions(format="recorded"))
+    small, large = (replay_cache(columns, Setup(policy=policy, capacity=size)) for size in (20, 1000))
+    assert counted == BLOCK * int(small.cpu_hits.sum()) > 1000
+    assert small.cpu_hits.sum() < 0.95 * large.cpu_hits.sum()
