@@ -30,7 +30,7 @@ try:
 
     from kv_vllm.connectors.host_spec import HostManager
     from kv_vllm.recording.connector import CallLog
-    from kv_vllm.recording.traffic import Traffic
+    from kv_vllm.recording.traffic import Blocks, Traffic
     from kv_vllm.translate import to_vllm
 except ImportError as error:
     sys.exit(f"vllm_boundary: this needs kv-vllm and a vLLM: {error}")
@@ -99,7 +99,7 @@ def main() -> None:
         rows["record, a step of 64 requests"] = nanoseconds(
             lambda: [log.write("step", scheduled=scheduled, preempted=[]) for _ in range(200)], 200, repeat
         )
-        traffic = Traffic(Path(folder, "b.jsonl"), 16, time, print)
+        traffic = Traffic(Path(folder, "b.jsonl"), Blocks(16), time, print)
         rows["trace, a request of 256 blocks"] = nanoseconds(lambda: trace(traffic, 200), 200, repeat)
         traffic.close()
     print(f"{'':36}ns")

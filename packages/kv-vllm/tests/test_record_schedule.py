@@ -15,6 +15,7 @@ from kv_vllm.recording.schedule import (
     Conversations,
     Summary,
     actions_of,
+    bytes_per_block,
     read_calls,
     room_tokens,
     subject_of,
@@ -155,9 +156,18 @@ def blocks(count, sizes, **more):
     return SimpleNamespace(
         num_blocks=count,
         kv_cache_groups=[layers, layers],
-        kv_cache_tensors=[SimpleNamespace(size=size) for size in sizes],
+        kv_cache_tensors=[SimpleNamespace(size=size, block_stride=size) for size in sizes],
         **more,
     )
+
+
+def test_what_a_block_takes():
+    """In one allocation, of which each tensor says the size; in tensors by themselves; or by its layers' pages."""
+    assert bytes_per_block(blocks(4, [400, 400])) == 100
+    apart = blocks(4, [])
+    apart.kv_cache_tensors = [SimpleNamespace(size=size) for size in (400, 80)]
+    assert bytes_per_block(apart) == 120
+    assert bytes_per_block(blocks(4, [])) == 40
 
 
 def group(kind, tokens_per_block=16, window_tokens=0):

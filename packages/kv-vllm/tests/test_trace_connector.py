@@ -119,6 +119,45 @@ def test_a_block_has_as_many_tokens_as_a_hash_stands_for(
     assert (record["block_size"], len(record["hash_ids"])) == (tokens, min(3, 40 // tokens))
 
 
+def about(connector, config, base, cache, path):  # noqa: F811
+    """What a line says of the engine."""
+    made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
+    made.on_new_request(request_of("x"))
+    made.shutdown()
+    record = json.loads(path.read_text())
+    path.unlink()
+    return [record.get(name) for name in ("block_size", "block_bytes", "gpu_blocks")]
+
+
+@pytest.mark.parametrize("has_strides", [True, False])
+def test_what_blocks_are_is_told_where_all_are_alike_and_kept(
+    connector,
+    config,
+    base,  # noqa: F811
+    cache,  # noqa: F811
+    path,
+    has_strides,
+):
+    """On two workers. Not of windows, of several groups, or where a hash stands for a part of a block."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    config.parallel_config.world_size = 2
+    [group] = cache.kv_cache_groups
+    assert about(connector, config, base, cache, path) == [16, None, None]
+    dtype = group.kv_cache_spec.dtype
+    group.kv_cache_spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=dtype)
+    page = group.kv_cache_spec.page_size_bytes
+    strides = {"block_stride": 2 * page} if has_strides else {}
+    size = (2 if has_strides else 1) * 8 * page
+    cache.kv_cache_tensors = [SimpleNamespace(size=size, shared_by=[name], **strides) for name in "ab"]
+    assert about(connector, config, base, cache, path) == [16, 2 * 2 * page, 7]
+    config.cache_config.hash_block_size = 8
+    assert about(connector, config, base, cache, path) == [8, None, None]
+    config.cache_config.hash_block_size = None
+    cache.kv_cache_groups *= 2
+    assert about(connector, config, base, cache, path) == [16, None, None]
+
+
 def test_each_replica_has_a_trace_of_its_own(connector, config, base, cache, path):  # noqa: F811
     config.parallel_config.data_parallel_index = 3
     connector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_vllm.recording import traffic as module
-from kv_vllm.recording.traffic import Traffic, id_of, path_of_replica
+from kv_vllm.recording.traffic import Blocks, Traffic, id_of, path_of_replica
 
 BLOCK = 4
+TOLD = Blocks(BLOCK)
 
 
 def request_of(name, prompt=9, hashes=("a", "b")):
@@ -47,8 +48,8 @@ def warned():
 def make(tmp_path, clock, warned):
     made = []
 
-    def make(name="a trace.jsonl"):
-        traffic = Traffic(tmp_path / name, BLOCK, clock, lambda text, *args: warned.append(text % args))
+    def make(name="a trace.jsonl", blocks=TOLD):
+        traffic = Traffic(tmp_path / name, blocks, clock, lambda text, *args: warned.append(text % args))
         made.append(traffic)
         return traffic
 
@@ -78,9 +79,17 @@ def test_a_line_has_the_full_blocks_of_a_prompt(make, tmp_path, clock):
     ended(traffic, short, 1)
     ids = [id_of(block_hash) for block_hash in longer.block_hashes[:2]]
     assert written(tmp_path) == [
-        {"timestamp": 1_000_000, "input_length": 11, "output_length": 7, "block_size": 4, "hash_ids": ids},
-        {"timestamp": 1_002_500, "input_length": 3, "output_length": 1, "block_size": 4, "hash_ids": []},
+        {"timestamp": 1_000_000, "input_length": 11, "output_length": 7, "hash_ids": ids, "block_size": 4},
+        {"timestamp": 1_002_500, "input_length": 3, "output_length": 1, "hash_ids": [], "block_size": 4},
     ]
+
+
+def test_what_is_known_of_the_engine_is_in_each_line(make, tmp_path):
+    traffic = make(blocks=Blocks(BLOCK, 4096, 77))
+    traffic.arrive(request_of("x"))
+    traffic.close()
+    [line] = written(tmp_path)
+    assert {name: line[name] for name in [*line][-3:]} == {"block_size": 4, "block_bytes": 4096, "gpu_blocks": 77}
 
 
 def test_an_id_is_the_beginning_of_a_hash_and_any_json_reader_keeps_it():
@@ -157,7 +166,7 @@ def test_nobody_ends_who_did_not_arrive(make, tmp_path):
 def test_whatever_happens_each_request_has_its_line(tmp_path_factory, events):
     """Compared with a list: (which one, what it has sampled), the first time it arrives, then it ends."""
     file = tmp_path_factory.mktemp("any") / "a trace.jsonl"
-    traffic = Traffic(file, BLOCK, Clock(), print)
+    traffic = Traffic(file, TOLD, Clock(), print)
     running, expected = {}, []
     for number, (name, output) in enumerate(events):
         if name in running:

@@ -12,6 +12,7 @@ from kv_sim.replay.command.arguments import (
     add_size_arguments,
     bytes_per_token,
     footprint_of,
+    gpu_blocks_of,
     policies_of,
     trace_options,
 )
@@ -19,6 +20,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing
 from kv_sim.replay.timed.command import OLD_NAMES
+from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import Footprint
 
 
@@ -145,8 +147,21 @@ def test_the_bytes_of_a_token():
             ),
         ),
     ]:
-        assert bytes_per_token(parsed(*line)) == found
-        assert footprint_of(parsed(*line), 16) == Footprint(16, found[0])
+        assert bytes_per_token(parsed(*line), None) == found
+        assert footprint_of(parsed(*line), 16, None) == Footprint(16, found[0])
+        of_trace = bytes_per_token(parsed(*line), EngineMemory(64, 48))
+        assert of_trace == (found if line else (64, "recorded: 64 bytes a token, room for 48 tokens on the GPU"))
+
+
+def test_blocks_of_the_gpu():
+    for line, alone, recorded in [
+        ((), 0, 3),
+        (("--gpu-capacity", "none"), 0, 0),
+        (("--gpu-capacity", "5blocks"), 5, 5),
+        (("--gpu-capacity", "32tokens"), 2, 2),
+    ]:
+        assert gpu_blocks_of(parsed(*line), Footprint(16, None), None) == alone
+        assert gpu_blocks_of(parsed(*line), Footprint(16, None), EngineMemory(64, 63)) == recorded
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,11 @@ def group_kind(kv_cache_spec: Any) -> str:
     return str(get_kv_cache_spec_kind(kv_cache_spec).value)
 
 
+def reads_all(kv_cache_spec: Any) -> bool:
+    """Whether it is a group whose layers attend to everything."""
+    return KINDS.get(get_kv_cache_spec_kind(kv_cache_spec)) is AttentionKind.FULL
+
+
 def has_states(kv_cache_spec: Any) -> bool:
     """Whether it is a group of states."""
     return KINDS.get(get_kv_cache_spec_kind(kv_cache_spec)) is AttentionKind.STATE_SPACE

@@ -61,6 +61,7 @@ def test_outputs_are_those_of_an_engine_without_it(tmp_path, monkeypatch):
     records = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
     assert len(records) == requests
     assert {record["block_size"] for record in records} == {BLOCK}
+    assert {(record["block_bytes"], record["gpu_blocks"]) for record in records} == {(CHUNK_BYTES, 23)}
     assert all(len(record["hash_ids"]) == record["input_length"] // BLOCK for record in records)
     assert {0, 24, 90} <= {record["output_length"] for record in records} <= {*range(25), 90}
 

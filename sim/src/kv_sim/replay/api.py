@@ -25,15 +25,20 @@ def replay(
     policy: str = "lru",
     capacity: Capacity = 0,
     *,
-    gpu_capacity: Capacity = 0,
+    gpu_capacity: Capacity | None = None,
     model: str | None = None,
     bytes_per_token: int | None = None,
     store_threshold: int = 0,
 ) -> CacheReplay:
-    """Replay a trace through the real manager with one policy at one capacity."""
+    """Replay a trace through the real manager with one policy at one capacity.
+
+    What a token takes, and the GPU's cache in front, are what the trace says of them, if nobody else does.
+    """
     columns = _opened(trace)
     footprint = _footprint(columns, model, bytes_per_token)
-    setup = Setup(policy, _blocks(capacity, footprint), _blocks(gpu_capacity, footprint), store_threshold)
+    setup = Setup(
+        policy, _blocks(capacity, footprint), _gpu_blocks(gpu_capacity, columns, footprint), store_threshold
+    )
     [run] = results_of(columns, shape_of(columns), replay_all(columns, [setup]), footprint).runs
     return run
 
@@ -44,14 +49,14 @@ def size(
     capacities: Sequence[Capacity] | None = None,
     *,
     points: int = 20,
-    gpu_capacity: Capacity = 0,
+    gpu_capacity: Capacity | None = None,
     budget: Capacity | None = None,
     model: str | None = None,
     bytes_per_token: int | None = None,
     jobs: int = 1,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Sizing:
-    """Sweep capacities and policies, and recommend one of each."""
+    """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``."""
     columns = _opened(trace)
     footprint, shape = _footprint(columns, model, bytes_per_token), shape_of(columns)
     if capacities is None:
@@ -64,7 +69,7 @@ def size(
         policies,
         sizes,
         footprint,
-        gpu_blocks=_blocks(gpu_capacity, footprint),
+        gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
         budget_blocks=None if budget is None else _blocks(budget, footprint),
         jobs=jobs,
         progress=progress,
@@ -78,7 +83,15 @@ def _opened(trace: Columns | str | Path) -> Columns:
 def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:
     if model is not None and bytes_per_token is None:
         bytes_per_token = find_model(model).bytes_per_token("bf16")
+    if bytes_per_token is None and columns.engine is not None:
+        bytes_per_token = columns.engine.bytes_per_token
     return Footprint(columns.block_tokens, bytes_per_token)
+
+
+def _gpu_blocks(capacity: Capacity | None, columns: Columns, footprint: Footprint) -> int:
+    if capacity is None:
+        return 0 if columns.engine is None else columns.engine.gpu_tokens // columns.block_tokens
+    return _blocks(capacity, footprint)
 
 
 def _blocks(capacity: Capacity, footprint: Footprint) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kv_sim.replay.trace import TraceRequest
+from kv_sim.replay.trace import EngineMemory, TraceRequest
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -40,7 +40,9 @@ class _Folder:
 
 
 class Columns:
-    """A compiled trace; ``notes`` is what its reader wants to be known about it."""
+    """A compiled trace; ``notes`` is what its reader wants known about it, ``engine`` what it was recorded on."""
+
+    engine: EngineMemory | None = None
 
     def __init__(
         self,

@@ -23,6 +23,19 @@ class TraceRequest:
     """The ids of its prompt's blocks; the last may stand for fewer tokens than a block has."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """What a trace says of the memory for KV of the engine that it was recorded on."""
+
+    bytes_per_token: int
+    """On all workers together."""
+    gpu_tokens: int
+    """For how many the GPU's prefix cache has room."""
+
+    def __str__(self) -> str:
+        return f"recorded: {self.bytes_per_token:,} bytes a token, room for {self.gpu_tokens:,} tokens on the GPU"
+
+
 class Trace(Protocol):
     """A trace that can be gone through any number of times, in order of arrival."""
 

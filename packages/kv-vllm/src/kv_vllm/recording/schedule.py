@@ -67,7 +67,7 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> d
     transfer = vllm_config.kv_transfer_config
     run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
     _refuse_what_no_world_has(vllm_config.cache_config.block_size, kv_cache_config, groups)
-    block_bytes = _bytes_per_block(kv_cache_config)
+    block_bytes = bytes_per_block(kv_cache_config)
     host_bytes = transfer.kv_connector_extra_config.get("cpu_bytes_to_use") or 64 * block_bytes
     world = {
         "num_blocks": kv_cache_config.num_blocks,
@@ -107,10 +107,12 @@ def _refuse_what_no_world_has(block_size: int, kv_cache_config: Any, groups: Seq
         )
 
 
-def _bytes_per_block(kv_cache_config: Any) -> int:
+def bytes_per_block(kv_cache_config: Any) -> int:
+    """What a block takes on one worker, in all tensors: where they have strides, each says the size of all."""
     tensors = kv_cache_config.kv_cache_tensors
     if tensors and kv_cache_config.num_blocks:
-        return int(tensors[0].size) // int(kv_cache_config.num_blocks)
+        sizes = [int(tensor.size) for tensor in tensors]
+        return (sizes[0] if hasattr(tensors[0], "block_stride") else sum(sizes)) // int(kv_cache_config.num_blocks)
     return sum(
         int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
         for group in kv_cache_config.kv_cache_groups

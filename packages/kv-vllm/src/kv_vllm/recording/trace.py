@@ -10,9 +10,14 @@ from typing import Any, Final
 
 from kv_vllm.recording.before import ConnectorBefore, path_in
 from kv_vllm.recording.clock import read_clock
-from kv_vllm.recording.traffic import Traffic, path_of_replica
+from kv_vllm.recording.schedule import bytes_per_block
+from kv_vllm.recording.traffic import Blocks, Traffic, path_of_replica
+from kv_vllm.translate import reads_all
 
 NOTHING: Final = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_vllm.recording.nothing"}
+
+NULL_BLOCKS: Final = 1
+"""Of vLLM's pool: blocks that hold nothing."""
 
 _log: Final = getLogger("kv_vllm")
 
@@ -29,7 +34,7 @@ class TraceConnector(ConnectorBefore):
         parallel = vllm_config.parallel_config
         path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "trace_path")
         path = path_of_replica(path, getattr(parallel, "data_parallel_index", 0))
-        self.traffic = Traffic(path, _tokens_per_hash(vllm_config, kv_cache_config), read_clock, _log.warning)
+        self.traffic = Traffic(path, _blocks_of(vllm_config, kv_cache_config), read_clock, _log.warning)
 
     def on_new_request(self, request: Any) -> None:
         if self.traffic is not None:
@@ -56,8 +61,13 @@ class TraceConnector(ConnectorBefore):
             self.traffic.end(request)
 
 
-def _tokens_per_hash(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Tokens that one block hash of a request covers."""
+def _blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks:
+    """The engine's blocks, as the hashes of its requests name them."""
+    groups = kv_cache_config.kv_cache_groups
     size = getattr(kv_cache_config, "hash_block_size", None)
-    size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
-    return int(size or gcd(*(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)))
+    size = int(size or getattr(vllm_config.cache_config, "hash_block_size", None) or 0)
+    size = size or gcd(*(group.kv_cache_spec.block_size for group in groups))
+    if [group.kv_cache_spec.block_size for group in groups] != [size] or not reads_all(groups[0].kv_cache_spec):
+        return Blocks(size)
+    num_bytes = bytes_per_block(kv_cache_config) * vllm_config.parallel_config.world_size
+    return Blocks(size, num_bytes, kv_cache_config.num_blocks - NULL_BLOCKS)

@@ -1,10 +1,13 @@
 """``Traffic``: writes one line for each request of an engine, as a trace that ``kv-sim size`` reads.
 
-    {"timestamp": 1790000000000, "input_length": 40, "output_length": 9, "block_size": 16, "hash_ids": [52, 7]}
+    {"timestamp": 1790000000000, "input_length": 40, "output_length": 9, "hash_ids": [52, 7],
+     "block_size": 16, "block_bytes": 2097152, "gpu_blocks": 27000}
 
 These are the fields of Mooncake's traces: milliseconds, tokens, and an id for each full block of the prompt, which
-stands for everything up to its end; beside them how many tokens a block has. An id is made of the first bytes of
-the engine's own hash, so it knows what the engine knows of a prompt (adapter, images, salt), and holds no text.
+stands for everything up to its end. Behind them is what the engine's blocks are: of how many tokens, and if all
+are alike and kept for a whole prompt, how many bytes one takes on all workers together, and how many the GPU's
+cache has. An id is made of the first bytes of the engine's own hash, so it knows what the engine knows of a prompt
+(adapter, images, salt), and holds no text.
 
 **Theory of operation.** What a request sampled is known when it ends, and lines are to be in the order of arrival.
 So a request waits for those before it. If one takes so long that too much waits behind it, it is written with
@@ -27,7 +30,6 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 
-FIELDS: Final = ("timestamp", "input_length", "output_length", "block_size", "hash_ids")
 ID_BITS: Final = 53
 """What any reader of JSON takes for a whole number."""
 MOST_IDS_WAITING: Final = 1 << 20
@@ -35,6 +37,17 @@ MOST_REQUESTS_WAITING: Final = 10_000
 
 _HASH_BYTES: Final = 8
 _BEGIN: Final = b'{"timestamp":'
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What an engine's blocks are; its fields are those of each line."""
+
+    block_size: int
+    """Tokens."""
+    block_bytes: int | None = None
+    """On all workers. None, as the next, where blocks are of several kinds, or let go of within a prompt."""
+    gpu_blocks: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +65,11 @@ class _Row:
 class Traffic:
     """The requests of one engine. Who has not ended when it closes is written as far as it came."""
 
-    def __init__(
-        self, path: Path, block_tokens: int, clock: Callable[[], float], warn: Callable[..., None]
-    ) -> None:
+    def __init__(self, path: Path, blocks: Blocks, clock: Callable[[], float], warn: Callable[..., None]) -> None:
         """``clock``: seconds since 1970; ``warn`` logs a message and its arguments."""
         self._path = path
-        self._block_tokens = block_tokens
+        self._block_tokens = blocks.block_size
+        self._about = {name: value for name, value in vars(blocks).items() if value is not None}
         self._clock = clock
         self._warn = warn
         self._rows: deque[_Row] = deque()
@@ -119,9 +131,14 @@ class Traffic:
         if row.request is not None:
             row.output_tokens = row.request.num_output_tokens
             del self._open[row.request.request_id]
-        ids = [id_of(block_hash) for block_hash in row.hashes]
-        values = (row.milliseconds, row.input_tokens, row.output_tokens, self._block_tokens, ids)
-        self._write(json.dumps(dict(zip(FIELDS, values, strict=True)), separators=(",", ":")) + "\n")
+        line = {
+            "timestamp": row.milliseconds,
+            "input_length": row.input_tokens,
+            "output_length": row.output_tokens,
+            "hash_ids": [id_of(block_hash) for block_hash in row.hashes],
+            **self._about,
+        }
+        self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def _write(self, line: str) -> None:
         left = memoryview(line.encode())

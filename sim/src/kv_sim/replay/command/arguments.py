@@ -16,11 +16,13 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
-from kv_sim.replay.units import EXPECTED, Footprint, check_bytes
+from kv_sim.replay.trace import EngineMemory
+from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
 
 TIMED: Final = "kv_sim.replay.timed.command"
 ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 USUAL_DTYPE: Final = "bf16"
+NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
 
 
@@ -120,8 +122,8 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
     )
 
 
-def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None]:
-    """The bytes of a token, and the sum that they come from."""
+def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:
+    """The bytes of a token, and the sum that they come from; as the trace says, where nobody else does."""
     if options.kv_dtype is not None and options.model is None:
         raise ConfigError("--kv-dtype is for --model, which isn't given")
     if options.bytes_per_token is not None:
@@ -130,15 +132,24 @@ def bytes_per_token(options: argparse.Namespace) -> tuple[int | None, str | None
         check_bytes(options.bytes_per_token, "--bytes-per-token")
         return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
     if options.model is None:
-        return None, None
+        return (None, None) if engine is None else (engine.bytes_per_token, str(engine))
     dtype = options.kv_dtype or USUAL_DTYPE
     model = find_model(options.model, dtype)
     return model.bytes_per_token(dtype), f"{options.model}: {model.sum_shown(dtype)}"
 
 
-def footprint_of(options: argparse.Namespace, block_tokens: int) -> Footprint:
+def footprint_of(options: argparse.Namespace, block_tokens: int, engine: EngineMemory | None) -> Footprint:
     """What a block takes."""
-    return Footprint(block_tokens, bytes_per_token(options)[0])
+    return Footprint(block_tokens, bytes_per_token(options, engine)[0])
+
+
+def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: EngineMemory | None) -> int:
+    """Blocks of the GPU's prefix cache in front; as the trace says, where nobody else does."""
+    if options.gpu_capacity is None:
+        return 0 if engine is None else engine.gpu_tokens // footprint.block_tokens
+    return (
+        0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
+    )
 
 
 def points_of(options: argparse.Namespace) -> int:
@@ -199,7 +210,11 @@ def _add_policies(parser: argparse.ArgumentParser, usual: str) -> None:
 
 
 def _add_gpu(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu-capacity", metavar="SIZE", help="the GPU's prefix cache in front (default: none)")
+    parser.add_argument(
+        "--gpu-capacity",
+        metavar="SIZE",
+        help=f"the GPU's prefix cache in front, or {NOTHING} (default: what the trace says, or {NOTHING})",
+    )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

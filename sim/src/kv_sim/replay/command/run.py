@@ -43,15 +43,16 @@ def replay(options: argparse.Namespace) -> int:
     columns = _read(options, progress)
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         return _replay_engine(columns, options, progress)
-    footprint = arguments.footprint_of(options, columns.block_tokens)
-    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
+    gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
+    policies = arguments.policies_of(options)
     shape = shape_of(columns)
     capacities = _capacities(options, footprint) or _usual(shape.unique_blocks)
     setups = _setups(options, policies, capacities, gpu_blocks)
     outcomes = replay_all(columns, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
     found = results_of(columns, shape, outcomes, footprint)
-    model = arguments.bytes_per_token(options)[1]
+    model = arguments.bytes_per_token(options, columns.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), lambda: replay_page(found, model))
     _write_oracle(options, columns)
     return FINE
@@ -63,9 +64,9 @@ def size(options: argparse.Namespace) -> int:
     check_outputs(options)
     progress = Progress()
     columns = _read(options, progress)
-    footprint = arguments.footprint_of(options, columns.block_tokens)
-    shape = shape_of(columns)
-    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
+    gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
+    shape, policies = shape_of(columns), arguments.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
     capacities = _capacities(options, footprint) or usual_capacities(shape.unique_blocks, points)
     found = size_trace(
@@ -81,7 +82,7 @@ def size(options: argparse.Namespace) -> int:
         policy_module=options.cache_policy_module_path,
     )
     progress.clear()
-    model = arguments.bytes_per_token(options)[1]
+    model = arguments.bytes_per_token(options, columns.engine)[1]
 
     def page() -> str:
         setup = Setup(
@@ -112,12 +113,13 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
     if options.capacity is None:
         raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
     opening = open_stream(options.trace, arguments.trace_options(options))
-    footprint = arguments.footprint_of(options, opening.block_tokens)
-    policies, gpu_blocks = arguments.policies_of(options), _gpu_blocks(options, footprint)
+    footprint = arguments.footprint_of(options, opening.block_tokens, opening.engine)
+    gpu_blocks = arguments.gpu_blocks_of(options, footprint, opening.engine)
+    policies = arguments.policies_of(options)
     setups = _setups(options, policies, _capacities(options, footprint), gpu_blocks)
     found = replay_stream(opening, setups, footprint, lambda count: progress.count("replaying requests", count))
     progress.clear()
-    model = arguments.bytes_per_token(options)[1]
+    model = arguments.bytes_per_token(options, opening.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), str)
     return FINE
 
@@ -151,10 +153,6 @@ def _capacities(options: argparse.Namespace, footprint: Footprint) -> list[int]:
 
 def _usual(unique_blocks: int) -> list[int]:
     return sorted({max(1, int(unique_blocks * share)) for share in USUAL_SHARES})
-
-
-def _gpu_blocks(options: argparse.Namespace, footprint: Footprint) -> int:
-    return 0 if options.gpu_capacity is None else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
 
 
 def _report(

@@ -46,7 +46,9 @@ def open_trace(
     builder = ColumnsBuilder()
     for request in opening.requests(progress):
         builder.add(*request)
-    return builder.finish(opening.name, opening.block_tokens, opening.notes)
+    columns = builder.finish(opening.name, opening.block_tokens, opening.notes)
+    columns.engine = opening.engine
+    return columns
 
 
 def open_stream(path: str | Path, options: TraceOptions | None = None) -> "Opening":
@@ -88,6 +90,8 @@ class Opening:
             self._notes.append(f"requests of format {self._form.name} have their own times (--stagger)")
         self._unit_seconds = self._choose_unit(self._form, [record for _, record in first])
         self.block_tokens = self._choose_block(self._form, [record for _, record in first])
+        self.engine = first[0][1].engine
+        """On which it was recorded, as its first record says."""
         self._all = chain(first, records)
 
     @property

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from kv_sim.replay.trace import EngineMemory
+
 Id: TypeAlias = int | str
 
 MOST_TOKENS: Final = 100_000_000
@@ -31,6 +33,8 @@ class Record:
     """Where a record says it itself."""
     is_session_local: bool | None = None
     """Whether ids mean something in their session only, where a record says it itself."""
+    engine: EngineMemory | None = None
+    """Where a record says on which it was made."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:

@@ -1,10 +1,15 @@
-"""What kv-vllm's ``TraceConnector`` writes of a live engine: Mooncake's fields, and the tokens of a block."""
+"""What kv-vllm's ``TraceConnector`` writes of a live engine: Mooncake's fields, and what the engine's blocks are.
+
+How many bytes a block takes, on all workers, and how many the GPU's cache has, are there if all blocks are alike.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, whole
+from kv_sim.replay.trace import EngineMemory
+from kv_sim.replay.units import MOST_BYTES
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -17,7 +22,28 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         whole(record, "output_length"),
         id_list(record, "hash_ids"),
         block_tokens=block,
+        engine=_memory(record, block),
     )
+
+
+def _memory(record: Mapping[str, Any], block_tokens: int) -> EngineMemory | None:
+    if record.get("block_bytes") is None and record.get("gpu_blocks") is None:
+        return None
+    of_a_token, rest = divmod(_count(record, "block_bytes"), block_tokens)
+    if rest or not 1 <= of_a_token <= MOST_BYTES:
+        raise MalformedError(
+            f"block_bytes: expected a multiple of block_size, {block_tokens}, of 1 to {MOST_BYTES} bytes a token, "
+            f"got {record['block_bytes']}"
+        )
+    return EngineMemory(of_a_token, _count(record, "gpu_blocks") * block_tokens)
+
+
+def _count(record: Mapping[str, Any], field: str) -> int:
+    """As `whole`, and larger than tokens are: of bytes, or of blocks on a GPU."""
+    value = record.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise MalformedError(f"{field}: expected a whole number of 0 to {2**53 - 1}, got {value!r:.60}")
+    return value
 
 
 RECORDED = Format(

@@ -1,0 +1,133 @@
+"""What a trace says of the engine that it was recorded on, and who may say otherwise."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.command.cli import main
+from kv_sim.replay.api import replay, size
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.trace import EngineMemory
+
+BLOCK = 16
+PROMPTS = ([1, 2, 3], [4, 5], [1, 2, 6], [4, 5, 7, 8], [1, 2, 3])
+
+
+def line(time, ids, **more):
+    about = {"block_size": BLOCK, "block_bytes": 64 * BLOCK, "gpu_blocks": 3}
+    lengths = {"timestamp": time, "input_length": BLOCK * len(ids) + 1, "output_length": 1}
+    return {**lengths, "hash_ids": ids, **about, **more}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(**more):
+        file = tmp_path / "traffic.jsonl"
+        records = [line(1000 * number, ids, **more) for number, ids in enumerate(PROMPTS)]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return str(file)
+
+    return write
+
+
+def printed(capsys, *arguments):
+    assert main([*arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def config_of(lines):
+    return json.loads(shlex.split(lines[-1])[1])["kv_connector_extra_config"]["cpu_bytes_to_use"]
+
+
+RECORDED = "  recorded: 64 bytes a token, room for 48 tokens on the GPU"
+
+
+def test_a_trace_that_says_it_is_sized_without_options(write, capsys):
+    lines = printed(capsys, "size", write(), "--points", "2")
+    assert lines[2] == RECORDED
+    assert any("the GPU's prefix cache alone (3 blocks)" in text for text in lines)
+    assert config_of(lines) % (64 * BLOCK) == 0
+    told = ("--bytes-per-token", "64", "--gpu-capacity", "3blocks")
+    assert lines[3:] == printed(capsys, "size", write(), "--points", "2", *told)[3:]
+
+
+def test_whoever_says_otherwise_is_believed(write, capsys):
+    usual = config_of(printed(capsys, "size", write(), "--capacity", "4blocks"))
+    lines = printed(capsys, "size", write(), "--capacity", "4blocks", "--bytes-per-token", "128")
+    assert config_of(lines) == 2 * usual and RECORDED not in lines
+    lines = printed(capsys, "size", write(), "--capacity", "4blocks", "--gpu-capacity", "none")
+    assert RECORDED in lines and not any("alone" in text for text in lines)
+    lines = printed(capsys, "size", write(), "--capacity", "4blocks", "--gpu-capacity", "2blocks")
+    assert any("alone (2 blocks)" in text for text in lines)
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)])
+def test_a_replay_knows_it_too(write, capsys, stream):
+    told = ("--bytes-per-token", "64", "--gpu-capacity", "48tokens")
+    asked = ("replay", write(), "--capacity", "4KiB", *stream)
+    lines = printed(capsys, *asked)
+    assert RECORDED in lines
+    assert lines[lines.index(RECORDED) + 1 :] == printed(capsys, *asked, *told)[lines.index(RECORDED) + 1 :]
+
+
+def test_a_notebook_knows_it_too(write):
+    told = {"bytes_per_token": 64, "gpu_capacity": 3}
+    assert replay(write(), capacity="4KiB") == replay(write(), capacity="4KiB", **told)
+    assert size(write(), points=2) == size(write(), points=2, **told)
+    assert replay(write(), gpu_capacity=0).setup.gpu_blocks == 0
+    assert size(write(), points=2, model="qwen3-8b").footprint.bytes_per_token != 64
+
+
+def test_of_other_blocks_there_are_as_many_tokens(write):
+    columns = open_trace(write(), TraceOptions(block_tokens=8))
+    assert columns.engine == EngineMemory(64, 48)
+    assert replay(columns, capacity=4).setup.gpu_blocks == 6
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_a_trace_need_not_say_it(write, capsys, without):
+    file = Path(write(block_bytes=None, gpu_blocks=None))
+    if without:
+        file.write_text(file.read_text().replace(', "block_bytes": null, "gpu_blocks": null', ""))
+        assert "gpu_blocks" not in file.read_text()
+    assert open_trace(file).engine is None
+    lines = printed(capsys, "size", str(file), "--points", "2")
+    assert not any("recorded:" in text or "alone" in text or "transfer-config" in text for text in lines)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"gpu_blocks": None}, "gpu_blocks: expected a whole number of 0 to 9007199254740991, got None"),
+        ({"gpu_blocks": True}, "gpu_blocks: expected a whole number of 0 to 9007199254740991, got True"),
+        ({"gpu_blocks": -1}, "gpu_blocks: expected a whole number of 0 to 9007199254740991, got -1"),
+        ({"block_bytes": None}, "block_bytes: expected a whole number of 0 to 9007199254740991, got None"),
+        (
+            {"block_bytes": 2**53},
+            "block_bytes: expected a whole number of 0 to 9007199254740991, got 9007199254740992",
+        ),
+        ({"block_bytes": "64"}, "block_bytes: expected a whole number of 0 to 9007199254740991, got '64'"),
+        (
+            {"block_bytes": 100},
+            "block_bytes: expected a multiple of block_size, 16, of 1 to 1099511627776 bytes a token, got 100",
+        ),
+        (
+            {"block_bytes": 0},
+            "block_bytes: expected a multiple of block_size, 16, of 1 to 1099511627776 bytes a token, got 0",
+        ),
+        (
+            {"block_size": 1, "block_bytes": 2**41},
+            "block_bytes: expected a multiple of block_size, 1, of 1 to 1099511627776 bytes a token, "
+            "got 2199023255552",
+        ),
+    ],
+)
+def test_what_it_says_wrongly_is_refused(write, wrong, message):
+    file = write(**wrong)
+    with pytest.raises(ConfigError) as refused:
+        open_trace(file)
+    assert str(refused.value) == f"{file}:1: {message} (--on-error skip goes on)"
