@@ -85,6 +85,7 @@ def test_a_notebook_knows_it_too(write):
 def test_of_other_blocks_there_are_as_many_tokens(write):
     columns = open_trace(write(), TraceOptions(block_tokens=8))
     assert columns.engine == EngineMemory(64, 48)
+    assert columns.duration_seconds == len(PROMPTS) - 1
     assert replay(columns, capacity=4).setup.gpu_blocks == 6
 
 
