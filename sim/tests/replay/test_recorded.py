@@ -35,7 +35,7 @@ def write(tmp_path):
 
 
 def printed(capsys, *arguments):
-    assert main([*arguments]) == 0
+    assert main([*arguments, "--jobs", "1"]) == 0
     return capsys.readouterr().out.splitlines()
 
 
