@@ -10,6 +10,7 @@ from hypothesis import example, given
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.books import REFUSALS
 from kv_sim.replay.timed.stack import NOTHING
 
 FULL = trace_of(
@@ -113,6 +114,11 @@ def test_most_steps_of_long_outputs_are_fused() -> None:
     queue = trace_of((0, 3, 60, [1]), (5, 3, 60, [2]), (5000, 3, 60, [3]), block_tokens=128)
     answers = answer(queue, toy(max_running=1, page_tokens=128))
     assert (answers.steps, answers.fused_steps) == (182, 173)
+    # The first one's stores are refused, which is no reason to count the steps of the other.
+    refused = trace_of((0, 128, 1, [1, 2, 3, 4]), (5000, 20, 400, [5]), block_tokens=32)
+    answers = answer(refused, toy(chunks=2, page_tokens=16, gpu_blocks=100))
+    assert answers.connector[REFUSALS] == 4
+    assert (answers.steps, answers.fused_steps) == (404, 372)
 
 
 def test_with_contents_the_times_are_the_same() -> None:
