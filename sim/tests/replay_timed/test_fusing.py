@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
-from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
+from kv_sim_timed_traces import (
+    PAGE,
+    TOY_GPU,
+    ListedTrace,
+    answer,
+    comparable,
+    servers,
+    toy,
+    trace_of,
+    traces,
+)
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.books import REFUSALS
@@ -105,6 +115,17 @@ def test_a_load_that_takes_too_long_is_given_up_in_time(seconds: float, failed: 
     fused, single = answer(COMES_BACK, settings), answer(COMES_BACK, settings, Stepping.SINGLE)
     assert comparable(fused) == comparable(single)
     assert fused.connector.get("vllm:kv_offload_load_failure", 0) == failed
+
+
+def test_a_copy_may_end_in_any_nanosecond_of_a_step() -> None:
+    """A step takes five, and a store ends while somebody else decodes: also just when the hooks of a step run."""
+    quick = replace(TOY_GPU, flops=1e15, hbm_bandwidth=1e15)
+    trace = trace_of((0, 3, 60, [1]), (0.02, 64, 1, [2]), block_tokens=64)
+    for nanoseconds in range(10):
+        settings = toy(gpu=quick, step_microseconds=0.004, copy_microseconds=nanoseconds / 1000, page_tokens=64)
+        fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+        assert comparable(fused) == comparable(single)
+        assert (fused.stores.jobs, fused.fused_steps > 50) == (1, True)
 
 
 def test_most_steps_of_long_outputs_are_fused() -> None:
