@@ -214,12 +214,13 @@ def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path)
         mooncake(0, 512, [1], session_id="a"),
         mooncake(100, 512, [1], session_id="b"),
         {"session_id": "a", "delay": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+        {"session_id": "b", "delay": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
     ]
     file.write_text(lines(*turns))
-    assert seen(open_trace(file))[2] == [0, 1, 1]
+    assert seen(open_trace(file))[2] == [0, 1, 1, 2]
     columns = open_trace(file, TraceOptions(scope=IdScope.SESSION))
-    assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2], [0, 0, 1])
-    assert "1 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+    assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2, 2.1], [0, 0, 1, 1])
+    assert "2 later turns have a delay: taken from the arrival of the turn before" in columns.notes
 
 
 def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
@@ -343,8 +344,9 @@ def test_one_token_says_nothing_against_the_usual_block(tmp_path, name, block_to
 def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
     file = tmp_path / "trace.jsonl"
     turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
-    file.write_text(lines(mooncake(0, 512, [1]), *({**turn, "delay": delay} for delay in (500, 0, 250))))
-    assert seen(open_trace(file))[0] == [0, 0.5, 0.5, 0.75]
+    turns = ({**turn, "delay": delay} for delay in (500, 0, 250))
+    file.write_text(lines(mooncake(0, 512, [1]), mooncake(100, 512, [1]), *turns))
+    assert seen(open_trace(file))[0] == [0, 0.1, 0.5, 0.5, 0.75]
 
 
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):
