@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 from kv_sim_slow_replay import same
@@ -15,6 +16,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
+from kv_sim.replay.readers.source import files_of
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.trace import TraceRequest
 
@@ -190,7 +192,7 @@ def test_an_id_may_be_anything(tmp_path):
 
 def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp_path):
     nested = {"type": "subagent", "t": 1, "agent_id": "x", "requests": [call(1.5, [1, 2, 9])]}
-    deeper = {"type": "subagent", "requests": [nested]}
+    deeper = {"type": "subagent", "id": "x", "requests": [nested]}
     (tmp_path / "one.json").write_text(json.dumps(weka("one", call(0, [1, 2]), deeper, call(9, [1, 2, 3]))))
     (tmp_path / "two.json").write_text(json.dumps(weka("two", call(0.5, [1, 2]), call(8, [1, 2, 3]))))
     (tmp_path / "folder.json").mkdir()
@@ -204,8 +206,19 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
     together = open_trace(tmp_path, TraceOptions(scope=IdScope.GLOBAL))
     assert seen(together)[2] == [0, 2, 2, 2, 3]
-    (tmp_path / "both.jsonl").write_text(lines(weka("one", call(0, [1])), weka("two", call(0, [1]))))
+    both = [weka(name, call(0, [1])) for name in ("one", "two")]
+    del both[0]["hash_id_scope"], both[1]["hash_id_scope"]
+    (tmp_path / "both.jsonl").write_text(lines(*both))
     assert seen(open_trace(tmp_path / "both.jsonl"))[2] == [0, 0]
+
+
+@pytest.mark.parametrize("order", [iter, reversed])
+def test_the_files_of_a_folder_come_by_their_names(tmp_path, monkeypatch, order):
+    files = [tmp_path / name for name in ("a.JSONL", "b.json.XZ", "c.csv", "d.txt.gz")]
+    for file in files:
+        file.touch()
+    monkeypatch.setattr(Path, "rglob", lambda folder, pattern: order([*files, folder / "no file.json", folder]))
+    assert files_of(tmp_path) == files
 
 
 def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path):
@@ -235,6 +248,9 @@ def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
         "blocks look like 64 tokens, not 512: lengths and ids of 100% of requests agree (--block-size)",
     )
     assert seen(open_trace(file, TraceOptions(time_unit="us")))[0] == [0, 1500]
+    # As text they are no less exact.
+    file.write_text(lines(mooncake(str(begin), 512, [1]), mooncake(str(begin + 100), 512, [1])))
+    assert open_trace(file).arrivals.tolist() == pytest.approx([0, 1e-7])
 
 
 def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_path):
@@ -243,6 +259,8 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
     columns = open_trace(file)
     assert seen(columns)[0] == [0, 1.75]
     assert columns.notes[1:] == ("times look like s since 1970 (--time-unit)",)
+    file.write_text(lines(mooncake(1_700_000_000, 512, [1]), mooncake(10, 512, [1])))
+    assert seen(open_trace(file, TraceOptions(unsorted=Unsorted.SORT)))[0] == [0, 1_699_999.99]
 
 
 @pytest.mark.parametrize(
