@@ -129,6 +129,13 @@ def test_the_lowest_seed_is_kept_whichever_comes_first() -> None:
     assert campaign.failures["memory"].seed == 3
 
 
+def test_the_first_crash_is_kept() -> None:
+    campaign = Campaign()
+    for crash in (None, "one", "another", None):
+        campaign.take(Batch(crash=crash))
+    assert campaign.crash == "one"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
 def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -> None:
     script = "import sys; from kv_sim.command.cli import main; sys.exit(main())"
