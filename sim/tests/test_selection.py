@@ -159,8 +159,9 @@ def test_subjects_by_name() -> None:
         MEMORY.kv_connector, MEMORY.module_path, {"host_slots": 9}, frozenset({Trait.GROUPS}), 1, 1, False
     )
     assert selection.choose_subject(HASTY) == Subject("Hasty", "broken_connectors", traits=frozenset())
-    assert selection.choose_subject("offload", '{"more": 1}').extra_config == {
+    assert selection.choose_subject("offload", '{"more": 1, "load_timeout_seconds": 7}').extra_config == {
         **SUBJECTS["offload"].extra_config,
+        "load_timeout_seconds": 7,
         "more": 1,
     }
 

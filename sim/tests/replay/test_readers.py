@@ -204,6 +204,7 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     assert "ids are a session's own" in columns.notes[-1]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
+    assert staggered.notes == columns.notes
     together = open_trace(tmp_path, TraceOptions(scope=IdScope.GLOBAL))
     assert seen(together)[2] == [0, 2, 2, 2, 3]
     both = [weka(name, call(0, [1])) for name in ("one", "two")]
