@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import kv_sim_breaches as breaches
 import kv_sim_lies as lies
 import pytest
 from kv_sim_breaches import rest, world
 
+from kv_sim.checkers.work import check_waits
 from kv_sim.guard import HistoryEnds
 from kv_sim.memory.copies import Copy, Direction
+from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 
 I = Invariant  # noqa: E741 - it stands in a table
@@ -261,3 +264,12 @@ def test_the_engine_recounts_its_own_books_at_rest() -> None:
     made.engine.devices[0].copies.ended.append(Copy(7, Direction.STORE, (), "", 0))
     with pytest.raises(AssertionError, match="1 copies, 0 submitted"):
         rest(made)
+
+
+def test_who_waits_for_a_copy_in_which_one_block_is_loaded_asynchronously_waits_for_that() -> None:
+    shadow, copy = Shadow(1, Referee()), Copy(7, Direction.LOAD, ((3, 0), (5, 1)), "", 0)
+    check_waits(0, [copy], shadow, Referee())
+    shadow.load_rights[5] = "r1"
+    check_waits(0, [replace(copy, direction=Direction.STORE)], shadow, Referee())
+    with pytest.raises(Violation, match="worker 0 side, start_load_kv waited for load copy 7"):
+        check_waits(0, [copy], shadow, Referee())

@@ -98,6 +98,11 @@ def test_what_it_closes_is_not() -> None:
     assert left(lambda owner: socket.socket().close()) is None
 
 
+def test_nobody_waits_where_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: pytest.fail("nobody is there who could close it"))
+    assert left(opener(lambda: socket.socket().detach())) == f"{SAID}socket:[…]"
+
+
 def test_nobody_looks() -> None:
     assert left(opener(lambda: socket.socket().detach()), None, Invariant.CONSERVATION) is None
 

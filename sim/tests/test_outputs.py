@@ -198,6 +198,19 @@ def test_blocks_come_back_in_the_order_of_the_names(loads: bool) -> None:
     assert list(made.scheduler.blocks.block_pool.free_queue)[: len(order)] == order
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_end_of_a_prompt_leaves_the_cache_before_its_beginning(ahead: int) -> None:
+    """Freed at once, or when the step that was under way has come back."""
+    made = Steps(run_ahead=ahead)
+    made.add("r1", 12, 4)
+    made.schedule()
+    [blocks] = made.scheduler.blocks.tables["r1"].get_block_ids()
+    made.outcome.finish(["r1"], Status.FINISHED_ABORTED)
+    assert len(made.scheduler.deferred_frees) == ahead
+    made.process()
+    assert list(made.scheduler.blocks.block_pool.free_queue)[-3:] == blocks[::-1]
+
+
 def test_whose_blocks_two_reports_free_loses_them_once() -> None:
     """A connector that holds the blocks of an aborted load, and is forgiven, may tell both ends in one report."""
     made = Steps()

@@ -20,7 +20,17 @@ from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.watching.log import describe_world
-from kv_sim.watching.perfetto import ACTION_US, BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS, WORLD, Perfetto
+from kv_sim.watching.perfetto import (
+    ACTION_US,
+    BLOCKS,
+    COPIES,
+    MOST_BLOCKS,
+    REQUESTS,
+    STEPS,
+    WORLD,
+    Perfetto,
+    Tracks,
+)
 from kv_sim.watching.watch import WatchedWorld
 
 Event = dict[str, Any]
@@ -239,3 +249,16 @@ def test_a_block_that_several_hold_or_nobody_does_yet(tmp_path: Path) -> None:
     events = replayed(ended, tmp_path / "trace.json", config)
     assert [name for name, _, _ in check(events)[BLOCKS, 2]][:2] == ["r1", "waits to be freed"]
     assert max(event["tid"] for event in events if event["pid"] == BLOCKS) == MOST_BLOCKS
+
+
+def test_what_happens_within_an_action_is_spread_over_its_time() -> None:
+    tracks = Tracks()
+    for places in (1, 3, 0):
+        for number in range(places):
+            tracks.begin(WORLD, 1, f"span {number}")
+            tracks.tick()
+        tracks.end_action()
+    tracks.begin(WORLD, 1, "last")
+    tracks.end_action()
+    begun = [event["ts"] for event in tracks.events if event["ph"] == "B"]
+    assert begun == [0, ACTION_US, ACTION_US * 5 / 4, ACTION_US * 6 / 4, 3 * ACTION_US]

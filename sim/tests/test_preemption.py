@@ -44,6 +44,21 @@ def test_the_last_one_is_preempted(delivery: bool) -> None:
     assert [ended.num_output_tokens for ended in made.outcome.ended] == [4, 4, 1, 4]
 
 
+def test_nobody_is_admitted_beside_who_is_preempted() -> None:
+    """Also not who holds blocks and would find room for what he lacks."""
+    made = Steps(num_blocks=9, max_step_tokens=32)
+    for number in (1, 2, 3):
+        made.add(f"r{number}", 8, 4)
+    made.connector.has["r4"] = (4, True)
+    made.add("r4", 5)
+    assert made.schedule() == {"r1": 8, "r2": 8, "r3": 8}
+    made.process(finished_recving={"r4"})
+    assert (made.schedule(), made.queues) == ({"r1": 1, "r2": 1}, (["r1", "r2"], ["r3"], ["r4"]))
+    assert made.scheduler.blocks.block_pool.num_free == 1
+    made.process()
+    assert made.schedule() == {"r1": 1, "r2": 1, "r4": 1}
+
+
 def test_nobody_is_preempted_where_blocks_come_back_soon() -> None:
     made = crowded()
     made.process()

@@ -99,6 +99,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert write_schedule(other, tmp_path, "fail") == second
     assert read_schedule(first) == one
     assert read_schedule(second) == other
+    (tmp_path / "other.jsonl").mkdir()
+    assert write_schedule(other, tmp_path, "other").name == "other-2.jsonl"
 
 
 def test_the_folder_is_made(tmp_path: Path) -> None:

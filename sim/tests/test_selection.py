@@ -4,6 +4,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,18 @@ def refused(function: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ConfigError) as raised:
         function(*args)
     return str(raised.value)
+
+
+@pytest.mark.parametrize(("is_safe", "is_there", "is_added"), [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0)])
+def test_this_folder_is_looked_in_last_unless_python_was_told_not_to(
+    monkeypatch: pytest.MonkeyPatch, is_safe: int, is_there: int, is_added: int
+) -> None:
+    path = ["first", *[os.getcwd()] * is_there, "last"]
+    expected = [*path, *[os.getcwd()] * is_added]
+    python = SimpleNamespace(flags=SimpleNamespace(safe_path=bool(is_safe)), path=path)
+    monkeypatch.setattr(selection, "sys", python)
+    selection.look_in_this_folder()
+    assert path == expected
 
 
 @pytest.mark.parametrize(
@@ -146,8 +159,9 @@ def test_subjects_by_name() -> None:
         MEMORY.kv_connector, MEMORY.module_path, {"host_slots": 9}, frozenset({Trait.GROUPS}), 1, 1, False
     )
     assert selection.choose_subject(HASTY) == Subject("Hasty", "broken_connectors", traits=frozenset())
-    assert selection.choose_subject("offload", '{"more": 1}').extra_config == {
+    assert selection.choose_subject("offload", '{"more": 1, "load_timeout_seconds": 7}').extra_config == {
         **SUBJECTS["offload"].extra_config,
+        "load_timeout_seconds": 7,
         "more": 1,
     }
 

@@ -275,12 +275,16 @@ def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
     assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0), act("lose", rank=0, copy=0)]
 
 
-def test_with_two_requests_at_once_go_two_copies(shrunk: Any) -> None:
+@pytest.mark.parametrize("first", [2, 1])
+def test_with_two_requests_at_once_go_two_copies(shrunk: Any, first: int) -> None:
+    """Or as many as there are."""
+
     def rule(history: History, config: WorldConfig) -> bool:
         requests = sum(action.kind is Kind.ADD for action in history)
-        return requests != 1 and [a.args["copy"] for a in history if "copy" in a.args] == [requests]
+        copies = [a.args["copy"] for a in history if "copy" in a.args]
+        return requests != 1 and copies == [first if requests else 0]
 
-    history = [add("r1"), add("r2"), STEP, act("fail", rank=0, copy=2)]
+    history = [add("r1"), add("r2"), STEP, act("fail", rank=0, copy=first)]
     assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0)]
 
 

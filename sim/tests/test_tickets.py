@@ -59,23 +59,34 @@ def test_a_live_ticket_is_good_for_all_that_is_held(own: int, local: int, all_of
         )
 
 
-WINDOW = (GroupConfig(), GroupConfig("sliding", 5))
+def window(tokens: int) -> tuple[GroupConfig, GroupConfig]:
+    return GroupConfig(), GroupConfig("sliding", tokens)
+
+
+WINDOW = window(5)
 
 
 @pytest.mark.parametrize(
-    ("table", "own", "local", "all_of_it"),
+    ("tokens", "table", "own", "local", "all_of_it"),
     [
-        ([3, 4, 5], 0, 0, 8),  # with a window the last token is computed by itself: it reads the tokens from 4 on
-        ([0, 4, 5], 0, 0, 8),
-        ([0, 0, 5], 0, 0, 0),
-        ([0, 0, 5], 0, 4, 0),
-        ([0, 0, 5], 0, 8, 0),
-        ([0, 4, 5], 1, 0, 8),
-        ([0, 4, 5], 1, 4, 4),
+        # With a window the last token is computed by itself: it reads the tokens from 4 on.
+        (5, [3, 4, 5], 0, 0, 8),
+        (5, [0, 4, 5], 0, 0, 8),
+        (5, [0, 0, 5], 0, 0, 0),
+        (5, [0, 0, 5], 0, 4, 0),
+        (5, [0, 0, 5], 0, 8, 0),
+        (5, [0, 4, 5], 1, 0, 8),
+        (5, [0, 4, 5], 1, 4, 4),
+        # It reads from 1 on: what the hold lacks of that the GPU may have.
+        (8, [0, 4, 5], 1, 0, 0),
+        (8, [0, 4, 5], 1, 4, 4),
+        (8, [0, 0, 5], 1, 4, 0),
     ],
 )
-def test_of_a_window_what_is_read_must_be_held(table: list[int], own: int, local: int, all_of_it: int) -> None:
-    heard = Heard(groups=WINDOW, tables=([1, 2, 3], table))
+def test_of_a_window_what_is_read_must_be_held(
+    tokens: int, table: list[int], own: int, local: int, all_of_it: int
+) -> None:
+    heard = Heard(groups=window(tokens), tables=([1, 2, 3], table))
     made = heard.comes(own=own)
     heard.matches(made, all_of_it, local)
     if all_of_it:

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -9,11 +10,12 @@ import sys
 import time
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kv_sim import actions, world_state
-from kv_sim.command.campaign import Batch, Campaign, Plan, missing, run_campaign, tables, work
+from kv_sim.command.campaign import Batch, Campaign, Plan, _next_batch, missing, run_campaign, tables, work
 from kv_sim.command.cli import main
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
@@ -70,6 +72,17 @@ def test_a_campaign_ends_by_the_clock(jobs: int) -> None:
     assert not found.failures
 
 
+def test_workers_that_were_told_to_end_have_some_time_for_it() -> None:
+    nothing, now = queue.Queue[Batch](), time.monotonic()
+    computing, ended = SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=0)
+    for end in (None, now + 3600):
+        assert not _next_batch(nothing, [computing, ended], 1, end).is_last
+    with pytest.raises(RuntimeError, match="1 of 2 workers didn't end in 20 s"):
+        _next_batch(nothing, [computing, ended], 1, now)
+    with pytest.raises(RuntimeError, match="1 of 2 workers ended without a last word"):
+        _next_batch(nothing, [SimpleNamespace(exitcode=-9), ended], 1, None)
+
+
 def test_an_interrupted_campaign_knows_what_it_reached() -> None:
     def interrupt(campaign: Campaign) -> None:
         raise KeyboardInterrupt
@@ -114,6 +127,13 @@ def test_the_lowest_seed_is_kept_whichever_comes_first() -> None:
     for failure in failures:
         campaign.take(Batch(failures={"memory": failure}))
     assert campaign.failures["memory"].seed == 3
+
+
+def test_the_first_crash_is_kept() -> None:
+    campaign = Campaign()
+    for crash in (None, "one", "another", None):
+        campaign.take(Batch(crash=crash))
+    assert campaign.crash == "one"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")

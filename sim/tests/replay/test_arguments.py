@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay.command.arguments import (
     SAME_IN_ENGINE,
@@ -132,6 +133,8 @@ def test_policies():
         (" arc ,lru,arc", ["arc", "lru"]),
     ]:
         assert policies_of(parsed("--policy", text)) == names
+    with pytest.raises(ConfigError, match="unknown policy 'lruu'"):  # before anything is replayed
+        policies_of(parsed("--policy", "arc,lruu"))
 
 
 def test_the_bytes_of_a_token():

@@ -417,6 +417,9 @@ def test_what_is_recommended():
     # The blocks of the trace, if they are more than the last capacity: then memory for all is far away.
     point, _ = recommend({"lru": curve}, sizes, 0.0, 1000, None)
     assert point.capacity == 30
+    # Of capacities that lie equally high above the line the smallest is enough.
+    point, _ = recommend({"lru": ratios(0.5, 0.75, 1.0)}, sizes, 0.0, 40, None)
+    assert point.capacity == 10
     nothing = "host memory answers nothing on this trace; this is the smallest capacity that was tried"
     for without in (0.6, 0.7):
         point, reason = recommend({"lru": curve}, sizes, without, 30, None)

@@ -11,7 +11,7 @@ from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
 from kv_sim.replay import bounds, stack, tally
-from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, replay_cache
 from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import sweep
@@ -198,3 +198,21 @@ def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, 
     assert tally.series_of(columns, shape, outcome, windows) == [
         tally.Window(number * width, *counts[number]) for number in range(windows)
     ]
+
+
+class Prompt(list):
+    """Counts how often somebody goes along it in search of a key."""
+
+    searches = 0
+
+    def index(self, *args):
+        self.searches += 1
+        return super().index(*args)
+
+
+def test_who_asks_for_many_places_of_a_prompt_makes_nobody_search_for_each():
+    keys = Prompt(range(100, 150))
+    context = _Context("r", keys)
+    for _ in range(2):
+        assert [context.get_offload_key_position(key) for key in (99, *keys)] == [None, *range(50)]
+    assert keys.searches == _KEYS_LOOKED_FOR

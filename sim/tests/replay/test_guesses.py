@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
-from kv_sim.replay.readers.naming import Evidence
+from kv_sim.replay.readers.naming import Evidence, as_numbers
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
 
@@ -57,6 +57,16 @@ def test_ids_are_looked_at_until_there_are_enough():
         evidence.add([1, one], None, "here")
         evidence.add([one], None, "there")
         assert evidence.conflict == f"id {shown} comes after 1 and after the begin of a prompt (there)"
+
+
+def test_an_id_has_a_number_of_its_own_whatever_is_beside_it():
+    ids = (-2, -1, 0, 1, 2**61 - 2, 2**61 - 1, 2**61, "", "0", "1", "session 1")
+    alone = {one: as_numbers([one])[0] for one in ids}
+    for one in ids:
+        for other in ids:
+            assert list(as_numbers([one, other])) == [alone[one], alone[other]]
+    assert len({hash(number) for number in alone.values()}) == len(ids)
+    assert [one for one in ids if alone[one] == one] == [0, 1, 2**61 - 2]
 
 
 def test_a_popular_prefix_is_drawn_as_often_as_assumed():

@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 from kv_sim_slow_replay import same
@@ -15,6 +16,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
+from kv_sim.replay.readers.source import files_of
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.trace import TraceRequest
 
@@ -199,7 +201,7 @@ def test_an_id_may_be_anything(tmp_path):
 
 def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp_path):
     nested = {"type": "subagent", "t": 1, "agent_id": "x", "requests": [call(1.5, [1, 2, 9])]}
-    deeper = {"type": "subagent", "requests": [nested]}
+    deeper = {"type": "subagent", "id": "x", "requests": [nested]}
     (tmp_path / "one.json").write_text(json.dumps(weka("one", call(0, [1, 2]), deeper, call(9, [1, 2, 3]))))
     (tmp_path / "two.json").write_text(json.dumps(weka("two", call(0.5, [1, 2]), call(8, [1, 2, 3]))))
     (tmp_path / "folder.json").mkdir()
@@ -211,10 +213,22 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     assert "ids are a session's own" in columns.notes[-1]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
+    assert staggered.notes == columns.notes
     together = open_trace(tmp_path, TraceOptions(scope=IdScope.GLOBAL))
     assert seen(together)[2] == [0, 2, 2, 2, 3]
-    (tmp_path / "both.jsonl").write_text(lines(weka("one", call(0, [1])), weka("two", call(0, [1]))))
+    both = [weka(name, call(0, [1])) for name in ("one", "two")]
+    del both[0]["hash_id_scope"], both[1]["hash_id_scope"]
+    (tmp_path / "both.jsonl").write_text(lines(*both))
     assert seen(open_trace(tmp_path / "both.jsonl"))[2] == [0, 0]
+
+
+@pytest.mark.parametrize("order", [iter, reversed])
+def test_the_files_of_a_folder_come_by_their_names(tmp_path, monkeypatch, order):
+    files = [tmp_path / name for name in ("a.JSONL", "b.json.XZ", "c.csv", "d.txt.gz")]
+    for file in files:
+        file.touch()
+    monkeypatch.setattr(Path, "rglob", lambda folder, pattern: order([*files, folder / "no file.json", folder]))
+    assert files_of(tmp_path) == files
 
 
 def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path):
@@ -223,12 +237,13 @@ def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path)
         mooncake(0, 512, [1], session_id="a"),
         mooncake(100, 512, [1], session_id="b"),
         {"session_id": "a", "delay": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+        {"session_id": "b", "delay": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
     ]
     file.write_text(lines(*turns))
-    assert seen(open_trace(file))[2] == [0, 1, 1]
+    assert seen(open_trace(file))[2] == [0, 1, 1, 2]
     columns = open_trace(file, TraceOptions(scope=IdScope.SESSION))
-    assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2], [0, 0, 1])
-    assert "1 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+    assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2, 2.1], [0, 0, 1, 1])
+    assert "2 later turns have a delay: taken from the arrival of the turn before" in columns.notes
 
 
 def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
@@ -243,6 +258,9 @@ def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
         "blocks look like 64 tokens, not 512: lengths and ids of 100% of requests agree (--block-size)",
     )
     assert seen(open_trace(file, TraceOptions(time_unit="us")))[0] == [0, 1500]
+    # As text they are no less exact.
+    file.write_text(lines(mooncake(str(begin), 512, [1]), mooncake(str(begin + 100), 512, [1])))
+    assert open_trace(file).arrivals.tolist() == pytest.approx([0, 1e-7])
 
 
 def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_path):
@@ -251,6 +269,8 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
     columns = open_trace(file)
     assert seen(columns)[0] == [0, 1.75]
     assert columns.notes[1:] == ("times look like s since 1970 (--time-unit)",)
+    file.write_text(lines(mooncake(1_700_000_000, 512, [1]), mooncake(10, 512, [1])))
+    assert seen(open_trace(file, TraceOptions(unsorted=Unsorted.SORT)))[0] == [0, 1_699_999.99]
 
 
 @pytest.mark.parametrize(
@@ -259,9 +279,10 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
 def test_more_requests_a_second_than_there_can_be_are_said(tmp_path, count, seconds, said):
     file = tmp_path / "trace.jsonl"
     times = [0] * (count - 1) + [seconds * 1000]
-    file.write_text(lines(*(mooncake(time, 512, [number]) for number, time in enumerate(times))))
     note = f"{count / seconds:,.0f} requests a second: is the unit of its times the right one? (--time-unit)"
-    assert (note in open_trace(file).notes) == said
+    for order in (times, times[::-1]):
+        file.write_text(lines(*(mooncake(time, 512, [number]) for number, time in enumerate(order))))
+        assert (note in open_trace(file, TraceOptions(unsorted=Unsorted.SORT)).notes) == said
 
 
 def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):
@@ -352,8 +373,9 @@ def test_one_token_says_nothing_against_the_usual_block(tmp_path, name, block_to
 def test_a_session_may_begin_with_a_delay_and_delays_add_up(tmp_path):
     file = tmp_path / "trace.jsonl"
     turn = {"session_id": "a", "input_length": 512, "output_length": 1, "hash_ids": [1]}
-    file.write_text(lines(mooncake(0, 512, [1]), *({**turn, "delay": delay} for delay in (500, 0, 250))))
-    assert seen(open_trace(file))[0] == [0, 0.5, 0.5, 0.75]
+    turns = ({**turn, "delay": delay} for delay in (500, 0, 250))
+    file.write_text(lines(mooncake(0, 512, [1]), mooncake(100, 512, [1]), *turns))
+    assert seen(open_trace(file))[0] == [0, 0.1, 0.5, 0.5, 0.75]
 
 
 def test_malformed_records_are_skipped_counted_and_named(tmp_path):
@@ -430,12 +452,14 @@ def built(spool_ids):
 @pytest.mark.parametrize("part", [1, 2, 5, 6, 1 << 16])
 def test_many_ids_lie_in_a_file_and_make_the_same_trace(monkeypatch, part):
     monkeypatch.setattr(columns_module, "_PART", part)
-    one, other = built(100), built(4)
+    one, *others = (built(spool_ids) for spool_ids in (100, *range(1, 16)))
     one.check()
-    assert same(one, other)
+    for other in others:
+        assert same(one, other)
     order = [4, 1, 2, 3, 0, 5]
     assert list(one) == list(other) == [TraceRequest(ARRIVALS[n], 10, 1, tuple(range(n, 2 * n))) for n in order]
-    assert same(other.load(other.save(), "made", 1), one)
+    loaded = other.load(other.save(), "made", 1)
+    assert same(loaded, one) and (loaded.name, loaded.block_tokens) == (one.name, one.block_tokens)
 
 
 def test_files_go_with_their_trace():

@@ -56,6 +56,18 @@ def test_a_stream_counts_what_the_whole_trace_counts(tmp_path_factory, part, see
         assert [getattr(one, name) for name in COUNTS] == [getattr(other, name) for name in COUNTS]
 
 
+@pytest.mark.parametrize(
+    ("most_requests", "most_ids", "ends"),
+    [(3, 99, [3, 6, 9, 10]), (99, 6, [2, 4, 6, 8, 10]), (99, 7, [3, 6, 9, 10]), (5, 15, [5, 10])],
+)
+def test_a_part_ends_with_the_request_that_reaches_either(tmp_path, monkeypatch, most_requests, most_ids, ends):
+    monkeypatch.setattr(stream, "PART_REQUESTS", most_requests)
+    monkeypatch.setattr(stream, "PART_IDS", most_ids)
+    file, seen = write(tmp_path / "trace.jsonl", [[1, 2, 3]] * 10), []
+    stream.replay_stream(open_stream(file), SETUPS[:1], Footprint(4, 10), seen.append)
+    assert seen == ends
+
+
 def test_caches_can_be_recounted_after_every_part():
     requests = prefix_trace(Random(3), 60)
     for setup in SETUPS:

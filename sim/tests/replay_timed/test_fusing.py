@@ -7,9 +7,20 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
-from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, servers, toy, trace_of, traces
+from kv_sim_timed_traces import (
+    PAGE,
+    TOY_GPU,
+    ListedTrace,
+    answer,
+    comparable,
+    servers,
+    toy,
+    trace_of,
+    traces,
+)
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
+from kv_sim.replay.timed.books import REFUSALS
 from kv_sim.replay.timed.stack import NOTHING
 
 FULL = trace_of(
@@ -106,6 +117,17 @@ def test_a_load_that_takes_too_long_is_given_up_in_time(seconds: float, failed: 
     assert fused.connector.get("vllm:kv_offload_load_failure", 0) == failed
 
 
+def test_a_copy_may_end_in_any_nanosecond_of_a_step() -> None:
+    """A step takes five, and a store ends while somebody else decodes: also just when the hooks of a step run."""
+    quick = replace(TOY_GPU, flops=1e15, hbm_bandwidth=1e15)
+    trace = trace_of((0, 3, 60, [1]), (0.02, 64, 1, [2]), block_tokens=64)
+    for nanoseconds in range(10):
+        settings = toy(gpu=quick, step_microseconds=0.004, copy_microseconds=nanoseconds / 1000, page_tokens=64)
+        fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+        assert comparable(fused) == comparable(single)
+        assert (fused.stores.jobs, fused.fused_steps > 50) == (1, True)
+
+
 def test_most_steps_of_long_outputs_are_fused() -> None:
     answers = answer(trace_of((0, 20, 400, [1]), block_tokens=32), toy(page_tokens=16, gpu_blocks=100))
     assert (answers.steps, answers.fused_steps) == (401, 372)
@@ -113,6 +135,11 @@ def test_most_steps_of_long_outputs_are_fused() -> None:
     queue = trace_of((0, 3, 60, [1]), (5, 3, 60, [2]), (5000, 3, 60, [3]), block_tokens=128)
     answers = answer(queue, toy(max_running=1, page_tokens=128))
     assert (answers.steps, answers.fused_steps) == (182, 173)
+    # The first one's stores are refused, which is no reason to count the steps of the other.
+    refused = trace_of((0, 128, 1, [1, 2, 3, 4]), (5000, 20, 400, [5]), block_tokens=32)
+    answers = answer(refused, toy(chunks=2, page_tokens=16, gpu_blocks=100))
+    assert answers.connector[REFUSALS] == 4
+    assert (answers.steps, answers.fused_steps) == (404, 372)
 
 
 def test_with_contents_the_times_are_the_same() -> None:

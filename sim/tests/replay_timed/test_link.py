@@ -62,6 +62,15 @@ def test_an_expedited_load_overtakes_what_has_not_begun() -> None:
     link.check()
 
 
+def test_an_expedited_load_waits_for_one_that_began_since_anybody_asked() -> None:
+    link = Link(COSTS)
+    port = link.open()
+    for job in (0, 1, 2):
+        port.submit(job, Way.LOAD, 1, now=0, ready=0)
+    port.submit(3, Way.LOAD, 1, now=150, ready=0, expedited=True)
+    assert [(job.job_id, job.end) for job in port.poll(1000)] == [(0, 101), (1, 202), (3, 303), (2, 404)]
+
+
 def test_an_expedited_load_overtakes_one_that_waits_for_the_device() -> None:
     link = Link(COSTS)
     port = link.open()

@@ -91,6 +91,25 @@ def test_what_left_the_gpu_is_loaded() -> None:
     assert (answers.loads.bytes, answers.stores.bytes) == (32, 80)
 
 
+def test_who_is_preempted_waits_for_each_of_its_loads() -> None:
+    trace = trace_of((0, 8, 1, [0, 1]), (0, 14, 9, [100, 101, 102]), (1, 4, 6, [0]))
+    books, answers = diary(trace, toy(gpu_blocks=6))
+    loads = [(job.begin, job.end) for job in books.copies if job.way is Way.LOAD]
+    assert loads == [(54_691, 55_708), (122_181, 123_198)] and answers.preemptions == 1
+    # The first is planned at 43,626, begins after that step, and the step after the next begins at 65,760. The
+    # second begins at once: nobody else runs, and the engine looks twice.
+    assert (books.times[2].scheduled, books.times[2].load_wait) == (43_626, 65_760 - 43_626 + 2 * 5000)
+    assert answers.load_wait == Spread.of(array("q", [32_134]))
+
+
+def test_who_finds_nothing_before_it_is_preempted_has_loaded_all_the_same() -> None:
+    trace = trace_of((0, 5, 9, [100]), (1, 11, 9, [0, 1, 2]), (2, 8, 2, [100, 101]))
+    books, answers = diary(trace, toy(gpu_blocks=6))
+    assert (books.times[2].external_tokens, books.times[2].load_wait) == (0, 10_000)
+    assert (answers.preemptions, answers.loads.jobs) == (2, 1)
+    assert answers.load_wait == Spread.of(array("q", [10_000]))
+
+
 def test_what_the_times_add_up_to() -> None:
     """The same, and one that comes while the third loads: it is planned when the engine looks, 4000 later."""
     books, answers = diary(trace_of(A, B, C, (2001, 4, 3, [9])), toy(gpu_blocks=4))
@@ -190,7 +209,7 @@ def test_a_load_of_the_step_itself_is_waited_for() -> None:
     books, answers = diary(trace_of(A, B, C), toy(gpu_blocks=4, connector=transfer))
     # At 2,010,000 the hooks run, and wait 2033 for the load.
     assert books.times[2].first_token == 2_012_033 + 1037
-    assert (answers.host_wait_seconds, answers.load_wait.mean) == (2033e-9, 0.0)
+    assert (answers.host_wait_seconds, answers.load_wait) == (2033e-9, Spread.of(array("q", [0])))
 
 
 def test_who_waits_for_ever_ends_a_replay_in_fused_steps_too() -> None:

@@ -13,11 +13,15 @@ BLOCK = 4
 
 
 def trace_of(requests, name="made", arrivals=None):
-    """A trace of lists of prefix ids, one a second; odd requests have a partial last block."""
+    """A trace of lists of prefix ids, one a second.
+
+    Odd requests have a partial last block; of two in three of the others the last tokens are in no block.
+    """
     builder = ColumnsBuilder()
     for index, ids in enumerate(requests):
-        partial = 1 if index % 2 and ids else 0
-        builder.add(index if arrivals is None else arrivals[index], BLOCK * len(ids) - partial, 1, ids)
+        more = -1 if index % 2 else BLOCK * (index % 3)
+        tokens = BLOCK * len(ids) + (more if ids else 0)
+        builder.add(index if arrivals is None else arrivals[index], tokens, 1, ids)
     return builder.finish(name, BLOCK)
 
 

@@ -97,7 +97,7 @@ class Books:
         self.ttft.append(times.first_token - times.arrival)
         self.queued.append(times.scheduled - times.arrival)
         self.latency.append(times.end - times.arrival)
-        if times.external_tokens:
+        if times.external_tokens or times.load_wait:  # the latter alone: it loaded after it was preempted
             self.load_wait.append(times.load_wait)
         if request.num_output_tokens > 1:
             self.per_token.append((times.end - times.first_token) // (request.num_output_tokens - 1))
