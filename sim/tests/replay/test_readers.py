@@ -199,7 +199,7 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
     assert seen(columns)[2] == [0, 0, 2, 2, 2]
-    assert "ids are a session's own" in columns.notes[-1]
+    assert "ids are a session's own" in columns.notes[1]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
     together = open_trace(tmp_path, TraceOptions(scope=IdScope.GLOBAL))
@@ -313,8 +313,9 @@ def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
         assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: mooncake", *notes)
     file.write_text(lines(weka("a", call(0, [1, 2])), weka("b", call(0, [3, 2]))))
     own = "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+    together = "2 sessions count their own time, so all begin at once (--stagger)"
     for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
-        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes)
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes, together)
 
 
 def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):

@@ -31,6 +31,10 @@ class Record:
     """Where a record says it itself."""
     is_session_local: bool | None = None
     """Whether ids mean something in their session only, where a record says it itself."""
+    model: str | None = None
+    """Who computes its blocks, where a record says it. Another model can't use them."""
+    parent: str | None = None
+    """The session that this one goes on with."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
@@ -79,8 +83,8 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     return value
 
 
-def session_of(record: Mapping[str, Any], field: str) -> str | None:
-    """The name of a session, if there is one."""
+def text_of(record: Mapping[str, Any], field: str) -> str | None:
+    """The name of a session or of a model, if there is one."""
     value = record.get(field)
     return None if value is None else str(value)
 
