@@ -245,14 +245,25 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("count", "seconds", "said"), [(100, 0.0099, True), (100, 0.01, False), (99, 1e-6, False)]
+    ("count", "tokens", "seconds", "said"),
+    [
+        (100, 512, 0.0099, "10,101 requests a second"),
+        (100, 512, 0.01, None),
+        (99, 512, 1e-6, None),
+        (100, 100_000, 0.49, "20,408,163 prompt tokens a second"),
+        (100, 100_000, 0.5, None),
+        (99, 100_000, 0.49, None),
+        (2, 512, 365 * 86_400 * 3, "2 requests in 3.0 years"),
+        (2, 512, 366 * 86_400, None),
+    ],
 )
-def test_more_requests_a_second_than_there_can_be_are_said(tmp_path, count, seconds, said):
+def test_times_that_no_server_has_are_said(tmp_path, count, tokens, seconds, said):
     file = tmp_path / "trace.jsonl"
     times = [0] * (count - 1) + [seconds * 1000]
-    file.write_text(lines(*(mooncake(time, 512, [number]) for number, time in enumerate(times))))
-    note = f"{count / seconds:,.0f} requests a second: is the unit of its times the right one? (--time-unit)"
-    assert (note in open_trace(file).notes) == said
+    file.write_text(lines(*(mooncake(time, tokens, [number]) for number, time in enumerate(times))))
+    question = ": is the unit of its times the right one? (--time-unit)"
+    notes = open_trace(file, TraceOptions(block_tokens=512)).notes
+    assert [note.removesuffix(question) for note in notes if question in note] == ([said] if said else [])
 
 
 def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):

@@ -196,7 +196,7 @@ class Opening:
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
-            early_by = self._account.arrive(arrival)
+            early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.merges_sessions:
                 if options.unsorted is Unsorted.STOP:
                     raise ConfigError(
