@@ -122,6 +122,23 @@ def test_the_chats_of_a_conversation_are_one_session(tmp_path):
     assert shared(open_trace(file)) == [0, 1, 2, 1, 1, 2, 2]
 
 
+def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    root, turn, last = chat(0, 1, -1, [1]), chat(0, 2, 1, [1, 2]), chat(0, 3, 2, [1, 2, 3])
+    note = (
+        "1 chats stand below one that goes on with them: what they share with it isn't seen (--id-scope session)"
+    )
+    for order, shares, is_split in [
+        ((root, turn, last), [0, 1, 2], False),
+        ((turn, root, last), [0, 1, 2], False),
+        ((root, turn, last, turn), [0, 1, 2, 2], False),
+        ((root, last, turn), [0, 0, 1], True),
+    ]:
+        columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
+        assert shared(columns) == shares
+        assert (note in columns.notes) == is_split
+
+
 OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"
 
 

@@ -287,7 +287,8 @@ class Opening:
             self._notes.append(
                 "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
             )
-        self._notes += [note for one in (self._own_ids, self._retries) if (note := one.note())]
+        seen = (self._own_ids, self._conversations, self._retries)
+        self._notes += [note for one in seen if (note := one.note())]
         if len(models) > 1:
             self._notes.append(
                 f"requests of {len(models)} models, none of which can use another's blocks: {', '.join(models)}"

@@ -18,14 +18,28 @@ class Conversations:
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
+        self._unseen: set[str] = set()
+        self._split = 0
 
     def name(self, record: Record) -> str | None:
-        """The conversation of a request: its first chat, or the earliest that was seen of it."""
+        """The conversation of a request: its first chat, or the earliest that was named so far."""
         if record.parent is None or record.session is None:
             return record.session
+        self._split += record.session in self._unseen
+        if record.parent not in self._first:
+            self._unseen.add(record.parent)
         first = self._first.get(record.parent, record.parent)
         self._first[record.session] = first
         return first
+
+    def note(self) -> str | None:
+        """For the reader of a report."""
+        if not self._split:
+            return None
+        return (
+            f"{self._split} chats stand below one that goes on with them: what they share with it isn't seen "
+            "(--id-scope session)"
+        )
 
 
 class Retries:
