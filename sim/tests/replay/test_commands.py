@@ -172,6 +172,7 @@ def test_the_table_of_size(small, capsys):
         "gpu_alone": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
         "reason": "the knee: up to here a GiB buys more than on average, from here on less",
+        "policy_module": None,
         "model": "1,000 bytes a token",
         "capacities_bytes": [1_024_000, 1_536_000, 2_048_000, 2_560_000],
         "token_ratio_per_block": pytest.approx([512 / 5584, 512 / 5584, 0.0, 0.0]),
@@ -354,6 +355,17 @@ def test_a_policy_of_a_module_of_its_own(small, tmp_path, monkeypatch, capsys):
             assert {run["setup"]["policy_module"] for run in data["runs"]} == {"newest_policy"}
 
 
+def test_a_configuration_says_where_its_policy_is_found(small, tmp_path, monkeypatch, capsys):
+    (tmp_path / "newest_policy.py").write_text(POLICY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = ["--cache-policy-module-path", "newest_policy", "--capacity", "5blocks", "--bytes-per-token", "1000"]
+    for policy, named in [("Newest", {"cache_policy_module_path": "newest_policy"}), ("arc", {})]:
+        assert main(["size", str(small), "--policy", policy, *module, "--json", "-"]) == 0
+        config = json.loads(capsys.readouterr().out)["kv_transfer_config"]["kv_connector_extra_config"]
+        assert config == {"cpu_bytes_to_use": 5 * 512 * 1000, "eviction_policy": policy, **named}
+        assert read_options(config).cache_policy_module_path == named.get("cache_policy_module_path")
+
+
 def test_the_printed_configuration_is_understood(small, capsys):
     assert main(["size", str(small), "--bytes-per-token", "1000", "--policy", "arc,lru"]) == 0
     out = capsys.readouterr().out
@@ -404,6 +416,7 @@ def test_what_is_recommended():
         ({"lru": curve}, 0.0, None, ("lru", 20, knee)),
         ({"lru": curve}, 0.0, 20, ("lru", 20, knee)),
         ({"lru": curve}, 0.0, 19, ("lru", 10, "the budget: it ends before the knee")),
+        ({"lru": curve}, 0.3, 19, ("lru", 10, "the budget: up to there host memory answers nothing")),
         # What the GPU finds alone makes the rise smaller, and the first GiB count more.
         ({"lru": curve}, 0.25, None, ("lru", 20, knee)),
         ({"lru": ratios(0.5, 0.5, 0.6), "arc": curve}, 0.3, None, ("lru", 10, knee)),
@@ -420,7 +433,7 @@ def test_what_is_recommended():
     # Of capacities that lie equally high above the line the smallest is enough.
     point, _ = recommend({"lru": ratios(0.5, 0.75, 1.0)}, sizes, 0.0, 40, None)
     assert point.capacity == 10
-    nothing = "host memory answers nothing on this trace; this is the smallest capacity that was tried"
+    nothing = "it answers nothing on this trace at any size that was tried"
     for without in (0.6, 0.7):
         point, reason = recommend({"lru": curve}, sizes, without, 30, None)
         assert (point.capacity, reason) == (10, nothing)
@@ -429,9 +442,30 @@ def test_what_is_recommended():
 def test_nothing_comes_back(tmp_path, capsys):
     file = tmp_path / "csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,1\n0,70,1\n")
-    assert main(["size", str(file), "--assume-sharing", "none", "--html", str(tmp_path / "page.html")]) == 0
-    assert "host memory answers nothing on this trace" in capsys.readouterr().out
-    assert main(["replay", str(file), "--assume-sharing", "none", "--html", str(tmp_path / "page.html")]) == 0
+    page = tmp_path / "page.html"
+    options = ["--assume-sharing", "none", "--model", "qwen3-8b", "--html", str(page)]
+    assert main(["size", str(file), *options]) == 0
+    said = ["recommended: no host memory", "  it answers nothing on this trace at any size that was tried"]
+    out = capsys.readouterr().out
+    assert out.splitlines()[-3:-1] == said and "◀" not in out
+    shown = page.read_text()
+    assert (
+        "No host memory" in shown and "It answers nothing on this trace" in shown and "kv_connector" not in shown
+    )
+    assert main(["size", str(file), "--assume-sharing", "none", "--model", "qwen3-8b", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_transfer_config"] is None
+    assert main(["replay", str(file), *options]) == 0
+
+
+def test_nothing_comes_back_beside_the_gpu(small, capsys):
+    options = ["--policy", "lru", "--bytes-per-token", "1000"]
+    assert main(["size", str(small), *options, "--gpu-capacity", "9blocks"]) == 0
+    assert "recommended: no host memory beside the GPU's prefix cache\n" in capsys.readouterr().out
+    assert main(["size", str(small), *options, "--gpu-capacity", "3blocks", "--budget", "3blocks"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "recommended: no host memory beside the GPU's prefix cache\n"
+        "  the budget: up to there host memory answers nothing\n"
+    )
 
 
 def test_no_blocks_at_all(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """One pass over segments comes to what obvious models and the real manager do block by block."""
 
 import gc
+import tracemalloc
 from itertools import accumulate, pairwise
 from random import Random
 
@@ -13,7 +14,7 @@ from kv_api import ConfigError
 from kv_sim.replay import bounds, stack, tally
 from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, replay_cache
 from kv_sim.replay.curve import Hits, Ratios, Totals
-from kv_sim.replay.shape import shape_of
+from kv_sim.replay.shape import shape_of, uses_again
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
 
@@ -100,6 +101,35 @@ def test_sorting_in_parts_gives_the_same_shape(requests):
     whole, parts = shape_of(columns), shape_of(columns, sort_at_once=7)
     for name in ("request", "start", "length", "user"):
         assert getattr(whole, name).tolist() == getattr(parts, name).tolist()
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_a_curve_takes_no_more_memory_for_more_blocks(order):
+    taken = []
+    for blocks in (1_000, 100_000):
+        columns = trace_of([[*range(blocks)], [*range(blocks)], [*range(blocks // 2)]])
+        shape = shape_of(columns)
+        tracemalloc.start()
+        curve = lru_curve(columns, shape, blocks, order)
+        taken.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert curve.at(blocks).blocks == blocks + blocks // 2
+        short = lru_curve(columns, shape, 500, order)
+        assert short.at(900) == short.at(500) == curve.at(500)
+    assert taken[1] < 2 * taken[0], taken
+
+
+@given(requests=traces)
+def test_uses_again_are_those_of_a_dictionary(requests):
+    blocks = trace_of(requests).blocks
+    last, expected = {}, set()
+    for place, one in enumerate(blocks.tolist()):
+        if one in last:
+            expected.add((place, last[one]))
+        last[one] = place
+    for at_once in (1, 7, 1000):
+        found = [pair for part in uses_again(blocks, at_once) for pair in zip(*map(list, part), strict=True)]
+        assert len(found) == len(expected) and set(found) == expected
 
 
 @given(requests=traces)

@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kv_sim.command.cli import main
+from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
 from kv_sim.replay.timed.settings import EngineSettings, plan
 
@@ -124,6 +126,23 @@ def test_a_sweep_reaches_beyond_all_blocks(run, tmp_path):
     curve = json.loads((tmp_path / "x").read_text())["curves"]["lru"]
     assert [ratios["block"] for ratios in curve] == [0.25, 0.375, 0.625, 0.625]
     assert run("size", "--points", "3", "--gpu-capacity", "9000000000000blocks")[0] == 0
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(2**32 - 1, 0), (2**32, 2)])
+def test_an_oracle_has_room_for_136_years(tmp_path, capsys, seconds, code):
+    file, written = tmp_path / "trace.jsonl", tmp_path / "oracle"
+    record = {"input_length": 512, "output_length": 1, "hash_ids": [1]}
+    file.write_text("".join(json.dumps({**record, "timestamp": time}) + "\n" for time in (0, seconds * 1000)))
+    command = ["replay", str(file), "--capacity", "5blocks", "--jobs", "1", "--write-oracle", str(written)]
+    assert main(command) == code
+    if code:
+        assert capsys.readouterr().err == (
+            "kv-sim replay: the last request arrives after 4.29e+09 s, and oracleGeneral has room for 4294967295; "
+            "check --time-unit\n"
+        )
+        assert not written.exists()
+    else:
+        assert np.fromfile(written, dtype=RECORD)["time"].tolist() == [0, seconds]
 
 
 def test_a_stream_keeps_books_of_its_capacity(run):

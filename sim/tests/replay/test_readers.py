@@ -210,7 +210,7 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
     assert seen(columns)[2] == [0, 0, 2, 2, 2]
-    assert "ids are a session's own" in columns.notes[-1]
+    assert "ids are a session's own" in columns.notes[1]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
     assert staggered.notes == columns.notes
@@ -274,15 +274,26 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("count", "seconds", "said"), [(100, 0.0099, True), (100, 0.01, False), (99, 1e-6, False)]
+    ("count", "tokens", "seconds", "said"),
+    [
+        (100, 512, 0.0099, "10,101 requests a second"),
+        (100, 512, 0.01, None),
+        (99, 512, 1e-6, None),
+        (100, 100_000, 0.49, "20,408,163 prompt tokens a second"),
+        (100, 100_000, 0.5, None),
+        (99, 100_000, 0.49, None),
+        (2, 512, 365 * 86_400 * 3, "2 requests in 3.0 years"),
+        (2, 512, 366 * 86_400, None),
+    ],
 )
-def test_more_requests_a_second_than_there_can_be_are_said(tmp_path, count, seconds, said):
+def test_times_that_no_server_has_are_said(tmp_path, count, tokens, seconds, said):
     file = tmp_path / "trace.jsonl"
     times = [0] * (count - 1) + [seconds * 1000]
-    note = f"{count / seconds:,.0f} requests a second: is the unit of its times the right one? (--time-unit)"
+    question = ": is the unit of its times the right one? (--time-unit)"
     for order in (times, times[::-1]):
-        file.write_text(lines(*(mooncake(time, 512, [number]) for number, time in enumerate(order))))
-        assert (note in open_trace(file, TraceOptions(unsorted=Unsorted.SORT)).notes) == said
+        file.write_text(lines(*(mooncake(time, tokens, [number]) for number, time in enumerate(order))))
+        notes = open_trace(file, TraceOptions(block_tokens=512, unsorted=Unsorted.SORT)).notes
+        assert [note.removesuffix(question) for note in notes if question in note] == ([said] if said else [])
 
 
 def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):
@@ -343,8 +354,9 @@ def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
         assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: mooncake", *notes)
     file.write_text(lines(weka("a", call(0, [1, 2])), weka("b", call(0, [3, 2]))))
     own = "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+    together = "2 sessions count their own time, so all begin at once (--stagger)"
     for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
-        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes)
+        assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes, together)
 
 
 def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):

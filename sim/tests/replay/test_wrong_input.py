@@ -177,6 +177,26 @@ FILES = {
         GOOD + '\n{"input_length": 1}\n',
         "{file}:2: hash_ids: no such field, and it isn't of format mooncake without {more}",
     ),
+    "a first line that is cut off": (
+        GOOD[:40] + "\n" + GOOD + "\n",
+        "{file}:1: not JSON from column 41 on {more}",
+    ),
+    "a chat": (
+        '{"prompt": [{"role": "user", "content": "hi"}]}\n',
+        "{file}:1: prompt: expected text or a list of token ids, got one of dict {more}",
+    ),
+    "several prompts": (
+        '{"prompt": [1, "hi"]}\n',
+        "{file}:1: prompt: expected text or a list of token ids, got one of str {more}",
+    ),
+    "a token that is true": (
+        '{"prompt": [true]}\n',
+        "{file}:1: prompt: expected text or a list of token ids, got one of bool {more}",
+    ),
+    "a column that is there twice": (
+        "arrived_at,num_prefill_tokens,num_prefill_tokens ,num_decode_tokens\n1,2,3,4\n",
+        "{file}:1: two columns are called 'num_prefill_tokens'",
+    ),
     "a long line": (GOOD + "\n" + "7" * 60 + "\n", "{file}:2: expected an object, got " + "7" * 60 + " {more}"),
     "a longer line": (
         GOOD + "\n" + "7" * 61 + "\n",
@@ -254,6 +274,17 @@ def test_nothing_but_malformed_records(tmp_path, capsys):
     assert refused(capsys, "replay", file, "--format", "azure") == (
         f"{file}: --format azure is CSV, this looks like JSON"
     )
+
+
+def test_a_log_that_begins_within_a_line(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(GOOD[:40] + "\n\n" + GOOD + "\n" + line(timestamp=2000))
+    columns = open_trace(file, TraceOptions(on_error=OnError.SKIP))
+    assert len(columns) == 2
+    assert columns.notes[-1] == f"1 malformed records were skipped, first: {file}:1: not JSON from column 41 on"
+    request = '{"t": 0, "in": 64, "hash_ids": [1]}'
+    file.write_text('{"id": "a", "block_size": 64, "requests": [\n' + request + "\n]}\n")
+    assert len(open_trace(file)) == 1, "a document, of which a line is an object"
 
 
 HEADER = b"arrived_at,num_prefill_tokens,num_decode_tokens\n"

@@ -3,10 +3,13 @@
 import json
 from array import array
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from hypothesis import given
 from kv_sim_timed_traces import ListedTrace, answer, servers, toy, trace_of, traces
 
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread, rows
 from kv_sim.replay.timed.settings import plan
@@ -63,6 +66,18 @@ def test_the_table_has_both_columns() -> None:
     last = checked.splitlines()[-1]
     assert last == "contents were checked: every slot that was read held what it should"
     assert "contents" not in replay_engine(TRACE, toy(gpu_blocks=5, limit=1)).table()
+
+
+def test_what_was_decided_about_a_trace_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    records = [{"timestamp": time, "input_length": 4, "output_length": 1, "hash_ids": [time]} for time in (0, 1)]
+    file.write_text("oops\n".join(json.dumps(record) + "\n" for record in records))
+    trace = open_trace(file, TraceOptions(block_tokens=4, on_error=OnError.SKIP))
+    replay = replay_engine(trace, toy())
+    assert trace.notes[0] == "format: mooncake" and "1 malformed records were skipped" in trace.notes[1]
+    assert replay.table().splitlines()[1:3] == [f"  {note}" for note in trace.notes]
+    assert replay.as_json()["notes"] == list(trace.notes)
+    assert replay_engine(TRACE, toy()).as_json()["notes"] == []
 
 
 def test_what_a_replay_rests_on_is_shown() -> None:

@@ -8,6 +8,7 @@ them come the ratios, each by its definition:
 * *full block*: full blocks hit / full blocks of all prompts.
 """
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,64 +73,81 @@ class Hits:
 class Curve:
     """Hits by capacity. A capacity beyond the last one has the hits of the last one."""
 
-    def __init__(self, hits: Ints, partial_hits: Ints, partial_missing: Ints, block_tokens: int) -> None:
-        self._hits = hits
-        self._partial_hits = partial_hits
-        self._partial_missing = partial_missing
+    def __init__(self, rising: "_Sums", at_once: "_Sums", partial: "_Sums", last: int, block_tokens: int) -> None:
+        self._rising = rising
+        self._at_once = at_once
+        self._partial = partial
+        self._last = last
         self._block_tokens = block_tokens
 
     def at(self, capacity: int) -> Hits:
         """The hits of a cache of ``capacity`` blocks."""
-        index = min(max(capacity, 0), len(self._hits) - 1)
-        hits = int(self._hits[index])
-        partial = int(self._partial_hits[index])
-        return Hits(hits, hits - partial, hits * self._block_tokens - int(self._partial_missing[index]))
+        capacity = min(max(capacity, 0), self._last)
+        slope, begins = self._rising.up_to(capacity)
+        [jumps] = self._at_once.up_to(capacity)
+        partial, missing = self._partial.up_to(capacity)
+        hits = slope * (capacity + 1) - begins + jumps
+        return Hits(hits, hits - partial, hits * self._block_tokens - missing)
+
+
+class _Sums:
+    """Sums of numbers that come with a capacity each: over all up to one."""
+
+    def __init__(self, capacities: "array[int]", *numbers: Ints) -> None:
+        where = np.array(capacities, dtype=np.int64)
+        order = np.argsort(where, kind="stable")
+        self._capacities = where[order]
+        self._sums = [np.concatenate(([0], np.cumsum(one[order]))) for one in numbers]
+
+    def up_to(self, capacity: int) -> list[int]:
+        place = int(np.searchsorted(self._capacities, capacity, side="right"))
+        return [int(one[place]) for one in self._sums]
 
 
 class CurveBuilder:
-    """Adds up the capacities from which on blocks are hits."""
+    """Notes from which capacity on blocks are hits: what that takes grows with the calls, not with capacities."""
 
     def __init__(self, columns: Columns, greatest: int) -> None:
-        size = greatest + 2
         self._greatest = greatest
         self._block_tokens = columns.block_tokens
         self._counts = columns.counts.tolist()
         self._last_missing = (self._block_tokens * columns.counts - columns.block_input_tokens).tolist()
-        self._steps: list[int] = [0] * size  # changes of the slope of hits
-        self._jumps: list[int] = [0] * size
-        self._partial: list[int] = [0] * size
-        self._missing: list[int] = [0] * size
+        self._begins, self._ends = array("q"), array("q")  # of runs whose blocks become hits one by one
+        self._depths, self._lengths = array("q"), array("q")  # of those that do at once
+        self._partial, self._missing = array("q"), array("q")  # of last blocks that aren't full
 
     def add_rising(self, request: int, start: int, length: int, depth: int) -> None:
         """Blocks of a request that become hits one by one: the first at capacity ``depth``."""
         if depth > self._greatest:
             return
-        end = depth + length
-        self._steps[depth] += 1
-        self._steps[min(end, self._greatest + 1)] -= 1
+        self._begins.append(depth)
+        self._ends.append(depth + length)
         if start + length == self._counts[request]:
-            self._add_last(request, end - 1)
+            self._add_last(request, depth + length - 1)
 
     def add_at_once(self, request: int, start: int, length: int, depth: int) -> None:
         """Blocks of a request that are hits from capacity ``depth`` on, all of them."""
         if depth > self._greatest:
             return
-        self._jumps[depth] += length
+        self._depths.append(depth)
+        self._lengths.append(length)
         if start + length == self._counts[request]:
             self._add_last(request, depth)
 
     def build(self) -> Curve:
         """The sums."""
-        end = self._greatest + 1
-        slopes = np.cumsum(np.array(self._steps[:end], dtype=np.int64))
-        hits = np.cumsum(slopes + np.array(self._jumps[:end], dtype=np.int64))
-        partial, missing = (
-            np.cumsum(np.array(part[:end], dtype=np.int64)) for part in (self._partial, self._missing)
+        rising = self._begins + self._ends
+        slopes = np.repeat(np.array([1, -1], dtype=np.int64), len(self._begins))
+        return Curve(
+            _Sums(rising, slopes, slopes * np.array(rising, dtype=np.int64)),
+            _Sums(self._depths, np.array(self._lengths, dtype=np.int64)),
+            _Sums(self._partial, np.ones(len(self._partial), np.int64), np.array(self._missing, dtype=np.int64)),
+            self._greatest,
+            self._block_tokens,
         )
-        return Curve(hits, partial, missing, self._block_tokens)
 
     def _add_last(self, request: int, depth: int) -> None:
         missing = self._last_missing[request]
-        if missing and depth <= self._greatest:
-            self._partial[depth] += 1
-            self._missing[depth] += missing
+        if missing:
+            self._partial.append(depth)
+            self._missing.append(missing)

@@ -1,7 +1,7 @@
 """Writes a trace as libCacheSim's oracleGeneral, so that other simulators can be asked.
 
 A record is 24 bytes, little-endian: seconds (u32), id (u64), size (u32), and the number of the next access to the
-same id, counted from 0, or -1 (i64). The next access is known only from behind: one pass backwards, in pieces.
+same id, counted from 0, or -1 (i64). The next access comes from sorting the ids, as a trace's shape does.
 """
 
 from pathlib import Path
@@ -9,28 +9,33 @@ from typing import Final
 
 import numpy as np
 
+from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.shape import uses_again
 
 RECORD: Final = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 _PIECE: Final = 1 << 20
+_LATEST: Final = 1 << 32
+"""Seconds."""
 
 
 def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
     """Write every reference of a trace, in order; returns how many. ``size`` is what each block counts."""
+    if columns.duration_seconds >= _LATEST:
+        raise ConfigError(
+            f"the last request arrives after {columns.duration_seconds:.3g} s, and oracleGeneral has room for "
+            f"{_LATEST - 1}; check --time-unit"
+        )
     total = columns.references
-    following: dict[int, int] = {}
-    times = np.repeat(columns.arrivals.astype(np.uint32), columns.counts)
+    nexts = np.full(total, -1, dtype=np.int64)
+    for place, before in uses_again(columns.blocks):
+        nexts[before] = place
     with path.open("wb") as file:
-        for stop in range(total, 0, -_PIECE):
-            first = max(0, stop - _PIECE)
+        for first in range(0, total, _PIECE):
+            stop = min(first + _PIECE, total)
+            requests = np.searchsorted(columns.offsets, np.arange(first, stop), side="right") - 1
             piece = np.empty(stop - first, dtype=RECORD)
-            piece["time"], piece["id"], piece["size"] = times[first:stop], columns.blocks[first:stop], size
-            nexts = [-1] * (stop - first)
-            ids = columns.blocks[first:stop].tolist()
-            for place in range(stop - first - 1, -1, -1):
-                nexts[place] = following.get(ids[place], -1)
-                following[ids[place]] = first + place
-            piece["next"] = nexts
-            file.seek(first * RECORD.itemsize)
+            piece["time"], piece["size"] = columns.arrivals[requests].astype(np.uint32), size
+            piece["id"], piece["next"] = columns.blocks[first:stop], nexts[first:stop]
             file.write(piece.tobytes())  # numpy's own way tells nobody when the last of it can't be written
     return total

@@ -10,6 +10,7 @@ Which blocks were used before, and by whom, comes from sorting the ids: once for
 parts of the ids, so that memory stays bounded.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -21,7 +22,7 @@ from kv_sim.replay.columns import Columns, Ints
 
 Requests: TypeAlias = npt.NDArray[np.int32]
 
-SORT_AT_ONCE: Final = 1 << 24
+SORT_AT_ONCE: Final = 1 << 22
 """Ids that are sorted in one part."""
 
 NOBODY: Final = -1
@@ -79,18 +80,22 @@ def shape_of(columns: Columns, sort_at_once: int = SORT_AT_ONCE) -> Shape:
 
 def _last_users(columns: Columns, request_of: Requests, at_once: int) -> Requests:
     """For each reference, the request that used the block last."""
-    blocks = columns.blocks
+    users: Requests = np.full(len(columns.blocks), NOBODY, dtype=np.int32)
+    for place, before in uses_again(columns.blocks, at_once):
+        _refuse_other_ids(columns, request_of, place, before)
+        users[place] = request_of[before]
+    return users
+
+
+def uses_again(blocks: Ints, at_once: int = SORT_AT_ONCE) -> Iterator[tuple[Ints, Ints]]:
+    """Where ids stand that stood somewhere before, and where that was last; a part of the ids at a time."""
     parts = max(1, -(-len(blocks) // at_once))
-    users: Requests = np.full(len(blocks), NOBODY, dtype=np.int32)
     for part in range(parts):
         places = _places_of_part(blocks, part, parts, at_once) if parts > 1 else np.arange(len(blocks))
         ids = blocks[places]
         order = np.argsort(ids, kind="stable")
         again = np.flatnonzero(ids[order[1:]] == ids[order[:-1]])
-        place, before = places[order[again + 1]], places[order[again]]
-        _refuse_other_ids(columns, request_of, place, before)
-        users[place] = request_of[before]
-    return users
+        yield places[order[again + 1]], places[order[again]]
 
 
 def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, before: Ints) -> None:

@@ -18,6 +18,7 @@ from math import exp, log
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_offload_cpu.policy import POLICIES
 from kv_sim.replay.bounds import infinite_hits, min_hits
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
@@ -64,6 +65,8 @@ class Sizing:
     gpu_alone: Ratios
     recommended: Point
     reason: str
+    policy_module: str | None = None
+    """Where policies come from that kv-offload-cpu doesn't have."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -76,6 +79,11 @@ class Sizing:
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
 
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether host memory of the recommended size answers anything that the GPU alone doesn't."""
+        return self.recommended.ratios.token > self.gpu_alone.token
+
     def gains(self) -> list[float]:
         """At each capacity, by how much the best token ratio rises with one block more, on the way to the next."""
         tops = [max(curve[index].token for curve in self.curves.values()) for index in range(len(self.capacities))]
@@ -85,19 +93,25 @@ class Sizing:
         ] + [0.0]
 
     def config(self) -> dict[str, Any] | None:
-        """The value of ``--kv-transfer-config`` for the recommended point; None without the bytes of a token."""
+        """The value of ``--kv-transfer-config`` for the recommended point.
+
+        None without the bytes of a token, and where host memory answers nothing.
+        """
         size = self.footprint.bytes_of(self.recommended.capacity)
-        return None if size is None else transfer_config(size, self.recommended.policy)
+        if size is None or not self.is_worth_it:
+            return None
+        return transfer_config(size, self.recommended.policy, self.policy_module)
 
 
-def transfer_config(cpu_bytes: int, policy: str) -> dict[str, Any]:
+def transfer_config(cpu_bytes: int, policy: str, policy_module: str | None = None) -> dict[str, Any]:
     """The configuration of a server with so much host memory for KV, over all its workers."""
+    module = {} if policy in POLICIES or policy_module is None else {"cache_policy_module_path": policy_module}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_connector_module_path": "kv_vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": cpu_bytes, "eviction_policy": policy},
+        "kv_connector_extra_config": {"cpu_bytes_to_use": cpu_bytes, "eviction_policy": policy, **module},
     }
 
 
@@ -160,6 +174,7 @@ def size_trace(
         gpu_alone,
         chosen,
         reason,
+        policy_module,
     )
 
 
@@ -207,10 +222,7 @@ def recommend(
     tops = [max(curve[index].token for curve in curves.values()) for index in range(len(capacities))]
     rise, reach = max(tops) - without, max(unique_blocks, capacities[-1])
     if rise <= 0:
-        index, reason = (
-            0,
-            "host memory answers nothing on this trace; this is the smallest capacity that was tried",
-        )
+        index, reason = 0, "it answers nothing on this trace at any size that was tried"
     else:
         above = [top / rise - size / reach for top, size in zip(tops, capacities, strict=True)]
         # That is above the line, up to a constant.
@@ -218,7 +230,10 @@ def recommend(
         reason = "the knee: up to here a GiB buys more than on average, from here on less"
         if budget_blocks is not None and capacities[index] > budget_blocks:
             index = max(place for place, size in enumerate(capacities) if size <= budget_blocks)
-            reason = "the budget: it ends before the knee"
+            ends = (
+                "it ends before the knee" if tops[index] > without else "up to there host memory answers nothing"
+            )
+            reason = f"the budget: {ends}"
     policy = max(curves, key=lambda name: curves[name][index].token)
     if LRU in curves and curves[policy][index].token - curves[LRU][index].token <= WORTH_CHANGING:
         policy = LRU

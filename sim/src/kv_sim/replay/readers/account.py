@@ -9,7 +9,11 @@ _REASONS_SHOWN: Final = 3
 
 _FEWEST: Final = 100
 _FASTEST: Final = 10_000
-"""So many requests, so many of them a second: more likely a wrong unit."""
+_MOST_TOKENS: Final = 20_000_000
+"""So many requests, so many of them a second or so many tokens of theirs: more likely a wrong unit."""
+
+_YEAR: Final = 366 * 86_400
+"""Seconds; so is a trace that takes years."""
 
 
 @dataclass
@@ -25,6 +29,7 @@ class Account:
     delayed: int = 0
     moved: int = 0
     arrived: int = 0
+    tokens: int = 0
     first_arrival: float = inf
     last_arrival: float = -inf
 
@@ -34,10 +39,11 @@ class Account:
         if len(self.reasons) < _REASONS_SHOWN:
             self.reasons.append(reason)
 
-    def arrive(self, seconds: float) -> float:
+    def arrive(self, seconds: float, tokens: int) -> float:
         """A request arrives. Returns by how much that is before another one did that stands above it."""
         early_by = max(0.0, self.last_arrival - seconds) if self.arrived else 0.0
         self.arrived += 1
+        self.tokens += tokens
         self.first_arrival = min(self.first_arrival, seconds)
         self.last_arrival = max(self.last_arrival, seconds)
         return early_by
@@ -55,11 +61,21 @@ class Account:
             yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit"
         if self.dropped_blocks:
             yield f"{self.dropped_blocks} partial last blocks were dropped"
-        duration = self.last_arrival - self.first_arrival
-        if self.arrived >= _FEWEST and 0 < duration * _FASTEST < self.arrived:
-            rate = f"{self.arrived / duration:,.0f} requests a second"
-            yield f"{rate}: is the unit of its times the right one? (--time-unit)"
+        odd = self._odd_times()
+        if odd is not None:
+            yield f"{odd}: is the unit of its times the right one? (--time-unit)"
         if self.moved:
             yield f"{self.moved} requests arrive before one above them: sorted (--unsorted sort)"
         if self.delayed:
             yield f"{self.delayed} later turns have a delay: taken from the arrival of the turn before"
+
+    def _odd_times(self) -> str | None:
+        """What no trace of a server has, if times say so."""
+        duration = self.last_arrival - self.first_arrival
+        if self.arrived >= _FEWEST and 0 < duration * _FASTEST < self.arrived:
+            return f"{self.arrived / duration:,.0f} requests a second"
+        if self.arrived >= _FEWEST and 0 < duration * _MOST_TOKENS < self.tokens:
+            return f"{self.tokens / duration:,.0f} prompt tokens a second"
+        if duration > _YEAR:
+            return f"{self.arrived} requests in {duration / _YEAR:,.1f} years"
+        return None

@@ -1,10 +1,15 @@
-"""Qwen-Bailian JSON lines: chats of Alibaba's service, ids of 16-token blocks, seconds."""
+"""Qwen-Bailian JSON lines: chats of Alibaba's service, ids of 16-token blocks, seconds.
+
+Each turn is a chat of its own, and names the one that it goes on with: a conversation is a chain of them.
+"""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, id_list, number, session_of, whole
+from kv_sim.replay.readers.record import Record, id_list, number, text_of, whole
+
+_NO_PARENT: Final = (-1, "-1", None)
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -13,7 +18,8 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         whole(record, "input_length"),
         whole(record, "output_length"),
         id_list(record, "hash_ids"),
-        session_of(record, "chat_id"),
+        text_of(record, "chat_id"),
+        parent=None if record["parent_chat_id"] in _NO_PARENT else text_of(record, "parent_chat_id"),
     )
 
 

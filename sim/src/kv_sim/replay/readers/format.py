@@ -36,6 +36,8 @@ class Format:
     """Whether ids mean something within their session only."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
+    has_retries: bool = False
+    """Whether a session is one request, which may be there several times since it was tried again."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
 

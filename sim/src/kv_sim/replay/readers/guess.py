@@ -7,22 +7,25 @@ from kv_sim.replay.readers.record import Record
 
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
-_EPOCHS: Final = (("ns", 10**17), ("us", 10**14), ("ms", 10**11))
-"""From which size on a time of this century, counted from 1970, can only be in this unit."""
-
-_SECONDS: Final = 10**9
-"""The same for seconds, where the choice is between them and milliseconds: of these it is more than 11 days."""
+_EPOCH_BEGINS: Final = 1_000_000_000
+_EPOCH_ENDS: Final = 4_000_000_000
+"""Seconds since 1970, of 2001 and of 2096. A clock that counts nanoseconds since a machine was started has times
+that would be microseconds of the years before."""
 
 _USUAL_BLOCKS: Final = (512, 256, 128, 64, 32, 16, 1024, 2048, 4096, 8)
 _AGREEMENT: Final = 0.95
 
 
 def guess_unit(records: Sequence[Record], usual_seconds: float) -> str | None:
-    """The unit of times that count from 1970; None where they are too small to tell."""
+    """The unit of times that count from 1970; None where they don't look like that.
+
+    What would be seconds is left alone where the format has so small units that it may be the first second of a
+    clock; of milliseconds it is more than 11 days.
+    """
     times = [record.time for record in records if record.time is not None]
     least = min(times, default=0)
-    epochs = (*_EPOCHS, ("s", _SECONDS)) if usual_seconds >= UNITS["ms"] else _EPOCHS
-    return next((unit for unit, size in epochs if least >= size), None)
+    units = [unit for unit in UNITS if unit != "s" or usual_seconds >= UNITS["ms"]]
+    return next((unit for unit in units if _EPOCH_BEGINS <= least * UNITS[unit] < _EPOCH_ENDS), None)
 
 
 def agreement(records: Sequence[Record], block_tokens: int) -> float:

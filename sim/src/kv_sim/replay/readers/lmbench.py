@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, id_list, number, session_of, whole
+from kv_sim.replay.readers.record import Record, id_list, number, text_of, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -13,7 +13,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         whole(record, "input_length"),
         whole(record, "output_length", usual=0),
         id_list(record, "hash_ids"),
-        session_of(record, "session_id"),
+        text_of(record, "session_id"),
     )
 
 

@@ -1,19 +1,27 @@
-"""LMCache's lookup log: the hashes of the full chunks that a request looked up, seconds."""
+"""LMCache's lookup log: the hashes of the full chunks that a request looked up, seconds.
+
+A chunk's hash is one of tokens: two models have the same for the same prompt. A request may be looked up again.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, session_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, text_of, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     chunk = whole(record, "chunk_size")
     if not chunk:
         raise MalformedError("chunk_size: expected at least 1, got 0")
-    session = session_of(record, "request_id")
     yield Record(
-        number(record, "timestamp"), whole(record, "seq_len"), 0, id_list(record, "chunk_hashes"), session, chunk
+        number(record, "timestamp"),
+        whole(record, "seq_len"),
+        0,
+        id_list(record, "chunk_hashes"),
+        text_of(record, "request_id"),
+        chunk,
+        model=text_of(record, "model_name"),
     )
 
 
@@ -23,4 +31,5 @@ LMCACHE = Format(
     Container.JSON,
     ("timestamp", "chunk_size", "seq_len", "chunk_hashes"),
     _parse,
+    has_retries=True,
 )

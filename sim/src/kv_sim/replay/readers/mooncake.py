@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, session_of, whole
+from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, text_of, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    session = session_of(record, "session_id")
+    session = text_of(record, "session_id")
     ids: list[Id] = id_list(record, "hash_ids")
     if record.get("timestamp") is None:
         if session is None or record.get("delay") is None:

@@ -3,7 +3,8 @@
 Ids in files mean one of two things: a prefix up to the end of a block, or a block's tokens by themselves. They
 are *chained* here: a block's id is a hash of its parent's id and its own. That makes a prefix id of the second
 kind, and only renames the first kind, so it is right for both, and it is what is done unless one is sure. Where
-ids mean something in a session only, the chain of each session begins with the session.
+ids mean something in a session only, the chain of each session begins with the session. Blocks that one model
+computes are of no use to another, so the chains of all models but the first begin with the model.
 
 Python's hash of a tuple of small integers is the same in every process, whatever ``PYTHONHASHSEED`` is.
 """
@@ -48,29 +49,40 @@ class Naming:
     def __init__(self, meaning: IdMeaning, scope: IdScope) -> None:
         self._chains = meaning is not IdMeaning.PREFIX
         self._scope = scope
-        self._roots: dict[str | None, int] = {}
+        self._roots: dict[tuple[bool, str | None, str | None], int | None] = {}
+        self._models: list[str | None] = []
 
-    def name(self, ids: Sequence[Id], session: str | None, *, is_local: bool) -> Sequence[int]:
+    @property
+    def models(self) -> list[str]:
+        """Every model that was seen, in the order in which they were."""
+        return [model or "none" for model in self._models]
+
+    def name(
+        self, ids: Sequence[Id], session: str | None, model: str | None = None, *, is_local: bool
+    ) -> Sequence[int]:
         """Ids of prefixes, in 64 bits. ``is_local``: what the file says of the scope, where nobody said it."""
         if not ids:
             return ()
         numbers = as_numbers(ids)
         if self._scope is not IdScope.AUTO:
             is_local = self._scope is IdScope.SESSION
+        root = self._root((is_local, session if is_local else None, model))
         if self._chains:
-            chained = accumulate(numbers, _chain, initial=self._root(session) if is_local else 0)
+            chained = accumulate(numbers, _chain, initial=root or 0)
             next(chained)
             return list(chained)
-        if is_local:
-            root = self._root(session)
-            return [hash((root, number)) for number in numbers]
-        return numbers
+        return numbers if root is None else [hash((root, number)) for number in numbers]
 
-    def _root(self, session: str | None) -> int:
-        root = self._roots.get(session)
-        if root is None:
-            root = self._roots[session] = digest(f"session {session}")
-        return root
+    def _root(self, whose: tuple[bool, str | None, str | None]) -> int | None:
+        """What the chains of a session, a model or both begin with; None where ids are everybody's."""
+        if whose not in self._roots:
+            is_local, session, model = whose
+            if model not in self._models:
+                self._models.append(model)
+            names = [f"session {session}"] if is_local else []
+            names += [f"model {model}"] if model != self._models[0] else []
+            self._roots[whose] = digest(" ".join(names)) if names else None
+        return self._roots[whose]
 
 
 class Evidence:

@@ -64,7 +64,7 @@ def objects_of(path: Path) -> Contents:
         return Contents(Container.CSV, Place(path, first[0]), _table(path, first, lines))
     if shape is _Shape.LINES:
         return Contents(Container.JSON, None, _json_lines(path, chain([first], lines)))
-    return Contents(Container.JSON, None, _document(path))
+    return Contents(Container.JSON, None, _document(path, first[1], next(lines, None)))
 
 
 def _shape(line: str) -> _Shape:
@@ -82,9 +82,12 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]
         yield Place(path, number), _object(_parsed(text)[1], text)
 
 
-def _document(path: Path) -> Iterator[Found]:
+def _document(path: Path, first: str, second: tuple[int, str] | None) -> Iterator[Found]:
     number, value = _parsed(whole_text(path))
-    if isinstance(value, list):
+    follows = None if second is None else _parsed(second[1].strip())[1]
+    if isinstance(value, Broken) and first.lstrip()[0] == "{" and isinstance(follows, dict):
+        yield from _json_lines(path, lines_of(path))  # of which the first one is cut off
+    elif isinstance(value, list):
         for record, item in enumerate(value, 1):
             yield Place(path, number, record), _object(item, type(item).__name__)
     else:
@@ -117,6 +120,9 @@ def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]
         names = [name.strip() for name in next(csv.reader([header[1]]))]
     except csv.Error as error:
         raise ConfigError(f"{path}:{header[0]}: no header of a table: {error}") from None
+    for place, name in enumerate(names):
+        if name in names[:place]:  # which of them is meant?
+            raise ConfigError(f"{path}:{header[0]}: two columns are called {name!r}")
     for number, line in lines:
         yield Place(path, number), _row(names, line)
 

@@ -23,6 +23,7 @@ from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record
+from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of
 
@@ -70,6 +71,10 @@ class Opening:
         self._notes: list[str] = []
         self._sessions: dict[str | None, float] = {}
         self._starts: dict[str | None, float] = {}
+        self._begins: set[int | float] = set()
+        self._conversations = Conversations()
+        self._retries = Retries()
+        self._own_ids = OwnIds()
         if options.format is not None and options.format not in FORMATS:
             raise ConfigError(f"--format: {unknown_name('format', options.format, FORMATS)}")
         if options.time_unit is not None and options.time_unit not in UNITS:
@@ -160,7 +165,7 @@ class Opening:
 
     def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
         form = self._form
-        for place, value in chain.from_iterable(files):
+        for number, (place, value) in enumerate(chain.from_iterable(files)):
             try:
                 if isinstance(value, Broken):
                     raise MalformedError(value.reason)
@@ -170,6 +175,10 @@ class Opening:
                         f"{missing[0]}: no such field, and it isn't of format {form.name} without"
                     )
                 for record in form.parse(value):
+                    if form.merges_sessions:
+                        record.session = str(number)  # names are a writer's own: two files may have the same one
+                    elif self._options.scope is IdScope.SESSION:
+                        record.session = self._conversations.name(record)
                     yield place, record
             except MalformedError as error:
                 if self._options.on_error is OnError.STOP:
@@ -191,7 +200,7 @@ class Opening:
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
-            early_by = self._account.arrive(arrival)
+            early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.merges_sessions:
                 if options.unsorted is Unsorted.STOP:
                     raise ConfigError(
@@ -205,11 +214,11 @@ class Opening:
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
-            named = naming.name(ids, record.session, is_local=is_local)
+            named = naming.name(ids, record.session, record.model, is_local=is_local)
             yield arrival, record.input_tokens, record.output_tokens, named
             if not count & 0xFFF:
                 progress(count)
-        self._say_meaning(form)
+        self._say_meaning(form, naming.models)
         if options.sharing is not None and sharer is None:
             self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
 
@@ -225,7 +234,10 @@ class Opening:
             if not count:
                 self._notes.append("the trace has no times: one request a second is assumed")
         elif form.merges_sessions:
-            start = self._starts.setdefault(session, len(self._starts) * self._options.stagger_seconds)
+            if session not in self._starts:
+                self._starts[session] = len(self._starts) * self._options.stagger_seconds
+                self._begins.add(record.time)
+            start = self._starts[session]
             arrival = start + float(record.time) * unit_seconds
         else:
             arrival = float(record.time - (zero or 0)) * unit_seconds
@@ -249,6 +261,10 @@ class Opening:
         if self._options.scope is not IdScope.AUTO:
             is_local = self._options.scope is IdScope.SESSION
         self._evidence.add(record.ids, record.session if is_local else None, str(place))
+        if self._options.scope is IdScope.AUTO and not is_local and record.is_session_local is None:
+            self._own_ids.see(record.session, record.ids)
+        if self._form.has_retries:
+            self._retries.see(record.session)
 
     def _fitting(self, record: Record, block_tokens: int) -> "list[int | str]":
         """As many ids as the request has blocks."""
@@ -265,7 +281,7 @@ class Opening:
             del ids[full:]
         return ids
 
-    def _say_meaning(self, form: Format) -> None:
+    def _say_meaning(self, form: Format, models: list[str]) -> None:
         conflict, meaning = self._evidence.conflict, self._options.ids
         if conflict is not None and meaning is IdMeaning.PREFIX:
             raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
@@ -274,6 +290,16 @@ class Opening:
         if form.is_session_local and self._options.scope is IdScope.AUTO:
             self._notes.append(
                 "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+            )
+        seen = (self._own_ids, self._conversations, self._retries)
+        self._notes += [note for one in seen if (note := one.note())]
+        if len(models) > 1:
+            self._notes.append(
+                f"requests of {len(models)} models, none of which can use another's blocks: {', '.join(models)}"
+            )
+        if len(self._starts) > 1 and len(self._begins) == 1 and not self._options.stagger_seconds:
+            self._notes.append(
+                f"{len(self._starts)} sessions count their own time, so all begin at once (--stagger)"
             )
 
     def _skipped(self) -> str:

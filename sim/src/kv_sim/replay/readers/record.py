@@ -35,6 +35,10 @@ class Record:
     """Whether ids mean something in their session only, where a record says it itself."""
     engine: EngineMemory | None = None
     """Where a record says on which it was made."""
+    model: str | None = None
+    """Who computes its blocks, where a record says it. Another model can't use them."""
+    parent: str | None = None
+    """The session that this one goes on with."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:
@@ -83,8 +87,8 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     return value
 
 
-def session_of(record: Mapping[str, Any], field: str) -> str | None:
-    """The name of a session, if there is one."""
+def text_of(record: Mapping[str, Any], field: str) -> str | None:
+    """The name of a session or of a model, if there is one."""
     value = record.get(field)
     return None if value is None else str(value)
 

@@ -20,6 +20,9 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         step, tokens = CHARACTERS_PER_TOKEN * BLOCK_TOKENS, -(-len(prompt) // CHARACTERS_PER_TOKEN)
     elif isinstance(prompt, list):
         step, tokens = BLOCK_TOKENS, len(prompt)
+        odd = next((one for one in prompt if not isinstance(one, int) or isinstance(one, bool)), None)
+        if odd is not None:  # messages of a chat, or several prompts
+            raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
     else:
         raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
     parts = (prompt[start : start + step] for start in range(0, len(prompt), step))

@@ -1,14 +1,32 @@
 """WEKA kv-cache-tester: one agent session a file, or a line. Ids are the session's own, subagents nest in it.
 
-Times count from the begin of the session, those within a subagent, too. So sessions of one trace all begin
-together unless they are told to begin one after another.
+Times count from the begin of the session, so sessions of one trace all begin together unless they are told to
+begin one after another. Within a subagent they count from where it begins; some writers count them from the begin
+of the session there, too, and then none is earlier than the subagent.
+
+Requests name their model, or what they lie in names the only one.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, whole
+from kv_sim.replay.readers.record import MalformedError, Record, id_list, number, text_of, whole
+
+
+class _Around(NamedTuple):
+    """What a request has from what it lies in."""
+
+    block_tokens: int
+    is_local: bool
+    begin: int | float = 0
+    model: str | None = None
+
+    def within(self, node: Mapping[str, Any], begin: int | float) -> "_Around":
+        """The same for what lies in a node that begins so much later."""
+        models = node.get("models")
+        model = str(models[0]) if isinstance(models, list) and len(models) == 1 else None
+        return self._replace(begin=self.begin + begin, model=model or self.model)
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -18,12 +36,10 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     scope = record.get("hash_id_scope", "local")
     if scope not in ("local", "global"):
         raise MalformedError(f"hash_id_scope: expected 'local' or 'global', got {scope!r}")
-    yield from _requests(record, str(record["id"]), block_tokens, scope == "local", "requests")
+    yield from _requests(record, _Around(block_tokens, scope == "local").within(record, 0), "requests")
 
 
-def _requests(
-    node: Mapping[str, Any], session: str, block_tokens: int, is_local: bool, where: str
-) -> Iterator[Record]:
+def _requests(node: Mapping[str, Any], around: _Around, where: str) -> Iterator[Record]:
     requests = node.get("requests")
     if not isinstance(requests, list):
         raise MalformedError(f"{where}: expected a list, got {type(requests).__name__}")
@@ -32,20 +48,42 @@ def _requests(
         if not isinstance(request, dict):
             raise MalformedError(f"{place}: expected an object, got {type(request).__name__}")
         if request.get("type") == "subagent":
-            yield from _requests(request, session, block_tokens, is_local, f"{place}.requests")
+            inner = around.within(request, _begin_within(request))
+            yield from _requests(request, inner, f"{place}.requests")
             continue
         try:
-            yield Record(
-                number(request, "t"),
-                whole(request, "in"),
-                whole(request, "out", usual=0),
-                id_list(request, "hash_ids"),
-                session,
-                block_tokens,
-                is_local,
-            )
+            yield _request(request, around)
         except MalformedError as error:
             raise MalformedError(f"{place}.{error}") from None
+
+
+def _request(request: Mapping[str, Any], around: _Around) -> Record:
+    return Record(
+        around.begin + number(request, "t"),
+        whole(request, "in"),
+        whole(request, "out", usual=0),
+        id_list(request, "hash_ids"),
+        block_tokens=around.block_tokens,
+        is_session_local=around.is_local,
+        model=text_of(request, "model") or around.model,
+    )
+
+
+def _begin_within(subagent: Mapping[str, Any]) -> int | float:
+    """From when on the times within a subagent count, in the time that the subagent itself has."""
+    own, inside = _time_of(subagent), subagent.get("requests")
+    if own is None or not isinstance(inside, list):
+        return 0
+    times = [time for one in inside if (time := _time_of(one)) is not None]
+    return own if min(times, default=own) < own else 0
+
+
+def _time_of(request: Any) -> int | float | None:
+    """Its time, if it has one; what is wrong with it is said where the request itself is read."""
+    try:
+        return number(request, "t") if isinstance(request, dict) else None
+    except MalformedError:
+        return None
 
 
 WEKA = Format(

@@ -59,6 +59,9 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
 
 def _answer(found: Sizing) -> str:
     chosen, foot = found.recommended, found.footprint
+    reason = f'<p class="soft">{escape(found.reason[0].upper() + found.reason[1:])}.</p>'
+    if not found.is_worth_it:
+        return f'<section class="answer"><h2>Recommended</h2><p class="big">No host memory</p>{reason}</section>'
     size, config = foot.bytes_of(chosen.capacity), found.config()
     tokens = f"{show_count(chosen.capacity * foot.block_tokens)} tokens"
     big = f"{show_bytes(size)} of host memory" if size is not None else f"{tokens} in host memory"
@@ -73,8 +76,7 @@ def _answer(found: Sizing) -> str:
         f'<p class="big">{escape(big)}, policy {escape(chosen.policy)}</p>'
         f"<p>{tokens} in {chosen.capacity:,} blocks answer <b>{ratios.token:.1%}</b> of prompt tokens "
         f"({ratios.block:.1%} of blocks, {ratios.full_block:.1%} of full blocks). A cache without end: "
-        f'{found.infinite.token:.1%}.</p><p class="soft">{escape(found.reason[0].upper() + found.reason[1:])}.</p>'
-        f"{code}</section>"
+        f"{found.infinite.token:.1%}.</p>{reason}{code}</section>"
     )
 
 
@@ -88,7 +90,7 @@ def _curves_of_sizing(found: Sizing) -> str:
     mark = Mark(
         chosen.capacity, chosen.ratios.token, f"{_size(found.footprint, chosen.capacity)}, {chosen.policy}"
     )
-    return _curves(lines, found.footprint, mark if len(capacities) > 1 else None)
+    return _curves(lines, found.footprint, mark if len(capacities) > 1 and found.is_worth_it else None)
 
 
 def _curves_of_runs(found: Replays) -> Iterator[str]:

@@ -14,6 +14,8 @@ from kv_sim.replay.units import Footprint, show_bytes, show_count
 def show_seconds(seconds: float) -> str:
     """A time for people."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1000 * size:
+            return f"{seconds / size:,.0f} {unit}"
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
@@ -104,12 +106,18 @@ def _size_rows(found: Sizing) -> list[list[str]]:
         row = [f"{size:,}", show_count(size * foot.block_tokens), _bytes(foot, size)]
         row += [f"{curve[index].token:.3f}" for curve in found.curves.values()]
         row += [f"{found.best[index].token:.3f}", f"+{100 * gain * scale:.2g} %"]
-        rows.append([*row, "◀ here" if size == found.recommended.capacity else ""])
+        is_here = size == found.recommended.capacity and found.is_worth_it
+        rows.append([*row, "◀ here" if is_here else ""])
     return rows
 
 
 def _recommendation(found: Sizing) -> Iterator[str]:
     chosen, foot = found.recommended, found.footprint
+    if not found.is_worth_it:
+        beside = " beside the GPU's prefix cache" if found.gpu_blocks else ""
+        yield f"recommended: no host memory{beside}"
+        yield f"  {found.reason}"
+        return
     size = foot.bytes_of(chosen.capacity)
     memory = f" = {show_bytes(size)}" if size is not None else ""
     tokens = chosen.capacity * foot.block_tokens

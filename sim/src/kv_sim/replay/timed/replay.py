@@ -22,6 +22,8 @@ class EngineReplay:
     sizes: Sizes
     with_connector: Answers
     without: Answers
+    notes: tuple[str, ...] = ()
+    """What a reader decided about the trace, and what it left out."""
 
     def table(self) -> str:
         """What to print."""
@@ -33,6 +35,7 @@ class EngineReplay:
         """Plain values."""
         return {
             "trace": self.trace,
+            "notes": list(self.notes),
             "settings": _plain(asdict(self.settings)),
             "sizes": _plain(asdict(self.sizes)),
             "kv_transfer_config": self.settings.transfer_config(),
@@ -45,6 +48,7 @@ class EngineReplay:
         model, gpu = s.model, s.gpu
         return [
             f"{self.trace}, {z.block_tokens} tokens a block, on {s.tp_size} × {gpu.name} with {model.name}",
+            *(f"  {note}" for note in self.notes),
             f"  model   {model.parameters / 1e9:.2f} G parameters, {model.layers} layers, {model.heads} heads, "
             f"{model.kv_heads} of KV, of {model.head_dim}, {model.dtype_bytes} bytes a number; "
             f"{z.kv_bytes_per_token:,} bytes of KV a token; at most {z.max_model_len:,} tokens",
@@ -79,7 +83,8 @@ def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | N
     with_connector = _answer(trace, settings, settings.transfer_config(), count)
     done = with_connector.requests + sum(with_connector.refused.values())
     without = _answer(trace, settings, NOTHING, count)
-    return EngineReplay(trace.name, settings, sizes, with_connector, without)
+    notes = tuple(getattr(trace, "notes", ()))  # of a trace that was read; one that was made has none
+    return EngineReplay(trace.name, settings, sizes, with_connector, without, notes)
 
 
 def _answer(trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Progress) -> Answers:

@@ -1,0 +1,101 @@
+"""Which requests belong together: conversations of several chats, retries, and sessions with ids of their own.
+
+What is kept is bounded, but for conversations: a word for each chat.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kv_sim.replay.readers.record import Id, Record
+
+_RECENT: Final = 1 << 16
+_SESSIONS: Final = 1 << 12
+_FEWEST: Final = 3
+
+
+class Conversations:
+    """From the chats of a conversation, each of which names the one before it, to a name for all of them."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._unseen: set[str] = set()
+        self._split = 0
+
+    def name(self, record: Record) -> str | None:
+        """The conversation of a request: its first chat, or the earliest that was named so far."""
+        if record.parent is None or record.session is None:
+            return record.session
+        self._split += record.session in self._unseen
+        if record.parent not in self._first:
+            self._unseen.add(record.parent)
+        first = self._first.get(record.parent, record.parent)
+        self._first[record.session] = first
+        return first
+
+    def note(self) -> str | None:
+        """For the reader of a report."""
+        if not self._split:
+            return None
+        return (
+            f"{self._split} chats stand below one that goes on with them: what they share with it isn't seen "
+            "(--id-scope session)"
+        )
+
+
+class Retries:
+    """Requests that come again, of which another one of the same name was among the last ones."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._count = 0
+
+    def see(self, name: str | None) -> None:
+        """Look at the next request."""
+        if name is None:
+            return
+        if name in self._names:
+            self._count += 1
+        elif len(self._names) >= _RECENT:
+            del self._names[next(iter(self._names))]
+        self._names[name] = None
+
+    def note(self) -> str | None:
+        """For the reader of a report."""
+        if not self._count:
+            return None
+        return (
+            f"{self._count} lookups have the request_id of one before them, and count like any other: a request "
+            "that was tried again finds what it stored"
+        )
+
+
+class OwnIds:
+    """Whether ids look as if every session had its own: the first prompt of each counts up from 0, or from 1.
+
+    Of ids that all sessions share only one can begin so, or some with the same prompt.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._lengths: set[int] = set()
+        self._first: Id | None = None
+        self._looks = True
+
+    def see(self, session: str | None, ids: Sequence[Id]) -> None:
+        """Look at one request, while they look so and the sample isn't full."""
+        if not self._looks or session is None or session in self._seen or not ids or len(self._seen) >= _SESSIONS:
+            return
+        self._seen.add(session)
+        first = ids[0] if self._first is None else self._first
+        self._first = first
+        self._lengths.add(len(ids))
+        self._looks = first in (0, 1) and list(ids) == list(range(int(first), int(first) + len(ids)))
+
+    def note(self) -> str | None:
+        """For the reader of a report."""
+        if not self._looks or len(self._seen) < _FEWEST or len(self._lengths) < 2:
+            return None
+        return (
+            f"ids of each of {len(self._seen)} sessions count up from {self._first}: if they are a session's own, "
+            "say --id-scope session"
+        )

@@ -1,0 +1,188 @@
+"""Who can use whose blocks: sessions, conversations and models; and what of that looks odd is said."""
+
+import json
+
+import pytest
+
+from kv_sim.replay.readers import sessions as sessions_module
+from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.sessions import OwnIds, Retries
+
+
+def written(file, *records):
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def shared(columns):
+    """How many blocks each request has of the one before it that has most of them."""
+    prompts = [request.blocks for request in columns]
+    return [
+        max((sum(map(int.__eq__, one, other)) for other in prompts[:place]), default=0)
+        for place, one in enumerate(prompts)
+    ]
+
+
+def times(columns):
+    return [request.arrival_seconds for request in columns]
+
+
+def call(t, ids, **more):
+    return {"t": t, "type": "s", "in": 64 * len(ids), "out": 2, "hash_ids": ids, **more}
+
+
+def session(*requests, **more):
+    return {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": [*requests], **more}
+
+
+def subagent(t, *requests, **more):
+    return {"type": "subagent", "t": t, "agent_id": "x", "requests": [*requests], **more}
+
+
+def mooncake(time, ids, **more):
+    return {"timestamp": time, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids, **more}
+
+
+def lookup(time, hashes, request, model="m"):
+    named = {"request_id": request, "model_name": model}
+    return {"timestamp": time, **named, "chunk_size": 64, "seq_len": 64 * len(hashes), "chunk_hashes": hashes}
+
+
+def chat(time, name, parent, ids):
+    return {**mooncake(time, ids), "input_length": 16 * len(ids), "chat_id": name, "parent_chat_id": parent}
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ([call(0, [1]), call(7, [1])], [0, 100, 107, 120]),
+        ([call(100, [1]), call(107, [1])], [0, 100, 107, 120]),
+        ([call(30, [1]), call(101, [1])], [0, 120, 130, 201]),
+        ([subagent(5, call(0, [1]))], [0, 105, 120]),
+        ([subagent(105, call(105, [1]))], [0, 105, 120]),
+        ([subagent(105, call(0, [1]))], [0, 105, 120]),
+        ([], [0, 120]),
+    ],
+)
+def test_a_subagent_has_a_clock_of_its_own_or_the_session_s(tmp_path, inside, expected):
+    trace = session(call(0, [1]), subagent(100, *inside), call(120, [1]))
+    assert times(open_trace(written(tmp_path / "trace.jsonl", trace))) == expected
+
+
+def test_sessions_of_one_name_are_several(tmp_path):
+    for name in ("one", "two"):
+        written(tmp_path / f"{name}.json", session(call(0, [1, 2])))
+    assert shared(open_trace(tmp_path)) == [0, 0]
+    staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=60))
+    assert times(staggered) == [0, 60]
+    together = "2 sessions count their own time, so all begin at once (--stagger)"
+    assert together in open_trace(tmp_path).notes and together not in staggered.notes
+    written(tmp_path / "two.json", session(call(30, [1, 2])))
+    assert together not in open_trace(tmp_path).notes
+
+
+def test_models_don_t_use_each_other_s_blocks(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    note = "requests of 2 models, none of which can use another's blocks: "
+    written(file, *(lookup(time, ["a", "b"], time, model) for time, model in enumerate("xyxy")))
+    for meaning in (IdMeaning.AUTO, IdMeaning.PREFIX):
+        columns = open_trace(file, TraceOptions(ids=meaning))
+        assert shared(columns) == [0, 0, 2, 2]
+        assert columns.notes == ("format: lmcache", note + "x, y")
+    calls = [call(0, [1, 2], model="x"), call(1, [1, 2], model="y"), call(2, [1, 2], model="x")]
+    for scope in IdScope:
+        columns = open_trace(written(file, session(*calls)), TraceOptions(scope=scope))
+        assert shared(columns) == [0, 0, 2]
+        assert columns.notes[-1] == note + "x, y"
+
+
+def test_a_request_without_a_model_has_the_only_one_of_what_it_lies_in(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    inner = subagent(5, call(6, [1]), call(7, [1], model="x"), models=["y"])
+    unsaid = subagent(8, call(9, [1]))
+    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=["x"])))) == [0, 0, 1, 1]
+    columns = open_trace(written(file, session(call(0, [1]), call(1, [1], model="x"), models=["x", "y"])))
+    assert shared(columns) == [0, 0]
+    assert columns.notes[-1].endswith(": none, x")
+
+
+def test_one_model_changes_no_id(tmp_path):
+    file = written(tmp_path / "trace.jsonl", lookup(0, [7, 8], 1, "x"))
+    assert next(iter(open_trace(file, TraceOptions(ids=IdMeaning.PREFIX)))).blocks == (7, 8)
+
+
+def test_the_chats_of_a_conversation_are_one_session(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    first = [chat(0, 1, -1, [1]), chat(1, 2, 1, [1, 2]), chat(2, 3, 2, [1, 2, 3]), chat(3, 4, -1, [1])]
+    cut_off = [chat(4, 5, 99, [1]), chat(5, 6, 99, [1, 2]), chat(6, 7, 6, [1, 2])]
+    written(file, *first, *cut_off)
+    assert shared(open_trace(file, TraceOptions(scope=IdScope.SESSION))) == [0, 1, 2, 0, 0, 1, 2]
+    assert shared(open_trace(file)) == [0, 1, 2, 1, 1, 2, 2]
+
+
+def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    root, turn, last = chat(0, 1, -1, [1]), chat(0, 2, 1, [1, 2]), chat(0, 3, 2, [1, 2, 3])
+    note = (
+        "1 chats stand below one that goes on with them: what they share with it isn't seen (--id-scope session)"
+    )
+    for order, shares, is_split in [
+        ((root, turn, last), [0, 1, 2], False),
+        ((turn, root, last), [0, 1, 2], False),
+        ((root, turn, last, turn), [0, 1, 2, 2], False),
+        ((root, last, turn), [0, 0, 1], True),
+    ]:
+        columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
+        assert shared(columns) == shares
+        assert (note in columns.notes) == is_split
+
+
+OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ids_that_look_like_a_session_s_own_are_said(tmp_path, first):
+    file = tmp_path / "trace.jsonl"
+    turns = [[*range(first, first + length)] for length in (4, 4, 2)]
+    records = [mooncake(time, ids, session_id=f"s{time}") for time, ids in enumerate(turns)]
+    written(file, *records, mooncake(9, [first, 77], session_id="s0"), mooncake(9, [55]))
+    note = OWN.format(first=first)
+    assert note in open_trace(file).notes
+    for scope in (IdScope.SESSION, IdScope.GLOBAL):
+        assert note not in open_trace(file, TraceOptions(scope=scope)).notes
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [[0, 1], [0, 1], [0, 1]],
+        [[0, 1], [0, 1, 2]],
+        [[0, 1], [0, 1, 2], [0, 1, 3]],
+        [[0, 1], [0, 1, 2], [1, 2]],
+        [[2, 3], [2, 3, 4], [2, 3]],
+        [["0", "1"], ["0"], ["0"]],
+        [[], [], []],
+    ],
+)
+def test_ids_that_all_sessions_share_don_t_look_so(turns):
+    look = OwnIds()
+    for name, ids in enumerate(turns):
+        look.see(str(name), ids)
+    assert look.note() is None
+
+
+def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
+    file = tmp_path / "trace.jsonl"
+    written(file, *(lookup(time, ["a"], request) for time, request in enumerate("aabca")))
+    note = (
+        "2 lookups have the request_id of one before them, and count like any other: a request that was tried "
+        "again finds what it stored"
+    )
+    assert note in open_trace(file).notes
+    monkeypatch.setattr(sessions_module, "_RECENT", 2)
+    recent = Retries()
+    for name in ("a", "b", "c", "a", "c", None, None):
+        recent.see(name)
+    assert recent.note().startswith("1 lookups")
