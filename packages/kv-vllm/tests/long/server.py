@@ -196,7 +196,7 @@ def test_from_a_servers_traffic_to_the_configuration_that_it_should_have(tmp_pat
         (len(prompt), 16) for prompt in PROMPTS * 2
     ]
     assert records[0]["hash_ids"] == records[4]["hash_ids"] != records[1]["hash_ids"]
-    command = [sys.executable, "-m", "kv_sim", "size", str(trace), "--capacity=16blocks"]
+    command = [sys.executable, "-m", "kv_sim", "size", str(trace), "--capacity=16blocks", "--gpu-capacity=none"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "8 requests" in printed and "blocks of 32 tokens" in printed and "format: recorded" in printed
     assert f"recorded: 1,024 bytes a token, room for {23 * 32} tokens on the GPU" in printed
