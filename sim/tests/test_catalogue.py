@@ -80,7 +80,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
         {},
     ),
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
-    "offload+offload": ([offload(**CHUNKS), offload()], "events counts", (2, 1, False), {}),
+    "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
@@ -108,6 +108,12 @@ def test_what_is_driven_and_spared(name: str) -> None:
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
     assert subject.serves_peers == (P2P in connectors)
+
+
+def test_several_count_if_all_of_them_do() -> None:
+    assert Trait.COUNTS in several(offloading(), offloading(blocks_per_chunk=2)).traits
+    assert Trait.COUNTS not in several(offloading(), SUBJECTS["later"]).traits
+    assert Trait.EVENTS not in several(offloading(), offloading()).traits
 
 
 def test_several_keep_what_the_slowest_of_them_keeps() -> None:

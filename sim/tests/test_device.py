@@ -79,7 +79,8 @@ def fill(made: Device, tokens: int) -> None:
 def test_a_step_leaves_what_it_computes_and_nothing_else(config: WorldConfig, start: int, end: int) -> None:
     made = device(config)
     fill(made, start)
-    poisoned = tables_of(config)[0][end // SIZE :][:1]
+    last = end // SIZE
+    poisoned = tables_of(config)[0][last if start <= last * SIZE else last + 1 :][:1]  # nothing that it reads
     expected = made.memory.copy()
     for block in poisoned:
         expected[block] = POISON
@@ -104,6 +105,39 @@ def is_read(config: WorldConfig, group: int, token: int, start: int, end: int) -
     first = max(0, start - window + 1) if window else 0
     last = end if config is TAILS else end // SIZE * SIZE
     return first // SIZE * SIZE <= token < min(last, start)
+
+
+@spans
+def test_what_is_computed_from_wrong_bytes_is_spoilt(start: int, end: int) -> None:
+    """For the request that read them, in all groups of tokens, as far as the step wrote."""
+    made = device()
+    fill(made, start)
+    made.memory[TABLES[0][0]] ^= 1
+    one = step(CONFIG, (start, end))
+    made.launch(one)
+    made.retire()
+    reads_it = start > 0 and end >= SIZE
+    assert bool(one.problems) == reads_it
+    keys = layer_keys(RANK, 3, 2)
+    for group in (0, 1):
+        for token in range(start, end):
+            block, offset = TABLES[group][token // SIZE], token % SIZE
+            right = HASHES[token] ^ keys[group]
+            assert made.memory[block, :, offset].tolist() == (~right if reads_it else right).tolist()
+    written = {TABLES[group][token // SIZE] for group in (0, 1) for token in range(start, end)}
+    assert all(problem.spoilt == tuple(sorted(written)) for problem in one.problems)
+
+
+def test_what_others_compute_in_the_same_step_is_not_spoilt() -> None:
+    made, tables = device(), tuple(tuple(block + 5 for block in table) for table in TABLES)
+    fill(made, 4)
+    made.memory[TABLES[0][0]] ^= 1
+    mine, other = Attention("r1", 4, 8, TABLES, HASHES), Attention("r2", 0, 3, tables, HASHES)
+    one = replace(step(CONFIG), attentions=[mine, other])
+    made.launch(one)
+    made.retire()
+    assert {problem.request_id for problem in one.problems} == {"r1"}
+    assert (made.memory[tables[0][0], 0, :3] ^ layer_keys(RANK, 3, 2)[0][0]).tolist() == HASHES[:3].tolist()
 
 
 @configs
@@ -215,6 +249,8 @@ def test_states_are_read_before_any_is_written() -> None:
         ((4, 8), 2, (2, 0, 2), ("r2", 2), True),
         ((6, 8), 2, (2, 0, 2), ("r1", 2), False),
         ((6, 8), 2, (2, 0, 2), ("r1", 3), True),
+        ((4, 8), 2, (2, 0, -1), None, False),  # spoilt
+        ((4, 8), 2, (2, 1, -1), ("r1", 2), False),
     ],
 )
 def test_what_a_step_leaves_as_it_is_may_be_stored_meanwhile(
@@ -223,7 +259,11 @@ def test_what_a_step_leaves_as_it_is_may_be_stored_meanwhile(
     made = device()
     fill(made, 12)
     if spoil is not None:
-        made.memory[spoil] ^= 1
+        block_of, layer, offset = spoil
+        if offset < 0:
+            made.memory[block_of, layer] = ~made.memory[block_of, layer]
+        else:
+            made.memory[spoil] ^= 1
     if settled is not None:
         made.begin_step([], [Offer(settled[0], block, settled[1])])
     made.launch(step(CONFIG, (0, 1)))
@@ -439,3 +479,29 @@ def test_it_is_a_function_of_all_that_came_before() -> None:
         assert list(hashes) == prefix_hashes(roots[1], tokens)
         sampled = [sampled_token(before) for before in hashes[len(prompt) - 1 : -1]]
         assert list(tokens[len(prompt) :]) == sampled
+
+
+@pytest.mark.parametrize(
+    ("group", "wrong", "token"),
+    [
+        (0, None, None),
+        (0, (1, 1, 2), 2),
+        (0, (1, 0, 2), None),  # of another layer
+        (0, (2, 1, 0), None),  # not loaded
+        (0, (3, 1, 0), None),  # not full
+        (1, (7, 1, 3), 7),
+        (1, (6, 1, 3), None),  # before the window
+        (2, (12, 1, 0), None),  # a state
+    ],
+)
+def test_a_layer_reads_what_its_step_loads(group: int, wrong: Slot | None, token: int | None) -> None:
+    made = device()
+    fill(made, 10)
+    if wrong is not None:
+        made.memory[wrong] ^= 1
+    one = step(CONFIG, (10, 12))
+    made.kernels.read_loaded(one, {1, 3, 6, 7, 11, 12}, group, 1)
+    assert len(one.problems) == (token is not None)
+    for problem in one.problems:
+        assert problem.message.startswith(f"request r1 token {token}: rank 1 block {problem.block} holds")
+        assert problem.message.endswith("step 7, in which it is loaded, when wait_for_layer_load returned)")

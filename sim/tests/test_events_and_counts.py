@@ -182,6 +182,25 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     assert notes.take() == []
 
 
+def test_what_children_count_adds_up() -> None:
+    notes = Notes()
+    counted = Counted(notes, is_on=True)
+    some = {**dict.fromkeys(STORED, 3 * BLOCK_BYTES), WHOLE: 0.5, READ: 0.5}
+    rest = {**dict.fromkeys(STORED, 2 * BLOCK_BYTES), **dict.fromkeys(LOADED, BLOCK_BYTES), WHOLE: 0.0}
+    counted.take(Stats({"a": some, "quarantined": {"b": "broke down"}}))
+    counted.take(Stats({"c": {"d": rest}}))
+    counted.check(HAPPENED, BLOCK_BYTES)
+    shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
+    assert notes.take() == [f"ACCOUNTING  a: nothing is under way, but these shares are in use: {shown}"]
+    counted.take(Stats({"a": {WHOLE: 0.0}, "c": {"d": {WHOLE: 0.5}}}))
+    shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0}
+    assert notes.take() == [f"ACCOUNTING  d: c: the first of these is the sum of the others: {shown}"]
+    counted.take(Stats({"a": {STORED[0]: 1}, "c": {"d": {WHOLE: 0.0}}}))
+    counted.check(HAPPENED, BLOCK_BYTES)
+    (told,) = notes.take()
+    assert told.startswith(f"ACCOUNTING  {STORED[0]} adds up to {5 * BLOCK_BYTES + 1}, but")
+
+
 def test_who_does_not_claim_to_count_is_not_held_to_it() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=False)

@@ -174,3 +174,21 @@ def test_nobody_looks() -> None:
     made = Loading(MEMORY, referee)
     made.told[0] = {20}
     made.act(Kind.STEP)
+
+
+def test_what_was_computed_from_blocks_that_were_not_filled_is_not_found() -> None:
+    """Also if its request has gone before anybody knows."""
+    made = Loading(MEMORY, run_ahead=1)
+    made.world.engine.abort("r2")
+    request = made.world.engine.add(RequestSpec("r3", 0, PROMPT, 10, 1, 1))
+    worker: Any = made.world.engine.connectors[0]
+    worker.side.start_load_kv = lambda forward_context: None
+    made.act(Kind.SCHEDULE)
+    blocks = made.world.engine.scheduler.blocks
+    pool, (table,) = blocks.block_pool, blocks.tables["r3"].groups
+    made.told[0] = {*table[:2]}
+    made.act(Kind.EXECUTE, rank=0)  # which waits for the kernels, to store what they leave
+    made.world.engine.abort("r3")
+    assert [pool.find(0, name) for name in request.prompt_hashes[:4]] == table[:4]
+    made.act(Kind.PROCESS)
+    assert [pool.find(0, name) for name in request.prompt_hashes] == [None] * 5

@@ -12,7 +12,7 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Kind
-from kv_sim.config import WorldConfig, with_own_cache
+from kv_sim.config import STATE, GroupConfig, WorldConfig, with_loads, with_own_cache
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec
@@ -48,19 +48,43 @@ def test_most_worlds_of_what_serves_peers_have_no_prefix_cache_and_more_room() -
         assert own == replace(other, num_blocks=blocks, **same)
 
 
-def test_nobody_elses_worlds_are_without_one() -> None:
+def test_a_third_of_the_worlds_of_all_others_are_without_one() -> None:
     for name, subject in SUBJECTS.items():
-        drawn = {config_for(subject, Random(seed)).prefix_caching for seed in range(40)}
-        assert drawn == ({True, False} if "p2p" in name else {True})
+        drawn = [config_for(subject, Random(seed)) for seed in range(200)]
+        without = [config for config in drawn if not config.prefix_caching]
+        if subject.serves_peers:
+            assert len(without) > 100, name
+            continue
+        assert 30 < len(without) < 90, name
+        assert not any(STATE in config.groups or config.hashes_per_block > 1 for config in without), name
+        assert {with_loads(config) for config in without} == set(without), name
+
+
+def test_what_an_engine_keeps_for_its_own_cache_needs_one() -> None:
+    kept = [(GroupConfig(), STATE), (GroupConfig(), GroupConfig("sliding", 8)), (GroupConfig(),)]
+    drawn = {
+        (groups, hashes, with_loads(config).prefix_caching)
+        for groups in kept
+        for hashes in ((1, 2) if groups == (GroupConfig(),) else (1,))
+        for slots in range(40)
+        for config in [WorldConfig(groups=groups, hashes_per_block=hashes, host_slots=slots)]
+    }
+    without = {(groups, hashes) for groups, hashes, prefix_caching in drawn if not prefix_caching}
+    assert without == {(kept[1], 1), (kept[2], 1)}
+    assert {(groups, hashes) for groups, hashes, prefix_caching in drawn if prefix_caching} == {
+        *((groups, 1) for groups in kept),
+        (kept[2], 2),
+    }
 
 
 def test_which_worlds_these_are_their_sizes_say() -> None:
-    drawn = [
-        [with_own_cache(WorldConfig(host_slots=slots, layers=layers)).prefix_caching for slots in range(40)]
-        for layers in (1, 2)
-    ]
-    assert drawn[0] == drawn[1]
-    assert {*drawn[0]} == {True, False}
+    for with_some in (with_own_cache, with_loads):
+        drawn = [
+            [with_some(WorldConfig(host_slots=slots, layers=layers)).prefix_caching for slots in range(40)]
+            for layers in (1, 2)
+        ]
+        assert drawn[0] == drawn[1]
+        assert {*drawn[0]} == {True, False}
 
 
 def test_without_a_prefix_cache_nothing_has_a_name() -> None:

@@ -14,7 +14,7 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
-from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
+from kv_sim.history.choices import TROUBLE, WEIGHTS, WHILE_LOADING, legal_choices, pick
 from kv_sim.memory.copies import State
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
@@ -322,10 +322,13 @@ def test_who_loads_is_aborted_more_often() -> None:
 
 
 class Weighed(Random):
-    """Writes down what is weighed."""
+    """Writes down what is weighed first."""
+
+    weighed: dict[Any, int] | None = None
 
     def choices(self, population: Any, weights: Any = None, **how: Any) -> Any:
-        self.weighed = dict(zip(population, weights, strict=True))
+        if self.weighed is None:
+            self.weighed = dict(zip(population, weights, strict=True))
         return super().choices(population, weights, **how)
 
 
@@ -339,3 +342,17 @@ def test_trouble_comes_more_often_where_there_is_more_of_it(trouble: int) -> Non
     assert set(TROUBLE) == {kind for kind in Kind if kind in NEEDS}
     assert set(WEIGHTS) == set(Kind)
     assert min(WEIGHTS.values()) > 0
+
+
+@pytest.mark.parametrize("subject", [LATER, PATIENT], ids=["resets", "does not"])
+@pytest.mark.parametrize("silent", [frozenset[str](), frozenset({"reset_all"})], ids=["may", "may not"])
+def test_the_cache_is_reset_more_often_while_something_is_loaded(subject: Subject, silent: frozenset[str]) -> None:
+    made = World(replace(CONFIG, silent=silent), subject)
+    request = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    for request.awaits_load in (False, True):
+        random = Weighed(0)
+        pick(made, random)
+        often = WHILE_LOADING if subject is LATER and not silent and request.awaits_load else 1
+        assert random.weighed == {
+            kind: WEIGHTS[kind] * (often if kind is Kind.RESET else 1) for kind in legal_choices(made)
+        }

@@ -229,6 +229,17 @@ def with_own_cache(config: WorldConfig) -> WorldConfig:
     return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
 
 
+def with_loads(config: WorldConfig) -> WorldConfig:
+    """Let a third of the engines find nothing in their own blocks, so that what comes again is loaded.
+
+    Which, their sizes say. Not those that keep states or ends within blocks, which they do for their own cache.
+    """
+    is_drawn = Random(repr(("loads", _sizes(config)))).random() < 1 / 3
+    if not is_drawn or STATE in config.groups or config.hashes_per_block > 1:
+        return config
+    return replace(config, prefix_caching=False)
+
+
 def with_tails(config: WorldConfig) -> WorldConfig:
     """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
     random = Random(repr(("tails", _sizes(config))))

@@ -15,6 +15,7 @@ from kv_sim.config import (
     WorldConfig,
     draw_config,
     with_fine_hashes,
+    with_loads,
     with_own_cache,
     with_sessions,
     with_states,
@@ -62,8 +63,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
-    if subject.serves_peers:
-        config = with_own_cache(config)
+    config = with_own_cache(config) if subject.serves_peers else with_loads(config)
     return find_engine(engine).fit(with_sessions(config))
 
 

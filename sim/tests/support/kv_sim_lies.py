@@ -132,7 +132,7 @@ def bytes_that_are_not_counted(referee: Referee) -> None:
 
 def a_share_that_stays_in_use(referee: Referee) -> None:
     made = stored_once(referee)
-    made.counted._shares["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
+    made.counted._shares[""]["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
     made.counted.check(made.engine.devices, made.config.block_bytes)
 
 

@@ -8,7 +8,7 @@ those of the copies that ended well, and at rest no share of the memory is in us
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kv_api import (
@@ -77,22 +77,25 @@ class Counted:
         self._referee = referee
         self._is_on = is_on
         self._sums: Counter[str] = Counter()
-        self._shares: dict[str, float] = {}
+        self._shares: dict[str, dict[str, float]] = {}
+        """By whose they are: a child's of a MultiConnector, or nobody's."""
 
     def take(self, stats: KVConnectorStats | None) -> None:
         """Add what was counted since the last time."""
         if stats is None or not self._is_on:
             return
-        numbers = stats.reduce()
-        for name in (name for names in BYTES.values() for name in names):
-            self._sums[name] += numbers.get(name, 0)
-        if SHARE not in numbers:
-            return
-        self._shares = {name: numbers.get(name, 0) for name in (SHARE, *PARTS)}
-        whole, *parts = self._shares.values()
+        for whose, numbers in _by_child(stats.reduce()):
+            for name in (name for names in BYTES.values() for name in names):
+                self._sums[name] += numbers.get(name, 0)
+            if SHARE in numbers:
+                self._take_shares(whose, {name: numbers.get(name, 0) for name in (SHARE, *PARTS)})
+
+    def _take_shares(self, whose: str, shares: dict[str, float]) -> None:
+        self._shares[whose] = shares
+        whole, *parts = shares.values()
         if abs(whole - sum(parts)) > ROUNDING:
             self._referee.fail(
-                Invariant.ACCOUNTING, f"the first of these is the sum of the others: {self._shares}"
+                Invariant.ACCOUNTING, f"{whose}the first of these is the sum of the others: {shares}"
             )
 
     def check(self, devices: Sequence[Device], block_bytes: int) -> None:
@@ -111,10 +114,19 @@ class Counted:
                         f"ended well moved {moved} bytes",
                     )
         is_busy = any(device.copies.running for device in devices)
-        if not is_busy and any(self._shares.values()):
-            self._referee.fail(
-                Invariant.ACCOUNTING, f"nothing is under way, but these shares are in use: {self._shares}"
-            )
+        for whose, shares in self._shares.items() if not is_busy else ():
+            if any(shares.values()):
+                self._referee.fail(
+                    Invariant.ACCOUNTING, f"{whose}nothing is under way, but these shares are in use: {shares}"
+                )
+
+
+def _by_child(numbers: Mapping[str, Any], whose: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Numbers, and those that a MultiConnector has of each child, with its name as a message begins."""
+    yield whose, numbers
+    for name, more in numbers.items():
+        if isinstance(more, Mapping):
+            yield from _by_child(more, f"{name}: {whose}")
 
 
 class Mirror:

@@ -31,7 +31,7 @@ class Outcome:
         if scheduler.defers_frees and output.total_num_scheduled_tokens:
             scheduler.processed_step_seq += 1
             self._drain_deferred_frees()
-        errors, skip = self._failed_loads(report, output.num_scheduled_tokens)
+        errors, skip = self._failed_loads(step, report, output.num_scheduled_tokens)
         stopped = []
         for request_id, count in output.num_scheduled_tokens.items():
             request = scheduler.requests.get(request_id)
@@ -200,7 +200,9 @@ class Outcome:
 
     # -- loads and stores ----------------------------------------------------------------------
 
-    def _failed_loads(self, report: KVConnectorOutput, counts: dict[str, int]) -> tuple[set[str], set[str]]:
+    def _failed_loads(
+        self, step: Step, report: KVConnectorOutput, counts: dict[str, int]
+    ) -> tuple[set[str], set[str]]:
         """Rewind requests whose load failed. Returns those that fail for it, and those to skip in this step."""
         scheduler = self.scheduler
         recompute = scheduler.config.failure_policy == "recompute"
@@ -221,7 +223,8 @@ class Outcome:
         async_failed, _ = self._rewind(loading, report.invalid_block_ids, counts)
         sync_failed, evict = self._rewind(scheduler.running, report.invalid_block_ids, counts)
         # vLLM leaves them findable when it recomputes; who hits one, or aborts first, gets what was not loaded.
-        for block in sorted(evict | report.invalid_block_ids):
+        spoilt = (block for problem in step.problems for block in problem.spoilt)
+        for block in sorted(evict.union(report.invalid_block_ids, spoilt)):
             scheduler.blocks.block_pool.uncache(block)
         if recompute:
             scheduler.failed_loads |= async_failed

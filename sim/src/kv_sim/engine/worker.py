@@ -36,11 +36,12 @@ class Worker:
         self._crossing = crossing
         self.device = device
         self.connector = connector
-        self.layers = {
-            layer_name(group, layer): device.kv_cache(layer)
+        self._places = {
+            layer_name(group, layer): (group, layer)
             for group in range(len(config.groups))
             for layer in range(config.layers)
         }
+        self.layers = {name: device.kv_cache(layer) for name, (_, layer) in self._places.items()}
         connector.get_mem_pool_context()
         connector.register_kv_caches(self.layers)
         connector.get_handshake_metadata()
@@ -107,14 +108,17 @@ class Worker:
         self.device.copy_blocks(step.output.kv_cache_block_copies or (), step.number)
 
     def _forward(self, step: Step) -> None:
-        for name in self.layers:
-            if self.connector.has_connector_metadata():  # an attention layer leaves out its hooks else
-                self.connector.wait_for_layer_load(name)
         windows = tuple(group.window for group in self.config.groups)
         launched = LaunchedStep(
             step.number, step.attentions, step.poison, step.problems, self.config.block_size, windows
         )
+        loaded = {block for blocks in step.sync_targets.values() for block in blocks}
+        for name, (group, layer) in self._places.items():
+            if self.connector.has_connector_metadata():  # an attention layer leaves out its hooks else
+                self.connector.wait_for_layer_load(name)
+                if loaded:
+                    self.device.kernels.read_loaded(launched, loaded, group, layer)
         self.device.launch(launched)
-        for name, layer in self.layers.items():
+        for name, cache in self.layers.items():
             if self.connector.has_connector_metadata():
-                self.connector.save_kv_layer(name, layer, None)
+                self.connector.save_kv_layer(name, cache, None)

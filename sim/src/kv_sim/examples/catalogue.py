@@ -52,7 +52,7 @@ def several(
 ) -> Subject:
     """A MultiConnector over these, with its own ``settings``.
 
-    It claims what all of them claim; only one of several would tell all events, or count all bytes.
+    It claims what all of them claim; but only one of several would tell all events.
     """
     connectors = [
         {
@@ -62,7 +62,7 @@ def several(
         }
         for child in children
     ]
-    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS, Trait.COUNTS}
+    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
     grain, times = lcm(*(child.blocks_per_chunk for child in children)), max(c.keeps_from for c in children)
     return Subject(
         kv_connector,

@@ -39,15 +39,31 @@ WEIGHTS: Mapping[Kind, int] = {
 TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
 """What a world with more trouble does more often."""
 
+WHILE_LOADING = 6
+"""How much more often the cache is reset while a load is under way, since few are."""
+
 
 def pick(world: WorldState, random: Random) -> Action:
     """One legal action."""
     choices = legal_choices(world)
     kinds = list(choices)
-    weights = [WEIGHTS[kind] * (world.config.trouble if kind in TROUBLE else 1) for kind in kinds]
+    weights = [_weight(world, kind) for kind in kinds]
     kind = random.choices(kinds, weights)[0]
     args = choices[kind]
     return Action(kind, args(random) if callable(args) else args)
+
+
+def _weight(world: WorldState, kind: Kind) -> int:
+    weight = WEIGHTS[kind]
+    if kind in TROUBLE:
+        return weight * world.config.trouble
+    if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET) and _is_loading(world):
+        return weight * WHILE_LOADING
+    return weight
+
+
+def _is_loading(world: WorldState) -> bool:
+    return any(request.awaits_load for request in world.engine.scheduler.requests.values())
 
 
 def legal_choices(world: WorldState) -> Choices:

@@ -1,10 +1,11 @@
 """What a launched step does to a device's memory, and what it must find there.
 
 Its kernels write the slots that it computes, then read every slot that it attends to. What isn't what it must be
-is a ``ContentProblem`` of the step, which the engine judges when the step has come back.
+is a ``ContentProblem`` of the step, which the engine judges when the step has come back. Who read wrong bytes
+computed wrong ones: what the step wrote for that request is *spoilt*, and read as wrong by whoever gets it later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +39,8 @@ class ContentProblem:
     request_id: str
     block: int
     message: str
+    spoilt: tuple[int, ...] = field(default=(), compare=False)
+    """Blocks with what was computed from it."""
 
 
 @dataclass
@@ -92,17 +95,38 @@ class Kernels:
                 self._write_states(step, attention, group)
             for group in self._tokens:
                 self._write(step, attention, group)
+        right = len(step.problems)
         for attention in step.attentions:
             for group in self._tokens:
                 self._read(step, attention, group, step.first_read(attention, step.windows[group]))
                 if self._config.has_tails:
                     self._read_end(step, attention, group)
+        wrong = {problem.request_id for problem in step.problems[right:]}
+        for attention in step.attentions if wrong else ():
+            if attention.request_id in wrong:
+                self._spoil(attention)
+
+    def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
+        """A layer reads what the step loads: the full blocks of its group among ``blocks``, but no states."""
+        size = self._config.block_size
+        for attention in step.attentions if group in self._tokens else ():
+            first = step.first_read(attention, step.windows[group])
+            for index, block in enumerate(attention.tables[group][: attention.start // size]):
+                if index >= first and block in blocks:
+                    expected = attention.hashes[index * size : (index + 1) * size] ^ self.keys[group][layer]
+                    differs = self._memory[block, layer] != expected
+                    if differs.any():
+                        offset = int(np.argmax(differs))
+                        slot = (block, layer, offset)
+                        role = ", in which it is loaded, when wait_for_layer_load returned"
+                        self._note(step, attention, index * size + offset, group, slot, role)
 
     def changes(self, step: LaunchedStep, copy: Copy, block: int) -> bool:
         """Whether a step will leave other bytes in what a copy wants of a block than there are now.
 
         Tokens that are computed anew, since a load before them failed, come out as they were: who shares their
-        blocks may be reading them. And to what a store wants of a block others may be appended.
+        blocks may be reading them. What is spoilt counts as what it should be: whoever stores it has to drop it.
+        And to what a store wants of a block others may be appended.
         """
         if block in step.poison:
             return True
@@ -118,21 +142,30 @@ class Kernels:
                         return True
                     first, end = max(attention.start, index * size), min(attention.end, index * size + last)
                     held = self._memory[block, :, first - index * size : end - index * size]
-                    if not np.array_equal(held, attention.hashes[first:end] ^ self.keys[group][:, None]):
+                    right = attention.hashes[first:end] ^ self.keys[group][:, None]
+                    if not ((held == right) | (held == ~right)).all():
                         return True
         return False
 
     def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
-        size, table = self._config.block_size, attention.tables[group]
-        keys = self.keys[group]
-        position = attention.start
+        for block, slots, hashes in self._written(attention, group):
+            self._memory[block, :, slots] = hashes ^ self.keys[group][:, None]
+            self._shadow.last_writer[self._rank][block] = f"step {step.number} for request {attention.request_id}"
+
+    def _spoil(self, attention: Attention) -> None:
+        """Leave wrong bytes where a request wrote, which read some."""
+        for group in self._tokens:
+            for block, slots, hashes in self._written(attention, group):
+                self._memory[block, :, slots] = ~(hashes ^ self.keys[group][:, None])
+
+    def _written(self, attention: Attention, group: int) -> Iterator[tuple[int, slice, Words]]:
+        """Where a request writes: a block, the slots in it, and the hashes of the tokens there."""
+        size, position = self._config.block_size, attention.start
         while position < attention.end:
             index, offset = divmod(position, size)
             count = min(size - offset, attention.end - position)
             hashes = attention.hashes[position : position + count]
-            block = table[index]
-            self._memory[block, :, offset : offset + count] = hashes ^ keys[:, None]
-            self._shadow.last_writer[self._rank][block] = f"step {step.number} for request {attention.request_id}"
+            yield attention.tables[group][index], slice(offset, offset + count), hashes
             position += count
 
     def _read(self, step: LaunchedStep, attention: Attention, group: int, first: int) -> None:
@@ -166,16 +199,18 @@ class Kernels:
         if differs.any():
             index, layer, offset = (int(x) for x in np.argwhere(differs)[0])
             token = (first + index) * self._config.block_size + offset
-            self._note(step, attention.request_id, token, group, (table[index], layer, offset))
+            self._note(step, attention, token, group, (table[index], layer, offset))
 
     def _note(
-        self, step: LaunchedStep, request_id: str, token: int, group: int, slot: Slot, role: str = ""
+        self, step: LaunchedStep, attention: Attention, token: int, group: int, slot: Slot, role: str = ""
     ) -> None:
         """Note that a slot isn't what it must be for a request's ``token``."""
         block, layer, _ = slot
-        told = self._shadow.explain_content(self._rank, request_id, token, block, int(self._memory[slot]))
+        request_id, held = attention.request_id, int(self._memory[slot])
+        told = self._shadow.explain_content(self._rank, request_id, token, block, held)
         message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
-        step.problems.append(ContentProblem(request_id, block, message))
+        spoilt = {block for group in self._tokens for block, _, _ in self._written(attention, group)}
+        step.problems.append(ContentProblem(request_id, block, message, tuple(sorted(spoilt))))
 
     def _write_states(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Leave the state after the last token in each block that the step reaches, if there is one."""
@@ -199,4 +234,4 @@ class Kernels:
         if differs.any():
             layer, offset = (int(x) for x in np.argwhere(differs)[0])
             role = ", which goes on from this state"
-            self._note(step, attention.request_id, before, group, (block, layer, offset), role)
+            self._note(step, attention, before, group, (block, layer, offset), role)

@@ -9,6 +9,7 @@ from kv_sim.zoo import (
     contract,
     endings,
     hits,
+    loads,
     offload,
     offload_books,
     offload_states,
@@ -59,6 +60,14 @@ _MOVED: Final = (
     plant(endings.LeavesItsSocketOpen, "", _I.CONSERVATION, LATER),
 )
 
+_LOADED: Final = (
+    plant(loads.FirstLoadUnpins, "LMCache#5098", _I.CONTENT, LATER, _I.OWNERSHIP),
+    plant(loads.ToldAtFirstFailure, "#56104", _I.OWNERSHIP, LATER, _I.CONTENT),
+    plant(loads.ResetFreesLoaded, "", _I.CONSERVATION, LATER, _I.OWNERSHIP, _I.CONTENT),
+    plant(loads.KeepsWhatRestsOnFailures, "", _I.CONTENT, PATIENT),
+    plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
+)
+
 _TAKEN_FOR_GRANTED: Final = (
     plant(contract.TakesFromTheStep, "", _I.PROTOCOL, LATER),
     plant(contract.KeepsMetadataToItself, "", _I.NO_CRASH, LAYERWISE),
@@ -92,6 +101,7 @@ _SEVERAL: Final = (
     plant(multi.FirstReportFrees, "#25067", _I.PROTOCOL, several(LATER, _HOLDS), _I.OWNERSHIP),
     plant(multi.NoPreemptions, "vllm-ascend#3332", _I.OWNERSHIP, several(PATIENT, MEMORY), _I.CONTENT),
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),
+    plant(multi.StatsByClass, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
 )
 
 _FENCED: Final = offloading(without=frozenset({Trait.LOSSES, Trait.ZEROING}), hold_blocks="never")
@@ -144,7 +154,7 @@ _HANDED_OVER: Final = (
     plant(pulls.TakesAnyTicket, "#44701", _I.CONTENT, P2P),
     plant(pulls.TicketTakenAgain, "", _I.LIVENESS, P2P),
     plant(pulls.BrokenPullIsFine, "LMCache#3388", _I.CONTENT, P2P),
-    plant(pulls.AbortFreesTarget, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT),
+    plant(pulls.AbortFreesTarget, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT, _I.CONSERVATION),
     plant(pulls.LeavesABlock, "", _I.HITS, P2P),
     plant(pulls.HoldsWholeBlocks, "", _I.HITS, P2P),
     plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
@@ -159,6 +169,7 @@ _HANDED_OVER: Final = (
 PLANTED: Final[tuple[Planted, ...]] = (
     *_FOUND,
     *_MOVED,
+    *_LOADED,
     *_TAKEN_FOR_GRANTED,
     *_RANKS,
     *_SEVERAL,

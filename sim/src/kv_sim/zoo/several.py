@@ -8,6 +8,7 @@ from kv_api import (
     KVCacheConfig,
     KVConnectorMetadata,
     KVConnectorOutput,
+    KVConnectorStats,
     Request,
     VllmConfig,
 )
@@ -16,6 +17,7 @@ from kv_multi.choice import Choices, Match
 from kv_multi.loads import LoadReports
 from kv_multi.saves import SaveReports
 from kv_multi.scheduler_side import MultiSchedulerSide
+from kv_multi.stats import MultiKVConnectorStats
 from kv_multi.worker_side import MultiWorkerSide
 from kv_sim.examples.later import LaterConnector, LaterScheduler
 
@@ -129,3 +131,18 @@ class OneForgets(MultiConnector):
     def reset_cache(self) -> bool:
         self.sub_connectors[0].reset_cache()
         return True
+
+
+class _StatsByClass(MultiSchedulerSide):
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        stats = super().get_kv_connector_stats()
+        if isinstance(stats, MultiKVConnectorStats):
+            last_of = {type(counted): name for name, counted in stats.data.items()}
+            stats.data = {name: stats.data[name] for name in last_of.values()}
+        return stats
+
+
+class StatsByClass(MultiConnector):
+    """What children count is kept by class, so that of two of a class one takes the place of the other."""
+
+    scheduler_class = _StatsByClass

@@ -1,0 +1,134 @@
+"""Planted in the examples: loads that share a slot, consist of parts, fail, or go on through a reset."""
+
+from collections import OrderedDict
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+from kv_api import (
+    ForwardContext,
+    KVCacheBlocks,
+    KVCaches,
+    KVConnectorOutput,
+    KVConnectorTransferResults,
+    Request,
+)
+from kv_sim.examples.later import Jobs, LaterConnector, LaterScheduler, LaterWorker, Pages
+from kv_sim.examples.layerwise import LayerwiseConnector, LayerwiseWorker
+from kv_sim.examples.patient import PatientConnector, PatientScheduler
+from kv_sim.memory.copies import Direction
+
+
+class _FirstLoadUnpins(LaterScheduler):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._pin_once()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._pin_once()
+        super().update_connector_output(connector_output)
+
+    def _pin_once(self) -> None:
+        for slot in (slot for slots in self._loading.values() for slot in slots):
+            slot.pins = 1
+
+    def check(self) -> None:
+        """The pins are wrong on purpose."""
+
+
+class FirstLoadUnpins(LaterConnector):
+    """A slot that several requests load is pinned once, and the first load that ends unpins it for all."""
+
+    scheduler_class = _FirstLoadUnpins
+
+
+@dataclass(eq=False)
+class _InParts:
+    """A load of two copies."""
+
+    request_id: str
+    pages: Pages
+    is_told: bool = False
+    left: int = 2
+
+
+class _ToldAtFirstFailure(LaterWorker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._parts: dict[int, _InParts] = {}
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        jobs = self._get_connector_metadata()
+        assert isinstance(jobs, Jobs)
+        for request_id, pages in jobs.loads.items():
+            load, half = _InParts(request_id, pages), len(pages) // 2
+            for part in (pages[:half], pages[half:]):
+                self._parts[self._submit(Direction.LOAD, part)] = load
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        poll, others = self._copies.poll, []
+        results = KVConnectorTransferResults()
+        for result in poll():
+            load = self._parts.pop(result.copy_id, None)
+            if load is None:
+                others.append(result)
+                continue
+            load.left -= 1
+            if load.is_told or (result.success and load.left):
+                continue
+            load.is_told = True
+            results.finished_recving.add(load.request_id)
+            if not result.success:
+                results.failed_recving.add(load.request_id)
+                self._failed_blocks.update(block for block, _ in load.pages)
+        self._copies.poll = lambda: others
+        results.finished_sending = super().get_transfer_results(finished_req_ids).finished_sending
+        self._copies.poll = poll
+        return results
+
+
+class ToldAtFirstFailure(LaterConnector):
+    """A load has two parts; when one fails the load is reported, while the other goes on writing its blocks."""
+
+    worker_class = _ToldAtFirstFailure
+
+
+class _ResetFreesLoaded(LaterScheduler):
+    def reset_cache(self) -> bool:
+        busy = {slot.number for slots in self._storing.values() for slot in slots}
+        found, self._slots = self._slots, OrderedDict()
+        self._free_slots += [slot.number for slot in found.values() if slot.number not in busy]
+        return True
+
+
+class ResetFreesLoaded(LaterConnector):
+    """A reset gives back slots that a load is reading, and the end of the load gives them back once more."""
+
+    scheduler_class = _ResetFreesLoaded
+
+
+class _KeepsWhatRestsOnFailures(PatientScheduler):
+    def _forget_what_rests_on(self, invalid: Set[int]) -> None:
+        return
+
+
+class KeepsWhatRestsOnFailures(PatientConnector):
+    """What a step computed from blocks that its load didn't fill is stored, and found."""
+
+    scheduler_class = _KeepsWhatRestsOnFailures
+
+
+class _WaitsInTheLastLayer(LayerwiseWorker):
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        super().register_kv_caches(kv_caches)
+        *_, self._last = kv_caches
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        if layer_name == self._last:
+            super().wait_for_layer_load(layer_name)
+
+
+class WaitsInTheLastLayer(LayerwiseConnector):
+    """A step's load is waited for in its last layer, when those before have read what was there."""
+
+    worker_class = _WaitsInTheLastLayer
