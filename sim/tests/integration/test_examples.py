@@ -150,9 +150,8 @@ def test_who_lets_one_half_of_a_child_live_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_child_holds_what_another_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LastReport, "filter", lambda self, output: None)
-    assert {violation.invariant for violation in violations_of("later+holding", range(20, 31))} == {
-        Invariant.PROTOCOL
-    }
+    found = {violation.invariant for violation in violations_of("later+holding", range(20, 31))}
+    assert {Invariant.PROTOCOL} <= found <= {Invariant.PROTOCOL, Invariant.OWNERSHIP}
 
 
 @pytest.mark.parametrize(
