@@ -276,6 +276,14 @@ def test_nothing_but_malformed_records(tmp_path, capsys):
     )
 
 
+def test_dates_have_no_unit(tmp_path, capsys):
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")
+    assert refused(capsys, "replay", file, "--time-unit", "ms", "--assume-sharing", "none") == (
+        "--time-unit: the times of format azure are dates, which have no unit"
+    )
+
+
 def test_a_log_that_begins_within_a_line(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text(GOOD[:40] + "\n\n" + GOOD + "\n" + line(timestamp=2000))

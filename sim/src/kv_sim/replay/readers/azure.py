@@ -25,4 +25,5 @@ AZURE = Format(
     Container.CSV,
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     _parse,
+    has_dates=True,
 )

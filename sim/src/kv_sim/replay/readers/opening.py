@@ -132,6 +132,8 @@ class Opening:
         raise ConfigError(f"{files[0]}: no line of it is a record")
 
     def _choose_unit(self, form: Format, first: list[Record]) -> float:
+        if self._options.time_unit is not None and form.has_dates:
+            raise ConfigError(f"--time-unit: the times of format {form.name} are dates, which have no unit")
         if self._options.time_unit is not None:
             return UNITS[self._options.time_unit]
         guessed = guess_unit(first, form.unit_seconds)
