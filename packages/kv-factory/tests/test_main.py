@@ -1,6 +1,9 @@
 """``python -m kv_factory``: the table as it is printed."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -91,3 +94,13 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     told = capsys.readouterr().err
     assert told.startswith("usage: python -m kv_factory ")
     assert "--yaml" in told
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_nobody_need_read_to_the_end(option: tuple[str, ...]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "kv_factory", *option]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")

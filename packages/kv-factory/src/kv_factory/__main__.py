@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -18,6 +19,10 @@ classes as entry points in the groups kv_connectors and kv_offload_specs.
 """
 
 
+UNREAD = 141
+"""The exit code when whoever reads the list has seen enough: a shell's own for that."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the list; it is no failure when something in it can't be imported, only when there is no list."""
     parser = argparse.ArgumentParser(prog="python -m kv_factory", description=__doc__)
@@ -30,11 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kv_factory: {error}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps([_plain(row) for row in listed], indent=2))
-        return 0
-    if all(row.target == "-" for row in listed):
-        print(NOTHING)
-    print(table(listed))
+        return _printed(json.dumps([_plain(row) for row in listed], indent=2))
+    missing = [NOTHING] if all(row.target == "-" for row in listed) else []
+    return _printed(*missing, table(listed))
+
+
+def _printed(*texts: str) -> int:
+    try:
+        for text in texts:
+            print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries once more when it ends
+        return UNREAD
     return 0
 
 
