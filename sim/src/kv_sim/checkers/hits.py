@@ -84,9 +84,11 @@ def _nothing_was_left_out(world: WorldState, ended: Iterable[SimRequest]) -> boo
     for copies in (device.copies for device in engine.devices):
         if copies.running or copies.restarts or any(copy.state is not State.DONE for copy in copies.ended):
             return False
-    blocks = {block_hash for request in ended for block_hash in request.known_hashes()}
+    # Two chunks that differ in their last block only have room for the others twice.
+    size = world.subject.blocks_per_chunk
+    chunks = {chunk for request in ended for turn in request.known_hashes() for chunk in turn[size - 1 :: size]}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
-    return len(blocks) * (1 + engine.served.resets) <= world.config.host_slots
+    return len(chunks) * size * (1 + engine.served.resets) <= world.config.host_slots
 
 
 def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:

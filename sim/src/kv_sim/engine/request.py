@@ -252,13 +252,13 @@ class SimRequest:
         """The hashes of the full blocks of the prompt."""
         return self.hashes_up_to(self.num_prompt_tokens)
 
-    def known_hashes(self) -> Iterator[bytes]:
-        """Those of all full blocks that it has known, in earlier turns with the token that it then dropped."""
+    def known_hashes(self) -> Iterator[Sequence[bytes]]:
+        """By turn, those of all full blocks that it has known; in earlier ones with the token that it dropped."""
         last = self.hashes_per_block - 1
         for turn, story in enumerate(self.stories[: self.turn]):
             tokens = story.prompt_tokens + self.spec.asked_in(turn).output_tokens
-            yield from story.block_hashes[last :: self.hashes_per_block][: tokens // self._block_size]
-        yield from self.hashes_up_to(self.num_tokens)
+            yield story.block_hashes[last :: self.hashes_per_block][: tokens // self._block_size]
+        yield self.hashes_up_to(self.num_tokens)
 
     def all_blocks(self) -> Iterator[tuple[bytes, bytes | None, list[int]]]:
         """Each full block that it may ever have: its hash, the one before it, and its tokens."""
