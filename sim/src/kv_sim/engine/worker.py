@@ -117,7 +117,7 @@ class Worker:
             if self.connector.has_connector_metadata():  # an attention layer leaves out its hooks else
                 self.connector.wait_for_layer_load(name)
                 if loaded:
-                    self.device.kernels.read_loaded(launched, loaded, group, layer)
+                    self.device.read_loaded(launched, loaded, group, layer)
         self.device.launch(launched)
         for name, cache in self.layers.items():
             if self.connector.has_connector_metadata():

@@ -6,7 +6,7 @@ ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. Who m
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -66,6 +66,10 @@ class Device:
         """The rank's worker begins with a step, which gets new blocks and hands over ends of prompts."""
         self.waited_steps += all(copy.state is State.LOST for copy in self.copies.running.values())
         self.settled.begin_step(new_blocks, handed)
+
+    def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
+        """A layer of the forward pass reads what the step itself loads into these blocks."""
+        self.kernels.read_loaded(step, blocks, group, layer)
 
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""

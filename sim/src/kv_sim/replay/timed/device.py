@@ -5,7 +5,7 @@ timing model says. A device without memory has the shape of the testbed's, and n
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -70,6 +70,9 @@ class EmptyDevice:
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
         """There are no copies that could be late."""
         self.waited_steps += 1
+
+    def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
+        """There are no bytes."""
 
     def launch(self, step: LaunchedStep) -> None:
         """The forward pass begins."""
