@@ -70,9 +70,10 @@ class Ending:
         if left:
             gc.collect()  # what nobody can reach any more is closed
             for _ in range(LOOKS):
-                now = Holdings.now()
-                left = now.since(self._before, self._made)
-                if not left or not (self._new_threads() or now.children_since(self._before)):
+                # In this order: who ends after it was looked for has closed what it had when that is looked at.
+                goes_on = self._new_threads() or Holdings.now().children_since(self._before)
+                left = Holdings.now().since(self._before, self._made)
+                if not left or not goes_on:
                     break
                 time.sleep(PATIENCE_SECONDS / LOOKS)
         return left
