@@ -402,11 +402,10 @@ OF_OTHERS = {
 
 def test_all_that_is_looked_for_is_listed():
     """In the sources of the connectors: what they ask for with a default, and no name that they don't have."""
-    sources = [
-        file.read_text(encoding="utf-8")
-        for package in ("kv_offload", "kv_p2p", "kv_multi", "kv_vllm.connectors")
-        for file in sorted(Path(import_module(package).__path__[0]).rglob("*.py"))
-    ]
+    files = [Path(str(import_module(f"kv_api.{name}").__file__)) for name in ("blocks", "groups")]
+    for package in ("kv_offload", "kv_p2p", "kv_multi", "kv_vllm.connectors"):
+        files += Path(import_module(package).__path__[0]).rglob("*.py")
+    sources = [file.read_text(encoding="utf-8") for file in files]
     asked = {name for source in sources for name in ASKED.findall(source)}
     assert len(asked) > 20
     listed = {name for _, _, names in LOOKED_FOR for name in names}

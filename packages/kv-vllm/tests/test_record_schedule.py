@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import AttentionKind, ConfigError
+from kv_api.groups import GroupDescription
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.failures.schedule_file import read_schedule
@@ -15,7 +16,6 @@ from kv_vllm.recording.schedule import (
     Conversations,
     Summary,
     actions_of,
-    bytes_per_block,
     read_calls,
     room_tokens,
     subject_of,
@@ -152,7 +152,7 @@ def engine(**more):
 
 def blocks(count, sizes, **more):
     """KV caches, each of two layers; `sizes` are of the tensors."""
-    layers = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=SimpleNamespace(page_size_bytes=10))
+    layers = SimpleNamespace(layer_names=["a", "b"])
     return SimpleNamespace(
         num_blocks=count,
         kv_cache_groups=[layers, layers],
@@ -161,18 +161,9 @@ def blocks(count, sizes, **more):
     )
 
 
-def test_what_a_block_takes():
-    """In one allocation, of which each tensor says the size; in tensors by themselves; or by its layers' pages."""
-    assert bytes_per_block(blocks(4, [400, 400])) == 100
-    apart = blocks(4, [])
-    apart.kv_cache_tensors = [SimpleNamespace(size=size) for size in (400, 80)]
-    assert bytes_per_block(apart) == 120
-    assert bytes_per_block(blocks(4, [])) == 40
-
-
-def group(kind, tokens_per_block=16, window_tokens=0):
+def group(kind, tokens_per_block=16, window_tokens=0, page_size_bytes=10):
     """What a KV cache group is."""
-    return SimpleNamespace(kind=kind, tokens_per_block=tokens_per_block, window_tokens=window_tokens)
+    return GroupDescription(kind, tokens_per_block, window_tokens, page_size_bytes)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +212,8 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
 @pytest.mark.parametrize(
     ("cache", "host_bytes", "slots"),
     [
-        (blocks(8, []), 4000, 4000 // (40 * 6)),
-        (blocks(0, [160]), 4000, 4000 // (40 * 6)),
+        (blocks(8, []), 4000, 4000 // (30 * 2 * 6)),
+        (blocks(0, [160]), 4000, 4000 // (30 * 2 * 6)),
         (blocks(8, [160]), None, 64 // 6),
         (blocks(8, [160]), 5, 1),
         (blocks(8, [160], hash_block_size=None), 5, 1),
@@ -232,7 +223,8 @@ def test_the_world_of_an_engine(more, run_ahead, runner):
 def test_slots_of_the_host(cache, host_bytes, slots):
     config = engine()
     config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
-    assert world_of(config, cache, [])["world"]["host_slots"] == slots
+    groups = [group(AttentionKind.FULL), group(AttentionKind.FULL, page_size_bytes=30)]
+    assert world_of(config, cache, groups)["world"]["host_slots"] == slots
 
 
 @pytest.mark.parametrize(

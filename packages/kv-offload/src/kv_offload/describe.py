@@ -6,7 +6,7 @@ it. What kind of layers a KV cache group has is ``kv_api.groups``'s to say.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd, lcm
+from math import lcm
 
 from kv_api import (
     AttentionKind,
@@ -19,7 +19,8 @@ from kv_api import (
     OffloadingParallelConfig,
     VllmConfig,
 )
-from kv_api.groups import DescribeGroup, GroupDescription, describe_group
+from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_api.groups import DescribeGroup, describe_group
 from kv_offload.options import HoldBlocks, Options, parse_options
 from kv_offload.shape.layout import Group, Layout
 
@@ -53,15 +54,16 @@ def describe_engine(
     options = parse_options(transfer.kv_connector_extra_config)
     group_ids = _group_ids(kv_cache_config)
     described = [describe(kv_cache_config.kv_cache_groups[i].kv_cache_spec) for i in group_ids]
-    blocks_per_chunk = _blocks_per_chunk(options, [group.tokens_per_block for group in described])
-    tokens_per_hash = _tokens_per_hash(vllm_config, kv_cache_config, described)
+    block_sizes = [group.tokens_per_block for group in described]
+    blocks_per_chunk = _blocks_per_chunk(options, block_sizes)
+    hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, block_sizes)
     groups = tuple(
         Group(
             group_id,
             group.kind,
             group.tokens_per_block,
             blocks_per_chunk,
-            group.tokens_per_block * blocks_per_chunk // tokens_per_hash,
+            group.tokens_per_block * blocks_per_chunk // hash_tokens,
             group.window_tokens,
             group.restart_tokens,
             group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
@@ -73,7 +75,7 @@ def describe_engine(
     grain = lcm(*(group.tokens_per_block for group in groups))
     parallel = _parallel(vllm_config)
     shares = parallel.dcp_size > 1 or parallel.pcp_size > 1
-    layout = Layout(groups, tokens_per_hash, grain, _retention_tokens(vllm_config), shares)
+    layout = Layout(groups, hash_tokens, grain, _retention_tokens(vllm_config), shares)
     return EngineDescription(
         options,
         layout,
@@ -111,22 +113,6 @@ def _blocks_per_chunk(options: Options, block_sizes: list[int]) -> int:
             f"block size {block_sizes[0]}; the next one is {above}"
         )
     return options.block_size // block_sizes[0]
-
-
-def _tokens_per_hash(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, groups: Sequence[GroupDescription]
-) -> int:
-    """Tokens that one block hash of a request covers."""
-    size = getattr(kv_cache_config, "hash_block_size", None)
-    size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
-    tokens: int = size or gcd(*(group.tokens_per_block for group in groups))
-    for group in groups:
-        if group.tokens_per_block % tokens:
-            raise ConfigError(
-                f"kv_cache_config.hash_block_size: got {tokens}, which doesn't divide a group's block of "
-                f"{group.tokens_per_block} tokens"
-            )
-    return tokens
 
 
 def _retention_tokens(vllm_config: VllmConfig) -> int | None:
@@ -179,7 +165,9 @@ def _offloading_config(
             )
             for group in layout.groups
         ),
-        worker_kv_bytes_per_block=_bytes_per_block(kv_cache_config, layout),
+        worker_kv_bytes_per_block=bytes_per_block(
+            kv_cache_config, [group.bytes_per_block for group in layout.groups]
+        ),
         enable_kv_cache_events=bool(getattr(events, "enable_kv_cache_events", False)),
         extra_config=extra,
         engine_id=transfer.engine_id or "",
@@ -197,19 +185,6 @@ def _window_chunks(group: Group) -> int | None:
     if group.reads_all:
         return None
     return max(1, -(-group.window_tokens // group.tokens_per_chunk))
-
-
-def _bytes_per_block(kv_cache_config: KVCacheConfig, layout: Layout) -> int:
-    """What one block id stands for on one worker, in all tensors together.
-
-    Where tensors have strides, all of them lie in one allocation, and each says the size of that.
-    """
-    tensors = getattr(kv_cache_config, "kv_cache_tensors", None)
-    if tensors and kv_cache_config.num_blocks:
-        one_allocation = hasattr(tensors[0], "block_stride")
-        total: int = tensors[0].size if one_allocation else sum(tensor.size for tensor in tensors)
-        return total // kv_cache_config.num_blocks
-    return max(group.bytes_per_block for group in layout.groups)
 
 
 def _model(vllm_config: VllmConfig) -> OffloadingModelConfig:

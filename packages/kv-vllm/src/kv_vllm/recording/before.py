@@ -4,7 +4,7 @@
 of role, engine and failures is that of the one before it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -20,6 +20,9 @@ from kv_vllm.translate import role_of, to_vllm
 from kv_vllm.versions import require_version
 
 INHERITED: Final = ("kv_role", "engine_id", "kv_buffer_device", "kv_load_failure_policy")
+
+Opens = Callable[[], None]
+"""Opens what was prepared."""
 
 
 class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -40,12 +43,24 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 f"{transfer.kv_connector} works with one KV cache group only, and there are "
                 f"{len(kv_cache_config.kv_cache_groups)}; set --disable-hybrid-kv-cache-manager"
             )
-        if role_of(role).name == "SCHEDULER":  # what is wrong is said before the one behind it takes memory
-            self.begin(vllm_config, config, kv_cache_config)
+        # What is wrong is said before the one behind it takes memory. Files are opened when that one is there:
+        # an engine that doesn't start leaves them as they were.
+        is_scheduler = role_of(role).name == "SCHEDULER"
+        opens = self.prepare(vllm_config, config, kv_cache_config) if is_scheduler else None
         self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
+        if opens is not None:
+            self._open_or_end(opens)
 
-    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
-        """Make what the scheduler's half has of its own."""
+    def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
+        """Read what the scheduler's half needs for its own work, and refuse what can't be."""
+        return lambda: None
+
+    def _open_or_end(self, opens: Opens) -> None:
+        try:
+            opens()
+        except BaseException:
+            self.inner.shutdown()
+            raise
 
     # -- the class -----------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ hashes, of an id a number.
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from vllm.v1.request import RequestStatus
 
-from kv_vllm.recording.before import ConnectorBefore, path_in
+from kv_api import ConfigError
+from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
 from kv_vllm.recording.schedule import world_of, write_schedule_of
 from kv_vllm.translate import describe_group
 
@@ -30,10 +32,13 @@ class RecordingConnector(ConnectorBefore):
     keys = ("connector", "record_path")
     _log: "CallLog | None" = None
 
-    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
+    def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
         groups = [describe_group(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
         path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "record_path")
-        self._log = CallLog(path, world_of(config_behind, kv_cache_config, groups))
+        return partial(self._open, path, world_of(config_behind, kv_cache_config, groups))
+
+    def _open(self, path: Path, header: dict[str, Any]) -> None:
+        self._log = CallLog(path, header)
 
     @property
     def log(self) -> "CallLog":
@@ -96,12 +101,15 @@ class CallLog:
     def __init__(self, schedule: Path, header: dict[str, Any]) -> None:
         self._schedule = schedule
         self.calls = schedule.with_name(f"{schedule.stem}.calls.jsonl")
-        schedule.parent.mkdir(parents=True, exist_ok=True)
         self._numbers: dict[str, str] = {}
         self._ended: deque[tuple[str, str]] = deque()
         """Ids and numbers; an id may have come back since, and has another number then."""
         self._arrived = 0
-        self._file = self.calls.open("w", encoding="utf-8")
+        try:
+            schedule.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.calls.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"kv_connector_extra_config.record_path: {error}") from error
         self._line(header)
 
     def number(self, request_id: str) -> str:

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kv_api import AttentionKind, ConfigError
+from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_api.groups import GroupDescription
 
 FORMAT: Final = "kv-vllm calls"
 VERSION: Final = 1
@@ -61,13 +63,13 @@ class Summary:
 # -- the world -----------------------------------------------------------------------------------
 
 
-def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> dict[str, Any]:
+def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> dict[str, Any]:
     """The header of a file of calls: the engine as a world, and the connector as a subject."""
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     transfer = vllm_config.kv_transfer_config
     run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
-    _refuse_what_no_world_has(vllm_config.cache_config.block_size, kv_cache_config, groups)
-    block_bytes = bytes_per_block(kv_cache_config)
+    _refuse_what_no_world_has(vllm_config, kv_cache_config, groups)
+    block_bytes = bytes_per_block(kv_cache_config, bytes_of(groups, kv_cache_config))
     host_bytes = transfer.kv_connector_extra_config.get("cpu_bytes_to_use") or 64 * block_bytes
     world = {
         "num_blocks": kv_cache_config.num_blocks,
@@ -88,7 +90,14 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[Any]) -> d
     return {"format": FORMAT, "version": VERSION, "world": world, "subject": subject_of(vars(transfer))}
 
 
-def _refuse_what_no_world_has(block_size: int, kv_cache_config: Any, groups: Sequence[Any]) -> None:
+def bytes_of(groups: Sequence[GroupDescription], kv_cache_config: Any) -> list[int]:
+    """What a block takes in all layers of each group."""
+    layers = [len(group.layer_names) for group in kv_cache_config.kv_cache_groups]
+    return [group.page_size_bytes * count for group, count in zip(groups, layers, strict=True)]
+
+
+def _refuse_what_no_world_has(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescription]) -> None:
+    block_size = vllm_config.cache_config.block_size
     for number, group in enumerate(groups):
         if group.kind not in KINDS:
             raise ConfigError(
@@ -99,24 +108,12 @@ def _refuse_what_no_world_has(block_size: int, kv_cache_config: Any, groups: Seq
                 f"KV cache group {number}: its blocks have {group.tokens_per_block} tokens, and a schedule has "
                 f"one size of blocks, cache_config.block_size ({block_size})"
             )
-    hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or block_size
+    hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, [group.tokens_per_block for group in groups])
     if hash_tokens != block_size:
         raise ConfigError(
             f"kv_cache_config.hash_block_size: got {hash_tokens}, and a schedule has one hash for each block of "
             f"{block_size} tokens"
         )
-
-
-def bytes_per_block(kv_cache_config: Any) -> int:
-    """What a block takes on one worker, in all tensors: where they have strides, each says the size of all."""
-    tensors = kv_cache_config.kv_cache_tensors
-    if tensors and kv_cache_config.num_blocks:
-        sizes = [int(tensor.size) for tensor in tensors]
-        return (sizes[0] if hasattr(tensors[0], "block_stride") else sum(sizes)) // int(kv_cache_config.num_blocks)
-    return sum(
-        int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
-        for group in kv_cache_config.kv_cache_groups
-    )
 
 
 def subject_of(transfer: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,16 @@
 engine does what it does without a connector. What is written is in ``traffic``.
 """
 
+from functools import partial
 from logging import getLogger
-from math import gcd
+from pathlib import Path
 from typing import Any, Final
 
-from kv_vllm.recording.before import ConnectorBefore, path_in
+from kv_api.blocks import bytes_per_block, tokens_per_hash
+from kv_vllm.recording.before import ConnectorBefore, Opens, path_in
 from kv_vllm.recording.clock import read_clock
-from kv_vllm.recording.schedule import bytes_per_block
 from kv_vllm.recording.traffic import Blocks, Traffic, path_of_replica
-from kv_vllm.translate import reads_all
+from kv_vllm.translate import describe_group, reads_all
 
 NOTHING: Final = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_vllm.recording.nothing"}
 
@@ -30,11 +31,14 @@ class TraceConnector(ConnectorBefore):
     traffic: Traffic | None = None
     """Of the scheduler's half."""
 
-    def begin(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> None:
+    def prepare(self, vllm_config: Any, config_behind: Any, kv_cache_config: Any) -> Opens:
         parallel = vllm_config.parallel_config
         path = path_in(vllm_config.kv_transfer_config.kv_connector_extra_config, "trace_path")
         path = path_of_replica(path, getattr(parallel, "data_parallel_index", 0))
-        self.traffic = Traffic(path, _blocks_of(vllm_config, kv_cache_config), read_clock, _log.warning)
+        return partial(self._open, path, _blocks_of(vllm_config, kv_cache_config))
+
+    def _open(self, path: Path, blocks: Blocks) -> None:
+        self.traffic = Traffic(path, blocks, read_clock, _log.warning)
 
     def on_new_request(self, request: Any) -> None:
         if self.traffic is not None:
@@ -64,10 +68,10 @@ class TraceConnector(ConnectorBefore):
 def _blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks:
     """The engine's blocks, as the hashes of its requests name them."""
     groups = kv_cache_config.kv_cache_groups
-    size = getattr(kv_cache_config, "hash_block_size", None)
-    size = int(size or getattr(vllm_config.cache_config, "hash_block_size", None) or 0)
-    size = size or gcd(*(group.kv_cache_spec.block_size for group in groups))
-    if [group.kv_cache_spec.block_size for group in groups] != [size] or not reads_all(groups[0].kv_cache_spec):
+    specs = [group.kv_cache_spec for group in groups]
+    size = tokens_per_hash(vllm_config, kv_cache_config, [spec.block_size for spec in specs])
+    if [spec.block_size for spec in specs] != [size] or not reads_all(specs[0]):
         return Blocks(size)
-    num_bytes = bytes_per_block(kv_cache_config) * vllm_config.parallel_config.world_size
+    of_layers = describe_group(specs[0]).page_size_bytes * len(groups[0].layer_names)
+    num_bytes = bytes_per_block(kv_cache_config, [of_layers]) * vllm_config.parallel_config.world_size
     return Blocks(size, num_bytes, kv_cache_config.num_blocks - NULL_BLOCKS)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_api.errors import unknown_name
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
@@ -22,7 +21,7 @@ from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record
+from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of
@@ -75,14 +74,6 @@ class Opening:
         self._conversations = Conversations()
         self._retries = Retries()
         self._own_ids = OwnIds()
-        if options.format is not None and options.format not in FORMATS:
-            raise ConfigError(f"--format: {unknown_name('format', options.format, FORMATS)}")
-        if options.time_unit is not None and options.time_unit not in UNITS:
-            raise ConfigError(f"--time-unit: {unknown_name('unit', options.time_unit, UNITS)}")
-        if options.block_tokens is not None and options.block_tokens < 1:
-            raise ConfigError(f"--block-size: expected at least 1, got {options.block_tokens}")
-        if options.block_tokens is not None and options.block_tokens > MOST_TOKENS:
-            raise ConfigError(f"--block-size: expected at most {MOST_TOKENS}, got {options.block_tokens}")
         files = files_of(path)
         self._form, found = self._format_of(files)
         records = self._records(chain([found], (objects_of(file).found for file in files[1:])))

@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kv_api import ConfigError
+from kv_api.errors import unknown_name
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.record import MOST_TOKENS
 from kv_sim.replay.readers.sharing import Sharing
 
 
@@ -46,3 +51,13 @@ class TraceOptions:
     """How much later each session begins than the one before, where every session counts its own time."""
     requests: int | None = None
     """Only so many requests, the first of the files."""
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise ConfigError(f"--format: {unknown_name('format', self.format, FORMATS)}")
+        if self.time_unit is not None and self.time_unit not in UNITS:
+            raise ConfigError(f"--time-unit: {unknown_name('unit', self.time_unit, UNITS)}")
+        if self.block_tokens is not None and self.block_tokens < 1:
+            raise ConfigError(f"--block-size: expected at least 1, got {self.block_tokens}")
+        if self.block_tokens is not None and self.block_tokens > MOST_TOKENS:
+            raise ConfigError(f"--block-size: expected at most {MOST_TOKENS}, got {self.block_tokens}")

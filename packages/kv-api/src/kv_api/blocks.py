@@ -1,0 +1,42 @@
+"""What an engine's blocks are: how many tokens one hash of a request stands for, and what one block takes.
+
+Engines say it in several places, of which any may be missing: what is nearest to the cache counts.
+"""
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any
+
+from kv_api.errors import ConfigError
+
+
+def tokens_per_hash(vllm_config: Any, kv_cache_config: Any, block_sizes: Sequence[int]) -> int:
+    """Tokens that one block hash of a request covers. ``block_sizes``: tokens of a block of each group.
+
+    Where nothing is said of it, it is as many as all sizes have in common.
+    """
+    size = getattr(kv_cache_config, "hash_block_size", None)
+    size = size or getattr(vllm_config.cache_config, "hash_block_size", None)
+    tokens: int = size or gcd(*block_sizes)
+    for of_group in block_sizes:
+        if of_group % tokens:
+            raise ConfigError(
+                f"kv_cache_config.hash_block_size: got {tokens}, which doesn't divide a group's block of "
+                f"{of_group} tokens"
+            )
+    return tokens
+
+
+def bytes_per_block(kv_cache_config: Any, bytes_of_groups: Sequence[int]) -> int:
+    """What one block id stands for on one worker, in all tensors together.
+
+    Where tensors have strides, all of them lie in one allocation, and each says the size of that. Where there are
+    none, groups share what there is, and the largest of ``bytes_of_groups`` (a block in all layers of a group)
+    says it.
+    """
+    tensors = getattr(kv_cache_config, "kv_cache_tensors", None)
+    if tensors and kv_cache_config.num_blocks:
+        one_allocation = hasattr(tensors[0], "block_stride")
+        total = int(tensors[0].size if one_allocation else sum(tensor.size for tensor in tensors))
+        return total // int(kv_cache_config.num_blocks)
+    return max(bytes_of_groups)

@@ -1,0 +1,57 @@
+"""What an engine's blocks are, from what it says and where it says nothing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_api import ConfigError
+from kv_api.blocks import bytes_per_block, tokens_per_hash
+
+
+def engine(**of_cache: Any) -> Any:
+    return SimpleNamespace(cache_config=SimpleNamespace(**of_cache))
+
+
+@pytest.mark.parametrize(
+    ("of_caches", "of_config", "block_sizes", "tokens"),
+    [
+        ({"hash_block_size": 2}, {"hash_block_size": 4}, [8, 16], 2),
+        ({"hash_block_size": None}, {"hash_block_size": 4}, [8, 16], 4),
+        ({}, {"hash_block_size": 4}, [8, 16], 4),
+        ({}, {"hash_block_size": None}, [8, 12], 4),
+        ({}, {}, [16], 16),
+        ({"hash_block_size": 8}, {}, [8, 16], 8),
+    ],
+)
+def test_what_is_nearest_to_the_cache_says_what_a_hash_covers(
+    of_caches: Any, of_config: Any, block_sizes: list[int], tokens: int
+) -> None:
+    assert tokens_per_hash(engine(**of_config), SimpleNamespace(**of_caches), block_sizes) == tokens
+
+
+def test_a_hash_that_ends_within_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        tokens_per_hash(engine(), SimpleNamespace(hash_block_size=8), [16, 12])
+    assert str(refused.value) == (
+        "kv_cache_config.hash_block_size: got 8, which doesn't divide a group's block of 12 tokens"
+    )
+
+
+def tensors(*sizes: int, **more: Any) -> Any:
+    return [SimpleNamespace(size=size, **more) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_bytes"),
+    [
+        ({"num_blocks": 4, "kv_cache_tensors": tensors(400, 80)}, 120),
+        ({"num_blocks": 4, "kv_cache_tensors": tensors(400, 400, block_stride=100)}, 100),
+        ({"num_blocks": 4, "kv_cache_tensors": []}, 60),
+        ({"num_blocks": 0, "kv_cache_tensors": tensors(400)}, 60),
+        ({"num_blocks": 4}, 60),
+    ],
+)
+def test_what_a_block_takes(cache: Any, num_bytes: int) -> None:
+    """Tensors by themselves; one allocation, whose size each says; the largest group where there are none."""
+    assert bytes_per_block(SimpleNamespace(**cache), [20, 60, 40]) == num_bytes
