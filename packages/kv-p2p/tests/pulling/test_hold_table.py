@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kv_p2p.pulling.metadata import Hold
+from kv_p2p.pulling.metadata import Hold, hold_id_of, number_of
 from kv_p2p.pulling.tcp.holds import HoldTable
 
 IDS = ("a", "b", "c")
@@ -171,6 +171,26 @@ def test_what_is_withdrawn_after_its_end_is_not_told_and_others_are():
         holds.decline(hold_id, f"digest {hold_id}")
     assert holds.withdraw("b") is True
     assert holds.take_served() == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("hold_id", "number"),
+    [("a.1", 1), ("a.b-2.31", 31), ("7", 7), ("a", 0), ("", 0), ("a.", 0), ("a.-1", 0), ("a.1b", 0), ("a.²", 0)],
+)
+def test_a_hold_says_which_of_its_engine_it_is(hold_id, number):
+    assert number_of(hold_id) == number
+    assert number_of(hold_id_of(hold_id, 12)) == 12
+
+
+def test_what_is_to_come_is_what_was_counted_after_the_last_one_that_came():
+    holds = HoldTable()
+    assert [holds.is_to_come(hold_id) for hold_id in ("a.1", "a.0", "a")] == [True, False, False]
+    for hold_id in ("a.3", "b.2", "c"):
+        holds.serve(Hold("request", hold_id, "digest", ((1,),)))
+    asked = ("a.1", "c.2", "b.3", "a.4")
+    assert [holds.is_to_come(hold_id) for hold_id in asked] == [False, False, False, True]
+    holds.decline("a.3", "digest")
+    assert not holds.is_to_come("a.3")
 
 
 def test_who_breaks_off_leaves_it_for_the_next():

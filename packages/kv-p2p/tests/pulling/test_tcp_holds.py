@@ -1,9 +1,12 @@
-"""Holds over TCP: when they end, and when not yet."""
+"""Holds over TCP: when they begin and end, and when not yet."""
+
+import threading
 
 import pytest
 from kv_p2p_tcp import PATIENCE, answer, ask, connect, wait_for
 
 from kv_p2p.frames import send_frame
+from kv_p2p.pulling.tcp import server
 
 SHORT = 0.2
 """Seconds that a test waits because it must."""
@@ -146,3 +149,81 @@ def test_not_while_somebody_reads_it(worker):
     here.pull("r", there.source("h"), 0)
     here.wait_for_pulls()
     assert here.pulled == ["r"]
+
+
+@pytest.fixture
+def patient(worker, monkeypatch):
+    """A worker with whom a test has failed before its own patience ends."""
+    monkeypatch.setattr(server, "PATIENCE_SECONDS", 10 * PATIENCE)
+    return worker(1, silence=20 * PATIENCE)
+
+
+def test_who_asks_before_the_worker_was_told_waits_for_it(worker, patient):
+    """The scheduler gives out a ticket, and its workers hear of the hold with their next step."""
+    there, here = patient, worker(2)
+    there.serve("r.1", 5)
+    here.pull("x", there.source("s.2"), 4, 7)
+    with connect(there) as connection:
+        ask(connection, there, "s.2", count=2)
+        connection.settimeout(SHORT)
+        with pytest.raises(TimeoutError):
+            answer(connection)
+        here.poll()
+        assert (here.pulled, here.failed) == ([], [])
+        there.serve("s.2", 1, 2)
+        connection.settimeout(PATIENCE)
+        assert answer(connection) == {"status": "blocks", "group": 0, "count": 2}
+    here.wait_for_pulls()
+    assert (here.pulled, here.failed) == (["x"], [])
+    assert [here.block(4), here.block(7)] == [there.block(1), there.block(2)]
+
+
+def test_who_declines_it_before_ends_it_when_it_is_there(worker, patient):
+    there, here = patient, worker(2)
+    with connect(there) as connection:
+        send_frame(connection, {"op": "decline", "hold": "r.1", "digest": "digest r.1"})
+        connection.settimeout(SHORT)
+        with pytest.raises(TimeoutError):
+            answer(connection)
+        there.serve("r.1", 1)
+        there.wait_for(lambda: there.served == ["r.1"])
+    here.pull("x", there.source("r.1"), 0)
+    assert here.reason() == NONE.format("r.1")
+
+
+@pytest.mark.parametrize("hold_id", ["s.1", "r.2", "x.2"])
+def test_nobody_waits_for_what_was_there(worker, hold_id):
+    there, here = worker(1), worker(2)
+    there.serve("r.2", 1)
+    assert there.wire.withdraw("r.2") is True
+    there.serve("t.3", 1)
+    here.pull("x", there.source(hold_id), 0)
+    assert here.reason() == NONE.format(hold_id)
+
+
+def test_nor_for_ever_for_what_does_not_come(worker):
+    there, here = worker(1, silence=2 * SHORT), worker(2)
+    here.pull("x", there.source("r.9"), 0)
+    assert here.reason() == (
+        f"hold 'r.9' did not come to this worker within {SHORT:g} seconds: its engine hangs, or it is of one that "
+        "was here before"
+    )
+    there.serve("r.9", 1)
+    here.pull("y", there.source("r.9"), 0)
+    here.wait_for_pulls(2)
+    assert here.pulled == ["y"]
+
+
+def test_who_waits_for_it_does_not_keep_a_wire_from_being_closed(worker, patient, monkeypatch):
+    there, here = patient, worker(2)
+    asked = []
+    monkeypatch.setattr(there.wire._holds, "is_to_come", lambda hold_id: not asked.append(hold_id))
+    here.pull("x", there.source("r.1"), 0)
+    with connect(there) as connection:
+        ask(connection, there, "r.1")
+        wait_for(lambda: len(asked) == 2)  # with the lock, which they let go of when they wait
+        closing = threading.Thread(target=there.wire.close, daemon=True)
+        closing.start()
+        wait_for(lambda: not closing.is_alive())
+    here.wait_for_pulls()
+    assert here.pulled == []

@@ -10,6 +10,17 @@ NULL_BLOCK: Final = 0
 """Stands in a table where a block was that nobody needs any more."""
 
 
+def hold_id_of(request_id: str, number: int) -> str:
+    """The id of an engine's hold. They are counted from 1, and workers are told of them in this order."""
+    return f"{request_id}.{number}"
+
+
+def number_of(hold_id: str) -> int:
+    """Which of its engine's holds it is. 0: it has no number."""
+    number = hold_id.rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
 @dataclass(frozen=True)
 class Source:
     """A hold of another engine's."""

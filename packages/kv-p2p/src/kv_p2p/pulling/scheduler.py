@@ -29,7 +29,7 @@ from kv_api import (
 )
 from kv_p2p.log import warn
 from kv_p2p.pulling.groups import Group
-from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, P2PMetadata, Part, Pull, Source, hold_id_of
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.stats import HELD_BLOCKS, REFUSED_TICKETS, P2PStats
 from kv_p2p.pulling.ticket import (
@@ -185,7 +185,7 @@ class P2PSchedulerSide(SchedulerSide, SupportsHMA):
         if request_id in self._pulling or not self._is_to_be_held(request, tables):
             return False, None
         self._num_holds += 1
-        hold_id, digest = f"{request_id}.{self._num_holds}", digest_of(request, tokens)
+        hold_id, digest = hold_id_of(request_id, self._num_holds), digest_of(request, tokens)
         hold = Hold(request_id, hold_id, digest, tables)
         first_places = tuple(_first_place(table) for table in tables)
         ticket = Ticket(self._address, self._shape, hold_id, digest, tokens, first_places)

@@ -38,7 +38,10 @@ class Wire(Protocol):
         ...
 
     def pull(self, pull: Pull) -> None:
-        """Begin to fill blocks. The end comes with ``poll``, unless it is given up before."""
+        """Begin to fill blocks. The end comes with ``poll``, unless it is given up before.
+
+        A ticket is out before its workers are told of the hold, so a pull may come before ``serve``: it waits.
+        """
         ...
 
     def give_up(self, request_id: str) -> bool:
@@ -46,7 +49,7 @@ class Wire(Protocol):
         ...
 
     def decline(self, source: Source) -> None:
-        """Tell a producer that its blocks aren't wanted. It may never learn of it."""
+        """Tell a producer that its blocks aren't wanted, also before its ``serve``. It may never learn of it."""
         ...
 
     def poll(self) -> Ended:

@@ -1,13 +1,14 @@
 """``HoldTable``: which blocks may be read, by whom, and until when.
 
 A hold is open, or closing, or gone. While it is read it isn't gone: it is *closing* when all of it was pulled or
-it was withdrawn meanwhile, and then nobody new may read it. No threads here: whoever has some has a lock, too.
+it was withdrawn meanwhile, and then nobody new may read it. Before all that it is *to come*: who has its ticket
+may ask for it before this worker was told of it. No threads here: whoever has some has a lock, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_p2p.pulling.metadata import NULL_BLOCK, Hold
+from kv_p2p.pulling.metadata import NULL_BLOCK, Hold, number_of
 
 
 @dataclass
@@ -24,12 +25,19 @@ class HoldTable:
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
         self._served: list[str] = []
+        self._newest = 0
+        """The number of the last hold that was opened."""
 
     def serve(self, hold: Hold) -> None:
         """Open a hold."""
         if hold.hold_id in self._held:
             raise ValueError(f"hold {hold.hold_id!r} is served already")
         self._held[hold.hold_id] = _Held(hold)
+        self._newest = max(self._newest, number_of(hold.hold_id))
+
+    def is_to_come(self, hold_id: str) -> bool:
+        """Whether this worker will be told of a hold, if it is one of its engine's: they come in order."""
+        return number_of(hold_id) > self._newest
 
     def begin_read(
         self, hold_id: str, digest: str, places: Sequence[tuple[int, int]]

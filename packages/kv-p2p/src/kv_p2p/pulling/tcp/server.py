@@ -16,6 +16,8 @@ from kv_p2p.pulling.tcp.holds import HoldTable
 VERSION: Final = 2
 FRAME_BYTES: Final = 8 << 20
 """About how many bytes of blocks are in the memory of either side at once, for each pull."""
+PATIENCE_SECONDS: Final = 10.0
+"""How long who asks for a hold that is to come waits for it, at most: a worker hears of it with its next step."""
 PAUSE_SECONDS: Final = 1.0
 """Before connections are accepted again when one could not be."""
 
@@ -42,15 +44,17 @@ class Server:
         address: tuple[str, int],
         pages: WorkerPages,
         holds: HoldTable,
-        lock: threading.Lock,
+        changed: threading.Condition,
         wake: Callable[[], None],
         silence_seconds: float,
     ) -> None:
+        """``changed`` has the lock of ``holds``, and tells when there is a new one."""
         self._pages = pages
         self._holds = holds
-        self._lock = lock
+        self._lock = changed
         self._wake = wake
         self._silence_seconds = silence_seconds
+        self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # before the other side loses its own
         self._clients: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -100,6 +104,7 @@ class Server:
         hold_id, digest = str(asked.get("hold")), str(asked.get("digest"))
         if asked.get("op") == "decline":
             with self._lock:
+                self._wait_for(hold_id)
                 self._holds.decline(hold_id, digest)
             send_frame(client, {"status": "declined"})
             return
@@ -126,7 +131,18 @@ class Server:
         if isinstance(places, str):
             return places
         with self._lock:
+            if not self._wait_for(hold_id):
+                return (
+                    f"hold {hold_id!r} did not come to this worker within {self._patience_seconds:g} seconds: its "
+                    "engine hangs, or it is of one that was here before"
+                )
             return self._holds.begin_read(hold_id, digest, places)
+
+    def _wait_for(self, hold_id: str) -> bool:
+        """Wait for a hold that is to come. False: it didn't. The lock is held, and let go of meanwhile."""
+        return self._lock.wait_for(
+            lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
+        )
 
     def _send(self, client: socket.socket, blocks: Sequence[Sequence[int]]) -> bool:
         """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
@@ -144,6 +160,7 @@ class Server:
         """End all conversations. Nobody reads a block after that."""
         with self._lock:
             self._closed.set()
+            self._lock.notify_all()
             clients, threads = list(self._clients), list(self._threads)
         for open_socket in (self._listener, *clients):
             with suppress(OSError):  # its other end may have broken off

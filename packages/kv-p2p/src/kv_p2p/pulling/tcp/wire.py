@@ -18,12 +18,13 @@ class TcpWire:
     def __init__(self, pages: WorkerPages, rank: int, options: Options, *, serves: bool = True) -> None:
         self._holds = HoldTable()
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._news = threading.Event()
         seconds = options.pull_seconds
         self.server: Server | None = None
         if serves:
             address = options.listen_host or options.host, options.port + rank
-            self.server = Server(address, pages, self._holds, self._lock, self._news.set, seconds)
+            self.server = Server(address, pages, self._holds, self._changed, self._news.set, seconds)
         self._client = Client(rank, pages, self._lock, self._news.set, seconds)
 
     @classmethod
@@ -40,8 +41,9 @@ class TcpWire:
 
     def serve(self, hold: Hold) -> None:
         """Open it to whoever asks."""
-        with self._lock:
+        with self._changed:
             self._holds.serve(hold)
+            self._changed.notify_all()
 
     def withdraw(self, hold_id: str) -> bool:
         """Close it."""
