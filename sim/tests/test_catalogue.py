@@ -81,6 +81,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     ),
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
+    "offload+fenced": ([offload(), offload(hold_blocks="never")], "zeroing events", (1, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),

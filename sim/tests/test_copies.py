@@ -185,3 +185,15 @@ def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:
     assert queue.wait([after]) == set()
     assert queue.poll() == [Result(after, True)]
     assert pages.moved == [(before, 1, 0), (after, 3, 2)]
+
+
+def test_of_what_is_waited_for_the_next_load_fails() -> None:
+    copies, queue, pages = engine()
+    store, load, after = (
+        queue.submit(direction, [(1 + n, n)])
+        for n, direction in enumerate((Direction.STORE, Direction.LOAD, Direction.LOAD))
+    )
+    copies.spoiled_load = True
+    assert queue.wait([store, load, after]) == set()
+    assert queue.poll() == [Result(store, True), Result(load, False), Result(after, True)]
+    assert pages.moved == [(store, 1, 0), (after, 3, 2)]

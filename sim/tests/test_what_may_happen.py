@@ -14,7 +14,7 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
-from kv_sim.history.choices import TROUBLE, WEIGHTS, WHILE_LOADING, legal_choices, pick
+from kv_sim.history.choices import TROUBLE, WEIGHTS, WHERE_STEPS_LOAD, WHILE_LOADING, legal_choices, pick
 from kv_sim.memory.copies import State
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
@@ -54,7 +54,11 @@ def test_in_an_empty_world_hardly_anything_is_legal() -> None:
         legal(made, act("spoil", rank=2), act("restart", rank=2, memory=False), act("abort", request="r1"))
     )
     assert all(legal(made, act("spoil", rank=1), act("restart", rank=1, memory=False), add("r1")))
-    assert [device.copies.spoiled for device in made.engine.devices] == [False, True]
+    assert all(legal(made, act("spoil", rank=0, load=True)))
+    assert [(d.copies.spoiled, d.copies.spoiled_load) for d in made.engine.devices] == [
+        (False, True),
+        (True, False),
+    ]
     assert [device.copies.restarts for device in made.engine.devices] == [0, 1]
     assert all(legal(made, act("reset", running=False, connector=False)))
     assert not any(legal(made, add("r1", 5)))
@@ -284,6 +288,8 @@ def test_what_is_drawn_for_an_action() -> None:
     assert Kind.SPOIL not in legal_choices(made)
     made = stored(replace(CONFIG, run_ahead=0, silent=frozenset({"reset_all"})))
     assert drawn(made, Kind.SPOIL) == {(0,), (1,)}
+    made.coverage.situation("match: load in the step")
+    assert drawn(made, Kind.SPOIL) == {(rank, *load) for rank in (0, 1) for load in ((), (True,))}
     assert drawn(made, Kind.RESTART) == set(product([0, 1], [False, True]))
     assert drawn(made, Kind.RESET) == {(False, False), (True, False)}
     made = stored(subject=replace(LATER, traits=LATER.traits - {Trait.RESET}))
@@ -342,6 +348,17 @@ def test_trouble_comes_more_often_where_there_is_more_of_it(trouble: int) -> Non
     assert set(TROUBLE) == {kind for kind in Kind if kind in NEEDS}
     assert set(WEIGHTS) == set(Kind)
     assert min(WEIGHTS.values()) > 0
+
+
+@pytest.mark.parametrize("trouble", [0, 1, 5, 9])
+def test_what_is_waited_for_fails_more_often_once_a_step_has_loaded(trouble: int) -> None:
+    made, random = stored(replace(CONFIG, trouble=trouble, run_ahead=0)), Weighed(0)
+    made.coverage.situation("match: load in the step")
+    pick(made, random)
+    assert random.weighed is not None
+    often = max(trouble, WHERE_STEPS_LOAD) if trouble else 0
+    assert random.weighed[Kind.SPOIL] == WEIGHTS[Kind.SPOIL] * often
+    assert random.weighed[Kind.FAIL] == WEIGHTS[Kind.FAIL] * trouble
 
 
 @pytest.mark.parametrize("subject", [LATER, PATIENT], ids=["resets", "does not"])

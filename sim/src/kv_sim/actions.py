@@ -37,7 +37,7 @@ class Kind(StrEnum):
     FAIL = "fail"
     """A copy fails; after some pages, if it had advanced: torn."""
     SPOIL = "spoil"
-    """The next copy that a rank's worker waits for fails."""
+    """The next copy, or the next load, that a rank's worker waits for fails."""
     LOSE = "lose"
     """A copy will never end."""
     REPEAT = "repeat"

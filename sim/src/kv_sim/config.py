@@ -240,6 +240,16 @@ def with_loads(config: WorldConfig) -> WorldConfig:
     return replace(config, prefix_caching=False)
 
 
+def with_failing_loads(config: WorldConfig) -> WorldConfig:
+    """Let loads fail within steps in half of the worlds that find nothing in their own blocks; which, sizes say.
+
+    Where steps run ahead no engine can take back what rests on such a load.
+    """
+    if config.prefix_caching or Random(repr(("failing loads", _sizes(config)))).random() < 0.5:
+        return config
+    return replace(config, run_ahead=0, async_scheduling=False, silent=config.silent - {"fail"})
+
+
 def with_tails(config: WorldConfig) -> WorldConfig:
     """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
     random = Random(repr(("tails", _sizes(config))))

@@ -197,7 +197,11 @@ class WorldState:
     def _spoil(self, args: dict[str, Any], random: Random | None) -> bool:
         if args["rank"] >= self.config.world_size:
             return False
-        self.engine.devices[args["rank"]].copies.spoiled = True
+        copies = self.engine.devices[args["rank"]].copies
+        if args.get("load", False):
+            copies.spoiled_load = True
+        else:
+            copies.spoiled = True
         return True
 
     def _restart(self, args: dict[str, Any], random: Random | None) -> bool:

@@ -106,6 +106,7 @@ def fenced(**extra_config: Any) -> Subject:
     return offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never", **extra_config)
 
 
+OFFLOAD_FENCED: Final = fenced()
 OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20, self_describing_kv_events=True)
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
@@ -154,6 +155,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-in-step-fenced": OFFLOAD_IN_STEP_FENCED,
     "offload-again": OFFLOAD_AGAIN,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
+    "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "p2p": P2P,

@@ -43,6 +43,12 @@ WHILE_LOADING = 6
 """How much more often the cache is reset while a load is under way, since few are."""
 
 
+WHERE_STEPS_LOAD = 6
+"""How much more often a copy that is waited for fails, at least, once a step has waited for a load."""
+OF_LOADS = 0.75
+"""How often that is meant for the next such load, then."""
+
+
 def pick(world: WorldState, random: Random) -> Action:
     """One legal action."""
     choices = legal_choices(world)
@@ -56,7 +62,10 @@ def pick(world: WorldState, random: Random) -> Action:
 def _weight(world: WorldState, kind: Kind) -> int:
     weight = WEIGHTS[kind]
     if kind in TROUBLE:
-        return weight * world.config.trouble
+        trouble = world.config.trouble
+        if trouble and kind is Kind.SPOIL and _has_loaded_in_step(world):
+            trouble = max(trouble, WHERE_STEPS_LOAD)
+        return weight * trouble
     if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET) and _is_loading(world):
         return weight * WHILE_LOADING
     return weight
@@ -64,6 +73,10 @@ def _weight(world: WorldState, kind: Kind) -> int:
 
 def _is_loading(world: WorldState) -> bool:
     return any(request.awaits_load for request in world.engine.scheduler.requests.values())
+
+
+def _has_loaded_in_step(world: WorldState) -> bool:
+    return world.coverage.situations["match: load in the step"] > 0
 
 
 def legal_choices(world: WorldState) -> Choices:
@@ -111,7 +124,10 @@ def _add_trouble_of_ranks(world: WorldState, choices: Choices) -> None:
     ranks, run_ahead = range(world.config.world_size), world.config.run_ahead
     # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
     if _may(world, "fail", Trait.FAILURES) and not run_ahead:
-        choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
+        choices[Kind.SPOIL] = lambda random: {
+            "rank": random.choice(ranks),
+            **({"load": True} if _has_loaded_in_step(world) and random.random() < OF_LOADS else {}),
+        }
     if _may(world, "restart", Trait.FAILURES):
         choices[Kind.RESTART] = lambda random: {
             "rank": random.choice(ranks),

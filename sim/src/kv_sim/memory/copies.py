@@ -136,6 +136,8 @@ class CopyEngine:
     """Kept up to date by the device."""
     spoiled: bool = False
     """The next copy that its worker waits for fails."""
+    spoiled_load: bool = False
+    """The next load that its worker waits for fails."""
     running: dict[int, Copy] = field(default_factory=dict)
     ended: list[Copy] = field(default_factory=list)
     """Every copy that ended, for repeats and for the books."""
@@ -183,12 +185,21 @@ class CopyEngine:
             return False
         for other in (*self._before(copy), copy):
             self.pages.retire_until(other.after_step)
-            if other is copy and self.spoiled:
-                self.spoiled = False
+            if other is copy and self._is_spoiled(copy):
                 self.fail(other)
             else:
                 self.advance(other, len(other.pairs))
         return True
+
+    def _is_spoiled(self, copy: Copy) -> bool:
+        """Whether this is the copy that was to fail when it is waited for. The next one isn't, then."""
+        if self.spoiled:
+            self.spoiled = False
+            return True
+        if self.spoiled_load and copy.direction is Direction.LOAD:
+            self.spoiled_load = False
+            return True
+        return False
 
     # -- what the world decides ----------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, P2P, PATIENT, offloading, several
+from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, P2P, PATIENT, SUBJECTS, offloading, several
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.zoo import (
     contract,
     endings,
+    failures,
     hits,
     loads,
     offload,
@@ -95,6 +96,7 @@ _SEVERAL: Final = (
         _I.CONSERVATION,
         _I.LIVENESS,
     ),
+    plant(multi.LosersGetNoBlocks, "#46951", _I.OWNERSHIP, SUBJECTS["offload+fenced"], _I.CONTENT),
     plant(multi.UnionOfLoads, "#42831", _I.PROTOCOL, several(MEMORY, _ECHO), _I.CONSERVATION),
     plant(multi.FirstSaveCounts, "", _I.OWNERSHIP, several(LATER, LATER), _I.CONSERVATION, _I.CONTENT),
     plant(multi.StaleChoice, "", _I.NO_CRASH, several(LATER, MEMORY), _I.LIVENESS),
@@ -118,6 +120,12 @@ _OFFSET: Final = offloading(
     spec_module_path="kv_sim.zoo.offload_waits",
 )
 _TAILS: Final = offloading(without=frozenset({Trait.LOSSES}))
+
+_FAILED: Final = (
+    plant(failures.StepsLoadNotTold, "LMCache#3388", _I.CONTENT, _IN_STEP),
+    plant(failures.StoresRestOnFailures, "", _I.CONTENT, _IN_STEP),
+    plant(failures.FailedBlocksNotHandedOn, "", _I.CONTENT, SUBJECTS["layerwise+patient"]),
+)
 
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
@@ -173,6 +181,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_TAKEN_FOR_GRANTED,
     *_RANKS,
     *_SEVERAL,
+    *_FAILED,
     *_OFFLOADED,
     *_HANDED_OVER,
 )

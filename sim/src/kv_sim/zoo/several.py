@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kv_api import (
+    BlockIds,
     KVCacheBlocks,
     KVCacheConfig,
     KVConnectorMetadata,
@@ -13,6 +14,7 @@ from kv_api import (
     VllmConfig,
 )
 from kv_multi import MultiConnector
+from kv_multi.blocks import none_of
 from kv_multi.choice import Choices, Match
 from kv_multi.loads import LoadReports
 from kv_multi.saves import SaveReports
@@ -29,6 +31,30 @@ class LosersLoadToo(MultiConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         for child in self.sub_connectors if num_external_tokens else ():
             child.update_state_after_alloc(request, blocks, num_external_tokens)
+
+
+class _NoBlocks:
+    """As many tables as somebody else's, without blocks."""
+
+    def __init__(self, blocks: KVCacheBlocks) -> None:
+        self._tables = none_of(blocks.get_block_ids())
+
+    def get_block_ids(self) -> BlockIds:
+        return self._tables
+
+
+class _TellsTheLoader(MultiSchedulerSide):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        loader = self._start_load(request.request_id, blocks, num_external_tokens) if num_external_tokens else None
+        for child in self._children:
+            told = (blocks, num_external_tokens) if child.place == loader else (_NoBlocks(blocks), 0)
+            child.connector.update_state_after_alloc(request, *told)
+
+
+class LosersGetNoBlocks(MultiConnector):
+    """Who doesn't load gets a table without blocks, and waits for no store of its own before others fill them."""
+
+    scheduler_class = _TellsTheLoader
 
 
 class _Echo(LaterScheduler):
