@@ -85,6 +85,11 @@ class WorldConfig:
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
 
     @property
+    def writes_before_fences(self) -> bool:
+        """Whether new blocks are written before ``handle_preemptions``."""
+        return self.runner == 2 and (self.zero_new_blocks or self.hashes_per_block > 1)
+
+    @property
     def hit_ends_per_block(self) -> int:
         """At how many of a block's hashes what a connector has may end: at each with tails, else at the last."""
         return self.hashes_per_block if self.has_tails else 1

@@ -40,6 +40,7 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.FAIL: {"rank": int, "copy": int},
     Kind.SPOIL: {"rank": int, "load": bool},
     Kind.LOSE: {"rank": int, "copy": int},
+    Kind.FIND: {"rank": int, "copy": int},
     Kind.REPEAT: {"rank": int, "copy": int},
     Kind.RESTART: {"rank": int, "memory": bool},
     Kind.RESET: {"running": bool, "connector": bool},

@@ -30,13 +30,14 @@ WEIGHTS: Mapping[Kind, int] = {
     Kind.FAIL: 4,
     Kind.SPOIL: 1,
     Kind.LOSE: 1,
+    Kind.FIND: 3,
     Kind.REPEAT: 2,
     Kind.RESTART: 1,
     Kind.ABORT: 5,
     Kind.RESET: 2,
 }
 
-TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
+TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.FIND, Kind.REPEAT, Kind.RESTART)
 """What a world with more trouble does more often."""
 
 WHILE_LOADING = 6
@@ -47,6 +48,10 @@ WHERE_STEPS_LOAD = 6
 """How much more often a copy that is waited for fails, at least, once a step has waited for a load."""
 OF_LOADS = 0.75
 """How often that is meant for the next such load, then."""
+
+
+OF_PULLS: Mapping[Kind, int] = {Kind.ADD: 2, Kind.STEP: 3, Kind.FAIL: 4, Kind.LOSE: 12, Kind.FIND: 4}
+"""How much more often this happens where blocks are pulled: somebody must have ended before, and few are."""
 
 
 def pick(world: WorldState, random: Random) -> Action:
@@ -61,6 +66,8 @@ def pick(world: WorldState, random: Random) -> Action:
 
 def _weight(world: WorldState, kind: Kind) -> int:
     weight = WEIGHTS[kind]
+    if world.subject.serves_peers:
+        weight *= OF_PULLS.get(kind, 1)
     if kind in TROUBLE:
         trouble = world.config.trouble
         if trouble and kind is Kind.SPOIL and _has_loaded_in_step(world):
@@ -97,6 +104,7 @@ def legal_choices(world: WorldState) -> Choices:
     if engine.processable():
         choices[Kind.PROCESS] = {}
     _add_copies(world, choices)
+    _add_lost_copies(world, choices)
     _add_trouble_of_ranks(world, choices)
     if unfinished:
         choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
@@ -159,6 +167,14 @@ def _add_copies(world: WorldState, choices: Choices) -> None:
             return {"rank": rank, "copy": copy.copy_id}
 
         choices[Kind.REPEAT] = again
+
+
+def _add_lost_copies(world: WorldState, choices: Choices) -> None:
+    if world.config.writes_before_fences or not _may(world, "lose", Trait.LOSSES):
+        return
+    lost = [(device.rank, copy.copy_id) for device in world.engine.devices for copy in device.copies.lost()]
+    if lost:
+        choices[Kind.FIND] = lambda random: dict(zip(("rank", "copy"), random.choice(lost), strict=True))
 
 
 def _may(world: WorldState, kind: str, trait: Trait) -> bool:

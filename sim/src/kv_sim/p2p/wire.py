@@ -46,9 +46,10 @@ class WorldWire:
         self.holds[hold.hold_id] = hold
 
     def withdraw(self, hold_id: str) -> bool:
-        """Forget it, if no copy reads it."""
+        """Forget it, if no copy reads it. One that was lost doesn't, and never will."""
         if any(on_the_way.pull.source.hold_id == hold_id for on_the_way in self._that_move(self.sent)):
             return False
+        self.copies.give_up(copy for copy, one in self.sent.items() if one.pull.source.hold_id == hold_id)
         self.holds.pop(hold_id, None)
         return True
 
@@ -88,6 +89,7 @@ class WorldWire:
             return False
         for kind in (self.sent, self.received):
             for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
+                self.copies.give_up([copy])
                 del kind[copy]
         return True
 

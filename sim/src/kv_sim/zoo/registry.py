@@ -2,7 +2,17 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, P2P, PATIENT, SUBJECTS, offloading, several
+from kv_sim.examples.catalogue import (
+    LATER,
+    LAYERWISE,
+    MEMORY,
+    P2P,
+    PATIENT,
+    SUBJECTS,
+    fenced,
+    offloading,
+    several,
+)
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.zoo import (
@@ -10,6 +20,7 @@ from kv_sim.zoo import (
     endings,
     failures,
     hits,
+    late,
     loads,
     offload,
     offload_books,
@@ -119,12 +130,20 @@ _OFFSET: Final = offloading(
     spec_name="TwiceOffsetSpec",
     spec_module_path="kv_sim.zoo.offload_waits",
 )
+_HASTY: Final = fenced(load_timeout_seconds=1, store_timeout_seconds=1)
 _TAILS: Final = offloading(without=frozenset({Trait.LOSSES}))
 
 _FAILED: Final = (
     plant(failures.StepsLoadNotTold, "LMCache#3388", _I.CONTENT, _IN_STEP),
     plant(failures.StoresRestOnFailures, "", _I.CONTENT, _IN_STEP),
     plant(failures.FailedBlocksNotHandedOn, "", _I.CONTENT, SUBJECTS["layerwise+patient"]),
+)
+
+_GIVEN_UP: Final = (
+    plant(late.GivenUpIsNotFenced, "", _I.OWNERSHIP, _HASTY, _I.CONTENT),
+    plant(late.GivenUpRoomIsFree, "", _I.OWNERSHIP, SUBJECTS["offload-hasty"], _I.CONTENT),
+    plant(late.GivenUpPullGoesOn, "SGLang#35049", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
+    plant(late.WithdrawnHoldIsSent, "", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
 )
 
 _OFFLOADED: Final = (
@@ -182,6 +201,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_RANKS,
     *_SEVERAL,
     *_FAILED,
+    *_GIVEN_UP,
     *_OFFLOADED,
     *_HANDED_OVER,
 )
