@@ -23,6 +23,7 @@ from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
 from kv_sim.p2p.router import KNOWN_TICKETS, Router
+from kv_sim.subject import Trait
 from kv_sim.violation import Referee
 from kv_sim.world import World
 

@@ -50,7 +50,14 @@ OF_LOADS = 0.75
 """How often that is meant for the next such load, then."""
 
 
-OF_PULLS: Mapping[Kind, int] = {Kind.ADD: 2, Kind.STEP: 3, Kind.FAIL: 4, Kind.LOSE: 12, Kind.FIND: 4}
+OF_PULLS: Mapping[Kind, int] = {
+    Kind.ADD: 2,
+    Kind.STEP: 3,
+    Kind.RESET: 3,
+    Kind.FAIL: 4,
+    Kind.LOSE: 12,
+    Kind.FIND: 4,
+}
 """How much more often this happens where blocks are pulled: somebody must have ended before, and few are."""
 
 

@@ -77,6 +77,7 @@ _LOADED: Final = (
     plant(loads.ToldAtFirstFailure, "#56104", _I.OWNERSHIP, LATER, _I.CONTENT),
     plant(loads.ResetFreesLoaded, "", _I.CONSERVATION, LATER, _I.OWNERSHIP, _I.CONTENT),
     plant(loads.KeepsWhatRestsOnFailures, "", _I.CONTENT, PATIENT),
+    plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.CONTENT),
     plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
 )
 
@@ -114,6 +115,8 @@ _SEVERAL: Final = (
     plant(multi.FirstReportFrees, "#25067", _I.PROTOCOL, several(LATER, _HOLDS), _I.OWNERSHIP),
     plant(multi.NoPreemptions, "vllm-ascend#3332", _I.OWNERSHIP, several(PATIENT, MEMORY), _I.CONTENT),
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),
+    plant(multi.EventsOfTheFirst, "", _I.ACCOUNTING, SUBJECTS["offload+offload"]),
+    plant(multi.SourcesUnknown, "", _I.ACCOUNTING, SUBJECTS["later+memory"]),
     plant(multi.StatsByClass, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
 )
 
@@ -185,6 +188,9 @@ _HANDED_OVER: Final = (
     plant(pulls.LeavesABlock, "", _I.HITS, P2P),
     plant(pulls.HoldsWholeBlocks, "", _I.HITS, P2P),
     plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
+    plant(pulls.DeclinesWhenAskedAgain, "", _I.HITS, P2P),
+    plant(pulls.TicketsSurviveReset, "", _I.HITS, P2P),
+    plant(pulls.HoldsSurviveReset, "", _I.HITS, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),

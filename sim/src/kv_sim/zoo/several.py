@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from kv_api import (
     BlockIds,
+    CacheHitSource,
     KVCacheBlocks,
     KVCacheConfig,
+    KVCacheEvent,
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorStats,
@@ -172,3 +174,20 @@ class StatsByClass(MultiConnector):
     """What children count is kept by class, so that of two of a class one takes the place of the other."""
 
     scheduler_class = _StatsByClass
+
+
+class EventsOfTheFirst(MultiConnector):
+    """Events are taken from the first child that has some, and those of the others are lost."""
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        taken = [list(child.take_events()) for child in self.sub_connectors]
+        return next(filter(None, taken), [])
+
+
+class SourcesUnknown(MultiConnector):
+    """Where a hit comes from isn't asked of the child that has it, so that all hits count as of unknown source."""
+
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        return {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens}
