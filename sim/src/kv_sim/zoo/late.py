@@ -56,20 +56,3 @@ class GivenUpPullGoesOn(RoutedP2PConnector):
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
     ) -> Wire:
         return _GoesOn(next(iter(kv_caches.values())).device)
-
-
-class _SendsOn(WorldWire):
-    def withdraw(self, hold_id: str) -> bool:
-        if any(one.pull.source.hold_id == hold_id for one in self._that_move(self.sent)):
-            return False
-        self.holds.pop(hold_id, None)
-        return True
-
-
-class WithdrawnHoldIsSent(RoutedP2PConnector):
-    """A hold ends while somebody who has stood still for long may go on sending its blocks, whosever they are."""
-
-    def make_wire(
-        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
-    ) -> Wire:
-        return _SendsOn(next(iter(kv_caches.values())).device)

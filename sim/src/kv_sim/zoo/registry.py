@@ -77,7 +77,7 @@ _LOADED: Final = (
     plant(loads.ToldAtFirstFailure, "#56104", _I.OWNERSHIP, LATER, _I.CONTENT),
     plant(loads.ResetFreesLoaded, "", _I.CONSERVATION, LATER, _I.OWNERSHIP, _I.CONTENT),
     plant(loads.KeepsWhatRestsOnFailures, "", _I.CONTENT, PATIENT),
-    plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.CONTENT),
+    plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.PROTOCOL, _I.CONTENT),
     plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
 )
 
@@ -146,7 +146,6 @@ _GIVEN_UP: Final = (
     plant(late.GivenUpIsNotFenced, "", _I.OWNERSHIP, _HASTY, _I.CONTENT),
     plant(late.GivenUpRoomIsFree, "", _I.OWNERSHIP, SUBJECTS["offload-hasty"], _I.CONTENT),
     plant(late.GivenUpPullGoesOn, "SGLang#35049", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
-    plant(late.WithdrawnHoldIsSent, "", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
 )
 
 _OFFLOADED: Final = (
