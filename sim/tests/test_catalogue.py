@@ -18,6 +18,7 @@ FLAKY_PATIENT: Connector = ("FlakyPatientConnector", {})
 LAYERWISE: Connector = ("LayerwiseConnector", {})
 HOLDING: Connector = ("HoldingConnector", {})
 P2P: Connector = ("RoutedP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
+P2P_HASTY: Connector = ("RoutedP2PConnector", {"hold_seconds": 1, "pull_seconds": 1})
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,
@@ -80,10 +81,13 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
         {},
     ),
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
+    "offload-hasty": ([offload(load_timeout_seconds=1, store_timeout_seconds=1)], "", (1, 1, True), {}),
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
+    "offload+fenced": ([offload(), offload(hold_blocks="never")], "zeroing events", (1, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
+    "p2p-hasty": ([P2P_HASTY], NOT_P2P, (1, 1, False), {}),
     "p2p+offload": ([P2P, offload()], NOT_P2P, (1, 1, False), {}),
 }  # fmt: skip
 
@@ -107,7 +111,7 @@ def test_what_is_driven_and_spared(name: str) -> None:
     assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
-    assert subject.serves_peers == (P2P in connectors)
+    assert subject.serves_peers == any(name == P2P[0] for name, _ in connectors)
 
 
 def test_several_count_if_all_of_them_do() -> None:

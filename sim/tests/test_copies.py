@@ -106,6 +106,25 @@ def test_a_lost_copy_never_ends_and_keeps_nobody_waiting() -> None:
     assert queue.poll() == [Result(behind, True), Result(last, True)]
 
 
+def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> None:
+    copies, queue, pages = engine()
+    found, waited, given_up = (queue.submit(Direction.STORE, [(n, n), (n, n + 3)], stream="s") for n in (1, 2, 3))
+    for copy_id in (found, waited, given_up):
+        copies.lose(copies.running[copy_id])
+    assert [copy.copy_id for copy in copies.lost()] == [found, waited, given_up]
+    queue.give_up([given_up, 99])
+    assert queue.wait([waited]) == {waited}
+    assert [copy.copy_id for copy in copies.lost()] == [found]
+    copies.find(copies.running[found])
+    assert copies.lost() == []
+    assert [copy.copy_id for copy in copies.startable()] == [found]
+    copies.advance(copies.running[found], 2)
+    assert queue.poll() == [Result(found, True)]
+    assert pages.moved == [(found, 1, 1), (found, 1, 4)]
+    assert [copy.was_lost for copy in copies.ended] == [True]
+    copies.check()
+
+
 def test_workers_hear_of_their_own_copies_only() -> None:
     copies, mine, _ = engine()
     yours = copies.open()
@@ -185,3 +204,15 @@ def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:
     assert queue.wait([after]) == set()
     assert queue.poll() == [Result(after, True)]
     assert pages.moved == [(before, 1, 0), (after, 3, 2)]
+
+
+def test_of_what_is_waited_for_the_next_load_fails() -> None:
+    copies, queue, pages = engine()
+    store, load, after = (
+        queue.submit(direction, [(1 + n, n)])
+        for n, direction in enumerate((Direction.STORE, Direction.LOAD, Direction.LOAD))
+    )
+    copies.spoiled_load = True
+    assert queue.wait([store, load, after]) == set()
+    assert queue.poll() == [Result(store, True), Result(load, False), Result(after, True)]
+    assert pages.moved == [(store, 1, 0), (after, 3, 2)]

@@ -17,6 +17,7 @@ from kv_sim.config import (
     GroupConfig,
     WorldConfig,
     draw_config,
+    with_failing_loads,
     with_fine_hashes,
     with_states,
     with_tails,
@@ -138,6 +139,32 @@ def test_finer_hashes_states_and_their_ends_are_added_to_some_worlds() -> None:
     assert all(config.groups == (FULL, STATE) and config.num_blocks == 24 and config.has_tails for config in has)
     assert {config.hashes_per_block for config in has} == {2, 8}
     assert 0.45 < len(has) / len(ends) < 0.75
+
+
+def test_in_half_of_the_worlds_without_a_prefix_cache_loads_fail_in_steps() -> None:
+    base = replace(WorldConfig(), run_ahead=2, async_scheduling=True, silent=frozenset({"fail", "reset"}))
+    failing = {"run_ahead": 0, "async_scheduling": False, "silent": frozenset({"reset"})}
+    assert {
+        with_failing_loads(replace(base, host_slots=slots)) == replace(base, host_slots=slots)
+        for slots in range(40)
+    } == {True}
+    drawn = Counter[bool]()
+    for slots in range(200):
+        config = replace(base, host_slots=slots, prefix_caching=False)
+        changed = with_failing_loads(config)
+        assert changed in (config, replace(config, **failing))
+        assert with_failing_loads(changed) == changed, "sizes say it"
+        drawn[changed != config] += 1
+    assert 70 < drawn[True] < 130
+
+
+def test_only_who_withstands_failures_meets_them_there() -> None:
+    for traits in (frozenset(Trait), frozenset(Trait) - {Trait.FAILURES}):
+        worlds = [config_for(Subject("X", traits=traits), Random(seed)) for seed in range(400)]
+        without = [config for config in worlds if not config.prefix_caching]
+        share = sum(config.run_ahead == 0 and "fail" not in config.silent for config in without) / len(without)
+        often = 1 / 2 + 1 / 2 * 2 / 9 if Trait.FAILURES in traits else 2 / 9
+        assert share == pytest.approx(often, abs=0.12)
 
 
 SHOWS: dict[Trait, Callable[[WorldConfig], bool]] = {

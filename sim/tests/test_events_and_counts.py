@@ -182,6 +182,18 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     assert notes.take() == []
 
 
+def test_what_was_found_late_may_be_counted_or_given_up() -> None:
+    late = copy(6, STORE, 2, State.DONE)
+    late.was_lost = True
+    made = devices(([*HAPPENED[0].copies.ended, late], []), (HAPPENED[1].copies.ended, []))
+    for more, is_right in ((0, True), (2 * BLOCK_BYTES, True), (-1, False), (2 * BLOCK_BYTES + 1, False)):
+        notes = Notes()
+        counted = Counted(notes, is_on=True)
+        counted.take(Stats({**RIGHT, **{name: RIGHT[name] + more for name in STORED}}))
+        counted.check(made, BLOCK_BYTES)
+        assert (notes.told == []) is is_right
+
+
 def test_what_children_count_adds_up() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=True)

@@ -48,6 +48,10 @@ def test_each_change_of_a_copy_is_told_once_and_in_order() -> None:
         (1, "moves", 0),
         (1, "ends", 0),
     ]
+    copies.find(copies.running[2])
+    assert changes(tracker, engine) == [(0, "found", 2)]
+    copies.lose(copies.running[2])
+    assert changes(tracker, engine) == [(0, "lost", 2)]
     copies.advance(copies.running[0], 1)
     one.submit(Direction.STORE, [])
     one.wait([one.submit(Direction.STORE, [(4, 7)])])

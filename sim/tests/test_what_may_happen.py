@@ -14,9 +14,12 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
-from kv_sim.history.choices import TROUBLE, WEIGHTS, WHILE_LOADING, legal_choices, pick
-from kv_sim.memory.copies import State
+from kv_sim.history.choices import TROUBLE, WEIGHTS, WHERE_STEPS_LOAD, WHILE_LOADING, legal_choices, pick
+from kv_sim.memory.copies import Direction, State
+from kv_sim.memory.device import Device
+from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Referee, Violation
 from kv_sim.world import World
 
 CONFIG = WorldConfig(tp_size=2, run_ahead=1)
@@ -42,7 +45,7 @@ def legal(made: World, *actions: Action) -> list[bool]:
     return found
 
 
-OF_A_COPY = ("finish", "advance", "fail", "lose", "repeat")
+OF_A_COPY = ("finish", "advance", "fail", "lose", "find", "repeat")
 
 
 def test_in_an_empty_world_hardly_anything_is_legal() -> None:
@@ -54,7 +57,11 @@ def test_in_an_empty_world_hardly_anything_is_legal() -> None:
         legal(made, act("spoil", rank=2), act("restart", rank=2, memory=False), act("abort", request="r1"))
     )
     assert all(legal(made, act("spoil", rank=1), act("restart", rank=1, memory=False), add("r1")))
-    assert [device.copies.spoiled for device in made.engine.devices] == [False, True]
+    assert all(legal(made, act("spoil", rank=0, load=True)))
+    assert [(d.copies.spoiled, d.copies.spoiled_load) for d in made.engine.devices] == [
+        (False, True),
+        (True, False),
+    ]
     assert [device.copies.restarts for device in made.engine.devices] == [0, 1]
     assert all(legal(made, act("reset", running=False, connector=False)))
     assert not any(legal(made, add("r1", 5)))
@@ -127,6 +134,38 @@ def test_a_copy_that_may_begin_may_end(kind: str) -> None:
     assert copy.state is state
     assert legal(made, act("repeat", rank=1, copy=0)) == [state is not State.LOST]
     assert legal(made, act("repeat", rank=1, copy=1), act("repeat", rank=2, copy=0)) == [False, False]
+
+
+@pytest.mark.parametrize(("runner", "zeroes", "may"), [(1, True, True), (2, False, True), (2, True, False)])
+def test_what_was_lost_is_found_where_new_blocks_are_written_after_the_fence(
+    runner: Any, zeroes: bool, may: bool
+) -> None:
+    subject = replace(LATER, traits=LATER.traits | {Trait.LOSSES})
+    made = stored(replace(CONFIG, runner=runner, zero_new_blocks=zeroes), subject)
+    assert legal(made, act("find", rank=1, copy=0), act("lose", rank=1, copy=0)) == [False, True]
+    assert (Kind.FIND in legal_choices(made)) is may
+    if may:
+        assert drawn(made, Kind.FIND) == {(1, 0)}
+    assert legal(made, act("find", rank=0, copy=0), act("find", rank=2, copy=0)) == [False, False]
+    assert legal(made, act("find", rank=1, copy=0), act("finish", rank=1, copy=0)) == [may, may]
+    assert made.coverage.situations["a lost copy is found"] == may
+
+
+def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them() -> None:
+    shadow = Shadow(1, Referee())
+    device = Device(0, CONFIG, shadow)
+    slot = device.allocate_host(4)
+    shadow.load_rights.update({1: "r1", 2: "r1", 3: "r1"})
+    load = device.copies.open().submit(Direction.LOAD, [(block, slot) for block in (1, 2, 3, 4)])
+    copy = device.copies.running[load]
+    device.lose(copy)
+    shadow.load_rights.clear()
+    assert copy.given_up_to == {1, 2, 3}, "nothing was ever loaded into the last one"
+    device.take_over([2])
+    device.copies.find(copy)
+    device.copies.advance(copy, 1)
+    with pytest.raises(Violation, match=r"rank 0 block 2 .*no load into it is announced"):
+        device.copies.advance(copy, 1)
 
 
 def test_copies_advance_and_settle() -> None:
@@ -231,6 +270,7 @@ NEEDS = {
     Kind.FAIL: ("fail", Trait.FAILURES),
     Kind.SPOIL: ("fail", Trait.FAILURES),
     Kind.LOSE: ("lose", Trait.LOSSES),
+    Kind.FIND: ("lose", Trait.LOSSES),
     Kind.REPEAT: ("repeat", Trait.REPEATS),
     Kind.RESTART: ("restart", Trait.FAILURES),
 }
@@ -242,6 +282,8 @@ def is_meant(made: World, kind: Kind) -> bool:
     config = made.config
     name, trait = NEEDS.get(kind, (kind.value if kind in LEFT_OUT else "", None))
     if name in config.silent or (trait is not None and trait not in made.subject.traits):
+        return False
+    if kind is Kind.FIND and config.writes_before_fences:
         return False
     return not (kind in (Kind.SPOIL, Kind.SCHEDULE) and bool(config.run_ahead) is (kind is Kind.SPOIL))
 
@@ -284,6 +326,8 @@ def test_what_is_drawn_for_an_action() -> None:
     assert Kind.SPOIL not in legal_choices(made)
     made = stored(replace(CONFIG, run_ahead=0, silent=frozenset({"reset_all"})))
     assert drawn(made, Kind.SPOIL) == {(0,), (1,)}
+    made.coverage.situation("match: load in the step")
+    assert drawn(made, Kind.SPOIL) == {(rank, *load) for rank in (0, 1) for load in ((), (True,))}
     assert drawn(made, Kind.RESTART) == set(product([0, 1], [False, True]))
     assert drawn(made, Kind.RESET) == {(False, False), (True, False)}
     made = stored(subject=replace(LATER, traits=LATER.traits - {Trait.RESET}))
@@ -342,6 +386,17 @@ def test_trouble_comes_more_often_where_there_is_more_of_it(trouble: int) -> Non
     assert set(TROUBLE) == {kind for kind in Kind if kind in NEEDS}
     assert set(WEIGHTS) == set(Kind)
     assert min(WEIGHTS.values()) > 0
+
+
+@pytest.mark.parametrize("trouble", [0, 1, 5, 9])
+def test_what_is_waited_for_fails_more_often_once_a_step_has_loaded(trouble: int) -> None:
+    made, random = stored(replace(CONFIG, trouble=trouble, run_ahead=0)), Weighed(0)
+    made.coverage.situation("match: load in the step")
+    pick(made, random)
+    assert random.weighed is not None
+    often = max(trouble, WHERE_STEPS_LOAD) if trouble else 0
+    assert random.weighed[Kind.SPOIL] == WEIGHTS[Kind.SPOIL] * often
+    assert random.weighed[Kind.FAIL] == WEIGHTS[Kind.FAIL] * trouble
 
 
 @pytest.mark.parametrize("subject", [LATER, PATIENT], ids=["resets", "does not"])

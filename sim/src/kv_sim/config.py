@@ -85,6 +85,11 @@ class WorldConfig:
         return self.hashes_per_block > 1 and self.hands_over_states and self.groups == (GroupConfig(), STATE)
 
     @property
+    def writes_before_fences(self) -> bool:
+        """Whether new blocks are written before ``handle_preemptions``."""
+        return self.runner == 2 and (self.zero_new_blocks or self.hashes_per_block > 1)
+
+    @property
     def hit_ends_per_block(self) -> int:
         """At how many of a block's hashes what a connector has may end: at each with tails, else at the last."""
         return self.hashes_per_block if self.has_tails else 1
@@ -238,6 +243,16 @@ def with_loads(config: WorldConfig) -> WorldConfig:
     if not is_drawn or STATE in config.groups or config.hashes_per_block > 1:
         return config
     return replace(config, prefix_caching=False)
+
+
+def with_failing_loads(config: WorldConfig) -> WorldConfig:
+    """Let loads fail within steps in half of the worlds that find nothing in their own blocks; which, sizes say.
+
+    Where steps run ahead no engine can take back what rests on such a load.
+    """
+    if config.prefix_caching or Random(repr(("failing loads", _sizes(config)))).random() < 0.5:
+        return config
+    return replace(config, run_ahead=0, async_scheduling=False, silent=config.silent - {"fail"})
 
 
 def with_tails(config: WorldConfig) -> WorldConfig:

@@ -14,6 +14,7 @@ from kv_sim.config import (
     GroupConfig,
     WorldConfig,
     draw_config,
+    with_failing_loads,
     with_fine_hashes,
     with_loads,
     with_own_cache,
@@ -63,7 +64,12 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = replace(config, tp_size=1, pp_size=1)
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
-    config = with_own_cache(config) if subject.serves_peers else with_loads(config)
+    if subject.serves_peers:
+        config = with_own_cache(config)
+    elif Trait.FAILURES in subject.traits:
+        config = with_failing_loads(with_loads(config))
+    else:
+        config = with_loads(config)
     return find_engine(engine).fit(with_sessions(config))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, answers, protocol, work
+from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
 from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
 
@@ -67,6 +68,7 @@ class Guard:
         referee: Referee,
         log: LogCall,
         served: Served | None = None,
+        children: Children | None = None,
     ) -> None:
         self.connector = connector
         self._side = side
@@ -74,6 +76,7 @@ class Guard:
         self._log = log
         self._work = work.Retries(referee)
         self._served = served
+        self._children = children
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -96,6 +99,8 @@ class Guard:
         """Ask, and check the sum."""
         answer = self.call("get_external_cache_hit_sources", request, num_external_tokens)
         accounting.check_sources(request.request_id, num_external_tokens, answer, self._referee)
+        if self._children is not None:
+            self._children.check_sources(request.request_id, answer)
         return answer
 
     def get_kv_connector_stats(self) -> Any:

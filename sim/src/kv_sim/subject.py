@@ -23,7 +23,7 @@ class Trait(StrEnum):
     FAILURES = "failures"
     """Copies that fail, whole or torn."""
     LOSSES = "losses"
-    """Copies that never end: it has a timeout."""
+    """Copies that never end, or long after: it has a timeout."""
     REPEATS = "repeats"
     """Copies that are reported twice."""
     ZEROING = "zeroing"

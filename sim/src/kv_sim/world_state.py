@@ -197,7 +197,11 @@ class WorldState:
     def _spoil(self, args: dict[str, Any], random: Random | None) -> bool:
         if args["rank"] >= self.config.world_size:
             return False
-        self.engine.devices[args["rank"]].copies.spoiled = True
+        copies = self.engine.devices[args["rank"]].copies
+        if args.get("load", False):
+            copies.spoiled_load = True
+        else:
+            copies.spoiled = True
         return True
 
     def _restart(self, args: dict[str, Any], random: Random | None) -> bool:
@@ -213,7 +217,18 @@ class WorldState:
         if copy is None:
             return False
         self.coverage.situation("a copy is lost")
-        self.engine.devices[args["rank"]].copies.lose(copy)
+        self.engine.devices[args["rank"]].lose(copy)
+        return True
+
+    def _find(self, args: dict[str, Any], random: Random | None) -> bool:
+        if args["rank"] >= self.config.world_size or self.config.writes_before_fences:
+            return False
+        engine = self.engine.devices[args["rank"]].copies
+        copy = next((copy for copy in engine.lost() if copy.copy_id == args["copy"]), None)
+        if copy is None:
+            return False
+        self.coverage.situation("a lost copy is found")
+        engine.find(copy)
         return True
 
     def _repeat(self, args: dict[str, Any], random: Random | None) -> bool:

@@ -28,6 +28,7 @@ LATE = {
     "FirstReportFrees": 30,
     "FirstSaveCounts": 4,
     "ForgetsLaterChunks": 40,
+    "GivenUpIsNotFenced": 100,
     "LastTokenFromAWindowPassed": 78,
     "LeaksMatches": 10,
     "LoadsPinNothing": 20,

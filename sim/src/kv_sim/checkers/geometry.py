@@ -13,7 +13,7 @@ def check_ranks(engine: Engine) -> None:
     for device in engine.devices:
         engine_copies = [*device.copies.ended, *device.copies.running.values()]
         done = Counter((copy.direction.value, copy.pairs) for copy in engine_copies if copy.pairs)
-        if any(copy.state in (State.FAILED, State.LOST) for copy in engine_copies):
+        if any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in engine_copies):
             continue  # what failed on one rank need not have been tried on another
         if first is None:
             first = device.rank, done

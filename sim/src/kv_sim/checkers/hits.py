@@ -82,7 +82,11 @@ def _nothing_was_left_out(world: WorldState, ended: Iterable[SimRequest]) -> boo
     if world.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
     for copies in (device.copies for device in engine.devices):
-        if copies.running or copies.restarts or any(copy.state is not State.DONE for copy in copies.ended):
+        if (
+            copies.running
+            or copies.restarts
+            or any(copy.state is not State.DONE or copy.was_lost for copy in copies.ended)
+        ):
             return False
     # Two chunks that differ in their last block only have room for the others twice.
     size = world.subject.blocks_per_chunk

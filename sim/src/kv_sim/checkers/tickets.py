@@ -3,12 +3,16 @@
 Nothing breaks if a connector holds nothing, refuses a ticket or takes part of it: the prompt is computed. So it is
 demanded here, in the words of vLLM's routers, and only where nobody could have a reason: the request that was held
 ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
+
+After a reset no ticket is taken that came before it, and what was held then is pulled by nobody who begins in a
+step after the one that told the workers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kv_api import CacheHitSource, KVConnectorOutput
 from kv_sim.config import WorldConfig
 from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import SimRequest, Status
@@ -39,6 +43,16 @@ class Tickets:
         self._referee = referee
         self._is_on = is_on
         self._issued: dict[str, Issued] = {}
+        self._stale: set[str] = set()
+        """Requests whose ticket came before a reset."""
+        self._before_reset: set[str] = set()
+        """Tickets of what was held at a reset that the workers were told of."""
+        self._reset: set[str] = set()
+        """The same of one that they will be told of in the next step."""
+        self._too_late: set[str] = set()
+        """Requests that pull by such a ticket."""
+        self._carries: dict[str, str] = {}
+        """By request: the name of the ticket that it came with."""
         self._brought: dict[str, Issued] = {}
         """By request: the ticket that it came with and that it neither took nor refused yet."""
 
@@ -54,14 +68,30 @@ class Tickets:
             self._spend(args[0].request_id)
         elif name in ("request_finished", "request_finished_all_groups"):
             self._spend(args[0].request_id)
+            self._carries.pop(args[0].request_id, None)
+            self._stale.discard(args[0].request_id)
             tables = args[1] if name == "request_finished_all_groups" else (args[1],)
             self._ends(args[0], answer[1] or {}, [self._first_token(table) for table in tables])
         elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
+            self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
+            self._stale.update(self._carries)
             self._issued.clear()
             self._brought.clear()
+        elif name == "get_external_cache_hit_sources":
+            self._check_pull(args[0].request_id, args[1], answer)
+        elif name == "build_connector_meta":
+            self._before_reset |= self._reset
+            self._reset.clear()
+        elif name == "update_connector_output":
+            self._check_pulled(args[0])
 
     def _arrives(self, request: SimRequest) -> None:
         params = request.kv_transfer_params or {}
+        self._stale.discard(request.request_id)
+        self._too_late.discard(request.request_id)
+        self._carries.pop(request.request_id, None)
+        if params.get(TICKET):
+            self._carries[request.request_id] = _name_of(params)
         issued = self._issued.get(_name_of(params)) if params.get(TICKET) else None
         if issued is None:
             return
@@ -69,6 +99,28 @@ class Tickets:
             issued.is_spent = True  # it will be refused
         elif not issued.is_spent:
             self._brought[request.request_id] = issued
+
+    def _check_pull(self, request_id: str, tokens: int, sources: Any) -> None:
+        """A pull begins: not by a ticket that came before a reset."""
+        if not any(getattr(source, "value", source) == CacheHitSource.P2P for source in dict(sources)):
+            return
+        if request_id in self._stale:
+            self._referee.fail(
+                Invariant.HITS,
+                f"request {request_id}: {tokens} tokens are pulled by a ticket that came before the last reset",
+            )
+        elif self._carries.get(request_id) in self._before_reset:
+            self._too_late.add(request_id)
+
+    def _check_pulled(self, output: KVConnectorOutput) -> None:
+        """What ended well was not held when the cache was reset, in a step before the pull began."""
+        ended = self._too_late & set(output.finished_recving or ())
+        self._too_late -= ended
+        for request_id in sorted(ended - set(output.failed_recving)):
+            self._referee.fail(
+                Invariant.HITS,
+                f"request {request_id}: what was held when the cache was reset is pulled in a step after that",
+            )
 
     def _is_of(self, issued: Issued, request: SimRequest) -> bool:
         """Whether the prompt begins with that of the ticket, salt and adapter included."""

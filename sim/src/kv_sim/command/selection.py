@@ -248,11 +248,11 @@ def unclaimed(schedule: Schedule) -> list[str]:
         Trait.FINE: (config.hashes_per_block > 1, f"its blocks have {config.hashes_per_block} hashes each"),
         Trait.RANKS: (config.world_size > 1, f"its world has {config.world_size} ranks"),
         Trait.ZEROING: (
-            config.runner == 2 and (config.zero_new_blocks or config.hashes_per_block > 1),
+            config.writes_before_fences,
             "runner V2 writes new blocks before handle_preemptions",
         ),
         Trait.FAILURES: (bool(kinds & {Kind.FAIL, Kind.SPOIL, Kind.RESTART}), "copies fail"),
-        Trait.LOSSES: (Kind.LOSE in kinds, "a copy is lost"),
+        Trait.LOSSES: (bool(kinds & {Kind.LOSE, Kind.FIND}), "a copy is lost"),
         Trait.REPEATS: (Kind.REPEAT in kinds, "the end of a copy is reported twice"),
         Trait.RESET: (resets, "the connector's cache is reset"),
     }

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorOutput, KVConnectorRole, KVOutputAggregator, SupportsHMA
 from kv_sim.checkers.accounting import Mirror
+from kv_sim.checkers.children import Children
 from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
 from kv_sim.checkers.served import Served
-from kv_sim.config import WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
@@ -65,7 +66,10 @@ class Engine:
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
-        guarded = cast(KVConnectorBase_V1, Guard(connector, "scheduler", referee, log, self.served))
+        may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
+        self.children = Children(connector, referee, is_on=not may_leave_out)
+        guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
+        guarded = cast(KVConnectorBase_V1, guard)
         all_groups = isinstance(connector, SupportsHMA)
         self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
         guarded.bind_kv_cache_manager(self.scheduler.blocks)
@@ -196,6 +200,7 @@ class Engine:
         events = self.scheduler.connector.take_events()
         with crashes(self.referee, "scheduler side, the events of take_events"):
             events = list(events)
+        self.children.check_events(events)
         self.mirror.take(events)
 
     def finish_step(self) -> None:

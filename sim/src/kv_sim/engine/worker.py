@@ -55,6 +55,7 @@ class Worker:
         if self.config.runner == 2:
             self._prepare_blocks(step)
         connector.handle_preemptions(meta)
+        self.device.take_over(step.new_blocks)
         if self.config.runner == 1:
             self._prepare_blocks(step)
         self.device.poison(step.load_targets)

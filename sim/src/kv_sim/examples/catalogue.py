@@ -106,7 +106,10 @@ def fenced(**extra_config: Any) -> Subject:
     return offloading(without=frozenset({Trait.ZEROING}), hold_blocks="never", **extra_config)
 
 
+OFFLOAD_FENCED: Final = fenced()
 OFFLOAD_IN_STEP_FENCED: Final = fenced(sync_load_budget_bytes=1 << 20, self_describing_kv_events=True)
+OFFLOAD_HASTY: Final = offloading(load_timeout_seconds=1, store_timeout_seconds=1)
+"""Gives up at once what is lost, which may be found later."""
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
 
@@ -127,6 +130,8 @@ P2P: Final = Subject(
     ),
     serves_peers=True,
 )
+P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds": 1})
+"""Gives up at once what is lost, which may be found later."""
 
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
@@ -153,9 +158,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-held": OFFLOAD_HELD,
     "offload-in-step-fenced": OFFLOAD_IN_STEP_FENCED,
     "offload-again": OFFLOAD_AGAIN,
+    "offload-hasty": OFFLOAD_HASTY,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
+    "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "p2p": P2P,
+    "p2p-hasty": P2P_HASTY,
     "p2p+offload": several(P2P, OFFLOAD),
 }

@@ -38,16 +38,17 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.FINISH: {"rank": int, "copy": int},
     Kind.ADVANCE: {"rank": int, "copy": int, "pages": int},
     Kind.FAIL: {"rank": int, "copy": int},
-    Kind.SPOIL: {"rank": int},
+    Kind.SPOIL: {"rank": int, "load": bool},
     Kind.LOSE: {"rank": int, "copy": int},
+    Kind.FIND: {"rank": int, "copy": int},
     Kind.REPEAT: {"rank": int, "copy": int},
     Kind.RESTART: {"rank": int, "memory": bool},
     Kind.RESET: {"running": bool, "connector": bool},
 }
 """The arguments of each kind of action."""
 
-OPTIONAL: Final = frozenset({"rejects"})
-"""Arguments that are left out when they are empty."""
+OPTIONAL: Final = frozenset({"rejects", "load"})
+"""Arguments that are left out when they are empty, or false."""
 
 
 MAY_BE_NOTHING: Final = frozenset({"run_ahead", "spec_tokens", "host_slots", "trouble"})

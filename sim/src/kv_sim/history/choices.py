@@ -30,17 +30,35 @@ WEIGHTS: Mapping[Kind, int] = {
     Kind.FAIL: 4,
     Kind.SPOIL: 1,
     Kind.LOSE: 1,
+    Kind.FIND: 3,
     Kind.REPEAT: 2,
     Kind.RESTART: 1,
     Kind.ABORT: 5,
     Kind.RESET: 2,
 }
 
-TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.REPEAT, Kind.RESTART)
+TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.FIND, Kind.REPEAT, Kind.RESTART)
 """What a world with more trouble does more often."""
 
 WHILE_LOADING = 6
 """How much more often the cache is reset while a load is under way, since few are."""
+
+
+WHERE_STEPS_LOAD = 6
+"""How much more often a copy that is waited for fails, at least, once a step has waited for a load."""
+OF_LOADS = 0.75
+"""How often that is meant for the next such load, then."""
+
+
+OF_PULLS: Mapping[Kind, int] = {
+    Kind.ADD: 2,
+    Kind.STEP: 3,
+    Kind.RESET: 3,
+    Kind.FAIL: 4,
+    Kind.LOSE: 12,
+    Kind.FIND: 4,
+}
+"""How much more often this happens where blocks are pulled: somebody must have ended before, and few are."""
 
 
 def pick(world: WorldState, random: Random) -> Action:
@@ -55,8 +73,13 @@ def pick(world: WorldState, random: Random) -> Action:
 
 def _weight(world: WorldState, kind: Kind) -> int:
     weight = WEIGHTS[kind]
+    if world.subject.serves_peers:
+        weight *= OF_PULLS.get(kind, 1)
     if kind in TROUBLE:
-        return weight * world.config.trouble
+        trouble = world.config.trouble
+        if trouble and kind is Kind.SPOIL and _has_loaded_in_step(world):
+            trouble = max(trouble, WHERE_STEPS_LOAD)
+        return weight * trouble
     if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET) and _is_loading(world):
         return weight * WHILE_LOADING
     return weight
@@ -64,6 +87,10 @@ def _weight(world: WorldState, kind: Kind) -> int:
 
 def _is_loading(world: WorldState) -> bool:
     return any(request.awaits_load for request in world.engine.scheduler.requests.values())
+
+
+def _has_loaded_in_step(world: WorldState) -> bool:
+    return world.coverage.situations["match: load in the step"] > 0
 
 
 def legal_choices(world: WorldState) -> Choices:
@@ -84,6 +111,7 @@ def legal_choices(world: WorldState) -> Choices:
     if engine.processable():
         choices[Kind.PROCESS] = {}
     _add_copies(world, choices)
+    _add_lost_copies(world, choices)
     _add_trouble_of_ranks(world, choices)
     if unfinished:
         choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
@@ -111,7 +139,10 @@ def _add_trouble_of_ranks(world: WorldState, choices: Choices) -> None:
     ranks, run_ahead = range(world.config.world_size), world.config.run_ahead
     # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
     if _may(world, "fail", Trait.FAILURES) and not run_ahead:
-        choices[Kind.SPOIL] = lambda random: {"rank": random.choice(ranks)}
+        choices[Kind.SPOIL] = lambda random: {
+            "rank": random.choice(ranks),
+            **({"load": True} if _has_loaded_in_step(world) and random.random() < OF_LOADS else {}),
+        }
     if _may(world, "restart", Trait.FAILURES):
         choices[Kind.RESTART] = lambda random: {
             "rank": random.choice(ranks),
@@ -143,6 +174,14 @@ def _add_copies(world: WorldState, choices: Choices) -> None:
             return {"rank": rank, "copy": copy.copy_id}
 
         choices[Kind.REPEAT] = again
+
+
+def _add_lost_copies(world: WorldState, choices: Choices) -> None:
+    if world.config.writes_before_fences or not _may(world, "lose", Trait.LOSSES):
+        return
+    lost = [(device.rank, copy.copy_id) for device in world.engine.devices for copy in device.copies.lost()]
+    if lost:
+        choices[Kind.FIND] = lambda random: dict(zip(("rank", "copy"), random.choice(lost), strict=True))
 
 
 def _may(world: WorldState, kind: str, trait: Trait) -> bool:

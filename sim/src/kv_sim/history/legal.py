@@ -58,6 +58,7 @@ KIND_NEEDS: Final[Mapping[Kind, Trait]] = {
     Kind.FAIL: Trait.FAILURES,
     Kind.SPOIL: Trait.FAILURES,
     Kind.LOSE: Trait.LOSSES,
+    Kind.FIND: Trait.LOSSES,
     Kind.REPEAT: Trait.REPEATS,
     Kind.RESTART: Trait.FAILURES,
 }
@@ -103,6 +104,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "a copy fails": "note 9",
     "a copy is torn": "note 9: some pages were moved",
     "a copy is lost": "note 10: below the worker",
+    "a lost copy is found": "note 10: late, and maybe given up",
     "a restart ends copies": "note 10: all of them at once",
     "a restart loses host memory": "notes 9 and 10: what was stored can't be loaded",
     "reset answered True": "note 17",
@@ -120,6 +122,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a copy fails": Trait.FAILURES,
     "a copy is torn": Trait.FAILURES,
     "a copy is lost": Trait.LOSSES,
+    "a lost copy is found": Trait.LOSSES,
     "a restart ends copies": Trait.FAILURES,
     "a restart loses host memory": Trait.FAILURES,
 }

@@ -6,10 +6,11 @@ a real stream could do to a careless connector happens here. Reports may come tw
 
 A copy with ``after_compute`` starts only when every step that was launched before it has retired, like a CUDA
 stream that waits for an event on the compute stream. Copies of one ``stream`` run in the order of submission; one
-that is lost moves nothing more and keeps nobody waiting.
+that is lost moves nothing more and keeps nobody waiting. It may be found again, and goes on late, unless somebody
+was told that it never will: who waited for it, or gave it up for good.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -49,6 +50,11 @@ class Copy:
     state: State = State.RUNNING
     owners: tuple[str, ...] = ()
     """Who held the blocks when the copy was submitted, for messages."""
+    was_lost: bool = False
+    is_over: bool = False
+    """It is lost for good."""
+    given_up_to: set[int] = field(default_factory=set)
+    """Blocks that it may write however late, since nobody has used them since it was lost."""
     settled: dict[int, tuple[str, int]] = field(default_factory=dict)
     """What was known of its blocks when it was submitted: see ``settled``."""
 
@@ -113,6 +119,11 @@ class CopyQueue:
         """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
         return self._engine.begin(self, direction, tuple(pairs), after_compute=after_compute, stream=stream)
 
+    def give_up(self, copy_ids: Iterable[int]) -> None:
+        """See to it that of these no lost one is ever found again."""
+        for copy_id in copy_ids:
+            self._engine.give_up(copy_id)
+
     def poll(self) -> list[Result]:
         """The copies that ended since the last call."""
         reports, self._reports = self._reports, []
@@ -136,6 +147,8 @@ class CopyEngine:
     """Kept up to date by the device."""
     spoiled: bool = False
     """The next copy that its worker waits for fails."""
+    spoiled_load: bool = False
+    """The next load that its worker waits for fails."""
     running: dict[int, Copy] = field(default_factory=dict)
     ended: list[Copy] = field(default_factory=list)
     """Every copy that ended, for repeats and for the books."""
@@ -180,15 +193,25 @@ class CopyEngine:
             return True
         self.waited.append(copy)
         if copy.state is State.LOST:
+            copy.is_over = True
             return False
         for other in (*self._before(copy), copy):
             self.pages.retire_until(other.after_step)
-            if other is copy and self.spoiled:
-                self.spoiled = False
+            if other is copy and self._is_spoiled(copy):
                 self.fail(other)
             else:
                 self.advance(other, len(other.pairs))
         return True
+
+    def _is_spoiled(self, copy: Copy) -> bool:
+        """Whether this is the copy that was to fail when it is waited for. The next one isn't, then."""
+        if self.spoiled:
+            self.spoiled = False
+            return True
+        if self.spoiled_load and copy.direction is Direction.LOAD:
+            self.spoiled_load = False
+            return True
+        return False
 
     # -- what the world decides ----------------------------------------------------------------
 
@@ -219,8 +242,22 @@ class CopyEngine:
         self._end(copy, State.FAILED)
 
     def lose(self, copy: Copy) -> None:
-        """The copy never ends, and moves nothing more."""
+        """The copy doesn't end, and moves nothing more for now."""
         copy.state = State.LOST
+        copy.was_lost = True
+
+    def lost(self) -> list[Copy]:
+        """Lost copies that may be found again."""
+        return [copy for copy in self.running.values() if copy.state is State.LOST and not copy.is_over]
+
+    def find(self, copy: Copy) -> None:
+        """A lost copy goes on, late."""
+        copy.state = State.RUNNING
+
+    def give_up(self, copy_id: int) -> None:
+        """Whoever began a copy that is lost sees to it that it is so for good."""
+        if copy_id in self.running:
+            self.running[copy_id].is_over = True
 
     def restart(self, host_slots: int) -> None:
         """Every copy fails, also a lost one, and the first ``host_slots`` slots hold nothing any more."""

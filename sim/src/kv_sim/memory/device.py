@@ -67,6 +67,12 @@ class Device:
         self.waited_steps += all(copy.state is State.LOST for copy in self.copies.running.values())
         self.settled.begin_step(new_blocks, handed)
 
+    def take_over(self, blocks: Iterable[int]) -> None:
+        """A step uses these blocks from now on: nothing that was lost may write them any more."""
+        late = [copy.given_up_to for copy in self.copies.running.values() if copy.given_up_to]
+        for given_up_to in late:
+            given_up_to.difference_update(blocks)
+
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
         """A layer of the forward pass reads what the step itself loads into these blocks."""
         self.kernels.read_loaded(step, blocks, group, layer)
@@ -74,6 +80,7 @@ class Device:
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""
         self.queue.append(step)
+        self.take_over(step.reads | step.writes)
         self.copies.launched_steps += 1
 
     def retire(self) -> LaunchedStep:
@@ -134,6 +141,12 @@ class Device:
         if forget_host:
             self.host[:] = POISON
         self.copies.restart(len(self.host) if forget_host else 0)
+
+    def lose(self, copy: Copy) -> None:
+        """A copy is lost. A load may still come to its blocks, while nobody else uses them."""
+        self.copies.lose(copy)
+        if copy.direction is Direction.LOAD:
+            copy.given_up_to = {block for block in copy.blocks_left if block in self.shadow.load_rights}
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
         """Move one page now, if the ledger allows it."""

@@ -126,7 +126,7 @@ class Shadow:
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} reads it "
                     f"before step {number}, which writes it, has retired",
                 )
-        if copy.direction is Direction.LOAD:
+        if copy.direction is Direction.LOAD and block not in copy.given_up_to:
             self._has_load_right(rank, block, f"{copy} writes it")
         self._host_slot_is_free(rank, copy, slot, copies.running.values())
         for other in copies.running.values():

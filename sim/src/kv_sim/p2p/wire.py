@@ -33,6 +33,8 @@ class WorldWire:
     received: dict[int, OnTheWay] = field(default_factory=dict)
     """By the copy to the blocks that they are for."""
     ended: Ended = field(default_factory=Ended)
+    closed: set[str] = field(default_factory=set)
+    """Holds that were to end while they were read."""
     over: set[str] = field(default_factory=set)
     """Holds that were pulled or declined."""
     failed: set[str] = field(default_factory=set)
@@ -46,15 +48,18 @@ class WorldWire:
         self.holds[hold.hold_id] = hold
 
     def withdraw(self, hold_id: str) -> bool:
-        """Forget it, if no copy reads it."""
+        """Forget it, if no copy reads it. One that was lost doesn't, and never will."""
         if any(on_the_way.pull.source.hold_id == hold_id for on_the_way in self._that_move(self.sent)):
+            self.closed.add(hold_id)
             return False
+        self.copies.give_up(copy for copy, one in self.sent.items() if one.pull.source.hold_id == hold_id)
         self.holds.pop(hold_id, None)
+        self.closed.discard(hold_id)
         return True
 
     def pull(self, pull: Pull) -> None:
         """Send the blocks of the hold, if it is known and what is meant; else receiving them fails at once."""
-        hold = self.holds.get(pull.source.hold_id)
+        hold = self.holds.get(pull.source.hold_id) if pull.source.hold_id not in self.closed else None
         count = len(pull.block_ids)
         slot = self.device.allocate_host(count)
         on_the_way = OnTheWay(pull, range(slot, slot + count))
@@ -88,6 +93,7 @@ class WorldWire:
             return False
         for kind in (self.sent, self.received):
             for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
+                self.copies.give_up([copy])
                 del kind[copy]
         return True
 

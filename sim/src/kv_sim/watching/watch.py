@@ -176,7 +176,8 @@ class Tracker:
                 if now[0] != before[0]:
                     yield CopyChange(rank, "moves", copy)
                 if now[1] is not before[1]:
-                    yield CopyChange(rank, "lost" if copy.state is State.LOST else "ends", copy)
+                    words = {State.LOST: "lost", State.RUNNING: "found"}
+                    yield CopyChange(rank, words.get(copy.state, "ends"), copy)
                 self._copies[key] = now
 
     def kernels(self, engine: Engine) -> Iterator[KernelChange]:

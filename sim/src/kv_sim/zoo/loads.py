@@ -132,3 +132,27 @@ class WaitsInTheLastLayer(LayerwiseConnector):
     """A step's load is waited for in its last layer, when those before have read what was there."""
 
     worker_class = _WaitsInTheLastLayer
+
+
+class _TrustsItsAnswer(LaterScheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._answers: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        count, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        self._answers[request.request_id] = count or 0
+        return count, is_async
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, self._answers.pop(request.request_id, 0))
+
+    def _forget(self, request_id: str) -> None:
+        super()._forget(request_id)
+        self._answers.pop(request_id, None)
+
+
+class TrustsItsAnswer(LaterConnector):
+    """What was answered is loaded, although the engine may have dropped the answer."""
+
+    scheduler_class = _TrustsItsAnswer

@@ -141,3 +141,41 @@ class HoldsEndEarly(RoutedP2PConnector):
     """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
 
     worker_class = _Impatient
+
+
+class _AskedOnce(RoutedSchedulerSide):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if request.request_id in self._asked_from:
+            return 0, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class DeclinesWhenAskedAgain(RoutedP2PConnector):
+    """A request that found no room when it was matched is not told of its ticket when it is asked for again."""
+
+    scheduler_class = _AskedOnce
+
+
+class _TicketsLiveOn(RoutedSchedulerSide):
+    def reset_cache(self) -> bool:
+        self._next.revoked += sorted(self._holding)
+        return True
+
+
+class TicketsSurviveReset(RoutedP2PConnector):
+    """Tickets that came before a reset are taken after it."""
+
+    scheduler_class = _TicketsLiveOn
+
+
+class _HoldsLiveOn(RoutedSchedulerSide):
+    def reset_cache(self) -> bool:
+        super().reset_cache()
+        self._next.revoked.clear()
+        return True
+
+
+class HoldsSurviveReset(RoutedP2PConnector):
+    """What was held when the cache was reset is held and served after it."""
+
+    scheduler_class = _HoldsLiveOn

@@ -2,13 +2,25 @@
 
 from typing import Final
 
-from kv_sim.examples.catalogue import LATER, LAYERWISE, MEMORY, P2P, PATIENT, offloading, several
+from kv_sim.examples.catalogue import (
+    LATER,
+    LAYERWISE,
+    MEMORY,
+    P2P,
+    PATIENT,
+    SUBJECTS,
+    fenced,
+    offloading,
+    several,
+)
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.zoo import (
     contract,
     endings,
+    failures,
     hits,
+    late,
     loads,
     offload,
     offload_books,
@@ -65,6 +77,7 @@ _LOADED: Final = (
     plant(loads.ToldAtFirstFailure, "#56104", _I.OWNERSHIP, LATER, _I.CONTENT),
     plant(loads.ResetFreesLoaded, "", _I.CONSERVATION, LATER, _I.OWNERSHIP, _I.CONTENT),
     plant(loads.KeepsWhatRestsOnFailures, "", _I.CONTENT, PATIENT),
+    plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.PROTOCOL, _I.CONTENT),
     plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
 )
 
@@ -95,12 +108,15 @@ _SEVERAL: Final = (
         _I.CONSERVATION,
         _I.LIVENESS,
     ),
+    plant(multi.LosersGetNoBlocks, "#46951", _I.OWNERSHIP, SUBJECTS["offload+fenced"], _I.CONTENT),
     plant(multi.UnionOfLoads, "#42831", _I.PROTOCOL, several(MEMORY, _ECHO), _I.CONSERVATION),
     plant(multi.FirstSaveCounts, "", _I.OWNERSHIP, several(LATER, LATER), _I.CONSERVATION, _I.CONTENT),
     plant(multi.StaleChoice, "", _I.NO_CRASH, several(LATER, MEMORY), _I.LIVENESS),
     plant(multi.FirstReportFrees, "#25067", _I.PROTOCOL, several(LATER, _HOLDS), _I.OWNERSHIP),
     plant(multi.NoPreemptions, "vllm-ascend#3332", _I.OWNERSHIP, several(PATIENT, MEMORY), _I.CONTENT),
     plant(multi.OneForgets, "#42695", _I.HITS, several(LATER, MEMORY)),
+    plant(multi.EventsOfTheFirst, "", _I.ACCOUNTING, SUBJECTS["offload+offload"]),
+    plant(multi.SourcesUnknown, "", _I.ACCOUNTING, SUBJECTS["later+memory"]),
     plant(multi.StatsByClass, "", _I.ACCOUNTING, several(offloading(), offloading(blocks_per_chunk=2))),
 )
 
@@ -117,7 +133,20 @@ _OFFSET: Final = offloading(
     spec_name="TwiceOffsetSpec",
     spec_module_path="kv_sim.zoo.offload_waits",
 )
+_HASTY: Final = fenced(load_timeout_seconds=1, store_timeout_seconds=1)
 _TAILS: Final = offloading(without=frozenset({Trait.LOSSES}))
+
+_FAILED: Final = (
+    plant(failures.StepsLoadNotTold, "LMCache#3388", _I.CONTENT, _IN_STEP),
+    plant(failures.StoresRestOnFailures, "", _I.CONTENT, _IN_STEP),
+    plant(failures.FailedBlocksNotHandedOn, "", _I.CONTENT, SUBJECTS["layerwise+patient"]),
+)
+
+_GIVEN_UP: Final = (
+    plant(late.GivenUpIsNotFenced, "", _I.OWNERSHIP, _HASTY, _I.CONTENT),
+    plant(late.GivenUpRoomIsFree, "", _I.OWNERSHIP, SUBJECTS["offload-hasty"], _I.CONTENT),
+    plant(late.GivenUpPullGoesOn, "SGLang#35049", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
+)
 
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
@@ -158,6 +187,9 @@ _HANDED_OVER: Final = (
     plant(pulls.LeavesABlock, "", _I.HITS, P2P),
     plant(pulls.HoldsWholeBlocks, "", _I.HITS, P2P),
     plant(pulls.FailsWhatCame, "", _I.PROTOCOL, P2P),
+    plant(pulls.DeclinesWhenAskedAgain, "", _I.HITS, P2P),
+    plant(pulls.TicketsSurviveReset, "", _I.HITS, P2P),
+    plant(pulls.HoldsSurviveReset, "", _I.HITS, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),
@@ -173,6 +205,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_TAKEN_FOR_GRANTED,
     *_RANKS,
     *_SEVERAL,
+    *_FAILED,
+    *_GIVEN_UP,
     *_OFFLOADED,
     *_HANDED_OVER,
 )

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kv_api import (
+    BlockIds,
+    CacheHitSource,
     KVCacheBlocks,
     KVCacheConfig,
+    KVCacheEvent,
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorStats,
@@ -13,6 +16,7 @@ from kv_api import (
     VllmConfig,
 )
 from kv_multi import MultiConnector
+from kv_multi.blocks import none_of
 from kv_multi.choice import Choices, Match
 from kv_multi.loads import LoadReports
 from kv_multi.saves import SaveReports
@@ -29,6 +33,30 @@ class LosersLoadToo(MultiConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         for child in self.sub_connectors if num_external_tokens else ():
             child.update_state_after_alloc(request, blocks, num_external_tokens)
+
+
+class _NoBlocks:
+    """As many tables as somebody else's, without blocks."""
+
+    def __init__(self, blocks: KVCacheBlocks) -> None:
+        self._tables = none_of(blocks.get_block_ids())
+
+    def get_block_ids(self) -> BlockIds:
+        return self._tables
+
+
+class _TellsTheLoader(MultiSchedulerSide):
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        loader = self._start_load(request.request_id, blocks, num_external_tokens) if num_external_tokens else None
+        for child in self._children:
+            told = (blocks, num_external_tokens) if child.place == loader else (_NoBlocks(blocks), 0)
+            child.connector.update_state_after_alloc(request, *told)
+
+
+class LosersGetNoBlocks(MultiConnector):
+    """Who doesn't load gets a table without blocks, and waits for no store of its own before others fill them."""
+
+    scheduler_class = _TellsTheLoader
 
 
 class _Echo(LaterScheduler):
@@ -146,3 +174,20 @@ class StatsByClass(MultiConnector):
     """What children count is kept by class, so that of two of a class one takes the place of the other."""
 
     scheduler_class = _StatsByClass
+
+
+class EventsOfTheFirst(MultiConnector):
+    """Events are taken from the first child that has some, and those of the others are lost."""
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        taken = [list(child.take_events()) for child in self.sub_connectors]
+        return next(filter(None, taken), [])
+
+
+class SourcesUnknown(MultiConnector):
+    """Where a hit comes from isn't asked of the child that has it, so that all hits count as of unknown source."""
+
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        return {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens}

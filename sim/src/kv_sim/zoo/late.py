@@ -1,0 +1,58 @@
+"""Planted where something was given up: a copy that was lost may be found, and still read and write."""
+
+from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, VllmConfig
+from kv_offload.scheduler.outcomes import Outcomes
+from kv_offload.scheduler.state.jobs import Report
+from kv_p2p.pulling.options import Options
+from kv_p2p.pulling.wire import Wire
+from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
+from kv_sim.p2p import RoutedP2PConnector, WorldWire
+from kv_sim.zoo.offload import PartedScheduler
+
+
+class _FencesTheLiving(TimedWorkerSide):
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        self._jobs.is_at_work = self._jobs.running.__contains__  # type: ignore[assignment, method-assign]
+        super().handle_preemptions(kv_connector_metadata)
+
+
+class GivenUpIsNotFenced(TimedOffloadingConnector):
+    """A job that was given up is waited for no more when its blocks get a new owner, and may still write them."""
+
+    worker_class = _FencesTheLiving
+
+
+class _FreesAtOnce(Outcomes):
+    def _take_report(self, report: Report) -> None:
+        super()._take_report(report)
+        job = report.job
+        if report.is_done and not report.is_stale and job.unended:
+            self._complete(job)
+            job.keys = ()
+
+
+class _Forgetful(PartedScheduler):
+    outcomes = _FreesAtOnce
+
+
+class GivenUpRoomIsFree(TimedOffloadingConnector):
+    """The room of a job that was given up is free at once, and used by others when its copy goes on."""
+
+    scheduler_class = _Forgetful
+
+
+class _GoesOn(WorldWire):
+    def give_up(self, request_id: str) -> bool:
+        for kind in (self.sent, self.received):
+            for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
+                del kind[copy]
+        return True
+
+
+class GivenUpPullGoesOn(RoutedP2PConnector):
+    """A pull that takes too long is only forgotten, and goes on writing blocks that are others' by then."""
+
+    def make_wire(
+        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> Wire:
+        return _GoesOn(next(iter(kv_caches.values())).device)

@@ -1,0 +1,55 @@
+"""ACCOUNTING, of a connector that has others below it: what children tell arrives, and a hit has its sources."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from kv_sim_notes import Notes
+
+from kv_api import CacheHitSource
+from kv_sim.checkers.children import Children
+
+HOST, DISK = {CacheHitSource.HOST: 8}, {CacheHitSource.DISK: 8}
+
+
+def family(*, is_on: bool = True) -> tuple[Notes, Children, list[Any]]:
+    notes = Notes()
+    children = [
+        SimpleNamespace(
+            take_events=lambda events=events: iter(events),
+            get_external_cache_hit_sources=lambda request, tokens, sources=sources: sources,
+        )
+        for events, sources in ((["a", "b"], HOST), (["b"], DISK))
+    ]
+    made: Any = SimpleNamespace(sub_connectors=children)
+    return notes, Children(made, notes, is_on=is_on), children
+
+
+def test_all_events_of_all_children_arrive() -> None:
+    for told, lost in (("abb", 0), ("bab", 0), ("abbc", 0), ("ab", 1), ("", 3)):
+        notes, checker, children = family()
+        assert [list(child.take_events()) for child in children] == [["a", "b"], ["b"]]
+        checker.check_events(told)
+        first = "'a'" if lost == 3 else "'b'"
+        whole = f"ACCOUNTING  children told 3 events, of which {lost} are lost, such as {first}"
+        assert notes.take() == ([whole] if lost else [])
+        checker.check_events("")
+        assert notes.take() == [], "they were told once"
+
+
+def test_a_hit_has_the_sources_that_a_child_says() -> None:
+    for answer, asked, is_right in ((HOST, 0, True), (DISK, 1, True), (HOST, 1, False), (HOST, None, False)):
+        notes, checker, children = family()
+        known = [] if asked is None else [children[asked].get_external_cache_hit_sources("r1", 8)]
+        checker.check_sources("r1", answer)
+        whole = f"ACCOUNTING  request r1: the sources of its hit are {answer}, but children said {known}"
+        assert notes.take() == ([] if is_right else [whole])
+
+
+def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> None:
+    notes, checker, children = family(is_on=False)
+    assert list(children[0].take_events()) == ["a", "b"]
+    checker.check_events("")
+    checker.check_sources("r1", HOST)
+    alone: Any = SimpleNamespace()
+    Children(alone, notes, is_on=True).check_sources("r1", HOST)
+    assert notes.told == []

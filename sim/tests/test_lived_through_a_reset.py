@@ -1,0 +1,80 @@
+"""HITS, where engines serve each other: what nobody may pull after a reset."""
+
+from typing import Any
+
+import pytest
+
+from kv_api import CacheHitSource, KVConnectorOutput
+from kv_sim.checkers.tickets import Tickets
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.violation import Referee, Violation
+
+TICKET = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "r1.1"}
+PEER, HOST = {CacheHitSource.P2P: 8}, {CacheHitSource.HOST: 8}
+
+
+def comes(tickets: Tickets, name: str) -> SimRequest:
+    made = SimRequest(RequestSpec(name, 0, 9, 0, 1, 1), 4, 40)
+    made.kv_transfer_params = dict(TICKET)
+    tickets.hear("on_new_request", (made,), None)
+    return made
+
+
+def held() -> Tickets:
+    """One request is held."""
+    tickets = Tickets(WorldConfig(), Referee(), is_on=True)
+    made = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 40)
+    made.status, made.num_computed_tokens, made.is_held = Status.FINISHED_STOPPED, 9, True
+    tickets.hear("request_finished_all_groups", (made, ([],)), (True, TICKET))
+    return tickets
+
+
+def pulls(tickets: Tickets, made: SimRequest, sources: Any = PEER) -> None:
+    tickets.hear("update_state_after_alloc", (made, None, 8), None)
+    tickets.hear("get_external_cache_hit_sources", (made, 8), sources)
+
+
+def ends(tickets: Tickets, made: SimRequest, *, well: bool = True) -> None:
+    failed = set() if well else {made.request_id}
+    output = KVConnectorOutput(finished_recving={made.request_id}, failed_recving=failed)
+    tickets.hear("update_connector_output", (output,), None)
+
+
+def test_no_ticket_is_taken_that_came_before_a_reset() -> None:
+    tickets = held()
+    made, other = comes(tickets, "r2"), comes(tickets, "r3")
+    tickets.hear("reset_cache", (), True)
+    pulls(tickets, other, HOST)
+    with pytest.raises(Violation) as raised:
+        pulls(tickets, made)
+    said = "HITS  request r2: 8 tokens are pulled by a ticket that came before the last reset"
+    assert str(raised.value) == said
+    pulls(tickets, comes(tickets, "r2"))
+
+
+@pytest.mark.parametrize(
+    ("told", "well", "sources"), [(False, True, PEER), (True, False, PEER), (True, True, HOST)]
+)
+def test_who_begins_in_time_fails_or_loads_from_elsewhere_is_right(told: bool, well: bool, sources: Any) -> None:
+    tickets = held()
+    tickets.hear("reset_cache", (), True)
+    if told:
+        tickets.hear("build_connector_meta", (None,), None)
+    made = comes(tickets, "r2")
+    pulls(tickets, made, sources)
+    ends(tickets, made, well=well)
+
+
+def test_what_was_held_is_pulled_by_nobody_who_begins_after_it() -> None:
+    tickets = held()
+    tickets.hear("reset_cache", (), True)
+    tickets.hear("build_connector_meta", (None,), None)
+    made = comes(tickets, "r2")
+    pulls(tickets, made)
+    with pytest.raises(Violation) as raised:
+        ends(tickets, made)
+    assert str(raised.value) == (
+        "HITS  request r2: what was held when the cache was reset is pulled in a step after that"
+    )
+    ends(tickets, made)
