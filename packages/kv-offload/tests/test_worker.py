@@ -318,6 +318,25 @@ def test_shutdown(worker):
     assert medium.calls == [("shutdown",)]
 
 
+def test_a_load_that_is_waited_for_by_others_is_trusted(worker):
+    """After a reset whoever gets places in the medium waits; the request's blocks were filled all the same."""
+    connector, medium = worker()
+    medium.ends_when_waited_for = False
+    assert run(connector, loads={5: load()}) == (results(), set(), None)
+    assert run(connector, flush={5}) == (results(), set(), None)
+    medium.end(5)
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"a"}), set())
+    assert (meta.completed_jobs, meta.failed_jobs) == ({5: 1}, {})
+
+
+def test_the_plans_of_others_are_refused(worker):
+    connector, _ = worker()
+    with pytest.raises(TypeError) as raised:
+        connector.handle_preemptions(object())
+    assert str(raised.value) == "connector metadata: expected OffloadingConnectorMetadata, got object"
+
+
 def test_metadata_joins():
     one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {4: 1}, {9: 1, 7: 2}, medium_counts={"odd": 1})
     two = OffloadingWorkerMetadata({1: 1, 3: 1}, {6: 1}, {3: 1}, {9: 1}, medium_counts={"odd": 2, "even": 4})
