@@ -69,6 +69,12 @@ def test_what_the_medium_counts_is_told_even_if_no_job_ended(worker):
     assert both.medium_counts == {"broken": 3, "odd": 4}
 
 
+def test_a_medium_without_counts_is_not_asked(worker):
+    connector, medium = worker()
+    medium.take_counts = None
+    assert run(connector) == (results(), set(), None)
+
+
 def test_the_end_of_jobs_is_told_once(worker):
     connector, medium = worker()
     assert run(connector, {1: store()}, {2: load("b")}) == (results(), set(), None)
