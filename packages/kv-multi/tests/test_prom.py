@@ -47,6 +47,16 @@ def test_children_of_one_class(registry):
     assert value(registry, "Scripted0", name="kv_test_last", kind="any") == 1
 
 
+def test_the_settings_of_a_metric_are_its_class_s(registry):
+    metrics = build([child(), child(name="far")], registry)
+    for n in (1, 4, 9):
+        metrics.observe(payload(far=n))
+    counts = [value(registry, "far", "kv_test_sizes_bucket", le=le) for le in ("2.0", "5.0", "+Inf")]
+    assert counts == [1, 2, 3]
+    edges = {labels["le"] for metric in registry.collect() for _, labels, *_ in metric.samples if "le" in labels}
+    assert edges == {"2.0", "5.0", "+Inf"}
+
+
 def test_an_only_child_has_the_label_too(registry):
     build([child()], registry).observe(payload(Scripted0=1))
     assert value(registry, "Scripted0") == 1

@@ -332,3 +332,15 @@ def test_sleeping_children_that_are_off_are_let_lie(make):
     worker.restore_kv_caches()
     assert bad.asked("unregister_kv_caches") == bad.asked("restore_kv_caches") == []
     assert good.asked("unregister_kv_caches") == good.asked("restore_kv_caches") == [()]
+
+
+def test_why_another_process_switched_a_child_off_is_kept(make, caplog):
+    multi = make([child(name="bad"), child(name="good")], KVConnectorRole.WORKER, **ON)
+    with caplog.at_level(logging.ERROR, "kv_multi"):
+        for _ in range(2):
+            multi.bind_connector_metadata(MultiKVConnectorMetadata((Meta(), Meta()), quarantined={"bad": REASON}))
+            multi.clear_connector_metadata()
+    assert [(record.message, record.exc_info) for record in caplog.records] == [
+        (f"connector 'bad' is switched off: {REASON}", None)
+    ]
+    assert multi.get_kv_connector_stats().reduce() == {"quarantined": {"bad": REASON}}

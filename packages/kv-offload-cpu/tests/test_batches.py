@@ -145,6 +145,20 @@ def test_what_is_forgotten_is_not_in_flight():
     pins.check()
 
 
+def test_what_landed_is_not_in_flight_whatever_else_is():
+    """A store that ended may be as it came, or noted since; and so may others that go on."""
+    pins = Pins(9)
+    pins.arrive([0, 1, 2])
+    assert pins.in_flight == {0, 1, 2}  # noted
+    pins.arrive([3, 4])
+    pins.land([3, 4])  # an equal list, and not the one that was kept
+    assert (pins.in_flight, pins.slots, pins.counts()) == ({0, 1, 2}, {0, 1, 2}, (3, 0))
+    pins.arrive([5, 6])
+    pins.land([1, 5])
+    assert (pins.in_flight, pins.slots, pins.counts()) == ({0, 2, 6}, {0, 2, 6}, (3, 0))
+    pins.check()
+
+
 def test_a_slot_with_a_pin_is_not_stored_to():
     pins = Pins(3)
     pins.pin([1])

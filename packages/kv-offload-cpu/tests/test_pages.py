@@ -162,6 +162,14 @@ def test_a_plan_knows_how_large_its_ranges_are():
     assert CopyPlan(tensors, [], layout, 0).range_bytes == 1
 
 
+def test_pages_are_in_as_many_tensors_as_those_of_the_group_with_the_most():
+    tensors = [TensorPages(8, 16, 16) for _ in range(4)]
+    refs = [[CanonicalKVCacheRef(index, 16) for index in range(count)] for count in (1, 3, 2)]
+    layout = HostLayout(2, 1, 96, 1, 96)
+    assert [CopyPlan(tensors, refs[:count], layout, 0).num_ranges_a_page for count in range(4)] == [1, 1, 3, 3]
+    assert CopyPlan(tensors, refs[::-1], layout, 0).num_ranges_a_page == 3
+
+
 @pytest.mark.parametrize(
     ("array", "page_bytes", "message"),
     [

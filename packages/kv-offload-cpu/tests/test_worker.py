@@ -79,6 +79,10 @@ def worker(engine, memory):
     one.check()
 
 
+def test_an_engine_that_checks_nothing_has_found_nothing(worker):
+    assert [worker.take_counts() for _ in range(2)] == [{}, {}]
+
+
 def test_a_job_reaches_the_engine_as_pages(engine, worker):
     assert worker.submit_store(1, BLOCKS, CHUNKS)
     assert worker.submit_load(2, CPULoadStoreSpec([2, 0]), GPULoadStoreSpec([5, 6, 7], [3], [1]))

@@ -184,6 +184,14 @@ def test_after_one_that_is_not_readable_few_are_asked_for_at_once():
         assert counts == asked_for
 
 
+def test_a_block_that_a_request_has_a_part_of_is_not_loaded():
+    """What it has may end within a block; whoever computes the rest of that has the block."""
+    for kind, window in ((FULL, 0), (WINDOW, 9)):
+        group = Group(0, kind, 4, 2, 2, window)
+        blocks = [[*group.blocks_to_load(local, 10)] for local in (0, 1, 4, 5, 8, 9, 10)]
+        assert blocks == [[0, 1, 2], [1, 2], [1, 2], [2], [2], [], []]
+
+
 def test_a_window_that_begins_anew_needs_nothing_there():
     group = Group(0, WINDOW, 4, 1, 1, 8, restart_tokens=8)
     assert [group.first_needed(boundary) for boundary in (0, 7, 8, 9, 16)] == [0, 0, 8, 8, 16]

@@ -51,6 +51,13 @@ def test_there_is_more_where_a_chunk_of_any_group_was_not_offered(sizes_and_curs
     assert progress.has_more(tokens) is any(end <= tokens for end in ends)
 
 
+def test_chunks_that_lost_blocks_are_not_offered_wherever_one_begins_to_look():
+    group, layout = Group(1, WINDOW, 4, 2, 2, 9), Layout((Group(0, FULL, 8, 1, 2),), 4, 8)
+    for cursor, offered in ((0, [0, 3, 4]), (1, [3, 4]), (2, [3, 4]), (3, [3, 4]), (4, [4])):
+        progress = GroupProgress(group, table=[9, 9, 9, 0, 0, 9, 9, 9, 9, 9, 0], cursor=cursor)
+        assert [*progress.offers(5, None, layout, with_loaded=False)] == offered
+
+
 def test_the_first_token_in_some_blocks_may_be_of_any_group():
     progress = Progress(Layout((Group(0, FULL, 4, 1, 1), Group(1, WINDOW, 8, 1, 2, 9)), 4, 8), ReqContext("r"))
     progress.begin([[1, 2, 3], [0, 5]])

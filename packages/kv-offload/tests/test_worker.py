@@ -69,6 +69,12 @@ def test_what_the_medium_counts_is_told_even_if_no_job_ended(worker):
     assert both.medium_counts == {"broken": 3, "odd": 4}
 
 
+def test_a_medium_without_counts_is_not_asked(worker):
+    connector, medium = worker()
+    medium.take_counts = None
+    assert run(connector) == (results(), set(), None)
+
+
 def test_the_end_of_jobs_is_told_once(worker):
     connector, medium = worker()
     assert run(connector, {1: store()}, {2: load("b")}) == (results(), set(), None)
@@ -316,6 +322,25 @@ def test_shutdown(worker):
     connector, medium = worker()
     connector.shutdown()
     assert medium.calls == [("shutdown",)]
+
+
+def test_a_load_that_is_waited_for_by_others_is_trusted(worker):
+    """After a reset whoever gets places in the medium waits; the request's blocks were filled all the same."""
+    connector, medium = worker()
+    medium.ends_when_waited_for = False
+    assert run(connector, loads={5: load()}) == (results(), set(), None)
+    assert run(connector, flush={5}) == (results(), set(), None)
+    medium.end(5)
+    told, invalid, meta = run(connector)
+    assert (told, invalid) == (results(recving={"a"}), set())
+    assert (meta.completed_jobs, meta.failed_jobs) == ({5: 1}, {})
+
+
+def test_the_plans_of_others_are_refused(worker):
+    connector, _ = worker()
+    with pytest.raises(TypeError) as raised:
+        connector.handle_preemptions(object())
+    assert str(raised.value) == "connector metadata: expected OffloadingConnectorMetadata, got object"
 
 
 def test_metadata_joins():

@@ -71,12 +71,15 @@ class CountMetrics(KVConnectorPromMetrics):
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         total = self._counter_cls(name="kv_test_n", documentation="how many", labelnames=labelnames)
         last = self._gauge_cls("kv_test_last", "the last", [*labelnames, "kind"])
+        sizes = self._histogram_cls(name="kv_test_sizes", documentation="s", labelnames=labelnames, buckets=(2, 5))
+        self.sizes = {i: sizes.labels(*values) for i, values in per_engine_labelvalues.items()}
         self.total = {i: total.labels(*values) for i, values in per_engine_labelvalues.items()}
         self.last = {i: last.labels(*values, "any") for i, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data, engine_idx=0):
         self.total[engine_idx].inc(transfer_stats_data["n"])
         self.last[engine_idx].set(transfer_stats_data["n"])
+        self.sizes[engine_idx].observe(transfer_stats_data["n"])
 
 
 class Events(KVConnectorKVEvents):
