@@ -505,3 +505,9 @@ def test_a_layer_reads_what_its_step_loads(group: int, wrong: Slot | None, token
     for problem in one.problems:
         assert problem.message.startswith(f"request r1 token {token}: rank 1 block {problem.block} holds")
         assert problem.message.endswith("step 7, in which it is loaded, when wait_for_layer_load returned)")
+
+
+@pytest.mark.parametrize("page", [b"12345678", 0, np.zeros(1, np.int8)], ids=["bytes", "number", "int8"])
+def test_what_is_no_page_is_not_written(page: Any) -> None:
+    with pytest.raises(TypeError, match=r"KVCache\.write, block 1: a page is \d+ uint64 words, got "):
+        device().kv_cache(0).write(1, page)

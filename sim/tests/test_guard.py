@@ -1,5 +1,7 @@
 """The guard: what it forwards and writes down, what it makes of what a connector raises, who judges."""
 
+import bdb
+import json
 from typing import Any
 
 import pytest
@@ -207,3 +209,15 @@ def test_a_constructor_that_raises(
         born()
     assert isinstance(unborn.value.__cause__, RuntimeError)
     assert is_silent or unborn.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
+
+
+def test_who_quits_a_debugger_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt), crashes(Referee(), "a call"):
+        raise bdb.BdbQuit
+
+
+def test_a_crash_in_a_library_names_who_called_it() -> None:
+    with pytest.raises(Violation) as raised, crashes(Referee(), "a call"):
+        json.loads("{")
+    assert "decoder.py:" in str(raised.value)
+    assert ", called at test_guard.py:" in str(raised.value)

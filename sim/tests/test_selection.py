@@ -90,6 +90,7 @@ def test_traits(text: str, traits: set[Trait]) -> None:
 def test_other_parts() -> None:
     assert selection.parse_checkers(["hits", "NO-CRASH"]) == {Invariant.HITS, Invariant.NO_CRASH}
     assert selection.parse_extra('{"a": 1}') == {"a": 1}
+    assert selection.with_spec("Installed", None) == '{"spec_name": "Installed"}'
     assert selection.with_spec("m:S", None) == '{"spec_name": "S", "spec_module_path": "m"}'
     assert selection.with_spec("m:S", '{"a": 1, "spec_name": "T"}') == (
         '{"spec_name": "T", "spec_module_path": "m", "a": 1}'
@@ -138,9 +139,9 @@ def test_mistakes(function: Callable[..., Any], argument: Any, message: str) -> 
     assert refused(function, argument) == message
 
 
-@pytest.mark.parametrize("spec", ["m", "m:", ":S"])
+@pytest.mark.parametrize("spec", ["", "m:", ":S"])
 def test_a_medium_has_a_module_and_a_class(spec: str) -> None:
-    message = f"an offloading medium is named module:Class, got {spec!r}"
+    message = f"--spec: expected module:Class or the name of an installed medium, got {spec!r}"
     assert refused(selection.with_spec, spec, None) == message
 
 

@@ -164,6 +164,7 @@ def test_a_failure_of_a_scenario(
         return replace(failure, seed=None)
 
     monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
+    monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: True)
     found = replace(FAILURE, subject=replace(MEMORY, traits=traits), seed=7)
     file = tmp_path / "fail-a_B-7.jsonl"
     tell_failure("a:B", "{}", found, tmp_path, say=lines.append, note=lines.append)

@@ -369,11 +369,22 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
         return shrunk
 
     monkeypatch.setattr("kv_sim.failures.telling.shrink", shrink)
+    monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: True)
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lines.append, note=lines.append, silent=silent)
     file = tmp_path / "f.jsonl"
     assert lines == [fail_line(found), *shrunk_lines(found, shrunk, "kv-sim fuzz", file)]
     assert asked == [(found, silent)]
     assert (read_schedule(file).history, read_schedule(file).without) == (shrunk.history, silent)
+
+
+def test_a_failure_that_its_actions_alone_do_not_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a connector with a thread: the same actions pass when they are taken once more."""
+    answers, notes, found = iter([True, False, False]), list[str](), failure(2)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent: failure)
+    monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: next(answers))
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
+    (said,) = notes
+    assert said.startswith(f"taken 3 times more, these actions break {found.violation.invariant} 1 times: ")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ It forwards every call, writes it into the history's log, catches what the conne
 the answers that the contract restricts (PROTOCOL, ACCOUNTING, WORK, HITS).
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
 from kv_factory import KVConnectorFactory
@@ -15,6 +16,9 @@ from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
 from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
+
+_LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
+"""Packages whose lines say little of a mistake in a connector."""
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer)"""
@@ -35,6 +39,7 @@ def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Re
     except (ConfigError, Violation, TestbedError):
         raise
     except Exception as error:
+        _let_a_debugger_end(error)
         message = f"{role.name.lower()} side: {type(error).__name__}: {error} ({_innermost(error)})"
         if Invariant.NO_CRASH in referee.silent:
             raise HistoryEnds(message) from error
@@ -49,6 +54,7 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
     except (Violation, HistoryEnds, TestbedError):
         raise
     except (Exception, CalledAgain) as error:
+        _let_a_debugger_end(error)
         raise crash(referee, what, error) from error
 
 
@@ -148,6 +154,7 @@ class Guard:
         except (Violation, HistoryEnds, TestbedError):
             raise
         except (Exception, CalledAgain) as error:
+            _let_a_debugger_end(error)
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
 
     def __getattr__(self, name: str) -> Any:
@@ -171,10 +178,23 @@ def called_at(error: BaseException) -> str | None:
     return found
 
 
+def _let_a_debugger_end(error: BaseException) -> None:
+    """Who quits a debugger within a connector interrupts the testbed; the connector raised nothing."""
+    debugger = sys.modules.get("bdb")
+    if debugger is not None and isinstance(error, debugger.BdbQuit):
+        raise KeyboardInterrupt from error
+
+
 def _innermost(error: BaseException) -> str:
+    """Where it was raised. If that is in a library, or in the testbed, also who called into it."""
     trace = error.__traceback__
     assert trace is not None
-    while trace.tb_next is not None:
+    places = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"
+        package = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        places.append((place, package in _LIBRARIES or package in sys.stdlib_module_names))
         trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_qualname}"
+    (place, is_library), callers = places[-1], [caller for caller, is_library in places if not is_library]
+    return f"{place}, called at {callers[-1]}" if is_library and callers else place

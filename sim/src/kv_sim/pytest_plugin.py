@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
+ABOUT_IT = ("--kv-extra", "--kv-traits", "--kv-histories", "--kv-seed", "--kv-save")
+"""Options that say more of what is tested."""
+
 
 def pytest_addoption(parser: "pytest.Parser") -> None:
     """Add the options."""
@@ -18,7 +21,9 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
         "--kv-connector", metavar="NAME", help="test this connector: module:Class, or an installed one"
     )
     group.addoption(
-        "--kv-spec", metavar="module:Class", help="test this offloading medium, below OffloadingConnector"
+        "--kv-spec",
+        metavar="NAME",
+        help="test this offloading medium: module:Class, or an installed one",
     )
     group.addoption("--kv-extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
@@ -30,6 +35,11 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
 def pytest_configure(config: "pytest.Config") -> None:
     """Add the tests, if a connector is to be tested."""
     if config.getoption("--kv-connector") is None and config.getoption("--kv-spec") is None:
+        given = [option for option in ABOUT_IT if config.getoption(option) is not None]
+        if given:
+            import pytest
+
+            raise pytest.UsageError(f"{given[0]}: of which connector? Say --kv-connector or --kv-spec")
         return
     rootdir = str(config.rootpath)
     if rootdir not in sys.path:  # there lies what somebody is writing

@@ -91,7 +91,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="module:Class, a known subject, or an installed one"
     )
-    parser.add_argument("--spec", metavar="module:Class", help="an offloading medium, below OffloadingConnector")
+    parser.add_argument("--spec", metavar="NAME", help="an offloading medium, below OffloadingConnector")
     _add_claims(parser)
 
 

@@ -159,11 +159,11 @@ def parse_extra(text: str) -> dict[str, Any]:
 
 
 def with_spec(spec: str, extra: str | None) -> str:
-    """``--spec``: extra settings in which OffloadingConnector uses the medium ``module:Class``."""
-    module, _, name = spec.partition(":")
-    if not module or not name:
-        raise ConfigError(f"an offloading medium is named module:Class, got {spec!r}")
-    own = {"spec_name": name, "spec_module_path": module}
+    """``--spec``: extra settings for OffloadingConnector over ``module:Class``, or an installed medium."""
+    module, colon, name = spec.rpartition(":")
+    if not name or (colon and not module):
+        raise ConfigError(f"--spec: expected module:Class or the name of an installed medium, got {spec!r}")
+    own = {"spec_name": name, **({"spec_module_path": module} if colon else {})}
     return json.dumps({**own, **(parse_extra(extra) if extra is not None else {})})
 
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
-from kv_sim.fuzz import Failure
+from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 
 Say = Callable[[str], object]
+
+TIMES_AGAIN: Final = 3
+"""How often what is left is taken once more, to see whether its actions are all there is to it."""
 
 
 def tell(
@@ -27,6 +31,13 @@ def tell(
     for text in found.violation.notes:
         note(text)
     shrunk = shrink(found, silent=silent)
+    again = sum(_fails_again(shrunk, silent) for _ in range(TIMES_AGAIN))
+    if again < TIMES_AGAIN:
+        note(
+            f"taken {TIMES_AGAIN} times more, these actions break {shrunk.violation.invariant} {again} times: "
+            "something else decides, too, such as a thread of the connector's own, a clock, or what another "
+            "history left; a replay may pass"
+        )
     file = None
     try:
         file = write_schedule(Schedule.of(shrunk, silent), folder, stem)
@@ -34,3 +45,8 @@ def tell(
         note(f"the schedule was not saved: {error}")
     for text in shrunk_lines(found, shrunk, replay_line, file):
         say(text)
+
+
+def _fails_again(failure: Failure, silent: frozenset[Invariant]) -> bool:
+    _, violation = replay(failure.subject, failure.config, failure.history, silent)
+    return violation is not None and violation.invariant is failure.violation.invariant

@@ -36,10 +36,22 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
         return cast(Words, self.device.memory[block, self.layer].copy())
 
     def write(self, block: int, page: Any) -> None:
-        """Overwrite a page, after the device has finished what it was given."""
+        """Overwrite a page by one as ``read`` gives it, after the device has finished what it was given."""
+        words = self.device.memory.shape[-1]
+        if not isinstance(page, np.ndarray) or page.dtype != np.uint64 or page.shape != (words,):
+            got = _described(page)
+            raise TypeError(f"KVCache.write, block {block}: a page is {words} uint64 words, got {got}")
         self.device.synchronize()
         self.device.shadow.about_to_load(
             self.device.rank, block, "the connector writes it", self.device.copies.running.values()
         )
         self.device.memory[block, self.layer] = page
         self.device.shadow.last_writer[self.device.rank][block] = "the connector"
+
+
+def _described(page: Any) -> str:
+    if isinstance(page, np.ndarray):
+        return f"an array of shape {page.shape} and dtype {page.dtype}"
+    if isinstance(page, bytes | bytearray | memoryview):
+        return f"{len(page)} bytes (numpy.frombuffer(page, numpy.uint64) makes words of them)"
+    return f"{page!r} ({type(page).__name__})"
