@@ -51,7 +51,7 @@ class SomeLLM:
     def __init__(self, **given):
         self.made.append(given)
         self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000))
-        self.resets, self.asked = 0, []
+        self.resets, self.asked, self.refusals = 0, [], 2
 
     def generate(self, asked, params, use_tqdm):
         ((prompt,), self.params) = asked, params
@@ -60,7 +60,11 @@ class SomeLLM:
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)])]
 
     def reset_prefix_cache(self):
+        if self.refusals:  # blocks are held for stores
+            self.refusals -= 1
+            return False
         self.resets += 1
+        return True
 
     def get_metrics(self):
         values = (("other", 1000), (module.HITS, 5), (module.HITS, 7))
@@ -90,6 +94,25 @@ def test_what_one_vllm_is_asked(monkeypatch):
             "more": 4,
         }
     ]
+
+
+def test_a_vllm_that_never_lets_go_of_its_blocks(monkeypatch):
+    fake = SimpleNamespace(LLM=SomeLLM, SamplingParams=lambda **given: given, __version__="0.33.0")
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    monkeypatch.setattr(SomeLLM, "reset_prefix_cache", lambda llm: False)
+    times = iter([10.0, *[10.0 + module.REST_SECONDS] * 2, 10.1 + module.REST_SECONDS])
+    monkeypatch.setattr(module, "monotonic", lambda: next(times))
+    paused = []
+
+    def pause(seconds):
+        assert len(paused) < 5, "it waits for ever"
+        paused.append(seconds)
+
+    monkeypatch.setattr(module, "sleep", pause)
+    with pytest.raises(SystemExit) as ended:
+        module.run_one("m", None, {})
+    assert str(ended.value) == "blocks are still held 120 seconds after the last answer"
+    assert paused == [module.PAUSE_SECONDS] * 2
 
 
 def test_prompts_end_in_the_middle_of_blocks():
@@ -199,7 +222,7 @@ class LLM:
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=asked[0]["prompt_token_ids"][-2:])])]
 
     def reset_prefix_cache(self):
-        pass
+        return True
 
     def get_metrics(self):
         return [SimpleNamespace(name="vllm:external_prefix_cache_hits", value=self.hits)]

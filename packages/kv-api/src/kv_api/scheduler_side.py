@@ -176,7 +176,6 @@ class SchedulerSide(ConnectorSide):
         Returns ``(hold, params)``. ``hold`` True keeps the blocks until the workers report the id in
         ``finished_sending``; never while a load of the same request is in flight, because then whichever report
         comes first frees them. ``params`` goes into the request's output.
-        An engine without requests steps on, and hears that a store ended, only while ``has_pending_push_work``.
         """
         return False, None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 from typing import Any, Final
 
 from kv_vllm.installed import SETTINGS, MissingError, vllm_version
@@ -25,6 +26,9 @@ HITS: Final = "vllm:external_prefix_cache_hits"
 READY_SECONDS: Final = 3600
 """How long an engine may take to start. It imports vLLM in three processes, one after the other: minutes where the
 cores are busy."""
+PAUSE_SECONDS: Final = 0.02
+REST_SECONDS: Final = 120
+"""How long stores may hold blocks after the last answer; while they do, no cache can be reset."""
 
 CONNECTOR: Final[dict[str, Any]] = {
     "kv_connector": "OffloadingConnector",
@@ -68,7 +72,11 @@ def run_one(model: str, transfer: dict[str, Any] | None, options: dict[str, Any]
         return [list(llm.generate([one], params, use_tqdm=False)[0].outputs[0].token_ids) for one in asked]
 
     cold = run()
-    llm.reset_prefix_cache()
+    give_up = monotonic() + REST_SECONDS
+    while not llm.reset_prefix_cache():
+        if monotonic() > give_up:
+            raise SystemExit(f"blocks are still held {REST_SECONDS} seconds after the last answer")
+        sleep(PAUSE_SECONDS)
     warm = run()
     hits = sum(metric.value for metric in llm.get_metrics() if metric.name == HITS)
     return Told(cold, warm, hits, vllm.__version__)

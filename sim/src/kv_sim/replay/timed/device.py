@@ -71,6 +71,9 @@ class EmptyDevice:
         """There are no copies that could be late."""
         self.waited_steps += 1
 
+    def take_over(self, blocks: Iterable[int]) -> None:
+        """There are no copies that could be lost."""
+
     def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
         """There are no bytes."""
 
