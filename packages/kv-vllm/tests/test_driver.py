@@ -114,7 +114,7 @@ def test_ours_pull_from_each_other_as_vllm_loads_them(engine, monkeypatch):
         pull(wire, one)
 
     monkeypatch.setattr(WorldWire, "pull", begun)
-    seeds = [seed for seed in range(160) if seed < 40 or len(config_for(subject, Random(seed), "vllm").groups) > 1]
+    seeds = [seed for seed in range(240) if seed < 60 or len(config_for(subject, Random(seed), "vllm").groups) > 1]
     for seed in seeds:
         assert run_seed(subject, seed, engine="vllm").failure is None
     assert len(pulled) > 20
