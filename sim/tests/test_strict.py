@@ -14,7 +14,7 @@ from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, s
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
-from kv_sim.history.legal import SITUATIONS
+from kv_sim.history.legal import FORGETS, SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -106,12 +106,12 @@ def test_a_row_of_a_scenario(found: Outcome, row: tuple[Any, ...]) -> None:
 
 def test_the_summary() -> None:
     reached = outcome(Claim.PROBED, refusal="b is no use")
-    reached.coverage.situations.update({"match: load in the step": 2, "an empty step": 1})
+    reached.coverage.situations.update({"match: load in the step": 2, FORGETS: 1, "an empty step": 1})
     again = outcome(refusal="a is no use")
     again.coverage.situations["an empty step"] = 4
     subject = Subject("X", traits=frozenset(Trait) - {Trait.FINE, Trait.LOSSES})
     lines = summary_lines(subject, [reached, again, outcome(refusal="a is no use")])
-    times = dict.fromkeys(SITUATIONS, 0) | {"match: load in the step": 2, "an empty step": 5}
+    times = dict.fromkeys(SITUATIONS, 0) | {"match: load in the step": 2, FORGETS: 1, "an empty step": 5}
     assert lines == [
         *scenario_table([("ranks", claim, 3, 7, "can't be tried") for claim in ("probed", "made", "made")]),
         "",
@@ -142,11 +142,16 @@ def test_how_a_probe_broke_can_be_seen() -> None:
 
 def test_notes() -> None:
     nothing = "no match ever found anything, so no load was tried: does it store what it should?"
+    vacuous = "no reset_cache answered True, so nothing shows that a reset forgets what was stored"
     everything = Subject("X")
-    assert notes(everything, {}) == [nothing]
-    assert notes(everything, {"match: load in the step": 0, "an empty step": 3}) == [nothing]
+    assert notes(everything, {}) == [nothing, vacuous]
+    assert notes(everything, {"match: load in the step": 0, "an empty step": 3}) == [nothing, vacuous]
     for name in ("match: asynchronous load", "match: load in the step"):
-        assert notes(everything, {name: 1}) == []
+        assert notes(everything, {name: 1}) == [vacuous]
+        assert notes(everything, {name: 1, FORGETS: 1}) == []
+    unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
+    assert notes(unclaimed, {name: 1}) == ["not claimed, so not tried: reset"]
+    assert notes(unclaimed, {name: 1}, frozenset({Trait.RESET})) == [vacuous]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
 from kv_sim.history.choices import TROUBLE, WEIGHTS, WHERE_STEPS_LOAD, WHILE_LOADING, legal_choices, pick
+from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Direction, State
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
@@ -205,6 +206,18 @@ def test_what_was_reached_is_counted() -> None:
         assert made.coverage.situations[name] == 1
     assert made.engine.devices[0].copies.lost_slots
     assert not made.engine.devices[1].copies.lost_slots
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "times"), [(True, True, 1), (True, None, 0), (True, False, 0), (False, True, 0)]
+)
+def test_whether_a_connector_forgot_at_a_reset(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, answer: bool | None, times: int
+) -> None:
+    made = World(CONFIG, MEMORY)
+    monkeypatch.setattr(made.engine.scheduler.connector, "reset_cache", lambda: answer)
+    assert all(legal(made, act("reset", running=False, connector=asked)))
+    assert made.coverage.situations[FORGETS] == times
 
 
 def test_rejected_drafts_are_recorded_as_they_came() -> None:

@@ -9,7 +9,7 @@ from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import SITUATIONS
+from kv_sim.history.legal import FORGETS, SITUATIONS
 from kv_sim.subject import Subject, Trait
 
 
@@ -68,6 +68,8 @@ def notes(
     found = []
     if not any(situations.get(name) for name in LOADS):
         found.append("no match ever found anything, so no load was tried: does it store what it should?")
+    if Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
+        found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]
     if unclaimed:
         found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")

@@ -78,6 +78,8 @@ EXCLUSIONS: Final = (
     Exclusion((Kind.TURN,), tuple(ENDED), "a session that has ended doesn't go on"),
 )
 
+FORGETS: Final = "a connector forgets at a reset"
+
 SITUATIONS: Final[Mapping[str, str]] = {
     "match: ask again": "an answer of None (contract note 2)",
     "match: asynchronous load": "note 4: only the allocation tells its targets",
@@ -110,6 +112,7 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "reset answered True": "note 17",
     "reset answered False": "note 17: refused",
     "reset answered None": "note 17: the engine raises",
+    FORGETS: "note 17: its reset_cache answered True",
 }
 """Every situation that is counted, and what of the contract it stands for."""
 
@@ -125,6 +128,7 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "a lost copy is found": Trait.LOSSES,
     "a restart ends copies": Trait.FAILURES,
     "a restart loses host memory": Trait.FAILURES,
+    FORGETS: Trait.RESET,
 }
 
 
