@@ -19,7 +19,6 @@ from kv_sim.engine.request import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee
@@ -161,7 +160,7 @@ class WorldState:
         done = self.engine.reset(running=args["running"], connector=args["connector"])
         self.coverage.situation(f"reset answered {done}")
         if self.engine.served.resets > resets:
-            self.coverage.situation(FORGETS)
+            self.coverage.situation("a connector forgets at a reset")
         return True
 
     # -- copies --------------------------------------------------------------------------------
