@@ -339,6 +339,29 @@ def test_vllm_hears_what_the_driven_connector_is_like(answer, engine):
     assert (driven.requires_kv_delivery, driven.supports_divergent_local_hybrid_hits) == (answer, not answer)
 
 
+def test_a_step_takes_its_new_blocks_over_before_it_loads(engine, monkeypatch):
+    """As with the testbed's workers: what was lost may write them no more."""
+    told, steps = [], []
+
+    def listen(name):
+        called = getattr(Device, name)
+
+        def hear(device, *args):
+            told.append((name, list(args[0])))
+            return called(device, *args)
+
+        monkeypatch.setattr(Device, name, hear)
+
+    for name in ("begin_step", "take_over", "poison"):
+        listen(name)
+    assert run_seed(SUBJECTS["later"], 0, engine="vllm").failure is None
+    for place, (name, blocks) in enumerate(told):
+        if name == "begin_step" and blocks:
+            names = [name for name, _ in told[place + 1 :]]
+            steps.append(("take_over", blocks) in told[place + 1 : place + 1 + names.index("poison")])
+    assert len(steps) > 5 and all(steps)
+
+
 def test_worlds_with_states_are_kept_in_each_of_vllms_ways(engine):
     """Every state, those that a repeated prompt needs, or one every so often; without states it is no matter."""
     from kv_sim.config import STATE

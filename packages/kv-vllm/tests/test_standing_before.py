@@ -195,36 +195,27 @@ def behind_it(module, monkeypatch):
     return made
 
 
-def test_an_engine_that_does_not_start_leaves_files_as_they_were(
-    before,
-    config,
-    base,  # noqa: F811
-    cache,  # noqa: F811
-    behind_it,
-    tmp_path,
-):
+@pytest.fixture
+def start(before, config, base, cache):  # noqa: F811
+    """Makes the scheduler's half."""
+    return lambda: before(config, base.KVConnectorRole.SCHEDULER, cache)
+
+
+def test_an_engine_that_does_not_start_leaves_files_as_they_were(start, behind_it, tmp_path):
     behind_it.side_effect = OSError("no memory")
     older = {"some.jsonl": '{"timestamp":1}\n', "some.calls.jsonl": "{}\n"}
     for file, text in older.items():
         (tmp_path / file).write_text(text)
     with pytest.raises(OSError, match="no memory"):
-        before(config, base.KVConnectorRole.SCHEDULER, cache)
+        start()
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == older
 
 
-def test_a_file_that_cannot_be_opened_ends_the_one_behind_it(
-    name,
-    before,
-    config,
-    base,  # noqa: F811
-    cache,  # noqa: F811
-    behind_it,
-    tmp_path,
-):
+def test_a_file_that_cannot_be_opened_ends_the_one_behind_it(name, start, behind_it, tmp_path):
     opened = {"RecordingConnector": "some.calls.jsonl", "TraceConnector": "some.jsonl"}[name]
     (tmp_path / opened).mkdir()
     with pytest.raises(ConfigError, match=rf"^{IN}\.{KEYS[name]}: .*Is a directory.*{opened}"):
-        before(config, base.KVConnectorRole.SCHEDULER, cache)
+        start()
     behind_it.return_value.shutdown.assert_called_once_with()
 
 

@@ -190,6 +190,15 @@ def test_what_is_asked_for_is_checked(arguments: list[str], message: str, config
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "option", ["--kv-extra={}", "--kv-traits=ranks", "--kv-histories=3", "--kv-seed=1", "--kv-save=."]
+)
+def test_what_is_said_of_no_connector_is_a_usage_error(option: str, run_pytest: Run) -> None:
+    code, out = run_pytest(option)
+    assert code == 4, out
+    assert f"{option.partition('=')[0]}: of which connector? Say --kv-connector or --kv-spec" in out
+
+
 def test_a_misuse_is_a_usage_error(run_pytest: Run) -> None:
     code, out = run_pytest("--kv-connector=mine:Homeless")
     assert code == 4, out

@@ -1,7 +1,8 @@
 """From an engine's configuration to what this connector knows of it.
 
 What is not in ``kv_api``'s protocols is read with ``getattr`` and a default, so that a small engine need not have
-it. What kind of layers a KV cache group has is ``kv_api.groups``'s to say.
+it. What kind of layers a KV cache group has is for ``kv_api.groups`` to say, and what blocks are for
+``kv_api.blocks``.
 """
 
 from collections.abc import Sequence

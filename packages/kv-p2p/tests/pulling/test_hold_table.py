@@ -175,7 +175,11 @@ def test_what_is_withdrawn_after_its_end_is_not_told_and_others_are():
 
 @pytest.mark.parametrize(
     ("hold_id", "number"),
-    [("a.1", 1), ("a.b-2.31", 31), ("7", 7), ("a", 0), ("", 0), ("a.", 0), ("a.-1", 0), ("a.1b", 0), ("a.²", 0)],
+    [
+        *[("a.1", 1), ("a.b-2.31", 31), ("7", 7), (f"a.{'9' * 18}", 10**18 - 1)],
+        *[(f"a{end}", 0) for end in ("", ".", ".-1", ".1b", ".²", ".1" + "0" * 18, "." + "9" * 5000)],
+        ("", 0),
+    ],
 )
 def test_a_hold_says_which_of_its_engine_it_is(hold_id, number):
     assert number_of(hold_id) == number

@@ -22,20 +22,21 @@ class Children:
         children = list(getattr(connector, "sub_connectors", ())) if is_on else []
         self._is_on = bool(children)
         for child in children:
-            self._listen(child, "take_events", lambda events: self._events.extend(events))
-            self._listen(child, "get_external_cache_hit_sources", lambda sources: self._sources.append(sources))
+            self._listen(child, "take_events", self._hear_events)
+            self._listen(child, "get_external_cache_hit_sources", self._hear_sources)
 
-    def _listen(self, child: Any, name: str, hear: Callable[[Any], None]) -> None:
+    def _listen(self, child: Any, name: str, hear: Callable[[Any], Any]) -> None:
         ask = getattr(child, name)
+        setattr(child, name, lambda *args: hear(ask(*args)))
 
-        def asked(*args: Any) -> Any:
-            answer = ask(*args)
-            if name == "take_events":
-                answer = list(answer)
-            hear(answer)
-            return answer
+    def _hear_events(self, events: Iterable[Any]) -> list[Any]:
+        told = list(events)  # it may be an iterator
+        self._events += told
+        return told
 
-        setattr(child, name, asked)
+    def _hear_sources(self, sources: Any) -> Any:
+        self._sources.append(sources)
+        return sources
 
     def check_events(self, told: Iterable[Any]) -> None:
         """All that the children told is among what their parent told."""

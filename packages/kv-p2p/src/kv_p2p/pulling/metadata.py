@@ -9,6 +9,9 @@ from kv_p2p.pulling.ticket import Address
 NULL_BLOCK: Final = 0
 """Stands in a table where a block was that nobody needs any more."""
 
+MOST_DIGITS: Final = 18
+"""Of a hold's number."""
+
 
 def hold_id_of(request_id: str, number: int) -> str:
     """The id of an engine's hold. They are counted from 1, and workers are told of them in this order."""
@@ -16,9 +19,9 @@ def hold_id_of(request_id: str, number: int) -> str:
 
 
 def number_of(hold_id: str) -> int:
-    """Which of its engine's holds it is. 0: it has no number."""
+    """Which of its engine's holds it is. 0: it has no number that an engine could have come to."""
     number = hold_id.rpartition(".")[2]
-    return int(number) if number.isascii() and number.isdigit() else 0
+    return int(number) if len(number) <= MOST_DIGITS and number.isascii() and number.isdigit() else 0
 
 
 @dataclass(frozen=True)

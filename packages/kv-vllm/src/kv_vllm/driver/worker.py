@@ -9,7 +9,7 @@ waits for the draft model (V2: since 0.33). The device runs all layers of a step
 
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +55,7 @@ class VllmWorker:
         self._config.compilation_config.static_forward_context.update(
             {name: SimpleNamespace(kv_cache=cache) for name, cache in kv_caches.items()}
         )
+        self._new_blocks: Collection[int] = ()
         self._load_targets: list[int] = []
         self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, kv_cache_config(world))
         with process_of(self.connector):
@@ -68,11 +69,12 @@ class VllmWorker:
 
     def begins(self) -> None:
         """The connector has seen to preempted requests: from now on loads may come."""
+        self.device.take_over(self._new_blocks)
         self.device.poison(self._load_targets)
 
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
-        self._load_targets = step.load_targets
+        self._new_blocks, self._load_targets = step.new_blocks, step.load_targets
         self.device.begin_step(step.new_blocks, step.handed)
         output: Any = step.output
         if self.world.world_size > 1:  # each process has a copy of its own

@@ -1,4 +1,4 @@
-"""The only place that reads time: when a request arrived, for a trace. Nothing is decided by it."""
+"""Reads when a request arrived, for a trace. Nothing is decided by it."""
 
 from time import time as read_clock
 

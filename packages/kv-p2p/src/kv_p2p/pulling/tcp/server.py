@@ -1,4 +1,7 @@
-"""``Server``: lets other workers read the blocks held here. One thread accepts, and one serves each client."""
+"""``Server``: lets other workers read the blocks held here. One thread accepts, and one serves each client.
+
+A client may come with a ticket of which this worker will hear with its next step: its thread waits for the hold.
+"""
 
 import socket
 import threading
@@ -51,7 +54,7 @@ class Server:
         """``changed`` has the lock of ``holds``, and tells when there is a new one."""
         self._pages = pages
         self._holds = holds
-        self._lock = changed
+        self._changed = changed
         self._wake = wake
         self._silence_seconds = silence_seconds
         self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # before the other side loses its own
@@ -78,7 +81,7 @@ class Server:
                     warn("nobody could connect to %s: %s", self.port, error)
                     self._closed.wait(PAUSE_SECONDS)
                 continue
-            with self._lock:
+            with self._changed:
                 if self._closed.is_set():
                     client.close()
                     return
@@ -96,14 +99,14 @@ class Server:
             if not self._closed.is_set():
                 warn("a client of %s broke off: %s", self.port, error)
         finally:
-            with self._lock:
+            with self._changed:
                 self._clients.discard(client)
             self._wake()
 
     def _answer(self, client: socket.socket, asked: dict[str, Any]) -> None:
         hold_id, digest = str(asked.get("hold")), str(asked.get("digest"))
         if asked.get("op") == "decline":
-            with self._lock:
+            with self._changed:
                 self._wait_for(hold_id)
                 self._holds.decline(hold_id, digest)
             send_frame(client, {"status": "declined"})
@@ -116,7 +119,7 @@ class Server:
         try:
             has_all = self._send(client, blocks)
         finally:
-            with self._lock:
+            with self._changed:
                 self._holds.end_read(hold_id, has_all=has_all)
 
     def _find(self, asked: dict[str, Any], hold_id: str, digest: str) -> list[tuple[int, ...]] | str:
@@ -130,7 +133,7 @@ class Server:
         places = _read_places(asked.get("places"))
         if isinstance(places, str):
             return places
-        with self._lock:
+        with self._changed:
             if not self._wait_for(hold_id):
                 return (
                     f"hold {hold_id!r} did not come to this worker within {self._patience_seconds:g} seconds: its "
@@ -140,7 +143,7 @@ class Server:
 
     def _wait_for(self, hold_id: str) -> bool:
         """Wait for a hold that is to come. False: it didn't. The lock is held, and let go of meanwhile."""
-        return self._lock.wait_for(
+        return self._changed.wait_for(
             lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
         )
 
@@ -158,9 +161,9 @@ class Server:
 
     def close(self) -> None:
         """End all conversations. Nobody reads a block after that."""
-        with self._lock:
+        with self._changed:
             self._closed.set()
-            self._lock.notify_all()
+            self._changed.notify_all()
             clients, threads = list(self._clients), list(self._threads)
         for open_socket in (self._listener, *clients):
             with suppress(OSError):  # its other end may have broken off
