@@ -10,15 +10,17 @@ flight or resident. A lookup is a HIT only when every byte landed. A ``prepare_s
 nothing but the count of refusals.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar, Final
 
 from kv_api import (
     CacheHitSource,
     ConfigError,
     ConfigInfo,
     ConfigInfoMapping,
+    LoadStoreSpec,
     LookupResult,
+    Medium,
     OffloadingEvent,
     OffloadingManager,
     OffloadKey,
@@ -35,7 +37,7 @@ from kv_offload_cpu.chunks.pool import ChunkPool
 from kv_offload_cpu.chunks.runs import Runs
 from kv_offload_cpu.chunks.tracker import OfferTracker
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
-from kv_offload_cpu.policy import find_policy
+from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.slots.columns import pack
 from kv_offload_cpu.slots.pick import distinct
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
@@ -45,12 +47,15 @@ MOST_CHUNKS: Final = 2**31 - 1
 
 
 class CPUOffloadingManager(OffloadingManager):
-    """Manages ``num_chunks`` slots of host memory.
+    """Manages ``num_chunks`` slots of host memory, or of whatever ``medium`` a subclass says.
 
     ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
     a ``store_threshold`` of 2 or more a chunk is stored from that offer on; ``max_tracker_size`` keys are
     remembered for it. ``info`` has the labels of the info metric.
     """
+
+    medium: ClassVar[Medium] = Medium.CPU
+    source: ClassVar[CacheHitSource] = CacheHitSource.HOST
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._policy.key_of = self._pool.key_of
         self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None
-        self._events = EventLog() if enable_events else None
+        self._events = EventLog(self.medium) if enable_events else None
         self._counters = Counters(skips=self._tracker is not None)
         self._intake = Intake(self._pool, self._policy, self._tracker, self._events, self._counters, self._run)
         self._access = self._intake.access
@@ -102,16 +107,20 @@ class CPUOffloadingManager(OffloadingManager):
         return PrefixLookup([*keys].index(first), self.lookup(first, req_context))
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
-        return CacheHitSource.HOST
+        return self.source
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self._access(self._pool.residents_of(dict.fromkeys(keys)), self._run(req_context))
 
     # Loads
 
-    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         slots, used = self._pool.pin(keys)
         self._access(used, self._run(req_context))
+        return self.places(keys, slots)
+
+    def places(self, keys: Collection[OffloadKey], slots: list[int]) -> LoadStoreSpec:
+        """What a worker is told of where chunks are: theirs are ``slots``."""
         return CPULoadStoreSpec(pack(slots))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -140,7 +149,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         placed = self._intake.place(keys, req_context, self._pool.begin_store)
-        return None if placed is None else _prepared(*placed)
+        return None if placed is None else self._prepared(*placed)
 
     def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
         """Where nothing is known of any chunk and all can have places, all stores are looked at together."""
@@ -148,7 +157,7 @@ class CPUOffloadingManager(OffloadingManager):
             only = self.prepare_store(*stores[0])
             return [] if only is None else [only]
         placed = self._intake.place_all(stores)
-        return super().prepare_stores(stores) if placed is None else [_prepared(*one) for one in placed]
+        return super().prepare_stores(stores) if placed is None else [self._prepared(*one) for one in placed]
 
     def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
         """Store at once, as in a replay: ``prepare_store`` and ``complete_store`` with nothing between them."""
@@ -189,6 +198,22 @@ class CPUOffloadingManager(OffloadingManager):
 
     # All chunks
 
+    def restore(self, stores: Iterable[tuple[list[OffloadKey], list[int]]]) -> None:
+        """Make chunks resident whose bytes are in their slots already, as if stored one store after the other.
+
+        For a manager that nobody has asked anything, of a medium that outlives an engine.
+        """
+        listed = [*stores]
+        filled = [slot for _, slots in listed for slot in slots]
+        self._pool.restore([key for keys, _ in listed for key in keys], filled)
+        for keys, slots in listed:
+            run = Run()
+            self._policy.make_room(keys, 0, self._pool.pins)
+            self._policy.insert(keys, slots, run)
+            self._policy.finish(run)
+            if self._events is not None:
+                self._events.stored(keys)
+
     def reset_cache(self) -> None:
         """Forget every chunk. Slots in use stay fenced until ``on_reset_flushed`` or until their jobs complete."""
         everything = [*self._pool.slot_of]
@@ -223,6 +248,9 @@ class CPUOffloadingManager(OffloadingManager):
 
     # Steps of the above
 
+    def _prepared(self, keys: list[OffloadKey], slots: list[int], evicted: list[OffloadKey]) -> PrepareStoreOutput:
+        return PrepareStoreOutput(keys, self.places(keys, slots), evicted)
+
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():
             self._policy.unpin(slots, self._run(req_context))
@@ -230,10 +258,6 @@ class CPUOffloadingManager(OffloadingManager):
 
 def _has_landed(keys: list[OffloadKey], slots: list[int]) -> None:
     """Chunks that are resident as soon as they have places."""
-
-
-def _prepared(keys: list[OffloadKey], slots: list[int], evicted: list[OffloadKey]) -> PrepareStoreOutput:
-    return PrepareStoreOutput(keys, CPULoadStoreSpec(pack(slots)), evicted)
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

@@ -35,15 +35,22 @@ class MappedMemory:
     """Rows as ``layout`` says, in which this worker has ``slot``.
 
     ``region`` None: memory of this worker alone. ``bytes`` are all rows, and ``sums`` the checksums of this
-    worker's slot, one for each chunk and offset.
+    worker's slot, one for each chunk and offset. An error names the ``setting`` that asked for so much.
     """
 
-    def __init__(self, layout: HostLayout, slot: int = 0, region: SharedRegion | None = None) -> None:
+    def __init__(
+        self,
+        layout: HostLayout,
+        slot: int = 0,
+        region: SharedRegion | None = None,
+        setting: str = "cpu_bytes_to_use",
+    ) -> None:
         self.layout = layout
         self.slot = slot
+        self._setting = setting
         self._region = region
         if region is None:
-            check_available(memory_bytes(layout), "private host memory")
+            check_available(memory_bytes(layout), "private host memory", setting=setting)
         self._map = _private_map(memory_bytes(layout)) if region is None else region.map
         self._populate()
         everything = np.frombuffer(self._map, np.uint8)
@@ -84,12 +91,12 @@ class MappedMemory:
                 if self._region is not None:
                     self._region.release()
                 raise ConfigError(
-                    f"cpu_bytes_to_use: the system refused memory for {layout.num_chunks} chunks of "
+                    f"{self._setting}: the system refused memory for {layout.num_chunks} chunks of "
                     f"{layout.slot_bytes} bytes: {errno.errorcode.get(problem, problem)}"
                 )
 
 
-def check_available(needed: int, what: str, folder: Path | None = None) -> None:
+def check_available(needed: int, what: str, folder: Path | None = None, setting: str = "cpu_bytes_to_use") -> None:
     """Refuse more than this machine has left, or the file system of ``folder``."""
     limits = [available_memory()]
     if folder is not None:
@@ -97,8 +104,7 @@ def check_available(needed: int, what: str, folder: Path | None = None) -> None:
     for limit in limits:
         if limit is not None and needed > limit.num_bytes:
             raise ConfigError(
-                f"cpu_bytes_to_use: {what} would take {needed} bytes, {limit.num_bytes} are available "
-                f"({limit.limit})"
+                f"{setting}: {what} would take {needed} bytes, {limit.num_bytes} are available ({limit.limit})"
             )
 
 

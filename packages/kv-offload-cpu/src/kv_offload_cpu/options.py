@@ -1,10 +1,11 @@
 """What a user can set of this medium in the connector's extra config, read once and checked."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from math import isfinite
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt, unknown_name
@@ -63,6 +64,9 @@ class Options:
 
 OWN_KEYS: Final = tuple(Options.__dataclass_fields__)
 
+Check: TypeAlias = Callable[[str, Any], Any]
+"""From a key and what was set there to the value of the setting, or a ConfigError."""
+
 _ChoiceT = TypeVar("_ChoiceT", bound=Enum)
 
 
@@ -76,49 +80,62 @@ def read_options(extra_config: Mapping[str, Any], extra_keys: Collection[str] = 
     refuse_misspelt(foreign, OWN_KEYS, where="kv_connector_extra_config")
     if extra_config.get("cpu_bytes_to_use") is None:
         raise ConfigError("cpu_bytes_to_use: not set; it is the host memory to use, in bytes, over all workers")
-    given = {key: extra_config[key] for key in OWN_KEYS if key in extra_config}
-    read: dict[str, Any] = {}
-    for key, value in given.items():
-        if key == "cpu_bytes_to_use":
-            read[key] = _bytes(key, value)
-        elif key in ("store_threshold", "copy_threads"):
-            read[key] = _whole(key, value, 0)
-        elif key == "max_tracker_size":
-            read[key] = _whole(key, value, 1)
-        elif key == "copy_engine":
-            read[key] = _choice(key, value, CopyEngineChoice)
-        elif key == "host_memory":
-            read[key] = _choice(key, value, MemoryChoice)
-        elif key in ("pin_memory", "checksum"):
-            read[key] = _of_type(key, value, bool)
-        elif key == "cache_policy_module_path" and value is None:
-            read[key] = None
-        else:
-            read[key] = _of_type(key, value, str)
-    return Options(**read)
+    return Options(**checked(extra_config, _CHECKS))
 
 
-def _bytes(key: str, value: object) -> int:
+def checked(extra_config: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """The settings that have a check, as far as they are set."""
+    return {key: check(key, extra_config[key]) for key, check in checks.items() if key in extra_config}
+
+
+def number_of_bytes(key: str, value: object) -> int:
+    """Whole or not, as who computes it in another program may have it."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 1:  # type: ignore[arg-type, operator]
         raise ConfigError(f"{key}: expected a number of bytes, at least 1, got {value!r}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def _whole(key: str, value: object, least: int) -> int:
+def whole(key: str, value: object, *, least: int) -> int:
+    """A whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key}: expected a whole number of at least {least}, got {value!r}")
     return value
 
 
-def _of_type(key: str, value: Any, kind: type) -> Any:
+def of_type(key: str, value: Any, *, kind: type) -> Any:
+    """Whatever is a ``kind``."""
     if not isinstance(value, kind):
         raise ConfigError(f"{key}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
     return value
 
 
-def _choice(key: str, value: object, choices: type[_ChoiceT]) -> _ChoiceT:
-    for choice in choices:
-        if choice.value == value:
-            return choice
-    raise ConfigError(unknown_name(key, value, [choice.value for choice in choices]))
+def choice(key: str, value: object, *, choices: type[_ChoiceT]) -> _ChoiceT:
+    """One of an enum, by its value."""
+    for one in choices:
+        if one.value == value:
+            return one
+    raise ConfigError(unknown_name(key, value, [one.value for one in choices]))
+
+
+def _text_or_none(key: str, value: Any) -> str | None:
+    return None if value is None else of_type(key, value, kind=str)
+
+
+SHARED_CHECKS: Final[dict[str, Check]] = {
+    "eviction_policy": partial(of_type, kind=str),
+    "cache_policy_module_path": _text_or_none,
+    "store_threshold": partial(whole, least=0),
+    "max_tracker_size": partial(whole, least=1),
+    "copy_engine": partial(choice, choices=CopyEngineChoice),
+    "copy_threads": partial(whole, least=0),
+    "pin_memory": partial(of_type, kind=bool),
+}
+"""Of the settings that any medium has which is managed and copied as host memory is."""
+
+_CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
+    "cpu_bytes_to_use": number_of_bytes,
+    "host_memory": partial(choice, choices=MemoryChoice),
+    "shared_memory_dir": partial(of_type, kind=str),
+    "checksum": partial(of_type, kind=bool),
+}

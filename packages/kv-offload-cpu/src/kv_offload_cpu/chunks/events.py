@@ -1,4 +1,4 @@
-"""What a mirror of the CPU cache has to be told."""
+"""What a mirror of a cache has to be told."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,23 +9,24 @@ from kv_api import Medium, OffloadingEvent, OffloadKey
 class EventLog:
     """Events since they were last taken. Applied in their order they turn one set of residents into the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, medium: Medium = Medium.CPU) -> None:
+        self._medium = medium
         self._events: list[OffloadingEvent] = []
 
     def stored(self, keys: Sequence[OffloadKey]) -> None:
         """Chunks became resident."""
         if keys:
-            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=False))
+            self._events.append(OffloadingEvent([*keys], self._medium, removed=False))
 
     def removed(self, keys: Sequence[OffloadKey]) -> None:
         """Residents left."""
         if keys:
-            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=True))
+            self._events.append(OffloadingEvent([*keys], self._medium, removed=True))
 
     def given_back(self, keys: Sequence[OffloadKey]) -> None:
         """Slots were given back before they held anything: nothing changes for a mirror."""
         if keys:
-            self._events.append(OffloadingEvent([*keys], Medium.CPU, removed=True, metadata_only=True))
+            self._events.append(OffloadingEvent([*keys], self._medium, removed=True, metadata_only=True))
 
     def forgotten(self, keys: Sequence[OffloadKey], is_resident: Callable[[OffloadKey], bool]) -> None:
         """Chunks are about to be forgotten, whatever they are."""

@@ -11,6 +11,8 @@ state in between is which sets have its slot::
        ├────── evict ───────┼──────────────────────────┤               │
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
+What a medium still has of an engine before this one is *restored*: free → resident, where it lies.
+
 * ``slot_of``: key → slot of what is held: in flight or resident.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
 * ``in_flight``: slots whose bytes have not all landed; pins know them, too.
@@ -170,6 +172,17 @@ class ChunkPool:
         slots = self._free[: -count - 1 : -1]
         assert len(slots) == count, f"{count} slots wanted, {len(slots)} free"
         return slots
+
+    def restore(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> None:
+        """Free → resident, for keys that are new, in slots that the caller names, since their bytes are there."""
+        taken = {*slots}
+        assert len(taken) == len(slots) == len({*keys}), f"{len(slots)} chunks, {len(taken)} different slots"
+        assert self.held.isdisjoint(keys), "a chunk to be restored is held"
+        left = [slot for slot in self._free if slot not in taken]
+        assert len(left) == len(self._free) - len(slots), "a chunk to be restored is in a slot that isn't free"
+        self._free = left
+        self.slot_of.update(zip(keys, slots, strict=True))
+        put(keys, slots, self.key_of)
 
     def begin_store(self, keys: Sequence[OffloadKey], slots: list[int]) -> None:
         """Just entered → in flight: one job stores these."""

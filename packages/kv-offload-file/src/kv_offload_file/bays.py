@@ -1,0 +1,33 @@
+"""Slots of a file as the engine wants them: read into bays of staging memory, and written from these."""
+
+from kv_offload_cpu.memory import MappedMemory
+from kv_offload_cpu.worker import HostMemory
+from kv_offload_file.label import Label
+from kv_offload_file.slot_file import SlotFile
+
+
+class FileSlots:
+    """The slots of ``file``, each as large as a bay of ``memory``."""
+
+    def __init__(self, file: SlotFile, memory: HostMemory) -> None:
+        assert isinstance(memory, MappedMemory), (
+            f"{type(memory).__name__}: whoever makes other memory makes the slots"
+        )
+        self._file = file
+        self._memory = memory
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a slot with what is in a bay."""
+        self._file.write(slot, label, self._bytes(bay))
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a bay with what is in a slot."""
+        self._file.read(slot, label, self._bytes(bay))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _bytes(self, bay: int) -> memoryview:
+        size = self._file.slot_bytes
+        return self._memory.bytes[bay * size : (bay + 1) * size].data

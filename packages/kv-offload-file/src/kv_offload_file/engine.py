@@ -1,0 +1,312 @@
+"""The copy engine between KV caches and slots of a file, by way of staging memory.
+
+**Theory of operation.** A chunk goes through a *bay*, a slot of staging memory, in two moves:
+
+    store   GPU ── copied by the inner engine ──▶ bay ── written by a thread ──▶ slot
+    load    slot ── read by a thread ──▶ bay ── copied by the inner engine ──▶ GPU
+
+Chunks of a job that find free bays go together, as a *batch*: one job of the inner engine, and a task for a thread
+for each chunk. A batch takes no more than half of the bays, so that while one is copied the next is read or
+written. Stores and loads have bays and threads of their own, so neither waits for the other.
+
+Threads do nothing but read and write. Everything else is done by who calls ``submit``, ``poll`` or ``wait``, each
+of which takes every batch as far as it goes. What goes wrong with a chunk is the failure of its job, whose chunks
+that have not begun are let be.
+
+**Invariants** (``check``): of each direction every bay is free or in one batch. A job has ended when no batch of
+it is under way and no chunk is left.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from logging import getLogger
+from threading import Condition
+from typing import Protocol
+
+import numpy as np
+
+from kv_api import KVError
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, Numbers, PageCopies, Urgency
+from kv_offload_file.label import Label
+from kv_offload_file.slot_file import DamagedError
+
+_log = getLogger("kv_offload_file")
+
+
+class Slots(Protocol):
+    """The slots of a file, read into bays and written from them. Threads call it, each for another slot."""
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a slot with what is in a bay."""
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a bay with what is in a slot, if that is what the label says; else `DamagedError`."""
+
+    def close(self) -> None:
+        """Nobody reads or writes any more."""
+
+
+@dataclass(eq=False)
+class _Job:
+    job_id: int
+    direction: Direction
+    urgency: Urgency
+    copies: PageCopies
+    bounds: Numbers
+    """Where in ``copies`` the pages of each chunk begin, and the end."""
+    slots: list[int]
+    labels: list[Label]
+    begun: int = 0
+    """Chunks, from the first on."""
+    batches: int = 0
+    """Under way."""
+    has_failed: bool = False
+    num_bytes: int = 0
+    since: float = field(default_factory=time.perf_counter)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.batches and self.begun == len(self.slots)
+
+
+@dataclass(eq=False)
+class _Batch:
+    job: _Job
+    first: int
+    bays: list[int]
+    unfinished: int
+    """Chunks that a thread has yet to read or write."""
+    has_failed: bool = False
+
+    def pages(self) -> PageCopies:
+        """Its pages, with bays in place of the file's slots."""
+        bounds = self.job.bounds[self.first : self.first + len(self.bays) + 1]
+        part = self.job.copies.part(int(bounds[0]), int(bounds[-1]))
+        bays = np.repeat(np.asarray(self.bays), np.diff(bounds))
+        return PageCopies(part.groups, part.blocks, bays, part.offsets)
+
+
+class _Lane:
+    """One direction."""
+
+    def __init__(self, bays: list[int], threads: Executor) -> None:
+        self.bays = bays
+        self.free = [*bays]
+        self.threads = threads
+        self.queue: deque[_Job] = deque()
+        self.batches: set[_Batch] = set()
+
+    def enqueue(self, job: _Job) -> None:
+        """Behind all others, or behind those that are expedited, too."""
+        place = len(self.queue)
+        if job.urgency is Urgency.EXPEDITED:
+            place = sum(other.urgency is Urgency.EXPEDITED for other in self.queue)
+        self.queue.insert(place, job)
+
+    def next_batch(self) -> _Batch | None:
+        """The next chunks for which there are bays."""
+        while self.queue and self.queue[0].begun == len(self.queue[0].slots):
+            self.queue.popleft()
+        if not self.queue or not self.free:
+            return None
+        job = self.queue[0]
+        count = min(len(self.free), len(job.slots) - job.begun, max(1, len(self.bays) // 2))
+        batch = _Batch(job, job.begun, self.free[:count], count)
+        del self.free[:count]
+        job.begun += count
+        job.batches += 1
+        self.batches.add(batch)
+        return batch
+
+
+class FileCopyEngine:
+    """Jobs between KV caches and ``slots``, with ``inner`` for what is between KV caches and ``num_bays`` bays.
+
+    ``num_blocks`` has how many GPU blocks each group has, and ``threads`` makes those of a direction.
+    """
+
+    def __init__(
+        self,
+        inner: CopyEngine,
+        slots: Slots,
+        num_bays: int,
+        num_blocks: Sequence[int],
+        threads: Callable[[Direction], Executor],
+    ) -> None:
+        assert num_bays >= len(Direction), f"{num_bays} bays for two directions"
+        self.labels: dict[int, list[Label]] = {}
+        """Of the job that is about to be submitted, one for each chunk."""
+        self.damaged = 0
+        """Chunks that were not what had been stored, since the start."""
+        self.errors = 0
+        """Chunks that could not be read or written."""
+        self._inner = inner
+        self._slots = slots
+        self._num_blocks = num_blocks
+        half = num_bays // 2
+        parts = {Direction.STORE: range(half), Direction.LOAD: range(half, num_bays)}
+        self._lanes = {direction: _Lane([*bays], threads(direction)) for direction, bays in parts.items()}
+        self._jobs: dict[int, _Job] = {}
+        self._copying: dict[int, _Batch] = {}
+        self._next_copy = 0
+        self._results: list[CopyResult] = []
+        self._changed = Condition()
+        self._moved: list[tuple[_Batch, Exception | None]] = []
+        """Chunks that threads are done with; under ``_changed``."""
+
+    def submit(
+        self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
+    ) -> None:
+        job = self._job(job_id, direction, urgency, copies)
+        self._jobs[job_id] = job
+        self._lanes[direction].enqueue(job)
+        self._advance()
+
+    def poll(self) -> list[CopyResult]:
+        self._advance()
+        results, self._results = self._results, []
+        return results
+
+    def wait(self, job_ids: Collection[int]) -> None:
+        while True:
+            self._advance()
+            if self._jobs.keys().isdisjoint(job_ids):
+                return
+            if self._copying:
+                waited = [*self._copying]
+                self._inner.wait(waited)
+                self._take_copies()
+                for copy in waited:  # of those that are left nothing will be heard
+                    if copy in self._copying:
+                        self._end(self._copying.pop(copy), success=False)
+            else:
+                with self._changed:
+                    while not self._moved:
+                        self._changed.wait()
+
+    def shutdown(self) -> None:
+        """Cancel what has not begun, let what a thread or the inner engine does end."""
+        for lane in self._lanes.values():
+            lane.queue.clear()
+            lane.threads.shutdown(wait=True, cancel_futures=True)
+        try:
+            self._inner.shutdown()
+        finally:
+            self._jobs.clear()
+            self._slots.close()
+
+    def check(self) -> None:
+        """Recount bays and jobs."""
+        for direction, lane in self._lanes.items():
+            used = [bay for batch in lane.batches for bay in batch.bays]
+            assert sorted([*lane.free, *used]) == lane.bays, (
+                f"{direction.value}: free {lane.free} + used {used} are not {lane.bays}"
+            )
+            waiting = {job.job_id for job in lane.queue if not job.has_ended}
+            under_way = {batch.job.job_id for batch in lane.batches}
+            known = {job_id for job_id, job in self._jobs.items() if job.direction is direction}
+            assert waiting | under_way == known, f"waiting {waiting} + under way {under_way} != {known}"
+
+    # Steps of the above
+
+    def _job(self, job_id: int, direction: Direction, urgency: Urgency, copies: PageCopies) -> _Job:
+        labels = self.labels[job_id]
+        for group, count in enumerate(self._num_blocks):
+            blocks = copies.blocks[copies.groups == group]
+            if len(blocks) and not 0 <= blocks.min() <= blocks.max() < count:
+                raise KVError(
+                    f"{direction.value} job {job_id}: block ids of group {group} from {blocks.min()} to "
+                    f"{blocks.max()}, there are 0 to {count - 1}"
+                )
+        begins = np.flatnonzero(np.diff(copies.chunks, prepend=-1))
+        assert len(begins) == len(labels), f"pages of {len(begins)} chunks, labels of {len(labels)}"
+        bounds = np.append(begins, len(copies))
+        return _Job(job_id, direction, urgency, copies, bounds, copies.chunks[begins].tolist(), labels)
+
+    def _advance(self) -> None:
+        """Take every batch as far as it goes."""
+        self._take_copies()
+        with self._changed:
+            moved, self._moved = self._moved, []
+        for batch, problem in moved:
+            self._chunk_moved(batch, problem)
+        for lane in self._lanes.values():
+            while (new := lane.next_batch()) is not None:
+                if new.job.direction is Direction.STORE:
+                    self._copy(new)
+                else:
+                    self._move(new)
+
+    def _take_copies(self) -> None:
+        for result in self._inner.poll():
+            batch = self._copying.pop(result.job_id, None)
+            if batch is None:
+                continue  # it was waited for, and given up
+            batch.job.num_bytes += result.num_bytes or 0
+            if result.success and batch.job.direction is Direction.STORE:
+                self._move(batch)
+            else:
+                self._end(batch, success=result.success)
+
+    def _copy(self, batch: _Batch) -> None:
+        """Have the inner engine copy between GPU and bays."""
+        copy, self._next_copy = self._next_copy, self._next_copy + 1
+        self._copying[copy] = batch
+        try:
+            self._inner.submit(copy, batch.job.direction, batch.pages(), urgency=batch.job.urgency)
+        except Exception as error:  # noqa: BLE001 - whatever a device raises is the failure of this job
+            _log.error("%s job %d: a copy can't begin: %s", batch.job.direction.value, batch.job.job_id, error)
+            del self._copying[copy]
+            self._end(batch, success=False)
+
+    def _move(self, batch: _Batch) -> None:
+        """Have threads read or write a batch's chunks."""
+        threads = self._lanes[batch.job.direction].threads
+        for index in range(len(batch.bays)):
+            threads.submit(self._move_chunk, batch, index)
+
+    def _move_chunk(self, batch: _Batch, index: int) -> None:
+        """In a thread."""
+        job, at = batch.job, batch.first + index
+        problem = None
+        try:
+            move = self._slots.write if job.direction is Direction.STORE else self._slots.read
+            move(job.slots[at], job.labels[at], batch.bays[index])
+        except Exception as error:  # noqa: BLE001 - told to who asked for the job
+            problem = error
+        with self._changed:
+            self._moved.append((batch, problem))
+            self._changed.notify_all()
+
+    def _chunk_moved(self, batch: _Batch, problem: Exception | None) -> None:
+        if problem is not None:
+            self.damaged += isinstance(problem, DamagedError)
+            self.errors += not isinstance(problem, DamagedError)
+            batch.has_failed = True
+            _log.error("%s job %d: %s", batch.job.direction.value, batch.job.job_id, problem)
+        batch.unfinished -= 1
+        if batch.unfinished:
+            return
+        if batch.has_failed or batch.job.direction is Direction.STORE:
+            self._end(batch, success=not batch.has_failed)
+        else:
+            self._copy(batch)
+
+    def _end(self, batch: _Batch, *, success: bool) -> None:
+        """Free the bays of a batch; if it was the last one of its job, or failed, so does the job."""
+        job, lane = batch.job, self._lanes[batch.job.direction]
+        lane.batches.remove(batch)
+        lane.free += batch.bays
+        job.batches -= 1
+        if not success:
+            job.has_failed = True
+            job.begun = len(job.slots)
+        if job.has_ended:
+            del self._jobs[job.job_id]
+            seconds = time.perf_counter() - job.since
+            self._results.append(
+                CopyResult(job.job_id, not job.has_failed, None if job.has_failed else job.num_bytes, seconds)
+            )

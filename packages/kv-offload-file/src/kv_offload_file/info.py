@@ -1,0 +1,28 @@
+"""Facts about the file of an engine, published once as labels of the info metric."""
+
+from dataclasses import dataclass
+
+from kv_api import ConfigInfo, OffloadingConfig
+from kv_offload_cpu import HostLayout
+from kv_offload_cpu.info import offloading_info as host_info
+
+
+@dataclass(frozen=True)
+class FileOffloadingInfo(ConfigInfo):
+    """How many chunks there are and what they hold; tokens None when the longest request is not known."""
+
+    file_num_chunks: int
+    file_blocks_per_chunk: int
+    file_kv_cache_size_bytes: int
+    file_kv_cache_size_tokens: int | None
+
+
+def offloading_info(config: OffloadingConfig, layout: HostLayout) -> FileOffloadingInfo:
+    """The facts about files of ``layout``, one for each worker."""
+    host = host_info(config, layout)
+    return FileOffloadingInfo(
+        host.cpu_num_chunks,
+        host.cpu_blocks_per_chunk,
+        host.cpu_kv_cache_size_bytes * config.parallel.world_size,
+        host.cpu_kv_cache_size_tokens,
+    )

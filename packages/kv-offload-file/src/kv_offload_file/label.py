@@ -1,0 +1,53 @@
+"""What a slot says of itself: whose bytes it holds, when they were stored, and what they add up to.
+
+A row of 256 bytes for each slot, apart from the bytes, so that all rows of a file are read in one go. A row has a
+checksum of its own. It is written after the bytes that it speaks of, and who reads a slot compares both: so a slot
+that was written by halves, or by somebody else, is never taken for what was asked for.
+"""
+
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+from kv_api import KVError, OffloadKey
+
+ROW_BYTES: Final = 256
+
+_ROW: Final = struct.Struct("<IQQIH226s")
+"""The sum of the bytes, then the label: epoch, number, place, and the key with its length."""
+
+_SUM: Final = struct.Struct("<I")
+_MOST_KEY_BYTES: Final = 226
+
+
+class Label(NamedTuple):
+    """The chunk ``key``, as the ``place``-th of store ``number``. Of another ``epoch`` it means nothing."""
+
+    key: OffloadKey
+    epoch: int
+    number: int
+    place: int
+
+
+class Row(NamedTuple):
+    """What a slot holds, and the CRC-32 of its bytes."""
+
+    label: Label
+    data_sum: int
+
+
+def pack_row(row: Row) -> bytes:
+    """A row as it is written."""
+    key, epoch, number, place = row.label
+    if len(key) > _MOST_KEY_BYTES:
+        raise KVError(f"key {key.hex()} has {len(key)} bytes; a row of a slot has room for {_MOST_KEY_BYTES}")
+    body = _ROW.pack(row.data_sum, epoch, number, place, len(key), key)
+    return _SUM.pack(zlib.crc32(body)) + body
+
+
+def unpack_row(data: bytes) -> Row | None:
+    """A row as it was read. None: it says nothing, or was written by halves."""
+    if len(data) != ROW_BYTES or _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
+        return None
+    data_sum, epoch, number, place, size, key = _ROW.unpack_from(data, _SUM.size)
+    return Row(Label(OffloadKey(key[:size]), epoch, number, place), data_sum)

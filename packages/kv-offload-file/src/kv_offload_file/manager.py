@@ -1,0 +1,41 @@
+"""The scheduler's side of a file: host memory's manager, with slots of a file that remembers what it holds."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from kv_api import CacheHitSource, Medium, OffloadKey
+from kv_offload_cpu import CPUOffloadingManager
+from kv_offload_cpu.slots.columns import pack
+from kv_offload_file.home import Home
+from kv_offload_file.load_store_spec import FileLoadStoreSpec
+from kv_offload_file.restore import Found
+from kv_offload_file.stats import FileOffloadingStats, own_name
+
+
+class FileOffloadingManager(CPUOffloadingManager):
+    """Manages ``num_chunks`` slots, of which those ``found`` are filled already; ``options`` are host memory's."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+    source: ClassVar[CacheHitSource] = CacheHitSource.DISK
+
+    def __init__(self, num_chunks: int, home: Home, found: Found, **options: Any) -> None:
+        super().__init__(num_chunks, **options)
+        self._home = home
+        self._next_number = found.next_number
+        self.restore(found.stores)
+
+    def places(self, keys: Collection[OffloadKey], slots: list[int]) -> FileLoadStoreSpec:
+        number = self._next_number
+        self._next_number += 1
+        return FileLoadStoreSpec(pack(slots), keys, self._home.epoch, number)
+
+    def reset_cache(self) -> None:
+        super().reset_cache()
+        self._home.renew()
+
+    def get_stats(self) -> FileOffloadingStats:  # type: ignore[override]
+        counted = super().get_stats()
+        return FileOffloadingStats({own_name(name): value for name, value in counted.data.items()})
+
+    def shutdown(self) -> None:
+        self._home.close()

@@ -1,0 +1,68 @@
+"""What a user can set of this medium in the connector's extra config, read once and checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_api.errors import refuse_misspelt
+from kv_offload_cpu.options import (
+    SHARED_CHECKS,
+    Check,
+    CopyEngineChoice,
+    checked,
+    number_of_bytes,
+    of_type,
+    whole,
+)
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """The settings, with their defaults; those that host memory has, too, mean what they mean there."""
+
+    file_dir: str
+    file_bytes_to_use: int
+    """Of all workers together."""
+    file_tag: str = ""
+    """Set apart what an engine can't: other weights under the same name."""
+    file_staging_bytes: int = 128 << 20
+    """Host memory of each worker, through which chunks go: a half for stores, a half for loads."""
+    file_threads: int = 4
+    """Of each worker, for each direction."""
+    file_direct: bool = False
+    """Past the system's page cache."""
+    eviction_policy: str = "lru"
+    cache_policy_module_path: str | None = None
+    store_threshold: int = 0
+    max_tracker_size: int = 64_000
+    copy_engine: CopyEngineChoice = CopyEngineChoice.AUTO
+    copy_threads: int = 0
+    pin_memory: bool = True
+
+
+OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)
+
+_CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
+    "file_dir": partial(of_type, kind=str),
+    "file_bytes_to_use": number_of_bytes,
+    "file_tag": partial(of_type, kind=str),
+    "file_staging_bytes": number_of_bytes,
+    "file_threads": partial(whole, least=1),
+    "file_direct": partial(of_type, kind=bool),
+}
+
+_REQUIRED: Final = {
+    "file_dir": "the folder to keep chunks in",
+    "file_bytes_to_use": "the room that they may take there, in bytes, over all workers",
+}
+
+
+def read_options(extra_config: Mapping[str, Any]) -> FileOptions:
+    """The settings in ``extra_config``. Other keys are the connector's, unless one looks like ours misspelt."""
+    refuse_misspelt([*extra_config], OWN_KEYS, where="kv_connector_extra_config")
+    for key, meaning in _REQUIRED.items():
+        if extra_config.get(key) is None:
+            raise ConfigError(f"{key}: not set; it is {meaning}")
+    return FileOptions(**checked(extra_config, _CHECKS))

@@ -1,0 +1,41 @@
+"""What an engine finds that another one left: chunks that all ranks have, in the order of their stores."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+from kv_api import OffloadKey
+from kv_offload_file.label import Label, Row
+
+ReadRows: TypeAlias = Callable[[int], Iterable[tuple[int, Row]]]
+"""The rows of a rank, by slot."""
+
+
+class Found(NamedTuple):
+    """Stores, each with its keys and their slots; and a number that none of them had."""
+
+    stores: list[tuple[list[OffloadKey], list[int]]]
+    next_number: int
+
+
+def find_stores(read_rows: ReadRows, num_ranks: int, epoch: int) -> Found:
+    """The chunks of this epoch whose slots say the same on all ranks; of one that is there twice the later one."""
+    of_first = {slot: row.label for slot, row in read_rows(0)}
+    next_number = 1 + max((label.number for label in of_first.values()), default=0)
+    labels = {slot: label for slot, label in of_first.items() if label.epoch == epoch}
+    for rank in range(1, num_ranks):
+        same = {slot for slot, row in read_rows(rank) if labels.get(slot) == row.label}
+        labels = {slot: label for slot, label in labels.items() if slot in same}
+    latest: dict[OffloadKey, tuple[Label, int]] = {}
+    for slot, label in labels.items():
+        before = latest.get(label.key)
+        if before is None or before[0].number < label.number:
+            latest[label.key] = label, slot
+    ordered = sorted(latest.values(), key=lambda item: (item[0].number, item[0].place))
+    return Found([*_stores(ordered)], next_number)
+
+
+def _stores(ordered: list[tuple[Label, int]]) -> Iterator[tuple[list[OffloadKey], list[int]]]:
+    for _, group in groupby(ordered, lambda item: item[0].number):
+        labels, slots = zip(*group, strict=True)
+        yield [label.key for label in labels], [*slots]

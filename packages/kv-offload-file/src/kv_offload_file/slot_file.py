@@ -1,0 +1,199 @@
+"""The chunks of one rank: a file with their bytes, and one with a row for each slot that says what it holds.
+
+**Which files are trusted.** What a process wrote is there for the next one however it ended, since the system has
+it; only when the machine goes down bytes get lost. So the first row says on which start of the machine the files
+were last open, and whether they were closed after everything had reached the disk. Files that are neither from
+this start of the machine nor closed are emptied. A slot that is wrong all the same, since a disk can be, is found
+when it is read: see ``label``.
+"""
+
+import errno
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kv_api import ConfigError, KVError
+from kv_offload_file.label import ROW_BYTES, Label, Row, pack_row, unpack_row
+
+ALIGNMENT: Final = 4096
+"""Of slots, in the file and in memory: what a disk asks for that is written to past the page cache."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_HEADER: Final = struct.Struct("<8sQB36s")
+_MAGIC: Final = b"KVSLOTS1"
+_SUM: Final = struct.Struct("<I")
+
+
+class DamagedError(KVError):
+    """A slot doesn't hold what was asked for."""
+
+
+class Header(NamedTuple):
+    """The first row: how large slots are, whether the files were closed, and on which start of the machine."""
+
+    slot_bytes: int
+    is_closed: bool
+    boot_id: str
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether nothing that was written can be missing."""
+        return self.is_closed or (self.boot_id == this_boot() != "")
+
+
+def this_boot() -> str:
+    """What the system calls its present start; empty where it doesn't say."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class SlotFile:
+    """``num_slots`` slots of ``slot_bytes`` for rank ``rank``, in two files of ``folder``, maybe there already.
+
+    Slots may be read and written by several threads at once, as long as they are different ones.
+    """
+
+    def __init__(self, folder: Path, rank: int, num_slots: int, slot_bytes: int, *, direct: bool = False) -> None:
+        assert slot_bytes % ALIGNMENT == 0, f"slots of {slot_bytes} bytes are not aligned to {ALIGNMENT}"
+        self.path = folder / f"rank-{rank}.slots"
+        self.num_slots = num_slots
+        self.slot_bytes = slot_bytes
+        self._slots = self._rows = -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._rows = os.open(rows_path(folder, rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._slots = _open_slots(self.path, direct=direct)
+            self._begin()
+        except OSError as error:
+            self._close_both()
+            raise ConfigError(f"file_dir: {error.strerror}: {error.filename or self.path}") from error
+        except BaseException:
+            self._close_both()
+            raise
+
+    def write(self, slot: int, label: Label, data: memoryview) -> None:
+        """Fill a slot. An OSError leaves one that says nothing that isn't so."""
+        row = pack_row(Row(label, zlib.crc32(data)))
+        _write_all(self._slots, data, self._check(slot) * self.slot_bytes)
+        _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
+
+    def read(self, slot: int, label: Label, into: memoryview) -> None:
+        """Read what a slot holds, if it is the chunk and of the epoch that the label says; else `DamagedError`."""
+        row = unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
+        where = f"slot {slot} of {self.path}"
+        if row is None or row.label[:2] != label[:2]:
+            held = "nothing readable" if row is None else f"chunk {row.label.key.hex()}"
+            raise DamagedError(f"{where} holds {held}, not chunk {label.key.hex()} of this epoch")
+        _read_all(self._slots, into, slot * self.slot_bytes)
+        if zlib.crc32(into) != row.data_sum:
+            _write_all(self._rows, memoryview(bytes(ROW_BYTES)), (1 + slot) * ROW_BYTES)
+            raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
+
+    def close(self) -> None:
+        """Have everything reach the disk, then say so. May be repeated."""
+        if self._rows < 0:
+            return
+        try:
+            os.fsync(self._slots)
+            os.fsync(self._rows)
+            self._write_header(is_closed=True)
+        finally:
+            self._close_both()
+
+    # Steps of the above
+
+    def _begin(self) -> None:
+        before = _unpack_header(os.pread(self._rows, ROW_BYTES, 0))
+        if before is None or before.slot_bytes != self.slot_bytes or not before.is_trusted:
+            os.ftruncate(self._rows, 0)
+        # Before anything changes, lest the machine go down and the files still say that they were closed.
+        self._write_header(is_closed=False)
+        self._check_room()
+        os.ftruncate(self._rows, (1 + self.num_slots) * ROW_BYTES)
+        os.ftruncate(self._slots, self.num_slots * self.slot_bytes)
+
+    def _check_room(self) -> None:
+        """Refuse more than the file system has, now rather than at each store."""
+        needed = self.num_slots * self.slot_bytes - os.fstat(self._slots).st_blocks * 512
+        found = os.fstatvfs(self._slots)
+        free = found.f_bavail * found.f_frsize
+        if needed > free:
+            raise ConfigError(
+                f"file_bytes_to_use: {self.path} would grow by {needed} bytes, its file system has {free} free"
+            )
+
+    def _write_header(self, *, is_closed: bool) -> None:
+        body = _HEADER.pack(_MAGIC, self.slot_bytes, is_closed, this_boot().encode())
+        body = body.ljust(ROW_BYTES - _SUM.size, b"\0")
+        _write_all(self._rows, memoryview(_SUM.pack(zlib.crc32(body)) + body), 0)
+        os.fsync(self._rows)
+
+    def _check(self, slot: int) -> int:
+        if not 0 <= slot < self.num_slots:
+            raise KVError(f"slot {slot} of {self.path}: there are 0 to {self.num_slots - 1}")
+        return slot
+
+    def _close_both(self) -> None:
+        for fd in (self._slots, self._rows):
+            if fd >= 0:
+                os.close(fd)
+        self._slots = self._rows = -1
+
+
+def rows_path(folder: Path, rank: int) -> Path:
+    """The file with the rows of a rank."""
+    return folder / f"rank-{rank}.rows"
+
+
+def read_rows(folder: Path, rank: int, num_slots: int) -> Iterator[tuple[int, Row]]:
+    """What the slots of a rank hold, as far as they say so. Nothing if its files aren't trusted, or not there."""
+    try:
+        data = rows_path(folder, rank).read_bytes()
+    except FileNotFoundError:
+        return
+    header = _unpack_header(data[:ROW_BYTES])
+    if header is None or not header.is_trusted:
+        return
+    for slot in range(min(num_slots, len(data) // ROW_BYTES - 1)):
+        row = unpack_row(data[(1 + slot) * ROW_BYTES : (2 + slot) * ROW_BYTES])
+        if row is not None:
+            yield slot, row
+
+
+def _unpack_header(data: bytes) -> Header | None:
+    if len(data) != ROW_BYTES or _SUM.unpack_from(data)[0] != zlib.crc32(data[_SUM.size :]):
+        return None
+    magic, slot_bytes, is_closed, boot_id = _HEADER.unpack_from(data, _SUM.size)
+    return Header(slot_bytes, bool(is_closed), boot_id.rstrip(b"\0").decode()) if magic == _MAGIC else None
+
+
+def _open_slots(path: Path, *, direct: bool) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if not direct:
+        return os.open(path, flags, 0o600)
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except (OSError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        raise ConfigError(f"file_direct: the file system of {path} has a page cache in between") from error
+
+
+def _write_all(fd: int, data: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], begin + done)
+
+
+def _read_all(fd: int, into: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(fd, [into[done:]], begin + done)
+        if not count:
+            raise OSError(errno.EIO, f"the file ends at {begin + done}")
+        done += count

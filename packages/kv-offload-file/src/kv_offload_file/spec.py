@@ -1,0 +1,171 @@
+"""``FileOffloadingSpec``: a file as an offloading medium, from a configuration to its manager and its workers.
+
+Importing this needs nothing but kv_api and kv_offload_cpu; making the manager reads what is in the files already.
+What has bytes is imported by ``get_worker``.
+"""
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
+from kv_offload_cpu import HostLayout
+from kv_offload_cpu.stats import STORES_SKIPPED
+from kv_offload_file.home import Home, LockedHome, home_folder
+from kv_offload_file.info import FileOffloadingInfo, offloading_info
+from kv_offload_file.label import ROW_BYTES
+from kv_offload_file.manager import FileOffloadingManager
+from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
+from kv_offload_file.restore import Found, find_stores
+from kv_offload_file.slot_file import ALIGNMENT, read_rows
+from kv_offload_file.stats import METRICS
+
+if TYPE_CHECKING:
+    from kv_offload_cpu import CopyEngine, Direction, HostMemory
+    from kv_offload_file.engine import Slots
+    from kv_offload_file.worker import FileOffloadingWorker
+
+_LEAST_BAYS = 4
+"""Of each direction one that is copied and one that is read or written."""
+
+
+class FileOffloadingSpec(OffloadingSpec):
+    """Chunks in files of ``file_bytes_to_use`` bytes, one for each worker; ``options`` has all settings.
+
+    A subclass may keep them elsewhere (``open_home``, ``find``, ``make_slots``), and have other memory and another
+    copy engine between that and the GPU, as one of `CPUOffloadingSpec` may.
+    """
+
+    extra_keys = frozenset(OWN_KEYS)
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self.options: FileOptions = read_options(config.extra_config)
+        slot_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
+        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        taken = (self.slot_bytes + ROW_BYTES) * config.parallel.world_size
+        self.num_chunks = self.options.file_bytes_to_use // taken
+        if self.num_chunks < 1:
+            raise ConfigError(
+                f"file_bytes_to_use: {self.options.file_bytes_to_use} bytes are less than one chunk, which takes "
+                f"{taken}: {config.worker_kv_bytes_per_block} bytes a block × {self.blocks_per_chunk} blocks, in "
+                f"pages of {ALIGNMENT}, and a row of {ROW_BYTES}, × {config.parallel.world_size} workers"
+            )
+        self.num_bays = self.options.file_staging_bytes // self.slot_bytes
+        if self.num_bays < _LEAST_BAYS:
+            raise ConfigError(
+                f"file_staging_bytes: {self.options.file_staging_bytes} bytes are less than {_LEAST_BAYS} chunks "
+                f"of {self.slot_bytes}"
+            )
+        self.folder = home_folder(self.options.file_dir, config, self.options.file_tag)
+        self.file_info = offloading_info(config, self.layout())
+        self._manager: FileOffloadingManager | None = None
+        self._worker: FileOffloadingWorker | None = None
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        threshold = extra_config.get("store_threshold", 0)
+        skips = isinstance(threshold, int) and threshold >= 2
+        return {name: metric for name, metric in METRICS.items() if skips or name != STORES_SKIPPED}
+
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
+        return FileOffloadingInfo.config_info_keys()
+
+    def get_manager(self) -> FileOffloadingManager:
+        if self._manager is None:
+            home = self.open_home()
+            try:
+                self._manager = FileOffloadingManager(
+                    self.num_chunks,
+                    home,
+                    self.find(home.epoch),
+                    cache_policy=self.options.eviction_policy,
+                    cache_policy_module_path=self.options.cache_policy_module_path,
+                    enable_events=self.kv_events_config.enable_kv_cache_events,
+                    store_threshold=self.options.store_threshold,
+                    max_tracker_size=self.options.max_tracker_size,
+                    info=self.file_info,
+                )
+            except BaseException:
+                home.close()
+                raise
+        return self._manager
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> "FileOffloadingWorker":
+        from kv_offload_file.engine import FileCopyEngine
+        from kv_offload_file.worker import FileOffloadingWorker
+
+        if self._worker is None:
+            bays = HostLayout(self.num_bays, self.blocks_per_chunk, self.slot_bytes, 1, self.slot_bytes)
+            memory = self.make_memory(bays)
+            try:
+                inner = self.make_copy_engine(kv_caches, bays, memory)
+                try:
+                    slots = self.make_slots(memory)
+                except BaseException:
+                    inner.shutdown()
+                    raise
+            except BaseException:
+                memory.release()
+                raise
+            engine = FileCopyEngine(inner, slots, self.num_bays, _num_blocks(kv_caches), self.make_threads)
+            self._worker = FileOffloadingWorker(engine, memory, self.layout(), len(kv_caches.group_data_refs))
+        return self._worker
+
+    def layout(self) -> HostLayout:
+        """The slots of one worker's file."""
+        return HostLayout(self.num_chunks, self.blocks_per_chunk, self.slot_bytes, 1, self.slot_bytes)
+
+    # What a subclass may do otherwise
+
+    def open_home(self) -> Home:
+        """Where the medium of this engine lives, for whoever manages it."""
+        return LockedHome(self.options.file_dir, self.config, self.options.file_tag)
+
+    def find(self, epoch: int) -> Found:
+        """What is there already."""
+        rows_of = partial(read_rows, self.folder, num_slots=self.num_chunks)
+        return find_stores(rows_of, self.config.parallel.world_size, epoch)
+
+    def make_memory(self, layout: HostLayout) -> "HostMemory":
+        """Staging memory, with ``layout.num_chunks`` bays."""
+        from kv_offload_cpu.memory import MappedMemory
+
+        return MappedMemory(layout, setting="file_staging_bytes")
+
+    def make_copy_engine(
+        self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: "HostMemory"
+    ) -> "CopyEngine":
+        """What copies between these KV caches and the memory that ``make_memory`` made."""
+        from kv_offload_cpu import Options
+        from kv_offload_cpu.copy.choose import make_copy_engine
+
+        options = self.options
+        wishes = Options(
+            options.file_staging_bytes,
+            copy_engine=options.copy_engine,
+            copy_threads=options.copy_threads,
+            pin_memory=options.pin_memory,
+        )
+        return make_copy_engine(kv_caches, memory, wishes)
+
+    def make_slots(self, memory: "HostMemory") -> "Slots":
+        """This worker's slots, which are read into the bays of ``memory`` and written from them."""
+        from kv_offload_file.bays import FileSlots
+        from kv_offload_file.slot_file import SlotFile
+
+        rank = self.config.parallel.rank
+        file = SlotFile(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
+        return FileSlots(file, memory)
+
+    def make_threads(self, direction: "Direction") -> Executor:
+        """What reads or writes."""
+        return ThreadPoolExecutor(self.options.file_threads, f"kv-file-{direction.value}")
+
+
+def _num_blocks(kv_caches: CanonicalKVCaches) -> list[int]:
+    """How many blocks each group has: those of its smallest tensor."""
+    counts = [int(tensor.tensor.shape[0]) for tensor in kv_caches.tensors]
+    return [min((counts[ref.tensor_idx] for ref in refs), default=0) for refs in kv_caches.group_data_refs]

@@ -1,0 +1,40 @@
+"""What is counted: as of host memory, under names of its own, and what only a file can do wrong."""
+
+from typing import Final
+
+from kv_api import OffloadingCounterMetadata, OffloadingMetricMetadata
+from kv_api.stats import CountedStats
+from kv_offload_cpu import METRICS as CPU_METRICS
+from kv_offload_cpu.stats import (
+    ALLOCATION_FAILURE,
+    ALLOCATION_SIZE,
+    READ_USAGE,
+    STORES_SKIPPED,
+    USAGE,
+    WRITE_USAGE,
+)
+
+DAMAGED: Final = "vllm:kv_offload_file_damaged"
+ERRORS: Final = "vllm:kv_offload_file_errors"
+
+
+def own_name(name: str) -> str:
+    """The name of a metric of host memory when it is a file's."""
+    return name.replace("_cpu_", "_file_")
+
+
+_SHARED: Final = (USAGE, WRITE_USAGE, READ_USAGE, ALLOCATION_SIZE, ALLOCATION_FAILURE, STORES_SKIPPED)
+
+METRICS: Final[dict[str, OffloadingMetricMetadata]] = {
+    own_name(name): type(CPU_METRICS[name])(CPU_METRICS[name].documentation.replace("CPU cache", "file cache"))
+    for name in _SHARED
+} | {
+    DAMAGED: OffloadingCounterMetadata("Chunks in the file that were not what had been stored."),
+    ERRORS: OffloadingCounterMetadata("Chunks that the system could not read or write."),
+}
+
+
+class FileOffloadingStats(CountedStats):
+    """What is named in ``METRICS``."""
+
+    levels = tuple(map(own_name, (USAGE, WRITE_USAGE, READ_USAGE)))

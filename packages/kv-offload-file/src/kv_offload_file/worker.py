@@ -1,0 +1,43 @@
+"""The worker of a file: host memory's, whose engine is told whose chunks a job is about."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kv_api import GPULoadStoreSpec, LoadStoreSpec
+from kv_offload_cpu import CPUOffloadingWorker, Direction, HostLayout, HostMemory
+from kv_offload_file.engine import FileCopyEngine
+from kv_offload_file.load_store_spec import labels_of
+from kv_offload_file.stats import DAMAGED, ERRORS
+
+
+class FileOffloadingWorker(CPUOffloadingWorker):
+    """Moves bytes between KV caches of ``num_groups`` groups and a file of ``layout.num_chunks`` slots."""
+
+    def __init__(self, engine: FileCopyEngine, memory: HostMemory, layout: HostLayout, num_groups: int) -> None:
+        super().__init__(engine, memory, layout, num_groups)
+        self._files = engine
+        self._told = {DAMAGED: 0, ERRORS: 0}
+
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        with self._labelled(job_id, Direction.STORE, dst_spec):
+            return super().submit_store(job_id, src_spec, dst_spec)
+
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        with self._labelled(job_id, Direction.LOAD, src_spec):
+            return super().submit_load(job_id, src_spec, dst_spec, expedited)
+
+    def take_counts(self) -> dict[str, int]:
+        counted = {DAMAGED: self._files.damaged, ERRORS: self._files.errors}
+        new = {name: count - self._told[name] for name, count in counted.items()}
+        self._told = counted
+        return {name: count for name, count in new.items() if count}
+
+    @contextmanager
+    def _labelled(self, job_id: int, direction: Direction, chunks: LoadStoreSpec) -> Iterator[None]:
+        self._files.labels[job_id] = labels_of(f"{direction.value} job {job_id}", chunks)
+        try:
+            yield
+        finally:
+            del self._files.labels[job_id]
