@@ -7,7 +7,7 @@ What has bytes is imported by ``get_worker``.
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
 from kv_offload_cpu import HostLayout
@@ -37,20 +37,23 @@ class FileOffloadingSpec(OffloadingSpec):
     copy engine between that and the GPU, as one of `CPUOffloadingSpec` may.
     """
 
+    SLOT_ALIGNMENT: ClassVar[int] = ALIGNMENT
+    ROW_BYTES: ClassVar[int] = ROW_BYTES
+    """What each slot takes in a file beside its bytes."""
     extra_keys = frozenset(OWN_KEYS)
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self.options: FileOptions = read_options(config.extra_config)
         slot_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
-        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        taken = (self.slot_bytes + ROW_BYTES) * config.parallel.world_size
+        self.slot_bytes = -(-slot_bytes // self.SLOT_ALIGNMENT) * self.SLOT_ALIGNMENT
+        taken = (self.slot_bytes + self.ROW_BYTES) * config.parallel.world_size
         self.num_chunks = self.options.file_bytes_to_use // taken
         if self.num_chunks < 1:
             raise ConfigError(
                 f"file_bytes_to_use: {self.options.file_bytes_to_use} bytes are less than one chunk, which takes "
                 f"{taken}: {config.worker_kv_bytes_per_block} bytes a block × {self.blocks_per_chunk} blocks, in "
-                f"pages of {ALIGNMENT}, and a row of {ROW_BYTES}, × {config.parallel.world_size} workers"
+                f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, × {config.parallel.world_size} workers"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
         if self.num_bays < _LEAST_BAYS:

@@ -1,0 +1,197 @@
+"""Engines over a folder, with real bytes: what a chunk holds follows from its key, so it can be known at any time."""
+
+import zlib
+from concurrent.futures import Executor, Future
+
+import numpy as np
+
+from kv_api import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    GPULoadStoreSpec,
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+    ReqContext,
+    make_offload_key,
+)
+from kv_offload_file import FileOffloadingSpec
+from kv_offload_file.label import ROW_BYTES
+from kv_offload_file.slot_file import ALIGNMENT
+
+PAGE = 96
+LAYERS = 2
+TAKEN = ALIGNMENT + ROW_BYTES
+"""By a chunk of a worker whose pages fit one page of the disk."""
+
+
+def config(folder, chunks=6, *, rank=0, ranks=1, blocks_per_chunk=2, events=False, engine="engine", **extra):
+    """What an engine tells the spec; room for so many chunks."""
+    own = {
+        "file_dir": str(folder),
+        "file_bytes_to_use": chunks * TAKEN * ranks,
+        "file_staging_bytes": 6 * ALIGNMENT,
+        "file_threads": 2,
+    }
+    return OffloadingConfig(
+        groups=(OffloadingGroupConfig(16, ("a", "b"), 0),),
+        worker_kv_bytes_per_block=PAGE * LAYERS,
+        enable_kv_cache_events=events,
+        extra_config={**own, **extra},
+        engine_id=engine,
+        model=OffloadingModelConfig("org/model", "float16", 64),
+        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
+        parallel=OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, None, False),
+    )
+
+
+def make_key(number):
+    return make_offload_key(b"%08d" % number, 0)
+
+
+def make_keys(numbers):
+    return [make_key(number) for number in numbers]
+
+
+def content(key, rank, size):
+    """The bytes of a chunk on a rank."""
+    return np.random.default_rng([zlib.crc32(key), rank]).integers(0, 256, size, dtype=np.uint8)
+
+
+class Rank:
+    """A worker and its GPU: ``num_blocks`` blocks of two layers."""
+
+    def __init__(self, spec, rank, num_blocks=32):
+        self.rank = rank
+        self.blocks_per_chunk = spec.blocks_per_chunk
+        self.layers = [np.zeros((num_blocks, PAGE), np.uint8) for _ in range(LAYERS)]
+        caches = CanonicalKVCaches(
+            [CanonicalKVCacheTensor(layer, PAGE) for layer in self.layers],
+            [[CanonicalKVCacheRef(index, PAGE) for index in range(LAYERS)]],
+        )
+        self.worker = spec.get_worker(caches)
+
+    def fill(self, keys, blocks):
+        """Compute these chunks into these blocks."""
+        for place, key in enumerate(keys):
+            expected = self.expected(key)
+            for offset in range(self.blocks_per_chunk):
+                for layer, values in zip(self.layers, expected[offset], strict=True):
+                    layer[blocks[place * self.blocks_per_chunk + offset]] = values
+
+    def holds(self, keys, blocks):
+        """Whether these blocks have these chunks."""
+        return all(
+            (layer[blocks[place * self.blocks_per_chunk + offset]] == values).all()
+            for place, key in enumerate(keys)
+            for offset in range(self.blocks_per_chunk)
+            for layer, values in zip(self.layers, self.expected(key)[offset], strict=True)
+        )
+
+    def expected(self, key):
+        size = self.blocks_per_chunk * LAYERS * PAGE
+        return content(key, self.rank, size).reshape(self.blocks_per_chunk, LAYERS, PAGE)
+
+
+class Rig:
+    """An engine of one or more ranks, in this process."""
+
+    def __init__(self, folder, chunks=6, *, ranks=1, **settings):
+        specs = [
+            FileOffloadingSpec(config(folder, chunks, rank=rank, ranks=ranks, **settings)) for rank in range(ranks)
+        ]
+        self.folder = specs[0].folder
+        self.manager = specs[0].get_manager()
+        self.ranks = [Rank(spec, rank) for rank, spec in enumerate(specs)]
+        self.blocks_per_chunk = specs[0].blocks_per_chunk
+        self._jobs = 0
+        self.context = ReqContext("request")
+
+    def blocks_of(self, keys, first=0):
+        return [*range(first, first + len(keys) * self.blocks_per_chunk)]
+
+    def store(self, numbers):
+        """Store chunks, and say which were new; None if they were refused."""
+        output = self.manager.prepare_store(make_keys(numbers), self.context)
+        if output is None:
+            return None
+        blocks = self.blocks_of(output.keys_to_store)
+        for rank in self.ranks:
+            rank.fill(output.keys_to_store, blocks)
+        gpu = GPULoadStoreSpec(blocks, [len(blocks)], [0])
+        success = self._run(lambda worker, job: worker.submit_store(job, gpu, output.store_spec))
+        self.manager.complete_store(output.keys_to_store, self.context, success)
+        assert success
+        return output.keys_to_store
+
+    def load(self, numbers):
+        """Load chunks that are hits, and say whether that went well. If so, the bytes are right."""
+        keys = make_keys(numbers)
+        spec = self.manager.prepare_load(keys, self.context)
+        blocks = self.blocks_of(keys)
+        for rank in self.ranks:
+            for layer in rank.layers:
+                layer[:] = 0
+        gpu = GPULoadStoreSpec(blocks, [len(blocks)], [0])
+        success = self._run(lambda worker, job: worker.submit_load(job, spec, gpu))
+        self.manager.complete_load(keys, self.context)
+        assert not success or all(rank.holds(keys, blocks) for rank in self.ranks)
+        return success
+
+    def hits(self, numbers):
+        return self.manager.lookup_prefix(make_keys(numbers), self.context).hits
+
+    def check(self):
+        self.manager.check()
+        for rank in self.ranks:
+            rank.worker.check()
+            rank.worker.engine.check()
+
+    def stop(self):
+        """End as an engine does that is told to."""
+        self.manager.shutdown()
+        for rank in self.ranks:
+            rank.worker.shutdown()
+            rank.worker.check()
+
+    def kill(self):
+        """End as one does that is killed: nothing is said to the files."""
+        self.manager._home.close()
+        for rank in self.ranks:
+            rank.worker.engine._slots._file._close_both()
+            rank.worker.shutdown()
+
+    def _run(self, submit):
+        self._jobs += 1
+        successes = []
+        for rank in self.ranks:
+            assert submit(rank.worker, self._jobs)
+            rank.worker.wait({self._jobs})
+            [result] = rank.worker.get_finished()
+            assert result.job_id == self._jobs
+            successes.append(result.success)
+        return all(successes)
+
+
+class ByHand(Executor):
+    """Threads that do the next thing when they are told to."""
+
+    def __init__(self):
+        self.tasks = []
+        self.is_shut_down = False
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.tasks.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        assert cancel_futures
+        self.tasks.clear()
+        self.is_shut_down = True
+
+    def run(self, count=None):
+        for _ in range(len(self.tasks) if count is None else count):
+            self.tasks.pop(0)()

@@ -1,0 +1,316 @@
+"""The files of one rank: what was written is read, and what wasn't is never taken for it."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kv_api import ConfigError, KVError, OffloadKey
+from kv_offload_file import slot_file
+from kv_offload_file.label import ROW_BYTES, Label
+from kv_offload_file.slot_file import ALIGNMENT, DamagedError, SlotFile, read_rows, rows_path
+
+KEY, OTHER = OffloadKey(b"one"), OffloadKey(b"other")
+LABEL = Label(KEY, epoch=5, number=1, place=0)
+BYTES = np.random.default_rng(0).integers(0, 256, 2 * ALIGNMENT, dtype=np.uint8)
+
+
+def opened(folder, num_slots=4, **options):
+    return SlotFile(folder, 0, num_slots, 2 * ALIGNMENT, **options)
+
+
+def kill(file):
+    file._close_both()
+
+
+def read(file, slot=1, label=LABEL):
+    into = np.zeros_like(BYTES)
+    file.read(slot, label, into.data)
+    return into
+
+
+def rows(folder, num_slots=4):
+    return {slot: row.label for slot, row in read_rows(folder, 0, num_slots)}
+
+
+@pytest.fixture
+def boot(monkeypatch):
+    """Sets what the system calls its present start."""
+
+    def start(name):
+        monkeypatch.setattr(slot_file, "this_boot", lambda: name)
+
+    start("first")
+    return start
+
+
+def test_what_was_written_is_read(tmp_path):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    assert (read(file) == BYTES).all()
+    assert rows(tmp_path) == {1: LABEL}
+    assert (tmp_path / "rank-0.slots").stat().st_size == 4 * 2 * ALIGNMENT
+    assert rows_path(tmp_path, 0).stat().st_size == 5 * ROW_BYTES
+    file.close()
+    file.close()
+
+
+def test_it_makes_the_folder_and_nobody_else_may_read_it(tmp_path):
+    folder = tmp_path / "a" / "b"
+    opened(folder).close()
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "rank-0.slots": 0o600,
+        "rank-0.rows": 0o600,
+    }
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_slot_that_there_is_not(tmp_path, slot):
+    file = opened(tmp_path)
+    for what in (file.write, file.read):
+        with pytest.raises(KVError, match=rf"slot {slot} of .*rank-0.slots: there are 0 to 3"):
+            what(slot, LABEL, BYTES.copy().data)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("slot", "label", "said"),
+    [
+        (0, LABEL, "slot 0 of .* holds nothing readable, not chunk 6f6e65"),
+        (1, LABEL._replace(key=OTHER), "slot 1 of .* holds chunk 6f6e65, not chunk 6f74686572"),
+        (1, LABEL._replace(epoch=6), "slot 1 of .* holds chunk 6f6e65, not chunk 6f6e65 of this epoch"),
+    ],
+)
+def test_another_chunk_is_not_read(tmp_path, slot, label, said):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    with pytest.raises(DamagedError, match=said):
+        read(file, slot, label)
+    assert (read(file) == BYTES).all(), "who asked wrongly has changed what there is"
+    file.close()
+
+
+def test_who_loads_need_not_know_which_store_it_was(tmp_path):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    assert (read(file, label=LABEL._replace(number=9, place=3)) == BYTES).all()
+    file.close()
+
+
+@pytest.mark.parametrize("place", [0, 4711, 2 * ALIGNMENT - 1])
+def test_a_byte_that_changed_is_found_and_the_slot_says_nothing_from_then_on(tmp_path, place):
+    file = opened(tmp_path)
+    file.write(0, LABEL, BYTES.data)
+    file.write(1, LABEL, BYTES.data)
+    with (tmp_path / "rank-0.slots").open("r+b") as changed:
+        changed.seek(2 * ALIGNMENT + place)
+        changed.write(bytes([BYTES[place] ^ 255]))
+    with pytest.raises(DamagedError, match="slot 1 of .* has other bytes than were stored of chunk 6f6e65"):
+        read(file)
+    assert rows(tmp_path) == {0: LABEL}
+    with pytest.raises(DamagedError, match="nothing readable"):
+        read(file)
+    file.write(1, LABEL._replace(key=OTHER), BYTES.data)
+    assert rows(tmp_path) == {0: LABEL, 1: LABEL._replace(key=OTHER)}
+    file.close()
+
+
+def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path, monkeypatch):
+    """Whatever call is the last one."""
+    after = np.roll(BYTES, 1)
+    for last in range(8):
+        file = opened(tmp_path / str(last))
+        file.write(1, LABEL, BYTES.data)
+        calls, write = [], os.pwrite
+
+        def short(fd, data, begin, calls=calls, last=last, write=write):
+            if len(calls) == last:
+                raise OSError(28, "No space left on device")
+            calls.append(1)
+            return write(fd, data[: 3 * ALIGNMENT // 4], begin)
+
+        monkeypatch.setattr(os, "pwrite", short)
+        try:
+            file.write(1, LABEL._replace(key=OTHER), after.data)
+            ended = True
+        except OSError:
+            ended = False
+        monkeypatch.undo()
+        found = {}
+        for label in (LABEL, LABEL._replace(key=OTHER)):
+            try:
+                found[label.key] = read(file, label=label)
+            except DamagedError:
+                continue
+        expected = {OTHER: after} if ended else ({KEY: BYTES} if not last else {})
+        assert found.keys() == expected.keys(), f"after {last} calls"
+        assert all((found[key] == expected[key]).all() for key in found)
+        file.close()
+    assert ended
+
+
+def test_reads_may_come_in_pieces_too(tmp_path, monkeypatch):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    read_once = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, begin: read_once(fd, [into[0][:1000]], begin))
+    assert (read(file) == BYTES).all()
+    file.close()
+
+
+def test_a_file_that_somebody_cut_is_an_error_of_the_system_and_not_endless(tmp_path):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    os.truncate(tmp_path / "rank-0.slots", 3 * ALIGNMENT)
+    with pytest.raises(OSError, match=f"the file ends at {3 * ALIGNMENT}"):
+        read(file)
+    file.close()
+
+
+# Which files are trusted
+
+
+@pytest.mark.parametrize("end", [kill, SlotFile.close])
+def test_another_process_finds_what_was_written_however_this_one_ended(tmp_path, boot, end):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    end(file)
+    assert rows(tmp_path) == {1: LABEL}
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {1: LABEL}
+    assert (read(file) == BYTES).all()
+    file.close()
+
+
+def test_after_the_machine_went_down_only_files_that_were_closed_are_trusted(tmp_path, boot):
+    for end, expected in ((SlotFile.close, {1: LABEL}), (kill, {})):
+        boot("first")
+        file = opened(tmp_path)
+        file.write(1, LABEL, BYTES.data)
+        end(file)
+        boot("second")
+        assert rows(tmp_path) == expected, "the manager may look before any worker"
+        file = opened(tmp_path)
+        assert rows(tmp_path) == expected, "or after it"
+        file.close()
+
+
+def test_files_that_were_closed_once_are_open_again_before_anything_changes(tmp_path, boot):
+    opened(tmp_path).close()
+    boot("second")
+    kill(opened(tmp_path))
+    boot("third")
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    kill(file)
+    boot("fourth")
+    assert rows(tmp_path) == {}
+
+
+def test_where_the_system_does_not_say_only_files_that_were_closed_are_trusted(tmp_path, boot):
+    boot("")
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    kill(file)
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    assert rows(tmp_path) == {1: LABEL}
+
+
+def test_what_the_system_says_of_this_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(slot_file, "_BOOT_ID", tmp_path / "boot_id")
+    assert slot_file.this_boot() == ""
+    (tmp_path / "boot_id").write_text("0b4f8a3c\n")
+    assert slot_file.this_boot() == "0b4f8a3c"
+
+
+@pytest.mark.parametrize("place", [0, 8, 12, 30, 255])
+def test_a_first_row_that_is_none_empties_the_file(tmp_path, boot, place):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    data = bytearray(rows_path(tmp_path, 0).read_bytes())
+    data[place] ^= 1
+    rows_path(tmp_path, 0).write_bytes(data)
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {}
+    file.close()
+
+
+def test_slots_of_another_size_are_forgotten(tmp_path, boot):
+    file = opened(tmp_path)
+    file.write(0, LABEL, BYTES.data)
+    file.close()
+    file = SlotFile(tmp_path, 0, 4, ALIGNMENT)
+    assert rows(tmp_path) == {}
+    file.close()
+
+
+@pytest.mark.parametrize(("slots", "found"), [(2, {1}), (9, {1, 3})])
+def test_more_or_fewer_slots_than_before(tmp_path, boot, slots, found):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.write(3, LABEL, BYTES.data)
+    file.close()
+    assert rows(tmp_path, slots).keys() == found
+    file = opened(tmp_path, slots)
+    assert rows(tmp_path, slots).keys() == found
+    assert (read(file) == BYTES).all()
+    assert (tmp_path / "rank-0.slots").stat().st_size == slots * 2 * ALIGNMENT
+    file.close()
+
+
+def test_of_a_rank_that_has_no_files_nothing_is_read(tmp_path):
+    assert [*read_rows(tmp_path, 0, 4)] == []
+
+
+# What is refused
+
+
+def test_more_than_the_file_system_has_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=7, f_frsize=1000))
+    with pytest.raises(
+        ConfigError,
+        match=r"file_bytes_to_use: .*rank-0.slots would grow by 32768 bytes, its file system has 7000 free",
+    ):
+        opened(tmp_path)
+
+
+def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):
+    file = opened(tmp_path)
+    for slot in range(4):
+        file.write(slot, LABEL, BYTES.data)
+    file.close()
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=0, f_frsize=1000))
+    opened(tmp_path).close()
+
+
+def test_a_folder_that_can_not_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/sub"):
+        opened(tmp_path / "file" / "sub")
+
+
+def test_a_file_system_that_can_not_be_written_past_its_page_cache(tmp_path, monkeypatch):
+    really = os.open
+
+    def refuse(path, flags, mode=0o777):
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument", str(path))
+        return really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError, match=r"file_direct: the file system of .*rank-0.slots has a page cache"):
+        opened(tmp_path, direct=True)
+
+
+def test_another_error_of_the_system_stays_what_it_is(tmp_path):
+    (tmp_path / "rank-0.slots").mkdir()
+    for direct in (False, True):
+        with pytest.raises(ConfigError, match=r"file_dir: Is a directory: .*rank-0.slots"):
+            opened(tmp_path, direct=direct)

@@ -1,0 +1,127 @@
+"""Files of the testbed as an offloading medium: kv-offload-file over the world's copies.
+
+``WorldFileOffloadingSpec`` is `FileOffloadingSpec` with the world's copies between GPU and bays, few of these, and slots
+that are in memory: they are read and written at once, by whoever calls.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import Any
+
+from kv_api import CanonicalKVCaches, OffloadingConfig
+from kv_offload_cpu.copy.engine import CopyEngine, Direction
+from kv_offload_cpu.sizing import HostLayout
+from kv_offload_cpu.worker import HostMemory
+from kv_offload_file import FileOffloadingSpec
+from kv_offload_file.engine import Slots
+from kv_offload_file.home import Home
+from kv_offload_file.label import Label
+from kv_offload_file.restore import Found
+from kv_offload_file.slot_file import DamagedError
+from kv_sim.memory.content import Words
+from kv_sim.memory.device import Device
+from kv_sim.offload import WorldCopyEngine, WorldMemory
+
+_BAYS = 6
+"""Few, so that they are used again and again and large jobs go through them in parts."""
+
+
+class WorldHome:
+    """A home that nobody else wants to live in."""
+
+    epoch = 1
+
+    def renew(self) -> None:
+        """Begin another epoch."""
+        self.epoch += 1
+
+    def close(self) -> None:
+        """Nobody waits."""
+
+
+class WorldSlots:
+    """Slots that are read into a device's host memory and written from it."""
+
+    def __init__(self, device: Device, memory: WorldMemory) -> None:
+        self._device = device
+        self._memory = memory
+        self._held: dict[int, tuple[Label, Words]] = {}
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a slot."""
+        self._held[slot] = label, self._pages(bay).copy()
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        """Fill a bay, if the slot has what the label says."""
+        held, pages = self._held[slot]
+        if held[:2] != label[:2]:
+            raise DamagedError(f"slot {slot} holds {held}, not {label}")
+        self._pages(bay)[:] = pages
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._held.clear()
+
+    def _pages(self, bay: int) -> Words:
+        size = self._memory.blocks_per_chunk
+        begin = self._memory.first_slot + bay * size
+        return self._device.host[begin : begin + size]
+
+
+class AtOnce(Executor):
+    """Does what it is asked for before it returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it."""
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+class WorldFileOffloadingSpec(FileOffloadingSpec):
+    """Files of as many bytes as a world's host memory has."""
+
+    SLOT_ALIGNMENT = 1
+    ROW_BYTES = 0
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        chunk_bytes = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk
+        own = {
+            "file_dir": "nowhere",
+            "file_bytes_to_use": config.extra_config["cpu_bytes_to_use"],
+            "file_staging_bytes": _BAYS * chunk_bytes,
+        }
+        super().__init__(replace(config, extra_config={**own, **config.extra_config}))
+
+    def open_home(self) -> Home:
+        """One in memory."""
+        return WorldHome()
+
+    def find(self, epoch: int) -> Found:
+        """Nothing."""
+        return Found([], 1)
+
+    def make_memory(self, layout: HostLayout) -> HostMemory:
+        """Made with the engine, which knows the device."""
+        return _NoMemory()
+
+    def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
+        """Copies of the device that the KV caches are on."""
+        device = kv_caches.tensors[0].tensor.device
+        bays = WorldMemory(device, layout)
+        self._slots = WorldSlots(device, bays)
+        return WorldCopyEngine(device, bays)
+
+    def make_slots(self, memory: HostMemory) -> Slots:
+        """In memory."""
+        return self._slots
+
+    def make_threads(self, direction: Direction) -> Executor:
+        """None."""
+        return AtOnce()
+
+
+class _NoMemory:
+    def release(self) -> None:
+        pass
