@@ -1,0 +1,154 @@
+"""Where an engine lives: found again by who means the same, used by one at a time, and of one epoch."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from kv_offload_file_rig import config
+
+from kv_api import ConfigError
+from kv_offload_file import home_folder
+from kv_offload_file.home import LockedHome
+
+
+def home(folder, tag="", **settings):
+    return LockedHome(str(folder), config(folder, **settings), tag)
+
+
+def others(folder):
+    """Configurations whose bytes mean something else, by what is different."""
+    usual = config(folder)
+    [group] = usual.groups
+    return {
+        "model": replace(usual, model=replace(usual.model, name="org/model2")),
+        "dtype": replace(usual, model=replace(usual.model, dtype="bfloat16")),
+        "bytes": replace(usual, worker_kv_bytes_per_block=7),
+        "chunk": replace(usual, cache=replace(usual.cache, blocks_per_chunk=3)),
+        "hash": replace(usual, cache=replace(usual.cache, tokens_per_hash=8)),
+        "block": replace(usual, groups=(replace(group, tokens_per_block=32),)),
+        "window": replace(usual, groups=(replace(group, sliding_window_size_in_chunks=4),)),
+        "layers": replace(usual, groups=(replace(group, layer_names=("b", "a")),)),
+        "groups": replace(usual, groups=(group, group)),
+        "layout": replace(usual, kv_cache_layout="HND"),
+        "canonical": replace(usual, canonical_layout=True),
+        **{
+            name: replace(usual, parallel=replace(usual.parallel, **{name: 2}))
+            for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size", "data_parallel_index")
+        },
+    }
+
+
+def test_whatever_changes_what_bytes_mean_is_another_folder(tmp_path):
+    folders = {name: home_folder(str(tmp_path), other, "") for name, other in others(tmp_path).items()}
+    folders |= {"usual": home_folder(str(tmp_path), config(tmp_path), "")}
+    folders |= {"tag": home_folder(str(tmp_path), config(tmp_path), "tuned")}
+    assert len({*folders.values()}) == len(folders)
+    assert all(folder.parent == tmp_path for folder in folders.values())
+
+
+def test_whatever_does_not_is_the_same(tmp_path):
+    usual = home_folder(str(tmp_path), config(tmp_path), "")
+    same = [
+        config(tmp_path, 99),
+        config(tmp_path, engine="another"),
+        config(tmp_path, events=True),
+        config(tmp_path, rank=1, ranks=1),
+        config(tmp_path, eviction_policy="arc", copy_threads=2, file_direct=True),
+        replace(config(tmp_path), model=replace(config(tmp_path).model, max_model_len=7)),
+    ]
+    assert {home_folder(str(tmp_path), other, "") for other in same} == {usual}
+
+
+@pytest.mark.parametrize(
+    ("model", "begin"),
+    [
+        ("org/model", "org_model-"),
+        ("../../etc", "etc-"),
+        ("..", "model-"),
+        ("", "model-"),
+        ("x" * 300, "x" * 80 + "-"),
+    ],
+)
+def test_the_folder_is_named_like_the_model_and_lies_in_that_of_the_user(tmp_path, model, begin):
+    usual = config(tmp_path)
+    folder = home_folder(str(tmp_path), replace(usual, model=replace(usual.model, name=model)), "")
+    assert folder.parent == tmp_path
+    assert folder.name.startswith(begin)
+    assert len(folder.name) == len(begin) + 16
+
+
+def test_it_says_what_its_bytes_mean(tmp_path):
+    at = home(tmp_path, tag="tuned")
+    said = json.loads((at.folder / "meaning.json").read_text())
+    assert (said["model"], said["tag"], said["groups"]) == ("org/model", "tuned", [[16, None, "a", "b"]])
+    at.close()
+
+
+def test_one_engine_at_a_time(tmp_path):
+    first = home(tmp_path)
+    with pytest.raises(
+        ConfigError,
+        match=r"file_dir: .*org_model-\w+ is in use by another engine; give each a file_dir or a file_tag",
+    ):
+        home(tmp_path)
+    home(tmp_path, tag="another").close()
+    first.close()
+    first.close()
+    home(tmp_path).close()
+
+
+def test_who_is_refused_leaves_nothing_open(tmp_path):
+    first, before = home(tmp_path), os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            home(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    first.close()
+
+
+def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
+    at = home(tmp_path)
+    epoch = at.epoch
+    at.close()
+    at = home(tmp_path)
+    assert at.epoch == epoch > 0
+    at.renew()
+    renewed = at.epoch
+    assert renewed not in (epoch, 0)
+    at.close()
+    at = home(tmp_path)
+    assert at.epoch == renewed
+    at.close()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "0"])
+def test_an_epoch_that_can_not_be_read_is_a_new_one(tmp_path, text):
+    at = home(tmp_path)
+    epoch = at.epoch
+    at.close()
+    (at.folder / "epoch").write_text(text)
+    at = home(tmp_path)
+    assert at.epoch not in (epoch, 0)
+    assert int((at.folder / "epoch").read_text(), 16) == at.epoch
+    at.close()
+
+
+def test_an_epoch_that_can_not_be_written_is_over_all_the_same(tmp_path, caplog):
+    at = home(tmp_path)
+    epoch = at.epoch
+    (at.folder / "epoch.new").mkdir()
+    at.renew()
+    assert at.epoch not in (epoch, 0)
+    assert "what is stored now will be forgotten at the next start: " in caplog.text
+    at.close()
+    (at.folder / "epoch.new").rmdir()
+    again = home(tmp_path)
+    assert again.epoch not in (epoch, at.epoch)
+    again.close()
+
+
+def test_a_folder_that_can_not_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/"):
+        home(tmp_path / "file")
