@@ -106,7 +106,7 @@ def test_a_byte_that_changed_is_found_and_the_slot_says_nothing_from_then_on(tmp
     with (tmp_path / "rank-0.slots").open("r+b") as changed:
         changed.seek(2 * ALIGNMENT + place)
         changed.write(bytes([BYTES[place] ^ 255]))
-    with pytest.raises(DamagedError, match="slot 1 of .* has other bytes than were stored of chunk 6f6e65"):
+    with pytest.raises(DamagedError, match=r"slot 1 of .* has other bytes than were stored of chunk 6f6e65"):
         read(file)
     assert rows(tmp_path) == {0: LABEL}
     with pytest.raises(DamagedError, match="nothing readable"):

@@ -53,7 +53,8 @@ class FileOffloadingSpec(OffloadingSpec):
             raise ConfigError(
                 f"file_bytes_to_use: {self.options.file_bytes_to_use} bytes are less than one chunk, which takes "
                 f"{taken}: {config.worker_kv_bytes_per_block} bytes a block × {self.blocks_per_chunk} blocks, in "
-                f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, × {config.parallel.world_size} workers"
+                f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, "
+                f"× {config.parallel.world_size} workers"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
         if self.num_bays < _LEAST_BAYS:

@@ -1,4 +1,4 @@
-"""Engines over a folder, with real bytes: what a chunk holds follows from its key, so it can be known at any time."""
+"""Engines over a folder, with real bytes: what a chunk holds follows from its key."""
 
 import zlib
 from concurrent.futures import Executor, Future
