@@ -37,6 +37,10 @@ NOT_MEMORY = "states fine failures losses counts"
 NOT_LATER = "groups states fine losses events counts"
 NOT_PATIENT = f"{NOT_LATER} zeroing reset"
 NOT_P2P = "states fine keeps events counts"
+FILES = (
+    "TimedOffloadingConnector",
+    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"},
+)
 NEITHER = f"{NOT_LATER} failures"
 
 # Connectors; what none of them need withstand; blocks of a chunk, from which time on it keeps one, and whether the
@@ -82,8 +86,10 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     ),
     "offload-again": ([offload(hold_blocks="never", store_threshold=3)], "zeroing", (1, 3, True), {}),
     "offload-hasty": ([offload(load_timeout_seconds=1, store_timeout_seconds=1)], "", (1, 1, True), {}),
+    "offload-file": ([FILES], "losses counts", (1, 1, True), {}),
     "offload+offload": ([offload(**CHUNKS), offload()], "events", (2, 1, False), {}),
     "offload+fenced": ([offload(), offload(hold_blocks="never")], "zeroing events", (1, 1, False), {}),
+    "offload+file": ([offload(), FILES], "losses counts events", (1, 1, False), {}),
     "later+offload": ([LATER, offload()], NOT_LATER, (1, 1, False), {}),
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),

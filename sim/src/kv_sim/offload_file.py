@@ -1,20 +1,22 @@
 """Files of the testbed as an offloading medium: kv-offload-file over the world's copies.
 
-``WorldFileOffloadingSpec`` is `FileOffloadingSpec` with the world's copies between GPU and bays, few of these, and slots
-that are in memory: they are read and written at once, by whoever calls.
+``WorldFileOffloadingSpec`` is `FileOffloadingSpec` with the world's copies between GPU and bays, few of these, and
+slots that are in memory. There are no threads: a chunk is read or written when its engine is polled.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kv_api import CanonicalKVCaches, OffloadingConfig
-from kv_offload_cpu.copy.engine import CopyEngine, Direction
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.worker import HostMemory
 from kv_offload_file import FileOffloadingSpec
-from kv_offload_file.engine import Slots
+from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.home import Home
 from kv_offload_file.label import Label
 from kv_offload_file.restore import Found
@@ -69,14 +71,41 @@ class WorldSlots:
         return self._device.host[begin : begin + size]
 
 
-class AtOnce(Executor):
-    """Does what it is asked for before it returns."""
+class Later(Executor):
+    """Threads that do the next thing when they are told to."""
+
+    def __init__(self) -> None:
+        self.tasks: deque[Callable[[], Any]] = deque()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it."""
-        done: Future[Any] = Future()
-        done.set_result(fn(*args, **kwargs))
-        return done
+        """Not yet."""
+        self.tasks.append(partial(fn, *args, **kwargs))
+        return Future()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Never."""
+        self.tasks.clear()
+
+    def do_next(self) -> None:
+        """The next thing, if there is one."""
+        if self.tasks:
+            self.tasks.popleft()()
+
+
+class WorldFileCopyEngine(FileCopyEngine):
+    """Reads and writes a chunk of each direction whenever it is polled, or those that are waited for."""
+
+    def __init__(self, inner: CopyEngine, slots: Slots, num_bays: int, num_blocks: Sequence[int]) -> None:
+        self._threads = {direction: Later() for direction in Direction}
+        super().__init__(inner, slots, num_bays, num_blocks, self._threads.__getitem__)
+
+    def poll(self) -> list[CopyResult]:
+        self.wait_for_threads()
+        return super().poll()
+
+    def wait_for_threads(self) -> None:
+        for threads in self._threads.values():
+            threads.do_next()
 
 
 class WorldFileOffloadingSpec(FileOffloadingSpec):
@@ -117,9 +146,9 @@ class WorldFileOffloadingSpec(FileOffloadingSpec):
         """In memory."""
         return self._slots
 
-    def make_threads(self, direction: Direction) -> Executor:
-        """None."""
-        return AtOnce()
+    def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
+        """One without threads."""
+        return WorldFileCopyEngine(inner, slots, self.num_bays, num_blocks)
 
 
 class _NoMemory:

@@ -13,6 +13,7 @@ FLOORS = {
     "kv_factory": 1,
     "kv_offload_cpu": 1,
     "kv_multi": 2,
+    "kv_offload_file": 2,
     "kv_offload": 2,
     "kv_p2p": 2,
     "kv_sim": 3,

@@ -183,9 +183,13 @@ class FileCopyEngine:
                     if copy in self._copying:
                         self._end(self._copying.pop(copy), success=False)
             else:
-                with self._changed:
-                    while not self._moved:
-                        self._changed.wait()
+                self.wait_for_threads()
+
+    def wait_for_threads(self) -> None:
+        """Return when a thread is done with a chunk."""
+        with self._changed:
+            while not self._moved:
+                self._changed.wait()
 
     def shutdown(self) -> None:
         """Cancel what has not begun, let what a thread or the inner engine does end."""

@@ -23,7 +23,7 @@ from kv_offload_file.stats import METRICS
 
 if TYPE_CHECKING:
     from kv_offload_cpu import CopyEngine, Direction, HostMemory
-    from kv_offload_file.engine import Slots
+    from kv_offload_file.engine import FileCopyEngine, Slots
     from kv_offload_file.worker import FileOffloadingWorker
 
 _LEAST_BAYS = 4
@@ -98,7 +98,6 @@ class FileOffloadingSpec(OffloadingSpec):
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> "FileOffloadingWorker":
-        from kv_offload_file.engine import FileCopyEngine
         from kv_offload_file.worker import FileOffloadingWorker
 
         if self._worker is None:
@@ -114,7 +113,7 @@ class FileOffloadingSpec(OffloadingSpec):
             except BaseException:
                 memory.release()
                 raise
-            engine = FileCopyEngine(inner, slots, self.num_bays, _num_blocks(kv_caches), self.make_threads)
+            engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
             self._worker = FileOffloadingWorker(engine, memory, self.layout(), len(kv_caches.group_data_refs))
         return self._worker
 
@@ -164,8 +163,13 @@ class FileOffloadingSpec(OffloadingSpec):
         file = SlotFile(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
         return FileSlots(file, memory)
 
-    def make_threads(self, direction: "Direction") -> Executor:
-        """What reads or writes."""
+    def make_engine(self, inner: "CopyEngine", slots: "Slots", num_blocks: list[int]) -> "FileCopyEngine":
+        """What takes chunks from the one to the other, with threads for each direction."""
+        from kv_offload_file.engine import FileCopyEngine
+
+        return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
+
+    def _threads(self, direction: "Direction") -> Executor:
         return ThreadPoolExecutor(self.options.file_threads, f"kv-file-{direction.value}")
 
 

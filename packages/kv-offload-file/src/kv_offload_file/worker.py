@@ -34,6 +34,11 @@ class FileOffloadingWorker(CPUOffloadingWorker):
         self._told = counted
         return {name: count for name, count in new.items() if count}
 
+    def check(self) -> None:
+        """Recount the jobs, and the bays."""
+        super().check()
+        self._files.check()
+
     @contextmanager
     def _labelled(self, job_id: int, direction: Direction, chunks: LoadStoreSpec) -> Iterator[None]:
         self._files.labels[job_id] = labels_of(f"{direction.value} job {job_id}", chunks)

@@ -113,6 +113,16 @@ OFFLOAD_HASTY: Final = offloading(load_timeout_seconds=1, store_timeout_seconds=
 OFFLOAD_AGAIN: Final = fenced(store_threshold=3)
 """Stores what is computed for the third time."""
 
+OFFLOAD_FILE: Final = Subject(
+    "TimedOffloadingConnector",
+    "kv_sim.offload",
+    {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"},
+    frozenset(Trait) - {Trait.LOSSES, Trait.COUNTS},
+    evicts_oldest=True,
+)
+"""A job may be several copies, each of which has to be heard of for the next one to begin, and of a job that failed
+some may have moved their bytes."""
+
 P2P: Final = Subject(
     "RoutedP2PConnector",
     "kv_sim.p2p",
@@ -159,8 +169,10 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "offload-in-step-fenced": OFFLOAD_IN_STEP_FENCED,
     "offload-again": OFFLOAD_AGAIN,
     "offload-hasty": OFFLOAD_HASTY,
+    "offload-file": OFFLOAD_FILE,
     "offload+offload": several(OFFLOAD_CHUNKS, OFFLOAD),
     "offload+fenced": several(OFFLOAD, OFFLOAD_FENCED),
+    "offload+file": several(OFFLOAD, OFFLOAD_FILE),
     "later+offload": several(LATER, OFFLOAD),
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "p2p": P2P,

@@ -1,11 +1,13 @@
 """``PLANTED``: every planted bug, with where it was seen and who must catch it."""
 
+from dataclasses import replace
 from typing import Final
 
 from kv_sim.examples.catalogue import (
     LATER,
     LAYERWISE,
     MEMORY,
+    OFFLOAD_FILE,
     P2P,
     PATIENT,
     SUBJECTS,
@@ -19,6 +21,7 @@ from kv_sim.zoo import (
     contract,
     endings,
     failures,
+    files,
     hits,
     late,
     loads,
@@ -148,6 +151,19 @@ _GIVEN_UP: Final = (
     plant(late.GivenUpPullGoesOn, "SGLang#35049", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
 )
 
+
+def _filed(name: str) -> Subject:
+    """kv-offload-file with the engine of this spec."""
+    return replace(OFFLOAD_FILE, extra_config={"spec_name": name, "spec_module_path": files.__name__})
+
+
+_FILED: Final = (
+    plant(files.WrittenBeforeCopied, "", _I.OWNERSHIP, _filed("WrittenTooEarlySpec"), _I.CONTENT, _I.NO_CRASH),
+    plant(files.CopiedBeforeRead, "", _I.CONTENT, _filed("CopiedTooEarlySpec")),
+    plant(files.FirstPartIsAll, "", _I.CONTENT, _filed("InPartSpec"), _I.HITS, _I.GEOMETRY),
+    plant(files.BaysForBothWays, "", _I.OWNERSHIP, _filed("BothWaysSpec"), _I.CONTENT),
+)
+
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
     plant(offload.StoresBeforeCompute, "#45704", _I.OWNERSHIP, _FENCED, _I.CONTENT),
@@ -208,5 +224,6 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_FAILED,
     *_GIVEN_UP,
     *_OFFLOADED,
+    *_FILED,
     *_HANDED_OVER,
 )

@@ -1,0 +1,90 @@
+"""Bugs planted in kv-offload-file's engine: chunks that go on too early between a GPU and a file, or not at all."""
+
+from typing import Any, ClassVar
+
+from kv_offload_cpu.copy.engine import CopyEngine, Direction
+from kv_offload_file.engine import FileCopyEngine, Slots
+from kv_sim.offload import TimedOffloadingConnector
+from kv_sim.offload_file import WorldFileCopyEngine, WorldFileOffloadingSpec
+
+
+class _PlantedSpec(WorldFileOffloadingSpec):
+    engine_class: ClassVar[type[WorldFileCopyEngine]]
+
+    def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
+        return self.engine_class(inner, slots, self.num_bays, num_blocks)
+
+
+class _WrittenTooEarly(WorldFileCopyEngine):
+    def _copy(self, batch: Any) -> None:
+        super()._copy(batch)
+        if batch.job.direction is Direction.STORE:
+            super()._move(batch)
+
+    def _move(self, batch: Any) -> None:
+        if batch.job.direction is Direction.LOAD:
+            super()._move(batch)
+
+
+class WrittenTooEarlySpec(_PlantedSpec):
+    """See `WrittenBeforeCopied`."""
+
+    engine_class = _WrittenTooEarly
+
+
+class WrittenBeforeCopied(TimedOffloadingConnector):
+    """What waits in staging memory is written to the file while the copy from the GPU is still under way."""
+
+
+class _CopiedTooEarly(WorldFileCopyEngine):
+    def _move(self, batch: Any) -> None:
+        super()._move(batch)
+        if batch.job.direction is Direction.LOAD:
+            self._copy(batch)
+
+    def _chunk_moved(self, batch: Any, problem: Exception | None) -> None:
+        if batch.job.direction is Direction.STORE:
+            super()._chunk_moved(batch, problem)
+
+
+class CopiedTooEarlySpec(_PlantedSpec):
+    """See `CopiedBeforeRead`."""
+
+    engine_class = _CopiedTooEarly
+
+
+class CopiedBeforeRead(TimedOffloadingConnector):
+    """The copy to the GPU begins while staging memory is still being read into."""
+
+
+class _InPart(WorldFileCopyEngine):
+    def _end(self, batch: Any, *, success: bool) -> None:
+        batch.job.begun = len(batch.job.slots)
+        super()._end(batch, success=success)
+
+
+class InPartSpec(_PlantedSpec):
+    """See `FirstPartIsAll`."""
+
+    engine_class = _InPart
+
+
+class FirstPartIsAll(TimedOffloadingConnector):
+    """A job that is larger than the staging memory has ended when the first part of it has."""
+
+
+class _BothWays(WorldFileCopyEngine):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        stores, loads = (self._lanes[direction] for direction in (Direction.STORE, Direction.LOAD))
+        loads.bays, loads.free = stores.bays, [*stores.bays]
+
+
+class BothWaysSpec(_PlantedSpec):
+    """See `BaysForBothWays`."""
+
+    engine_class = _BothWays
+
+
+class BaysForBothWays(TimedOffloadingConnector):
+    """Stores and loads each count which staging memory they use, and it is the same."""
