@@ -6,10 +6,8 @@ slots that are in memory. There are no threads: a chunk is read or written when 
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from kv_api import CanonicalKVCaches, OffloadingConfig
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction
@@ -71,16 +69,15 @@ class WorldSlots:
         return self._device.host[begin : begin + size]
 
 
-class Later(Executor):
+class Later:
     """Threads that do the next thing when they are told to."""
 
     def __init__(self) -> None:
-        self.tasks: deque[Callable[[], Any]] = deque()
+        self.tasks: deque[Callable[[], None]] = deque()
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., None], /, *args: object) -> None:
         """Not yet."""
-        self.tasks.append(partial(fn, *args, **kwargs))
-        return Future()
+        self.tasks.append(partial(fn, *args))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Never."""

@@ -20,7 +20,6 @@ it is under way and no chunk is left.
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from logging import getLogger
 from threading import Condition
@@ -34,6 +33,16 @@ from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 
 _log = getLogger("kv_offload_file")
+
+
+class Threads(Protocol):
+    """What a `ThreadPoolExecutor` can do, as far as it is needed."""
+
+    def submit(self, fn: Callable[..., None], /, *args: object) -> object:
+        """Call it soon."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Call nothing any more."""
 
 
 class Slots(Protocol):
@@ -92,7 +101,7 @@ class _Batch:
 class _Lane:
     """One direction."""
 
-    def __init__(self, bays: list[int], threads: Executor) -> None:
+    def __init__(self, bays: list[int], threads: Threads) -> None:
         self.bays = bays
         self.free = [*bays]
         self.threads = threads
@@ -134,7 +143,7 @@ class FileCopyEngine:
         slots: Slots,
         num_bays: int,
         num_blocks: Sequence[int],
-        threads: Callable[[Direction], Executor],
+        threads: Callable[[Direction], Threads],
     ) -> None:
         assert num_bays >= len(Direction), f"{num_bays} bays for two directions"
         self.labels: dict[int, list[Label]] = {}

@@ -4,7 +4,7 @@ Importing this needs nothing but kv_api and kv_offload_cpu; making the manager r
 What has bytes is imported by ``get_worker``.
 """
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -169,7 +169,7 @@ class FileOffloadingSpec(OffloadingSpec):
 
         return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
 
-    def _threads(self, direction: "Direction") -> Executor:
+    def _threads(self, direction: "Direction") -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.options.file_threads, f"kv-file-{direction.value}")
 
 

@@ -1,7 +1,6 @@
 """Engines over a folder, with real bytes: what a chunk holds follows from its key."""
 
 import zlib
-from concurrent.futures import Executor, Future
 
 import numpy as np
 
@@ -176,16 +175,15 @@ class Rig:
         return all(successes)
 
 
-class ByHand(Executor):
+class ByHand:
     """Threads that do the next thing when they are told to."""
 
     def __init__(self):
         self.tasks = []
         self.is_shut_down = False
 
-    def submit(self, fn, /, *args, **kwargs):
-        self.tasks.append(lambda: fn(*args, **kwargs))
-        return Future()
+    def submit(self, fn, *args):
+        self.tasks.append(lambda: fn(*args))
 
     def shutdown(self, wait=True, *, cancel_futures=False):
         assert cancel_futures

@@ -1,4 +1,4 @@
-"""Bugs planted in kv-offload-file's engine: chunks that go on too early between a GPU and a file, or not at all."""
+"""Bugs planted in kv-offload-file's engine: chunks that go on too early between GPU and file, or not at all."""
 
 from typing import Any, ClassVar
 
