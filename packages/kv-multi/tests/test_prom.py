@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from kv_multi_scripted import child, engine_config
+from kv_multi_scripted import Scripted, child, engine_config
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kv_multi import MultiConnector
@@ -45,6 +45,29 @@ def test_children_of_one_class(registry):
     assert value(registry, "Scripted0", engine="3") == 0
     assert value(registry, "far", name="kv_test_last", kind="any") == 2
     assert value(registry, "Scripted0", name="kv_test_last", kind="any") == 1
+
+
+class Otherwise(Scripted):
+    """Its metric ``kv_test_last`` has another label."""
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        kind = metric_types[Gauge]
+        metric = kind(name="kv_test_last", documentation="Last.", labelnames=[*labelnames, "colour"])
+        metric.labels(*per_engine_labelvalues[0], "red").set(7)
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def test_a_metric_that_a_later_child_has_other_labels_for_has_a_name_of_its_own(registry):
+    """Its own name is as another child's that asks for the same labels, of whatever kind."""
+    others = [child("Otherwise", module_path=__name__, name=name) for name in ("far-off.7", "near")]
+    metrics = build([child(), *others, child(name="last")], registry)
+    metrics.observe(payload(Scripted0=1, near=3, last=4))
+    assert value(registry, "Scripted0", name="kv_test_last", kind="any") == 1
+    assert value(registry, "last", name="kv_test_last", kind="any") == 4
+    assert value(registry, "near", name="kv_test_last", kind="any") == 3
+    assert value(registry, "far-off.7", name="kv_test_last_far_off_7", colour="red") == 7
+    assert value(registry, "near", name="kv_test_last_near", colour="red") == 7
 
 
 def test_the_settings_of_a_metric_are_its_class_s(registry):

@@ -5,10 +5,14 @@ metrics. So each child builds its metrics as it would alone, but for two things:
 ``child`` at its end, with the child's name as the value, and a metric that another child has registered before is
 used again instead of registered again. All children have the label, also an only one, so that a dashboard doesn't
 change when a child is added. Children of a nested MultiConnector are named by their path, ``outer/inner``.
+
+A metric can't have other labels for one child than for another, as that one would which says what an offloading
+medium is like. So who comes later has it under a name of its own, with the child's at its end.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from kv_api import KVConnectorPromMetrics, VllmConfig
 from kv_api.stats import PromMetric
@@ -18,6 +22,9 @@ from kv_multi.stats import open_envelope
 
 MetricTypes = dict[type[PromMetric], type[PromMetric]]
 LabelValues = dict[int, list[object]]
+
+_Registered: TypeAlias = tuple[tuple[str, ...], PromMetric]
+"""The labels of a metric, and it."""
 
 
 class MultiKVConnectorPromMetrics(KVConnectorPromMetrics):
@@ -49,7 +56,7 @@ def build_metrics(
     per_engine_labelvalues: LabelValues,
 ) -> MultiKVConnectorPromMetrics:
     """Build the metrics of all children."""
-    shared: Any = {kind: _registered_once(used) for kind, used in metric_types.items()}
+    registered: dict[str, _Registered] = {}
     nested = labelnames[-1:] == [CHILD_LABEL]
     names = labelnames if nested else [*labelnames, CHILD_LABEL]
     built = {}
@@ -58,6 +65,7 @@ def build_metrics(
             engine: _named(engine_values, child.name, nested)
             for engine, engine_values in per_engine_labelvalues.items()
         }
+        shared: Any = {kind: _registered_once(used, registered, child.name) for kind, used in metric_types.items()}
         metrics = child.connector_class.build_prom_metrics(
             child_vllm_config(vllm_config, child), shared, list(names), values
         )
@@ -72,14 +80,18 @@ def _named(values: Sequence[object], name: str, nested: bool) -> list[object]:
     return [*values, name]
 
 
-def _registered_once(metric_type: Callable[..., PromMetric]) -> Callable[..., PromMetric]:
-    """Stands in for a metric class: a second metric of the same name and labels is the first one."""
-    registered: dict[tuple[str, tuple[str, ...]], PromMetric] = {}
+def _registered_once(
+    metric_type: Callable[..., PromMetric], registered: dict[str, _Registered], child: str
+) -> Callable[..., PromMetric]:
+    """Stands in for a metric class where ``child`` asks: what one before it has asked for is there already."""
 
     def register(name: str, documentation: str, labelnames: Sequence[str] = (), **kwargs: Any) -> PromMetric:
-        key = (name, tuple(labelnames))
-        if key not in registered:
-            registered[key] = metric_type(name=name, documentation=documentation, labelnames=labelnames, **kwargs)
-        return registered[key]
+        labels = tuple(labelnames)
+        if name in registered and registered[name][0] != labels:
+            name = f"{name}_{re.sub(r'[^a-zA-Z0-9_]', '_', child)}"
+        if name not in registered:
+            metric = metric_type(name=name, documentation=documentation, labelnames=labelnames, **kwargs)
+            registered[name] = labels, metric
+        return registered[name][1]
 
     return register

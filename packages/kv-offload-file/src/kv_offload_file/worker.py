@@ -1,6 +1,6 @@
 """The worker of a file: host memory's, whose engine is told whose chunks a job is about."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from kv_api import GPULoadStoreSpec, LoadStoreSpec
@@ -40,7 +40,7 @@ class FileOffloadingWorker(CPUOffloadingWorker):
         self._files.check()
 
     @contextmanager
-    def _labelled(self, job_id: int, direction: Direction, chunks: LoadStoreSpec) -> Iterator[None]:
+    def _labelled(self, job_id: int, direction: Direction, chunks: LoadStoreSpec) -> Generator[None]:
         self._files.labels[job_id] = labels_of(f"{direction.value} job {job_id}", chunks)
         try:
             yield

@@ -120,8 +120,8 @@ OFFLOAD_FILE: Final = Subject(
     frozenset(Trait) - {Trait.LOSSES, Trait.COUNTS},
     evicts_oldest=True,
 )
-"""A job may be several copies. Each has to be heard of for the next one to begin, and of a job that failed some may
-have moved their bytes."""
+"""A job may be several copies. Each has to be heard of for the next one to begin, and of a job that failed some
+may have moved their bytes."""
 
 P2P: Final = Subject(
     "RoutedP2PConnector",
