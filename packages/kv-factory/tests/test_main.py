@@ -24,6 +24,7 @@ connector        OffloadingConnector  -       not installed  no: install the pac
 connector        P2PConnector         -       not installed  no: install the package kv-p2p
 connector        SimpleConnector      -       not installed  no: install the package kv-p2p
 offloading spec  CPUOffloadingSpec    -       not installed  no: install the package kv-offload-cpu
+offloading spec  FileOffloadingSpec   -       not installed  no: install the package kv-offload-file
 """
 TABLE = """\
 kind             name                 target         origin         importable?
@@ -36,6 +37,7 @@ connector        P2PConnector         -              not installed  no: install 
 connector        SimpleConnector      -              not installed  no: install the package kv-p2p
 offloading spec  Away                 kvf_nowhere:A  registered     no: there is no module 'kvf_nowhere'
 offloading spec  CPUOffloadingSpec    -              not installed  no: install the package kv-offload-cpu
+offloading spec  FileOffloadingSpec   -              not installed  no: install the package kv-offload-file
 """
 
 
@@ -68,7 +70,7 @@ def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     KVConnectorFactory.register_connector("Mine", zoo, "Two")
     assert main(["--json"]) == 0
-    mine, *_, spec = json.loads(capsys.readouterr().out)
+    mine, *_, spec, _ = json.loads(capsys.readouterr().out)
     assert mine == {
         "kind": "connector", "name": "Mine", "target": "kvf_zoo:Two", "origin": "registered",
         "importable": True, "error": None,

@@ -32,7 +32,10 @@ class OffloadingSpecFactory:
     """The offloading specs that are known by name, and how they are made. All of it is on the class."""
 
     _registry: ClassVar[LazyRegistry] = LazyRegistry(
-        "offloading spec", "kv_offload_specs", (OffloadingSpec,), {DEFAULT_SPEC: "kv-offload-cpu"}
+        "offloading spec",
+        "kv_offload_specs",
+        (OffloadingSpec,),
+        {DEFAULT_SPEC: "kv-offload-cpu", "FileOffloadingSpec": "kv-offload-file"},
     )
 
     @classmethod
