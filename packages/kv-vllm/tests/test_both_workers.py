@@ -1,4 +1,4 @@
-"""The driver's worker gives a device the same work as the testbed's. Both are read as text, so it needs no vLLM."""
+"""The driver's worker gives a device the same work as the testbed's. Both are read as text: it needs no vLLM."""
 
 import ast
 from pathlib import Path
