@@ -354,6 +354,25 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
     assert "FAIL" not in out
 
 
+@pytest.mark.parametrize(
+    ("line", "usage", "unknown"),
+    [
+        ("fuzz --histores 3", "kv-sim fuzz", "--histores 3"),
+        ("fuzz later", "kv-sim fuzz", "later"),
+        ("replay mooncake-synthetic --max-running 40", "kv-sim replay", "--max-running 40"),
+        ("conform later twice", "kv-sim conform", "twice"),
+        ("--log fuzz", "kv-sim [-h] COMMAND", "--log"),
+    ],
+)
+def test_what_a_command_does_not_know_is_refused_with_its_usage(
+    kv_sim: Callable[[str], Result], line: str, usage: str, unknown: str
+) -> None:
+    code, out, err = kv_sim(f"kv-sim {line}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"usage: {usage} ")
+    assert err.endswith(f"error: unrecognized arguments: {unknown}\n")
+
+
 def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[str], Result]) -> None:
     choosy = "kv-sim fuzz --connector broken_connectors:Choosy"
     code, out, _ = kv_sim(f"{choosy} --traits ranks --histories 20")
