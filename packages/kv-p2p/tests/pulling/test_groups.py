@@ -152,12 +152,14 @@ def test_blocks_of_groups_of_other_sizes(make):
 
 
 @pytest.mark.parametrize("specs", [(spec(4, window=6),), (spec(4, window=6), spec(4))])
-def test_the_first_group_may_have_the_window(make, specs):
+@pytest.mark.parametrize(("first", "answer"), [(1, (10, True)), (2, (0, False))])
+def test_the_first_group_may_have_the_window(make, specs, first, answer):
+    """The last token reads from token 5 on."""
     half = make(specs=specs)
-    ticket = ticket_of(range(11), shape=half._shape, first_places=(1,) + (0,) * (len(specs) - 1))
+    ticket = ticket_of(range(11), shape=half._shape, first_places=(first,) + (0,) * (len(specs) - 1))
     request = Request("b", range(11), ticket.to_params("there"), computed=0)
     half.on_new_request(request)
-    assert half.get_num_new_matched_tokens(request, 0) == (10, True)  # its last token reads from token 5 on
+    assert half.get_num_new_matched_tokens(request, 0) == answer
 
 
 @pytest.mark.parametrize(("local", "more"), [(0, 0), (8, 8)])

@@ -162,7 +162,7 @@ class TestLayersOfGroups:
 
     def test_one_that_reads_what_another_keeps_needs_none(self):
         caches = self.caches()
-        caches["c"] = caches["b"]
+        caches["c"], caches["d"] = caches["b"], caches["a"]
         groups = kv_cache_config(BLOCKS, SPECS, [["a"], ["b"]])
         assert [len(pages._layers) for pages in WorkerPages.of(caches, groups).by_group] == [1, 1]
 
