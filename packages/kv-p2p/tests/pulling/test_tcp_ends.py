@@ -108,9 +108,10 @@ class TestClosing:
         assert here.reason() == "TimeoutError: timed out"
         assert asked == [("there", 81, seconds)]
 
-    def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch):
-        monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", SHORT)
-        here = worker(2, silence=LONG)
+    @pytest.mark.parametrize(("silence", "seconds"), [(LONG, SHORT), (SHORT, LONG)])
+    def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch, silence, seconds):
+        monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", seconds)
+        here = worker(2, silence=silence)
         here.wire.decline(raw.source)
         raw.asked()
         close(here)
