@@ -141,6 +141,18 @@ def test_what_comes_too_late_does_not_stop_the_producer(sort: str) -> None:
     end(pair)
 
 
+def test_what_was_answered_once_is_no_less_wanted_the_next_time(sort: str) -> None:
+    pair = producer, consumer = make(sort, threshold=1)
+    insert(producer, 1)
+    assert select(consumer, 1) == [10]
+    insert(producer, 1)
+    inserting = Background(insert, producer, 2)
+    wait_until(lambda: len(producer._table) == 2)
+    assert select(consumer, 1) == [10]
+    inserting.result()
+    end(pair)
+
+
 def test_who_asks_again_gets_what_came_meanwhile(sort: str) -> None:
     pair = producer, consumer = make(sort, wait_seconds=0.01)
     producer.start_answering()
