@@ -29,6 +29,19 @@ def test_no_time_is_left_when_a_consumer_begins_to_call() -> None:
         connect(HOST, port, 0, 5.0, lambda: next(times, 6.0))
 
 
+def test_a_call_may_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, times = [], iter([0.0, 1.5])
+
+    def connect_never(host: str, port: int, seconds: float) -> None:
+        given.append((host, port, seconds))
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(rendezvous.sockets, "connect", connect_never)
+    with pytest.raises(RendezvousError, match=r"within 5 s: timed out$"):
+        connect(HOST, 80, 0, 5.0, lambda: next(times, 6.0))
+    assert given == [(HOST, 80, 3.5)]
+
+
 @pytest.mark.parametrize(("hello_seconds", "seconds"), [(0.05, 100 * LIMIT_SECONDS), (100 * LIMIT_SECONDS, 0.05)])
 def test_who_says_nothing_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, hello_seconds: float, seconds: float

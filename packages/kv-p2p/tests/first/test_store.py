@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_p2p_background import wait_until
+from kv_p2p_background import Background, wait_until
 from kv_p2p_pipe_pairs import SORTS, make_pair
 
 from kv_api import ConfigError
@@ -55,6 +55,8 @@ def test_what_was_put_longest_ago_makes_room(store: KVStoreBufferBase) -> None:
     assert [key for key in "abcd" if store.get(key) is not None] == ["a", "c", "d"]
     store.put("e", np.zeros(1001, np.uint8))
     assert store.get("e") is None
+    store.put("f", np.zeros(1000, np.uint8))
+    assert [key for key in "acdf" if store.get(key) is not None] == ["f"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 12))))
@@ -130,6 +132,22 @@ def test_a_request_that_is_none_ends_it_and_is_logged(caplog: pytest.LogCaptureF
         other.recv_tensor()
     server.close()
     other.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_store_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = make_pair("local")
+    held = LocalStore(10)
+
+    def fail(key: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(held, "get", fail)
+    server, client = StoreServer(one, held), PipeStore(other)
+    getting = Background(client.get, "a")
+    with pytest.raises(PipeClosedError):
+        getting.result()
+    server.close()
 
 
 def test_a_store_of_nothing() -> None:
