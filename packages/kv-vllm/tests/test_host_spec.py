@@ -170,6 +170,22 @@ def test_a_vendors_medium_names_its_keys(module, config):
     assert type(VendorsHost(replace(config, extra_config=extra)).ours) is Vendors
 
 
+def test_a_vendors_medium_may_count_what_it_was_told_to(module, config):
+    class Vendors(module.CPUOffloadingSpec):
+        extra_keys = module.CPUOffloadingSpec.extra_keys | {"counted"}
+
+        @classmethod
+        def build_metric_definitions(cls, extra_config):
+            return {extra_config["counted"]: kv_api.OffloadingCounterMetadata("what it counts")}
+
+    class VendorsHost(module.HostOffloadingSpec):
+        our_spec = Vendors
+
+    extra = {"cpu_bytes_to_use": 1 << 20, "counted": "c"}
+    assert [*VendorsHost.build_metric_definitions(extra)] == ["c"]
+    assert [*VendorsHost(replace(config, extra_config=extra)).get_manager()._declared] == ["c"]
+
+
 def test_metrics_are_declared_in_vllms_classes(module):
     offload = pytest.importorskip("vllm.v1.kv_offload.base")
     ours, extra = module.CPUOffloadingSpec, {"cpu_bytes_to_use": 1 << 20}

@@ -227,6 +227,13 @@ def test_slots_of_the_host(cache, host_bytes, slots):
     assert world_of(config, cache, groups)["world"]["host_slots"] == slots
 
 
+def test_slots_where_nobody_said_how_many_bytes():
+    config = engine()
+    config.parallel_config.world_size = 1
+    del config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"]
+    assert world_of(config, blocks(8, [160]), [group(AttentionKind.FULL)] * 2)["world"]["host_slots"] == 64
+
+
 @pytest.mark.parametrize(
     ("odd", "hash_tokens", "message"),
     [
@@ -342,6 +349,13 @@ def test_the_testbed_reads_it(tmp_path):
     assert len(schedule.history) == 8
 
 
+def test_a_last_line_that_is_whole_counts(tmp_path):
+    """The engine was killed before it ended the line."""
+    file = tmp_path / "calls"
+    file.write_text(json.dumps(HEAD) + "\n" + json.dumps(STEP) + "\n" + json.dumps(end("r0")))
+    assert read_calls(file) == (HEAD, [STEP, end("r0")])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -366,7 +380,8 @@ def test_children_of_a_multi_connector_are_of_the_world_too():
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"name": "a"},
     }
-    extra = {"connectors": [child, "none"], "load_policy": "longest"}
+    other = {"kv_connector": "P2PConnector"}
+    extra = {"connectors": [child, "none", other], "load_policy": "longest"}
     subject = subject_of({"kv_connector": "MultiConnector", "kv_connector_extra_config": extra})
     assert (subject["kv_connector"], subject["module_path"]) == ("MultiConnector", "kv_multi")
     assert subject["extra_config"] == {
@@ -380,8 +395,9 @@ def test_children_of_a_multi_connector_are_of_the_world_too():
                     "spec_name": "WorldCPUOffloadingSpec",
                     "spec_module_path": "kv_sim.offload",
                 },
-            }
+            },
+            {**other, "kv_connector_module_path": None, "kv_connector_extra_config": {}},
         ],
         "load_policy": "longest",
     }
-    assert extra["connectors"] == [child, "none"]
+    assert extra["connectors"] == [child, "none", other]

@@ -1,6 +1,6 @@
 """What stands before another connector: what is asked of that one, and what is refused before it is made."""
 
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -53,6 +53,18 @@ def test_what_is_asked_of_the_one_behind_it(before, answer):
     assert (made.requires_kv_delivery, made.supports_divergent_local_hybrid_hits) == (answer, not answer)
     assert made.start_load_kv("context", more=1) is made.inner.start_load_kv.return_value
     made.inner.start_load_kv.assert_called_once_with("context", more=1)
+
+
+def test_every_call_reaches_the_one_behind_it(module):
+    from kv_vllm.handing_on import CALLED
+
+    made = object.__new__(module.ConnectorBefore)
+    made.inner = MagicMock()
+    known = [name for name in CALLED if hasattr(module.KVConnectorBase_V1, name)]
+    for name in known:
+        assert getattr(made, name)("given", more=1) is getattr(made.inner, name).return_value
+    assert made.inner.mock_calls == [getattr(call, name)("given", more=1) for name in known]
+    assert {"shutdown", "register_kv_caches"} <= {*known}
 
 
 def test_what_is_asked_of_the_class_behind_it(before, config):
