@@ -76,12 +76,12 @@ def test_without_a_word_a_store_has_succeeded(module):
 
 
 def test_events_that_others_need_not_know_are_left_out(module):
-    stored, moved = (
+    one, moved, other = (
         kv_api.OffloadingEvent([key], kv_api.Medium.CPU, False, metadata_only=key == b"moved")
-        for key in (b"stored", b"moved")
+        for key in (b"one", b"moved", b"other")
     )
-    manager = module.HostManager(SimpleNamespace(take_events=lambda: [stored, moved]), {})
-    assert manager.take_events() == [module.to_vllm(stored)]
+    manager = module.HostManager(SimpleNamespace(take_events=lambda: [one, moved, other]), {})
+    assert manager.take_events() == [module.to_vllm(one), module.to_vllm(other)]
 
 
 def test_what_is_counted_is_in_vllms_form(module):

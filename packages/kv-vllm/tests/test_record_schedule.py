@@ -256,9 +256,11 @@ def test_slots_where_nobody_said_how_many_bytes():
     ],
 )
 def test_an_engine_that_no_world_can_be_is_refused(odd, hash_tokens, message):
-    with pytest.raises(ConfigError) as refused:
-        world_of(engine(), blocks(8, [160], hash_block_size=hash_tokens), [group(AttentionKind.FULL), odd])
-    assert str(refused.value) == message
+    cache = blocks(8, [160], hash_block_size=hash_tokens)
+    for groups in ([group(AttentionKind.FULL), odd], [odd, group(AttentionKind.FULL)]):
+        with pytest.raises(ConfigError) as refused:
+            world_of(engine(), cache, groups)
+        assert str(refused.value) == message.replace("group 1", f"group {groups.index(odd)}")
 
 
 def test_any_other_connector_is_what_it_is():
@@ -356,12 +358,19 @@ def test_a_last_line_that_is_whole_counts(tmp_path):
     assert read_calls(file) == (HEAD, [STEP, end("r0")])
 
 
+NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: expected the header of 'kv-vllm calls', version 1"),
-        ('{"format": "kv-sim schedule"}\n', "line 1: expected the header of 'kv-vllm calls', version 1"),
-        (json.dumps({**HEAD, "version": 2}), "line 1: expected the header of 'kv-vllm calls', version 1"),
+        ("", NO_HEADER),
+        ('{"format": "kv-sim schedule"}\n', NO_HEADER),
+        (
+            json.dumps({**HEAD, "format": "kv-sim schedule"}),
+            NO_HEADER,
+        ),
+        (json.dumps({**HEAD, "version": 2}), NO_HEADER),
         (json.dumps(HEAD) + "\nno\n{}\n", "line 2: this is no JSON object"),
         (json.dumps(HEAD) + "\n{}\n[]\n", "line 3: this is no JSON object"),
     ],

@@ -77,6 +77,12 @@ def test_what_is_asked_of_the_class_behind_it(before, config):
     assert known == ("OffloadingConnector", "kv_both", transfer.engine_id)
 
 
+def test_it_sleeps_only_if_the_one_behind_it_may(name, before, told):
+    """Others may read what a P2PConnector holds."""
+    config = config_of(name, told({**BEHIND, "kv_connector": "P2PConnector", "kv_connector_extra_config": {}}))
+    assert before.supports_sleep_mode(config.kv_transfer_config) is False
+
+
 def test_what_the_one_behind_it_does_not_say_is_that_of_the_one_before(name, before, module):
     own = {"kv_role": "kv_producer", "engine_id": "e", "kv_buffer_device": "cuda"}
     own["kv_load_failure_policy"] = "recompute"  # nothing of it is the default
