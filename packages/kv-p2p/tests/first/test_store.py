@@ -118,15 +118,16 @@ def test_a_client_that_broke_off_a_request_has_ended(monkeypatch: pytest.MonkeyP
     server.close()
 
 
-def test_a_request_that_is_none_ends_it_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("what", [0, 2])
+def test_a_request_that_is_none_ends_it_and_is_logged(what: int, caplog: pytest.LogCaptureFixture) -> None:
     one, other = make_pair("local")
     with caplog.at_level(logging.WARNING, "kv_p2p"):
         server = StoreServer(one, LocalStore(10))
-        other.send_tensor(np.array([2]))
+        other.send_tensor(np.array([what]))
         other.send_tensor(None)
         wait_until(lambda: not server._thread.is_alive())
     assert [record.getMessage() for record in caplog.records] == [
-        "a request to a store can't be used: expected [0] or [1] and a key, got array([2]) and None"
+        f"a request to a store can't be used: expected [0] or [1] and a key, got array([{what}]) and None"
     ]
     with pytest.raises(PipeClosedError):
         other.recv_tensor()

@@ -139,6 +139,7 @@ def test_a_torch_tensor_of_too_few_bytes_or_of_a_type_that_torch_does_not_have(
             lambda: whole_numbers(np.ones((1, 3), int), "input_tokens"),
             "input_tokens: expected whole numbers in one dimension, got numpy <i8 (1, 3)",
         ),
+        (lambda: truths([True], "roi"), "roi: expected a numpy array or a torch tensor, got list"),
         (lambda: truths(np.ones(3), "roi"), "roi: expected a mask in one dimension, got numpy <f8 (3,)"),
         (lambda: truths(np.array(True), "roi"), "roi: expected a mask in one dimension, got numpy |b1 ()"),
     ],
