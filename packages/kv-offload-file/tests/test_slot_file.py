@@ -137,6 +137,7 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
         except OSError:
             ended = False
         monkeypatch.undo()
+        said = {label.key for label in rows(tmp_path / str(last)).values()}
         found = {}
         for label in (LABEL, LABEL._replace(key=OTHER)):
             try:
@@ -144,7 +145,7 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
             except DamagedError:
                 continue
         expected = {OTHER: after} if ended else ({KEY: BYTES} if not last else {})
-        assert found.keys() == expected.keys(), f"after {last} calls"
+        assert found.keys() == expected.keys() == said, f"after {last} calls"
         assert all((found[key] == expected[key]).all() for key in found)
         file.close()
     assert ended

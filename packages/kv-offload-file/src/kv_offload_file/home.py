@@ -119,9 +119,10 @@ class LockedHome:
 
     def _read_epoch(self) -> int | None:
         try:
-            return int((self.folder / "epoch").read_text(encoding="ascii"), 16)
-        except (FileNotFoundError, ValueError):
+            text = (self.folder / "epoch").read_bytes()
+        except FileNotFoundError:
             return None
+        return int(text, 16) if re.fullmatch(rb"[0-7][0-9a-f]{15}", text) else None
 
     def _new_epoch(self) -> int:
         """A number that no folder had before, on the disk before anybody hears of it."""
