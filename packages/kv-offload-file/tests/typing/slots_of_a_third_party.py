@@ -13,7 +13,7 @@ from kv_offload_file.restore import Found
 
 class Elsewhere:
     def write(self, slot: int, label: Label, bay: int) -> None:
-        print(label.key, label.epoch, label.number)
+        assert_type(label.key, OffloadKey)
 
     def read(self, slot: int, label: Label, bay: int) -> None: ...
 
@@ -43,7 +43,7 @@ class ElsewhereSpec(FileOffloadingSpec):
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
         engine = super().make_engine(inner, slots, num_blocks)
-        print(engine.damaged, engine.errors)
+        assert_type(engine.damaged, int)
         return engine
 
 
