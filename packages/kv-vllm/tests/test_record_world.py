@@ -157,6 +157,31 @@ def test_any_other_connector_is_what_it_is():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("FileOffloadingSpec", ("WorldFileOffloadingSpec", "kv_sim.offload_file")),
+        ("ShelfSpec", ("WorldCPUOffloadingSpec", "kv_sim.offload")),
+    ],
+)
+def test_files_are_the_worlds_and_any_other_medium_is_host_memory(name, expected):
+    files = {"file_dir": "/mnt", "file_bytes_to_use": 5e9, "file_threads": 2, "store_threshold": 2}
+    extra = {"spec_name": name, "spec_module_path": "theirs", **files}
+    subject = subject_of({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
+    assert subject["extra_config"] == {
+        **dict(zip(("spec_name", "spec_module_path"), expected, strict=True)),
+        "store_threshold": 2,
+    }
+
+
+def test_slots_of_a_file():
+    config = engine()
+    config.kv_transfer_config.kv_connector_extra_config = {"file_bytes_to_use": 4000}
+    assert world_of(config, blocks(8, [160]), [group(AttentionKind.FULL)])["world"]["host_slots"] == 4000 // (
+        20 * 6
+    )
+
+
 def test_children_of_a_multi_connector_are_of_the_world_too():
     child = {
         "kv_connector": "OffloadingConnector",
