@@ -293,6 +293,11 @@ MISUSES = [
     ("fuzz --connector later --extra 3", "--extra: expected an object, got 3 (a whole number)"),
     ("fuzz --connector OffloadingConnector", "CPUOffloadingSpec copies memory by itself, and a world's memory is"),
     (
+        """conform --spec FileOffloadingSpec --extra '{"file_dir": "nowhere", "file_bytes_to_use": 1e6}'""",
+        "FileOffloadingSpec copies memory by itself, and a world's memory is written by its devices alone; the "
+        "subject 'offload-file' is the same with copies of the testbed's (kv_sim.offload_file:WorldFileOffl",
+    ),
+    (
         """fuzz --connector MultiConnector --extra '{"connectors": [{"kv_connector": "MultiConnector",
         "kv_connector_extra_config": {"connectors": [{"kv_connector": "OffloadingConnector",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1e6}}]}}]}'""",

@@ -177,9 +177,8 @@ def test_files_are_the_worlds_and_any_other_medium_is_host_memory(name, expected
 def test_slots_of_a_file():
     config = engine()
     config.kv_transfer_config.kv_connector_extra_config = {"file_bytes_to_use": 4000}
-    assert world_of(config, blocks(8, [160]), [group(AttentionKind.FULL)])["world"]["host_slots"] == 4000 // (
-        20 * 6
-    )
+    groups = [group(AttentionKind.FULL), group(AttentionKind.FULL, page_size_bytes=30)]
+    assert world_of(config, blocks(8, []), groups)["world"]["host_slots"] == 4000 // (30 * 2 * 6)
 
 
 def test_children_of_a_multi_connector_are_of_the_world_too():
