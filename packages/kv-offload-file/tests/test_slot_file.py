@@ -137,6 +137,8 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
         except OSError:
             ended = False
         monkeypatch.undo()
+        now = LABEL._replace(key=OTHER) if ended else LABEL
+        assert rows(tmp_path / str(last)) == ({1: now} if ended or not last else {}), "what the next start believes"
         found = {}
         for label in (LABEL, LABEL._replace(key=OTHER)):
             try:

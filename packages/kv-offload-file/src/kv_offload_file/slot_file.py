@@ -24,6 +24,7 @@ ALIGNMENT: Final = 4096
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _HEADER: Final = struct.Struct("<8sQB36s")
 _MAGIC: Final = b"KVSLOTS1"
+_NOTHING: Final = bytes(ROW_BYTES)
 _SUM: Final = struct.Struct("<I")
 
 
@@ -77,10 +78,11 @@ class SlotFile:
             raise
 
     def write(self, slot: int, label: Label, data: memoryview) -> None:
-        """Fill a slot. An OSError leaves one that says nothing that isn't so."""
+        """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
         row = pack_row(Row(label, zlib.crc32(data)))
-        _write_all(self._slots, data, self._check(slot) * self.slot_bytes)
-        _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
+        self._write_row(self._check(slot), _NOTHING)
+        _write_all(self._slots, data, slot * self.slot_bytes)
+        self._write_row(slot, row)
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:
         """Read what a slot holds, if it is the chunk and of the epoch that the label says; else `DamagedError`."""
@@ -91,7 +93,7 @@ class SlotFile:
             raise DamagedError(f"{where} holds {held}, not chunk {label.key.hex()} of this epoch")
         _read_all(self._slots, into, slot * self.slot_bytes)
         if zlib.crc32(into) != row.data_sum:
-            _write_all(self._rows, memoryview(bytes(ROW_BYTES)), (1 + slot) * ROW_BYTES)
+            self._write_row(slot, _NOTHING)
             raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
 
     def close(self) -> None:
@@ -132,6 +134,9 @@ class SlotFile:
         body = body.ljust(ROW_BYTES - _SUM.size, b"\0")
         _write_all(self._rows, memoryview(_SUM.pack(zlib.crc32(body)) + body), 0)
         os.fsync(self._rows)
+
+    def _write_row(self, slot: int, row: bytes) -> None:
+        _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
 
     def _check(self, slot: int) -> int:
         if not 0 <= slot < self.num_slots:
