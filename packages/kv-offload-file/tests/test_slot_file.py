@@ -211,6 +211,27 @@ def test_files_that_were_closed_once_are_open_again_before_anything_changes(tmp_
     assert rows(tmp_path) == {}
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_does_not_reach_the_disk_at_the_end_was_not_closed(tmp_path, boot, monkeypatch, caplog, failing):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    before, sync, calls = os.listdir("/proc/self/fd"), os.fsync, []
+
+    def fsync(fd):
+        calls.append(fd)
+        if len(calls) > failing:
+            raise OSError(5, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    file.close()
+    assert "rank-0.slots: if the machine goes down, what it holds will be forgotten: " in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 2
+    assert rows(tmp_path) == {1: LABEL}
+    boot("second")
+    assert (rows(tmp_path) == {}) == (failing < 2), "what was written last may have got there"
+
+
 def test_where_the_system_does_not_say_only_files_that_were_closed_are_trusted(tmp_path, boot):
     boot("")
     file = opened(tmp_path)

@@ -12,11 +12,14 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from logging import getLogger
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kv_api import ConfigError, KVError
 from kv_offload_file.label import ROW_BYTES, Label, Row, pack_row, unpack_row
+
+_log = getLogger("kv_offload_file")
 
 ALIGNMENT: Final = 4096
 """Of slots, in the file and in memory: what a disk asks for that is written to past the page cache."""
@@ -97,13 +100,15 @@ class SlotFile:
             raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
 
     def close(self) -> None:
-        """Have everything reach the disk, then say so. May be repeated."""
+        """Have everything reach the disk, then say so, unless it can't. May be repeated."""
         if self._rows < 0:
             return
         try:
             os.fsync(self._slots)
             os.fsync(self._rows)
             self._write_header(is_closed=True)
+        except OSError as error:
+            _log.error("%s: if the machine goes down, what it holds will be forgotten: %s", self.path, error)
         finally:
             self._close_both()
 
