@@ -299,9 +299,23 @@ def test_more_than_the_file_system_has_is_refused_at_the_start(tmp_path, monkeyp
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=7, f_frsize=1000))
     with pytest.raises(
         ConfigError,
-        match=r"file_bytes_to_use: .*rank-0.slots would grow by 32768 bytes, its file system has 7000 free",
+        match=r"file_bytes_to_use: .*rank-0.slots and its like \(there are 1\) would grow by 32768 bytes, "
+        r"the file system has 7000 free",
     ):
         opened(tmp_path)
+
+
+def test_ranks_that_share_a_file_system_are_reckoned_together(tmp_path, monkeypatch):
+    files = [SlotFile(tmp_path, 0, 9, 2 * ALIGNMENT)]
+    files[0].write(1, LABEL, BYTES.data)
+    files[0].close()
+    free = 2 * 32768 - 2 * ALIGNMENT
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=free, f_frsize=1))
+    files = [SlotFile(tmp_path, rank, 4, 2 * ALIGNMENT) for rank in range(2)]
+    with pytest.raises(ConfigError, match=rf"rank-2.slots and its like \(there are 3\) .* {free + 32768} bytes"):
+        SlotFile(tmp_path, 2, 4, 2 * ALIGNMENT)
+    for file in files:
+        file.close()
 
 
 def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):

@@ -125,13 +125,16 @@ class SlotFile:
         os.ftruncate(self._slots, self.num_slots * self.slot_bytes)
 
     def _check_room(self) -> None:
-        """Refuse more than the file system has, now rather than at each store."""
-        needed = self.num_slots * self.slot_bytes - os.fstat(self._slots).st_blocks * 512
+        """Refuse more than the file system has for all ranks that are there, now rather than at each store."""
+        size = self.num_slots * self.slot_bytes
+        there = [path.stat().st_blocks * 512 for path in self.path.parent.glob("rank-*.slots")]
+        needed = sum(max(0, size - taken) for taken in there)
         found = os.fstatvfs(self._slots)
         free = found.f_bavail * found.f_frsize
         if needed > free:
             raise ConfigError(
-                f"file_bytes_to_use: {self.path} would grow by {needed} bytes, its file system has {free} free"
+                f"file_bytes_to_use: {self.path} and its like (there are {len(there)}) would grow by {needed} bytes, "
+                f"the file system has {free} free"
             )
 
     def _write_header(self, *, is_closed: bool) -> None:
