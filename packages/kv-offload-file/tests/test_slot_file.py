@@ -138,7 +138,9 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
             ended = False
         monkeypatch.undo()
         now = LABEL._replace(key=OTHER) if ended else LABEL
-        assert rows(tmp_path / str(last)) == ({1: now} if ended or not last else {}), "what the next start believes"
+        assert rows(tmp_path / str(last)) == ({1: now} if ended or not last else {}), (
+            "what the next start believes"
+        )
         found = {}
         for label in (LABEL, LABEL._replace(key=OTHER)):
             try:
@@ -171,6 +173,55 @@ def test_a_file_that_somebody_cut_is_an_error_of_the_system_and_not_endless(tmp_
 
 
 # Which files are trusted
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the system from now on, and of which file."""
+    made = []
+
+    def record(name):
+        really = getattr(os, name)
+
+        def call(fd, *args):
+            made.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removeprefix("rank-0.")))
+            return really(fd, *args)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("pwrite", "fsync", "ftruncate"):
+        record(name)
+    return made
+
+
+def test_they_say_that_they_were_closed_when_all_the_rest_is_on_the_disk(tmp_path, calls):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    calls.clear()
+    file.close()
+    assert calls == [("fsync", "slots"), ("fsync", "rows"), ("pwrite", "rows"), ("fsync", "rows")]
+
+
+def test_they_say_on_the_disk_that_they_are_open_before_anything_changes(tmp_path, boot, calls):
+    file = opened(tmp_path)
+    file.close()
+    calls.clear()
+    file = opened(tmp_path, 9)
+    assert calls[:2] == [("pwrite", "rows"), ("fsync", "rows")]
+    kill(file)
+    boot("second")
+    calls.clear()
+    opened(tmp_path).close()
+    assert calls[:3] == [("ftruncate", "rows"), ("pwrite", "rows"), ("fsync", "rows")], (
+        "unless it is all forgotten"
+    )
+
+
+def test_a_later_version_finds_what_this_one_wrote(tmp_path, boot):
+    """Otherwise it has another name for the format: the first eight bytes."""
+    opened(tmp_path).close()
+    header = rows_path(tmp_path, 0).read_bytes()[:ROW_BYTES]
+    assert header[4:].rstrip(b"\0") == b"KVSLOTS1" + (8192).to_bytes(8, "little") + b"\1first"
 
 
 @pytest.mark.parametrize("end", [kill, SlotFile.close])
@@ -325,6 +376,18 @@ def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):
     file.close()
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=0, f_frsize=1000))
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("problem", [OSError(5, "Input/output error"), RuntimeError("no")])
+def test_a_file_that_can_not_be_begun_is_not_left_open(tmp_path, monkeypatch, problem):
+    def fail(fd):
+        raise problem
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "fstatvfs", fail)
+    with pytest.raises((ConfigError, RuntimeError), match="file_dir: Input/output error: .*rank-0.slots|no"):
+        opened(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_that_can_not_be(tmp_path):
