@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kv_offload_file_rig import config
@@ -60,6 +61,11 @@ def test_whatever_does_not_is_the_same(tmp_path):
     assert {home_folder(str(tmp_path), other, "") for other in same} == {usual}
 
 
+def test_a_later_version_finds_the_folder_of_this_one():
+    """Unless it reads other bytes there: then it has another number in ``_FORMAT``, and this one another hash."""
+    assert home_folder("somewhere", config(""), "").name == "org_model-fe53e7696d59f659"
+
+
 @pytest.mark.parametrize(
     ("model", "begin"),
     [
@@ -105,6 +111,29 @@ def test_who_is_refused_leaves_nothing_open(tmp_path):
             home(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == len(before)
     first.close()
+
+
+def test_the_folder_is_made_wherever_it_is_to_be(tmp_path):
+    at = home(tmp_path / "not" / "yet")
+    assert at.folder.is_dir()
+    at.close()
+
+
+def test_an_epoch_is_on_the_disk_before_anybody_hears_of_it(tmp_path, monkeypatch):
+    at = home(tmp_path)
+    before, sync, synced = os.listdir("/proc/self/fd"), os.fsync, []
+
+    def fsync(fd):
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append((path.name, (path if path.is_file() else path / "epoch").read_text()))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    at.renew()
+    written = f"{at.epoch:016x}"
+    assert synced == [("epoch.new", written), (at.folder.name, written)]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    at.close()
 
 
 def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
