@@ -1,5 +1,6 @@
 """Where an engine lives: found again by who means the same, used by one at a time, and of one epoch."""
 
+import fcntl
 import json
 import os
 from dataclasses import replace
@@ -175,6 +176,39 @@ def test_an_epoch_that_can_not_be_written_is_over_all_the_same(tmp_path, caplog)
     again = home(tmp_path)
     assert again.epoch not in (epoch, at.epoch)
     again.close()
+
+
+def test_a_disk_that_takes_no_epoch_and_gives_none_up_breaks_nothing_now(tmp_path, monkeypatch, caplog):
+    at = home(tmp_path)
+    epoch = at.epoch
+
+    def refuse(self, *args, **options):
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    at.renew()
+    assert at.epoch not in (epoch, 0)
+    assert f"{at.folder}: remove it before the next start, or what is forgotten will be found: " in caplog.text
+    at.close()
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (OSError(37, "No locks available"), r"file_dir: No locks available: .*org_model-\w+$"),
+        (OSError(5, "Input/output error", "that"), r"file_dir: Input/output error: that$"),
+    ],
+)
+def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkeypatch, problem, said):
+    def fail(fd, how):
+        raise problem
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ConfigError, match=said):
+        home(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_that_can_not_be(tmp_path):

@@ -385,7 +385,7 @@ def test_a_file_that_can_not_be_begun_is_not_left_open(tmp_path, monkeypatch, pr
 
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(os, "fstatvfs", fail)
-    with pytest.raises((ConfigError, RuntimeError), match="file_dir: Input/output error: .*rank-0.slots|no"):
+    with pytest.raises((ConfigError, RuntimeError), match=r"file_dir: Input/output error: .*rank-0.slots|no"):
         opened(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 

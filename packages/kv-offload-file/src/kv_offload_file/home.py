@@ -101,7 +101,7 @@ class LockedHome:
         except OSError as error:
             self.epoch = secrets.randbits(63) | 1
             _log.error("%s: what is stored now will be forgotten at the next start: %s", self.folder, error)
-            (self.folder / "epoch").unlink(missing_ok=True)
+            self._forget_epoch()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -122,6 +122,14 @@ class LockedHome:
             return int((self.folder / "epoch").read_text(encoding="ascii"), 16)
         except (FileNotFoundError, ValueError):
             return None
+
+    def _forget_epoch(self) -> None:
+        try:
+            (self.folder / "epoch").unlink(missing_ok=True)
+        except OSError as error:
+            _log.error(
+                "%s: remove it before the next start, or what is forgotten will be found: %s", self.folder, error
+            )
 
     def _new_epoch(self) -> int:
         """A number that no folder had before, on the disk before anybody hears of it."""

@@ -133,8 +133,8 @@ class SlotFile:
         free = found.f_bavail * found.f_frsize
         if needed > free:
             raise ConfigError(
-                f"file_bytes_to_use: {self.path} and its like (there are {len(there)}) would grow by {needed} bytes, "
-                f"the file system has {free} free"
+                f"file_bytes_to_use: {self.path} and its like (there are {len(there)}) would grow by {needed} "
+                f"bytes, the file system has {free} free"
             )
 
     def _write_header(self, *, is_closed: bool) -> None:
