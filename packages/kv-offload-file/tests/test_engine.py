@@ -182,6 +182,20 @@ def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig
     assert [copies.blocks.tolist() for _, copies, _ in rig.inner.jobs.values()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
+def test_a_job_that_finds_few_bays_takes_these_and_the_rest_later(rig):
+    rig.submit(1, STORE, [0])
+    rig.submit(2, STORE, [1, 2])
+    rig.submit(3, STORE, [3, 4, 5])
+    assert rig.inner.bays() == [[0], [1, 2], [3]]
+    for _ in range(6):
+        if rig.inner.jobs:
+            rig.inner.end()
+        rig.poll()
+        rig.stores.run()
+    assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 4, 5]
+    assert rig.poll() == [(1, True, 20), (2, True, 40), (3, True, 60)]
+
+
 def test_an_expedited_load_overtakes_what_has_not_begun(rig):
     rig.submit(1, LOAD, range(4))
     rig.submit(2, LOAD, [4])

@@ -1,8 +1,10 @@
 """Where an engine lives: found again by who means the same, used by one at a time, and of one epoch."""
 
+import fcntl
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kv_offload_file_rig import config
@@ -60,6 +62,11 @@ def test_whatever_does_not_is_the_same(tmp_path):
     assert {home_folder(str(tmp_path), other, "") for other in same} == {usual}
 
 
+def test_a_later_version_finds_the_folder_of_this_one():
+    """Unless it reads other bytes there: then it has another number in ``_FORMAT``, and this one another hash."""
+    assert home_folder("somewhere", config(""), "").name == "org_model-fe53e7696d59f659"
+
+
 @pytest.mark.parametrize(
     ("model", "begin"),
     [
@@ -107,6 +114,29 @@ def test_who_is_refused_leaves_nothing_open(tmp_path):
     first.close()
 
 
+def test_the_folder_is_made_wherever_it_is_to_be(tmp_path):
+    at = home(tmp_path / "not" / "yet")
+    assert at.folder.is_dir()
+    at.close()
+
+
+def test_an_epoch_is_on_the_disk_before_anybody_hears_of_it(tmp_path, monkeypatch):
+    at = home(tmp_path)
+    before, sync, synced = os.listdir("/proc/self/fd"), os.fsync, []
+
+    def fsync(fd):
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append((path.name, (path if path.is_file() else path / "epoch").read_text()))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    at.renew()
+    written = f"{at.epoch:016x}"
+    assert synced == [("epoch.new", written), (at.folder.name, written)]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    at.close()
+
+
 def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
     at = home(tmp_path)
     epoch = at.epoch
@@ -146,6 +176,39 @@ def test_an_epoch_that_can_not_be_written_is_over_all_the_same(tmp_path, caplog)
     again = home(tmp_path)
     assert again.epoch not in (epoch, at.epoch)
     again.close()
+
+
+def test_a_disk_that_takes_no_epoch_and_gives_none_up_breaks_nothing_now(tmp_path, monkeypatch, caplog):
+    at = home(tmp_path)
+    epoch = at.epoch
+
+    def refuse(self, *args, **options):
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    at.renew()
+    assert at.epoch not in (epoch, 0)
+    assert f"{at.folder}: remove it before the next start, or what is forgotten will be found: " in caplog.text
+    at.close()
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (OSError(37, "No locks available"), r"file_dir: No locks available: .*org_model-\w+$"),
+        (OSError(5, "Input/output error", "that"), r"file_dir: Input/output error: that$"),
+    ],
+)
+def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkeypatch, problem, said):
+    def fail(fd, how):
+        raise problem
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(ConfigError, match=said):
+        home(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_that_can_not_be(tmp_path):

@@ -137,7 +137,10 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
         except OSError:
             ended = False
         monkeypatch.undo()
-        said = {label.key for label in rows(tmp_path / str(last)).values()}
+        now = LABEL._replace(key=OTHER) if ended else LABEL
+        assert rows(tmp_path / str(last)) == ({1: now} if ended or not last else {}), (
+            "what the next start believes"
+        )
         found = {}
         for label in (LABEL, LABEL._replace(key=OTHER)):
             try:
@@ -145,7 +148,7 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
             except DamagedError:
                 continue
         expected = {OTHER: after} if ended else ({KEY: BYTES} if not last else {})
-        assert found.keys() == expected.keys() == said, f"after {last} calls"
+        assert found.keys() == expected.keys(), f"after {last} calls"
         assert all((found[key] == expected[key]).all() for key in found)
         file.close()
     assert ended
@@ -170,6 +173,55 @@ def test_a_file_that_somebody_cut_is_an_error_of_the_system_and_not_endless(tmp_
 
 
 # Which files are trusted
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the system from now on, and of which file."""
+    made = []
+
+    def record(name):
+        really = getattr(os, name)
+
+        def call(fd, *args):
+            made.append((name, os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removeprefix("rank-0.")))
+            return really(fd, *args)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("pwrite", "fsync", "ftruncate"):
+        record(name)
+    return made
+
+
+def test_they_say_that_they_were_closed_when_all_the_rest_is_on_the_disk(tmp_path, calls):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    calls.clear()
+    file.close()
+    assert calls == [("fsync", "slots"), ("fsync", "rows"), ("pwrite", "rows"), ("fsync", "rows")]
+
+
+def test_they_say_on_the_disk_that_they_are_open_before_anything_changes(tmp_path, boot, calls):
+    file = opened(tmp_path)
+    file.close()
+    calls.clear()
+    file = opened(tmp_path, 9)
+    assert calls[:2] == [("pwrite", "rows"), ("fsync", "rows")]
+    kill(file)
+    boot("second")
+    calls.clear()
+    opened(tmp_path).close()
+    assert calls[:3] == [("ftruncate", "rows"), ("pwrite", "rows"), ("fsync", "rows")], (
+        "unless it is all forgotten"
+    )
+
+
+def test_a_later_version_finds_what_this_one_wrote(tmp_path, boot):
+    """Otherwise it has another name for the format: the first eight bytes."""
+    opened(tmp_path).close()
+    header = rows_path(tmp_path, 0).read_bytes()[:ROW_BYTES]
+    assert header[4:].rstrip(b"\0") == b"KVSLOTS1" + (8192).to_bytes(8, "little") + b"\1first"
 
 
 @pytest.mark.parametrize("end", [kill, SlotFile.close])
@@ -208,6 +260,27 @@ def test_files_that_were_closed_once_are_open_again_before_anything_changes(tmp_
     kill(file)
     boot("fourth")
     assert rows(tmp_path) == {}
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_does_not_reach_the_disk_at_the_end_was_not_closed(tmp_path, boot, monkeypatch, caplog, failing):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    before, sync, calls = os.listdir("/proc/self/fd"), os.fsync, []
+
+    def fsync(fd):
+        calls.append(fd)
+        if len(calls) > failing:
+            raise OSError(5, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    file.close()
+    assert "rank-0.slots: if the machine goes down, what it holds will be forgotten: " in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 2
+    assert rows(tmp_path) == {1: LABEL}
+    boot("second")
+    assert (rows(tmp_path) == {}) == (failing < 2), "what was written last may have got there"
 
 
 def test_where_the_system_does_not_say_only_files_that_were_closed_are_trusted(tmp_path, boot):
@@ -277,9 +350,23 @@ def test_more_than_the_file_system_has_is_refused_at_the_start(tmp_path, monkeyp
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=7, f_frsize=1000))
     with pytest.raises(
         ConfigError,
-        match=r"file_bytes_to_use: .*rank-0.slots would grow by 32768 bytes, its file system has 7000 free",
+        match=r"file_bytes_to_use: .*rank-0.slots and its like \(there are 1\) would grow by 32768 bytes, "
+        r"the file system has 7000 free",
     ):
         opened(tmp_path)
+
+
+def test_ranks_that_share_a_file_system_are_reckoned_together(tmp_path, monkeypatch):
+    files = [SlotFile(tmp_path, 0, 9, 2 * ALIGNMENT)]
+    files[0].write(1, LABEL, BYTES.data)
+    files[0].close()
+    free = 2 * 32768 - 2 * ALIGNMENT
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=free, f_frsize=1))
+    files = [SlotFile(tmp_path, rank, 4, 2 * ALIGNMENT) for rank in range(2)]
+    with pytest.raises(ConfigError, match=rf"rank-2.slots and its like \(there are 3\) .* {free + 32768} bytes"):
+        SlotFile(tmp_path, 2, 4, 2 * ALIGNMENT)
+    for file in files:
+        file.close()
 
 
 def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):
@@ -289,6 +376,18 @@ def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):
     file.close()
     monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=0, f_frsize=1000))
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("problem", [OSError(5, "Input/output error"), RuntimeError("no")])
+def test_a_file_that_can_not_be_begun_is_not_left_open(tmp_path, monkeypatch, problem):
+    def fail(fd):
+        raise problem
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "fstatvfs", fail)
+    with pytest.raises((ConfigError, RuntimeError), match=r"file_dir: Input/output error: .*rank-0.slots|no"):
+        opened(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_that_can_not_be(tmp_path):

@@ -15,7 +15,8 @@ from kv_api import (
     GPULoadStoreSpec,
     KVError,
 )
-from kv_offload_cpu import CPULoadStoreSpec
+from kv_offload_cpu import CPULoadStoreSpec, Direction, Urgency
+from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_file import FileLoadStoreSpec, FileOffloadingSpec, FileOptions
 from kv_offload_file.options import read_options
@@ -125,8 +126,10 @@ def test_both_halves_are_made_once(tmp_path):
     spec.get_manager().shutdown()
 
 
-@pytest.mark.parametrize("broken", ["make_slots", "make_copy_engine"])
-def test_a_worker_that_can_not_be_made_leaves_nothing_open(tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize(
+    ("broken", "given_back"), [("make_slots", ["engine", "memory"]), ("make_copy_engine", ["memory"])]
+)
+def test_a_worker_that_can_not_be_made_leaves_nothing_open(tmp_path, monkeypatch, broken, given_back):
     def fail(*args):
         raise RuntimeError("no")
 
@@ -134,13 +137,14 @@ def test_a_worker_that_can_not_be_made_leaves_nothing_open(tmp_path, monkeypatch
     released = []
     memory = spec.make_memory(spec.layout())
     release = memory.release
-    monkeypatch.setattr(memory, "release", lambda: (released.append(1), release()))
+    monkeypatch.setattr(memory, "release", lambda: (released.append("memory"), release()))
     monkeypatch.setattr(spec, "make_memory", lambda layout: memory)
     monkeypatch.setattr(spec, broken, fail)
+    monkeypatch.setattr(HostCopyEngine, "shutdown", lambda engine: released.append("engine"))
     before = os.listdir("/proc/self/task")
     with pytest.raises(RuntimeError, match="no"):
         spec.get_worker(caches())
-    assert released == [1]
+    assert released == given_back
     assert os.listdir("/proc/self/task") == before
 
 
@@ -159,6 +163,53 @@ def test_an_engine_stores_and_loads_and_stops(tmp_path, direct):
     assert rig.hits(range(20)) == 16
     rig.check()
     rig.stop()
+
+
+def test_a_group_has_the_blocks_of_its_smallest_tensor(tmp_path):
+    layers = [np.zeros((blocks, PAGE), np.uint8) for blocks in (9, 5, 7)]
+    made = FileOffloadingSpec(replace(config(tmp_path), groups=2 * config(tmp_path).groups))
+    worker = made.get_worker(
+        CanonicalKVCaches(
+            [CanonicalKVCacheTensor(layer, PAGE) for layer in layers],
+            [
+                [CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE), CanonicalKVCacheRef(2, PAGE)],
+                [CanonicalKVCacheRef(2, PAGE), CanonicalKVCacheRef(0, PAGE)],
+                [],
+            ],
+        )
+    )
+    places = FileLoadStoreSpec([0], [make_key(0)], 1, 1)
+    for sizes, blocks, said in (
+        ([1, 0, 0], [5], "0 from 5 to 5, there are 0 to 4"),
+        ([0, 1, 0], [7], "1 from 7 to 7"),
+    ):
+        with pytest.raises(KVError, match=f"store job 1: block ids of group {said}"):
+            worker.submit_store(1, GPULoadStoreSpec(blocks, sizes, [0, 0, 0]), places)
+    worker.shutdown()
+
+
+def test_a_load_that_a_step_waits_for_is_told_as_one(engines, monkeypatch):
+    rig = engines()
+    rig.store([1])
+    worker, told = rig.ranks[0].worker, []
+
+    def submit(job_id, direction, copies, *, urgency):
+        told.append((job_id, direction, urgency, worker.engine.labels[job_id][0].key))
+
+    monkeypatch.setattr(worker.engine, "submit", submit)
+    monkeypatch.setattr(worker.engine, "wait", lambda job_ids: None)
+    spec, gpu = rig.manager.prepare_load(make_keys([1]), rig.context), GPULoadStoreSpec([0, 1], [2], [0])
+    assert worker.submit_load(1, spec, gpu)
+    assert worker.submit_load(2, spec, gpu, expedited=True)
+    assert worker.submit_store(3, gpu, spec)
+    assert told == [
+        (1, Direction.LOAD, Urgency.ORDINARY, make_key(1)),
+        (2, Direction.LOAD, Urgency.EXPEDITED, make_key(1)),
+        (3, Direction.STORE, Urgency.ORDINARY, make_key(1)),
+    ]
+    worker.wait({1, 2, 3})
+    assert [result.success for result in worker.get_finished()] == [False] * 3
+    rig.manager.complete_load(make_keys([1]), rig.context)
 
 
 def test_the_other_mediums_places_are_refused(tmp_path, engines):

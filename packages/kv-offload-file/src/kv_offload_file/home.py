@@ -101,7 +101,7 @@ class LockedHome:
         except OSError as error:
             self.epoch = secrets.randbits(63) | 1
             _log.error("%s: what is stored now will be forgotten at the next start: %s", self.folder, error)
-            (self.folder / "epoch").unlink(missing_ok=True)
+            self._forget_epoch()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -123,6 +123,14 @@ class LockedHome:
         except FileNotFoundError:
             return None
         return int(text, 16) if re.fullmatch(rb"[0-7][0-9a-f]{15}", text) else None
+
+    def _forget_epoch(self) -> None:
+        try:
+            (self.folder / "epoch").unlink(missing_ok=True)
+        except OSError as error:
+            _log.error(
+                "%s: remove it before the next start, or what is forgotten will be found: %s", self.folder, error
+            )
 
     def _new_epoch(self) -> int:
         """A number that no folder had before, on the disk before anybody hears of it."""

@@ -12,11 +12,14 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from logging import getLogger
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kv_api import ConfigError, KVError
 from kv_offload_file.label import ROW_BYTES, Label, Row, pack_row, unpack_row
+
+_log = getLogger("kv_offload_file")
 
 ALIGNMENT: Final = 4096
 """Of slots, in the file and in memory: what a disk asks for that is written to past the page cache."""
@@ -24,8 +27,8 @@ ALIGNMENT: Final = 4096
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _HEADER: Final = struct.Struct("<8sQB36s")
 _MAGIC: Final = b"KVSLOTS1"
+_NOTHING: Final = bytes(ROW_BYTES)
 _SUM: Final = struct.Struct("<I")
-_NO_ROW: Final = bytes(ROW_BYTES)
 
 
 class DamagedError(KVError):
@@ -78,9 +81,9 @@ class SlotFile:
             raise
 
     def write(self, slot: int, label: Label, data: memoryview) -> None:
-        """Fill a slot. Until all of it is written the slot says that it holds nothing, also after a crash."""
+        """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
         row = pack_row(Row(label, zlib.crc32(data)))
-        self._write_row(self._check(slot), _NO_ROW)
+        self._write_row(self._check(slot), _NOTHING)
         _write_all(self._slots, data, slot * self.slot_bytes)
         self._write_row(slot, row)
 
@@ -93,17 +96,19 @@ class SlotFile:
             raise DamagedError(f"{where} holds {held}, not chunk {label.key.hex()} of this epoch")
         _read_all(self._slots, into, slot * self.slot_bytes)
         if zlib.crc32(into) != row.data_sum:
-            self._write_row(slot, _NO_ROW)
+            self._write_row(slot, _NOTHING)
             raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
 
     def close(self) -> None:
-        """Have everything reach the disk, then say so. May be repeated."""
+        """Have everything reach the disk, then say so, unless it can't. May be repeated."""
         if self._rows < 0:
             return
         try:
             os.fsync(self._slots)
             os.fsync(self._rows)
             self._write_header(is_closed=True)
+        except OSError as error:
+            _log.error("%s: if the machine goes down, what it holds will be forgotten: %s", self.path, error)
         finally:
             self._close_both()
 
@@ -120,13 +125,16 @@ class SlotFile:
         os.ftruncate(self._slots, self.num_slots * self.slot_bytes)
 
     def _check_room(self) -> None:
-        """Refuse more than the file system has, now rather than at each store."""
-        needed = self.num_slots * self.slot_bytes - os.fstat(self._slots).st_blocks * 512
+        """Refuse more than the file system has for all ranks that are there, now rather than at each store."""
+        size = self.num_slots * self.slot_bytes
+        there = [path.stat().st_blocks * 512 for path in self.path.parent.glob("rank-*.slots")]
+        needed = sum(max(0, size - taken) for taken in there)
         found = os.fstatvfs(self._slots)
         free = found.f_bavail * found.f_frsize
         if needed > free:
             raise ConfigError(
-                f"file_bytes_to_use: {self.path} would grow by {needed} bytes, its file system has {free} free"
+                f"file_bytes_to_use: {self.path} and its like (there are {len(there)}) would grow by {needed} "
+                f"bytes, the file system has {free} free"
             )
 
     def _write_header(self, *, is_closed: bool) -> None:

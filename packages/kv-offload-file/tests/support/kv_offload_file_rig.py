@@ -186,7 +186,7 @@ class ByHand:
         self.tasks.append(lambda: fn(*args))
 
     def shutdown(self, wait=True, *, cancel_futures=False):
-        assert cancel_futures
+        assert wait and cancel_futures, "memory is given back and the file closed after that"
         self.tasks.clear()
         self.is_shut_down = True
 
