@@ -29,6 +29,7 @@ from kv_sim.command.console import (
     say_interrupted,
 )
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parse
+from kv_sim.command.subjects import subject_lines
 from kv_sim.conformance.command import conform
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
@@ -271,7 +272,7 @@ def _zoo(options: argparse.Namespace) -> int:
 
 
 def _subjects(options: argparse.Namespace) -> int:
-    for text in report.subject_lines(SUBJECTS):
+    for text in subject_lines(SUBJECTS):
         say(text)
     return FINE
 
