@@ -1,6 +1,7 @@
 """From a configuration to both halves: sizes, settings and what is wrong with them."""
 
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -146,6 +147,37 @@ def test_a_worker_that_can_not_be_made_leaves_nothing_open(tmp_path, monkeypatch
         spec.get_worker(caches())
     assert released == given_back
     assert os.listdir("/proc/self/task") == before
+
+
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_threads_that_can_not_begin_are_refused_at_the_start(tmp_path, monkeypatch, begun):
+    start, started = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(started) == begun:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    before = len(os.listdir("/proc/self/fd"))
+    spec = FileOffloadingSpec(config(tmp_path, copy_threads=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ConfigError, match=r"^file_threads: 2 for each direction is too much: can't start"):
+            spec.get_worker(caches())
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == before
+    spec.get_worker(caches()).shutdown()
+
+
+def test_all_threads_are_there_before_there_is_a_job(tmp_path):
+    worker = FileOffloadingSpec(config(tmp_path, file_threads=3)).get_worker(caches())
+    names = [thread.name for thread in threading.enumerate()]
+    for direction in ("store", "load"):
+        assert len([name for name in names if name.startswith(f"kv-file-{direction}")]) == 3
+    worker.shutdown()
 
 
 def test_a_manager_that_can_not_be_made_lets_others_in(tmp_path):
