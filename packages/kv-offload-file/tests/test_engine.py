@@ -202,6 +202,18 @@ def test_an_expedited_load_overtakes_what_has_not_begun(rig):
     assert [job[2] for job in rig.inner.jobs.values()] == [Urgency.ORDINARY, Urgency.EXPEDITED, Urgency.EXPEDITED]
 
 
+def test_expedited_loads_keep_their_order(rig):
+    rig.submit(1, LOAD, range(4))
+    for job_id in (2, 3, 4):
+        rig.submit(job_id, LOAD, [job_id + 10], Urgency.EXPEDITED)
+    for _ in range(3):
+        rig.loads.run()
+        rig.poll()
+        rig.inner.wait([*rig.inner.jobs])
+        rig.poll()
+    assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 12, 13, 14]
+
+
 def test_an_expedited_load_overtakes_what_has_begun_in_part(rig):
     rig.submit(1, LOAD, range(6))
     rig.submit(2, LOAD, [8], Urgency.EXPEDITED)

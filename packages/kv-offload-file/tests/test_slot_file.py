@@ -56,9 +56,10 @@ def test_what_was_written_is_read(tmp_path):
     file.close()
 
 
-def test_it_makes_the_folder_and_nobody_else_may_read_it(tmp_path):
+@pytest.mark.parametrize("direct", [False, True])
+def test_it_makes_the_folder_and_nobody_else_may_read_it(tmp_path, direct):
     folder = tmp_path / "a" / "b"
-    opened(folder).close()
+    opened(folder, direct=direct).close()
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
         "rank-0.slots": 0o600,
         "rank-0.rows": 0o600,
