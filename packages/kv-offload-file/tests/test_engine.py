@@ -1,6 +1,7 @@
 """Chunks on their way through bays, with threads and an inner engine that do the next thing when told."""
 
 import logging
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +122,16 @@ def test_a_store_is_copied_and_then_written(rig):
     assert rig.poll() == [(1, True, 40)], "each once"
 
 
+def test_a_job_says_how_long_it_took(rig):
+    before = time.perf_counter()
+    rig.submit(1, STORE, [7])
+    rig.inner.end()
+    rig.engine.poll()
+    rig.stores.run()
+    [result] = rig.engine.poll()
+    assert 0 <= result.seconds <= time.perf_counter() - before
+
+
 def test_a_load_is_read_and_then_copied(rig):
     rig.submit(1, LOAD, [7, 5], skip=1)
     assert not rig.inner.jobs and not rig.slots.calls
@@ -200,6 +211,20 @@ def test_an_expedited_load_overtakes_what_has_not_begun(rig):
     rig.poll()
     assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 5, 6]
     assert [job[2] for job in rig.inner.jobs.values()] == [Urgency.ORDINARY, Urgency.EXPEDITED, Urgency.EXPEDITED]
+
+
+def test_a_load_that_was_overtaken_and_then_failed_is_in_nobodys_way(rig):
+    rig.slots.problems = {0: OSError("no")}
+    rig.submit(1, LOAD, range(6))
+    rig.submit(2, LOAD, [8], Urgency.EXPEDITED)
+    rig.submit(3, LOAD, [9])
+    for _ in range(4):
+        rig.loads.run()
+        rig.poll()
+        rig.inner.wait([*rig.inner.jobs])
+        rig.poll()
+    assert sorted(slot for _, slot, _, _ in rig.slots.calls) == [0, 1, 2, 3, 8, 9]
+    assert sorted(rig.ended) == [(1, False, None), (2, True, 20), (3, True, 20)]
 
 
 def test_expedited_loads_keep_their_order(rig):

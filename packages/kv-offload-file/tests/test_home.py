@@ -101,7 +101,9 @@ def test_one_engine_at_a_time(tmp_path):
         home(tmp_path)
     home(tmp_path, tag="another").close()
     first.close()
+    before = os.listdir("/proc/self/fd")
     first.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before), "once is enough"
     home(tmp_path).close()
 
 

@@ -410,6 +410,12 @@ def test_a_file_system_that_can_not_be_written_past_its_page_cache(tmp_path, mon
         opened(tmp_path, direct=True)
 
 
+def test_a_system_that_knows_no_way_past_its_page_cache(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECT")
+    with pytest.raises(ConfigError, match=r"file_direct: the file system of .*rank-0.slots has a page cache"):
+        opened(tmp_path, direct=True)
+
+
 def test_another_error_of_the_system_stays_what_it_is(tmp_path):
     (tmp_path / "rank-0.slots").mkdir()
     for direct in (False, True):

@@ -16,11 +16,13 @@ from kv_api import (
     GPULoadStoreSpec,
     KVError,
 )
-from kv_offload_cpu import CPULoadStoreSpec, Direction, Urgency
+from kv_offload_cpu import CPULoadStoreSpec, Direction, Options, Urgency
+from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_file import FileLoadStoreSpec, FileOffloadingSpec, FileOptions
 from kv_offload_file.options import read_options
+from kv_offload_file.restore import Found
 
 OURS = {"file_dir": "somewhere", "file_bytes_to_use": 1e9}
 
@@ -116,6 +118,46 @@ def test_more_staging_memory_than_there_is_is_named_by_its_own_setting(tmp_path)
     spec = FileOffloadingSpec(config(tmp_path, file_staging_bytes=2**62))
     with pytest.raises(ConfigError, match=r"^file_staging_bytes: private host memory would take"):
         spec.get_worker(caches())
+
+
+def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "kv_offload_file.spec.FileOffloadingManager", lambda *args, **options: made.append((args, options))
+    )
+    told = FileOffloadingSpec(
+        config(
+            tmp_path,
+            events=True,
+            eviction_policy="arc",
+            cache_policy_module_path="theirs",
+            store_threshold=3,
+            max_tracker_size=9,
+        )
+    )
+    told.get_manager()
+    [((num_chunks, home, found), options)] = made
+    assert (num_chunks, found) == (6, Found([], 1))
+    assert options == {
+        "cache_policy": "arc",
+        "cache_policy_module_path": "theirs",
+        "enable_events": True,
+        "store_threshold": 3,
+        "max_tracker_size": 9,
+        "info": told.file_info,
+    }
+    home.close()
+
+
+def test_the_inner_engine_is_told_what_was_set(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(choose, "make_copy_engine", lambda *args: told.append(args))
+    made = FileOffloadingSpec(
+        config(tmp_path, copy_engine="host", copy_threads=3, pin_memory=False, file_staging_bytes=2**16)
+    )
+    made.make_copy_engine("caches", made.layout(), "memory")
+    wishes = Options(2**16, copy_engine=CopyEngineChoice.HOST, copy_threads=3, pin_memory=False)
+    assert told == [("caches", "memory", wishes)]
 
 
 def test_both_halves_are_made_once(tmp_path):
