@@ -215,5 +215,7 @@ def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkey
 
 def test_a_folder_that_can_not_be(tmp_path):
     (tmp_path / "file").write_text("")
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/"):
         home(tmp_path / "file")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
