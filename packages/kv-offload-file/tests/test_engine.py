@@ -183,6 +183,21 @@ def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig
     assert [copies.blocks.tolist() for _, copies, _ in rig.inner.jobs.values()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
+def test_of_two_bays_one_is_copied_while_the_other_is_written():
+    inner, threads = Inner(), ByHand()
+    engine = FileCopyEngine(inner, Slots(), 4, [20], lambda direction: threads)
+    chunks = np.arange(3)
+    engine.labels[1] = [Label(make_key(slot), 1, 1, slot) for slot in range(3)]
+    engine.submit(1, STORE, PageCopies(0 * chunks, chunks, chunks, 0 * chunks))
+    assert inner.bays() == [[0], [1]]
+    inner.end()
+    engine.poll()
+    threads.run()
+    engine.poll()
+    assert inner.bays() == [[1], [0]]
+    engine.check()
+
+
 def test_a_job_that_finds_few_bays_takes_these_and_the_rest_later(rig):
     rig.submit(1, STORE, [0])
     rig.submit(2, STORE, [1, 2])
