@@ -313,6 +313,9 @@ def test_a_copy_that_can_not_begin(rig, caplog, direction):
     rig.loads.run()
     rig.poll()
     assert len(rig.inner.jobs) == 1, "its bays are free again"
+    rig.engine._changed.wait = lambda: rig.stores.run() or rig.loads.run()
+    rig.engine.wait({2})
+    assert rig.poll() == [(1, False, None), (2, True, 20)]
 
 
 def test_a_block_that_there_is_not_is_the_submitters_mistake(rig):
