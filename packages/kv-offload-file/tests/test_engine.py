@@ -1,6 +1,7 @@
 """Chunks on their way through bays, with threads and an inner engine that do the next thing when told."""
 
 import logging
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +122,16 @@ def test_a_store_is_copied_and_then_written(rig):
     assert rig.poll() == [(1, True, 40)], "each once"
 
 
+def test_a_job_says_how_long_it_took(rig):
+    before = time.perf_counter()
+    rig.submit(1, STORE, [7])
+    rig.inner.end()
+    rig.engine.poll()
+    rig.stores.run()
+    [result] = rig.engine.poll()
+    assert 0 <= result.seconds <= time.perf_counter() - before
+
+
 def test_a_load_is_read_and_then_copied(rig):
     rig.submit(1, LOAD, [7, 5], skip=1)
     assert not rig.inner.jobs and not rig.slots.calls
@@ -182,6 +193,21 @@ def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig
     assert [copies.blocks.tolist() for _, copies, _ in rig.inner.jobs.values()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
+def test_of_two_bays_one_is_copied_while_the_other_is_written():
+    inner, threads = Inner(), ByHand()
+    engine = FileCopyEngine(inner, Slots(), 4, [20], lambda direction: threads)
+    chunks = np.arange(3)
+    engine.labels[1] = [Label(make_key(slot), 1, 1, slot) for slot in range(3)]
+    engine.submit(1, STORE, PageCopies(0 * chunks, chunks, chunks, 0 * chunks))
+    assert inner.bays() == [[0], [1]]
+    inner.end()
+    engine.poll()
+    threads.run()
+    engine.poll()
+    assert inner.bays() == [[1], [0]]
+    engine.check()
+
+
 def test_a_job_that_finds_few_bays_takes_these_and_the_rest_later(rig):
     rig.submit(1, STORE, [0])
     rig.submit(2, STORE, [1, 2])
@@ -210,6 +236,32 @@ def test_an_expedited_load_overtakes_what_has_not_begun(rig):
     rig.poll()
     assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 5, 6]
     assert [job[2] for job in rig.inner.jobs.values()] == [Urgency.ORDINARY, Urgency.EXPEDITED, Urgency.EXPEDITED]
+
+
+def test_a_load_that_was_overtaken_and_then_failed_is_in_nobodys_way(rig):
+    rig.slots.problems = {0: OSError("no")}
+    rig.submit(1, LOAD, range(6))
+    rig.submit(2, LOAD, [8], Urgency.EXPEDITED)
+    rig.submit(3, LOAD, [9])
+    for _ in range(4):
+        rig.loads.run()
+        rig.poll()
+        rig.inner.wait([*rig.inner.jobs])
+        rig.poll()
+    assert sorted(slot for _, slot, _, _ in rig.slots.calls) == [0, 1, 2, 3, 8, 9]
+    assert sorted(rig.ended) == [(1, False, None), (2, True, 20), (3, True, 20)]
+
+
+def test_expedited_loads_keep_their_order(rig):
+    rig.submit(1, LOAD, range(4))
+    for job_id in (2, 3, 4):
+        rig.submit(job_id, LOAD, [job_id + 10], Urgency.EXPEDITED)
+    for _ in range(3):
+        rig.loads.run()
+        rig.poll()
+        rig.inner.wait([*rig.inner.jobs])
+        rig.poll()
+    assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 12, 13, 14]
 
 
 def test_an_expedited_load_overtakes_what_has_begun_in_part(rig):
@@ -271,6 +323,9 @@ def test_a_copy_that_can_not_begin(rig, caplog, direction):
     rig.loads.run()
     rig.poll()
     assert len(rig.inner.jobs) == 1, "its bays are free again"
+    rig.engine._changed.wait = lambda: rig.stores.run() or rig.loads.run()
+    rig.engine.wait({2})
+    assert rig.poll() == [(1, False, None), (2, True, 20)]
 
 
 def test_a_block_that_there_is_not_is_the_submitters_mistake(rig):

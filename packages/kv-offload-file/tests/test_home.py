@@ -101,7 +101,9 @@ def test_one_engine_at_a_time(tmp_path):
         home(tmp_path)
     home(tmp_path, tag="another").close()
     first.close()
+    before = os.listdir("/proc/self/fd")
     first.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before), "once is enough"
     home(tmp_path).close()
 
 
@@ -213,5 +215,7 @@ def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkey
 
 def test_a_folder_that_can_not_be(tmp_path):
     (tmp_path / "file").write_text("")
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(ConfigError, match=r"file_dir: Not a directory: .*file/"):
         home(tmp_path / "file")
+    assert len(os.listdir("/proc/self/fd")) == len(before)

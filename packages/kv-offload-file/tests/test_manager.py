@@ -8,6 +8,8 @@ from kv_offload_file_rig import config, make_key, make_keys
 from kv_api import CacheHitSource, LookupResult, Medium, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
 from kv_offload_file import METRICS, FileLoadStoreSpec, FileOffloadingManager, FileOffloadingSpec
+from kv_offload_file.label import Label
+from kv_offload_file.load_store_spec import labels_of
 from kv_offload_file.restore import Found
 from kv_offload_file.stats import DAMAGED, ERRORS
 
@@ -56,6 +58,12 @@ def test_a_worker_is_told_whose_chunks_are_where_and_since_when():
 def test_keys_and_slots_are_as_many():
     with pytest.raises(ValueError, match="1 keys for 2 slots"):
         FileLoadStoreSpec([1, 2], make_keys([1]), 5, 1)
+
+
+def test_a_slot_is_told_its_store_and_its_place_in_it():
+    made = manager(Found([], 9))
+    places = store(made, [1, 2]).store_spec
+    assert labels_of("job", places) == [Label(make_key(1), 5, 9, 0), Label(make_key(2), 5, 9, 1)]
 
 
 def test_what_was_found_is_there_and_leaves_in_the_order_of_its_stores():
@@ -143,7 +151,8 @@ def test_levels_are_not_added_up():
 def test_what_is_counted_is_declared(tmp_path, threshold, skips):
     declared = FileOffloadingSpec.build_metric_definitions({"store_threshold": threshold})
     assert ("vllm:kv_offload_stores_skipped" in declared) == skips
-    assert {DAMAGED, ERRORS} <= declared.keys() <= METRICS.keys()
+    assert {DAMAGED, ERRORS} <= declared.keys()
+    assert METRICS.keys() - declared.keys() == (set() if skips else {"vllm:kv_offload_stores_skipped"})
     assert all("CPU" not in metric.documentation for metric in METRICS.values())
     assert all("_cpu_" not in name for name in METRICS)
 

@@ -49,6 +49,7 @@ def test_another_epoch_means_nothing_but_its_numbers_are_not_used_again():
     rows = {0: row(0, 50, epoch=BEFORE), 1: row(1, 2), 2: row(2, 3, epoch=NOW + 1)}
     assert stores(rows) == [([1], [1])]
     assert found(rows).next_number == 51
+    assert found(dict(reversed(rows.items()))).next_number == 51
 
 
 def test_of_a_chunk_that_was_stored_twice_the_later_one_counts():

@@ -56,9 +56,10 @@ def test_what_was_written_is_read(tmp_path):
     file.close()
 
 
-def test_it_makes_the_folder_and_nobody_else_may_read_it(tmp_path):
+@pytest.mark.parametrize("direct", [False, True])
+def test_it_makes_the_folder_and_nobody_else_may_read_it(tmp_path, direct):
     folder = tmp_path / "a" / "b"
-    opened(folder).close()
+    opened(folder, direct=direct).close()
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
         "rank-0.slots": 0o600,
         "rank-0.rows": 0o600,
@@ -325,11 +326,11 @@ def test_slots_of_another_size_are_forgotten(tmp_path, boot):
     file.close()
 
 
-@pytest.mark.parametrize(("slots", "found"), [(2, {1}), (9, {1, 3})])
+@pytest.mark.parametrize(("slots", "found"), [(2, {1}), (3, {1, 2}), (9, {1, 2, 3})])
 def test_more_or_fewer_slots_than_before(tmp_path, boot, slots, found):
     file = opened(tmp_path)
-    file.write(1, LABEL, BYTES.data)
-    file.write(3, LABEL, BYTES.data)
+    for slot in (1, 2, 3):
+        file.write(slot, LABEL, BYTES.data)
     file.close()
     assert rows(tmp_path, slots).keys() == found
     file = opened(tmp_path, slots)
@@ -405,6 +406,12 @@ def test_a_file_system_that_can_not_be_written_past_its_page_cache(tmp_path, mon
         return really(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError, match=r"file_direct: the file system of .*rank-0.slots has a page cache"):
+        opened(tmp_path, direct=True)
+
+
+def test_a_system_that_knows_no_way_past_its_page_cache(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECT")
     with pytest.raises(ConfigError, match=r"file_direct: the file system of .*rank-0.slots has a page cache"):
         opened(tmp_path, direct=True)
 

@@ -1,6 +1,7 @@
 """From a configuration to both halves: sizes, settings and what is wrong with them."""
 
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,13 @@ from kv_api import (
     GPULoadStoreSpec,
     KVError,
 )
-from kv_offload_cpu import CPULoadStoreSpec, Direction, Urgency
+from kv_offload_cpu import CPULoadStoreSpec, Direction, Options, Urgency
+from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.options import CopyEngineChoice
 from kv_offload_file import FileLoadStoreSpec, FileOffloadingSpec, FileOptions
 from kv_offload_file.options import read_options
+from kv_offload_file.restore import Found
 
 OURS = {"file_dir": "somewhere", "file_bytes_to_use": 1e9}
 
@@ -117,6 +120,46 @@ def test_more_staging_memory_than_there_is_is_named_by_its_own_setting(tmp_path)
         spec.get_worker(caches())
 
 
+def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "kv_offload_file.spec.FileOffloadingManager", lambda *args, **options: made.append((args, options))
+    )
+    told = FileOffloadingSpec(
+        config(
+            tmp_path,
+            events=True,
+            eviction_policy="arc",
+            cache_policy_module_path="theirs",
+            store_threshold=3,
+            max_tracker_size=9,
+        )
+    )
+    told.get_manager()
+    [((num_chunks, home, found), options)] = made
+    assert (num_chunks, found) == (6, Found([], 1))
+    assert options == {
+        "cache_policy": "arc",
+        "cache_policy_module_path": "theirs",
+        "enable_events": True,
+        "store_threshold": 3,
+        "max_tracker_size": 9,
+        "info": told.file_info,
+    }
+    home.close()
+
+
+def test_the_inner_engine_is_told_what_was_set(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(choose, "make_copy_engine", lambda *args: told.append(args))
+    made = FileOffloadingSpec(
+        config(tmp_path, copy_engine="host", copy_threads=3, pin_memory=False, file_staging_bytes=2**16)
+    )
+    made.make_copy_engine("caches", made.layout(), "memory")
+    wishes = Options(2**16, copy_engine=CopyEngineChoice.HOST, copy_threads=3, pin_memory=False)
+    assert told == [("caches", "memory", wishes)]
+
+
 def test_both_halves_are_made_once(tmp_path):
     spec = FileOffloadingSpec(config(tmp_path))
     assert spec.get_manager() is spec.get_manager()
@@ -146,6 +189,37 @@ def test_a_worker_that_can_not_be_made_leaves_nothing_open(tmp_path, monkeypatch
         spec.get_worker(caches())
     assert released == given_back
     assert os.listdir("/proc/self/task") == before
+
+
+@pytest.mark.parametrize("begun", [0, 1, 3])
+def test_threads_that_can_not_begin_are_refused_at_the_start(tmp_path, monkeypatch, begun):
+    start, started = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(started) == begun:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    before = len(os.listdir("/proc/self/fd"))
+    spec = FileOffloadingSpec(config(tmp_path, copy_threads=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ConfigError, match=r"^file_threads: 2 for each direction is too much: can't start"):
+            spec.get_worker(caches())
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == before
+    spec.get_worker(caches()).shutdown()
+
+
+def test_all_threads_are_there_before_there_is_a_job(tmp_path):
+    worker = FileOffloadingSpec(config(tmp_path, file_threads=3)).get_worker(caches())
+    names = [thread.name for thread in threading.enumerate()]
+    for direction in ("store", "load"):
+        assert len([name for name in names if name.startswith(f"kv-file-{direction}")]) == 3
+    worker.shutdown()
 
 
 def test_a_manager_that_can_not_be_made_lets_others_in(tmp_path):

@@ -5,8 +5,10 @@ What has bytes is imported by ``get_worker``.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kv_api import CanonicalKVCaches, ConfigError, OffloadingConfig, OffloadingMetricMetadata, OffloadingSpec
@@ -102,19 +104,16 @@ class FileOffloadingSpec(OffloadingSpec):
 
         if self._worker is None:
             bays = HostLayout(self.num_bays, self.blocks_per_chunk, self.slot_bytes, 1, self.slot_bytes)
-            memory = self.make_memory(bays)
-            try:
+            with ExitStack() as undo:
+                memory = self.make_memory(bays)
+                undo.callback(memory.release)
                 inner = self.make_copy_engine(kv_caches, bays, memory)
-                try:
-                    slots = self.make_slots(memory)
-                except BaseException:
-                    inner.shutdown()
-                    raise
-            except BaseException:
-                memory.release()
-                raise
-            engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
-            self._worker = FileOffloadingWorker(engine, memory, self.layout(), len(kv_caches.group_data_refs))
+                undo.callback(inner.shutdown)
+                slots = self.make_slots(memory)
+                undo.callback(slots.close)
+                engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
+                self._worker = FileOffloadingWorker(engine, memory, self.layout(), len(kv_caches.group_data_refs))
+                undo.pop_all()
         return self._worker
 
     def layout(self) -> HostLayout:
@@ -170,7 +169,17 @@ class FileOffloadingSpec(OffloadingSpec):
         return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
 
     def _threads(self, direction: "Direction") -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.options.file_threads, f"kv-file-{direction.value}")
+        """All of them begin now: where one can't begin later, a job would neither end nor be let be."""
+        count = self.options.file_threads
+        threads, all_there = ThreadPoolExecutor(count, f"kv-file-{direction.value}"), Event()
+        try:
+            for _ in range(count):
+                threads.submit(all_there.wait)
+        except RuntimeError as error:
+            raise ConfigError(f"file_threads: {count} for each direction is too much: {error}") from error
+        finally:
+            all_there.set()
+        return threads
 
 
 def _num_blocks(kv_caches: CanonicalKVCaches) -> list[int]:
