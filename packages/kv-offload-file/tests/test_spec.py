@@ -2,7 +2,7 @@
 
 import os
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -40,7 +40,21 @@ def without(extra, key):
 
 
 def test_settings_and_their_defaults():
-    assert read_options(OURS) == FileOptions("somewhere", 10**9)
+    assert asdict(read_options(OURS)) == {
+        "file_dir": "somewhere",
+        "file_bytes_to_use": 10**9,
+        "file_tag": "",
+        "file_staging_bytes": 512 * 2**20,
+        "file_threads": 4,
+        "file_direct": False,
+        "eviction_policy": "lru",
+        "cache_policy_module_path": None,
+        "store_threshold": 0,
+        "max_tracker_size": 64_000,
+        "copy_engine": CopyEngineChoice.AUTO,
+        "copy_threads": 0,
+        "pin_memory": True,
+    }
     given = {
         "file_dir": "/there",
         "file_bytes_to_use": 10**6,
