@@ -1,4 +1,4 @@
-"""The driver has what the testbed asks of an engine, a scheduler and a worker. All is read as text, without a vLLM."""
+"""The driver has what the testbed asks of an engine, a scheduler and a worker; read as text, without vLLM."""
 
 import ast
 from collections.abc import Iterable
