@@ -5,9 +5,23 @@ import pickle
 import pytest
 from kv_offload_file_rig import config, make_key, make_keys
 
-from kv_api import CacheHitSource, LookupResult, Medium, ReqContext
+from kv_api import (
+    CacheHitSource,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    ReqContext,
+)
 from kv_offload_cpu import CPUOffloadingManager
-from kv_offload_file import METRICS, FileLoadStoreSpec, FileOffloadingManager, FileOffloadingSpec
+from kv_offload_file import (
+    METRICS,
+    FileLoadStoreSpec,
+    FileOffloadingManager,
+    FileOffloadingSpec,
+    FileOffloadingStats,
+)
 from kv_offload_file.label import Label
 from kv_offload_file.load_store_spec import labels_of
 from kv_offload_file.restore import Found
@@ -145,6 +159,22 @@ def test_levels_are_not_added_up():
     both = first.aggregate(made.get_stats())
     assert both.data["vllm:kv_offload_file_cache_usage_perc"] == 0.75
     assert both.data["vllm:kv_offload_file_allocation_size"] == [2, 1]
+
+
+def test_what_is_declared_is_of_the_kind_that_is_counted():
+    gauge, counter, histogram = OffloadingGaugeMetadata, OffloadingCounterMetadata, OffloadingHistogramMetadata
+    assert {name: type(metric) for name, metric in METRICS.items()} == {
+        "vllm:kv_offload_file_cache_usage_perc": gauge,
+        "vllm:kv_offload_file_cache_write_usage_perc": gauge,
+        "vllm:kv_offload_file_cache_read_usage_perc": gauge,
+        "vllm:kv_offload_file_allocation_size": histogram,
+        "vllm:kv_offload_file_allocation_failure": counter,
+        "vllm:kv_offload_stores_skipped": counter,
+        "vllm:kv_offload_file_damaged": counter,
+        "vllm:kv_offload_file_errors": counter,
+    }
+    gauges = [name for name, metric in METRICS.items() if isinstance(metric, gauge)]
+    assert sorted(FileOffloadingStats.levels) == sorted(gauges)
 
 
 @pytest.mark.parametrize(("threshold", "skips"), [(0, False), (1, False), (2, True), ("2", False)])
