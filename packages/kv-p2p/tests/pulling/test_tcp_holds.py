@@ -164,16 +164,19 @@ def test_who_asks_before_the_worker_was_told_waits_for_it(worker, patient):
     there.serve("r.1", 5)
     here.pull("x", there.source("s.2"), 4, 7)
     with connect(there) as connection:
-        ask(connection, there, "s.2", count=2)
+        ask(connection, there, "t.3", count=2)
         connection.settimeout(SHORT)
         with pytest.raises(TimeoutError):
             answer(connection)
         here.poll()
         assert (here.pulled, here.failed) == ([], [])
         there.serve("s.2", 1, 2)
+        here.wait_for_pulls()
+        with pytest.raises(TimeoutError):
+            answer(connection)
+        there.serve("t.3", 3, 4)
         connection.settimeout(PATIENCE)
         assert answer(connection) == {"status": "blocks", "group": 0, "count": 2}
-    here.wait_for_pulls()
     assert (here.pulled, here.failed) == (["x"], [])
     assert [here.block(4), here.block(7)] == [there.block(1), there.block(2)]
 
