@@ -285,6 +285,7 @@ def test_what_goes_wrong_with_a_chunk_is_the_failure_of_its_job(rig, caplog, dir
     assert sorted(slot for _, slot, _, _ in rig.slots.calls) == [0, 1, 2, 3, 9], "the rest is let be"
     assert (rig.engine.damaged, rig.engine.errors) == (damaged, errors)
     assert f"{direction.value} job 1: {problem}" in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
 
 
 @pytest.mark.parametrize("direction", [STORE, LOAD])

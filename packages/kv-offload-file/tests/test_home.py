@@ -119,6 +119,7 @@ def test_who_is_refused_leaves_nothing_open(tmp_path):
 def test_the_folder_is_made_wherever_it_is_to_be(tmp_path):
     at = home(tmp_path / "not" / "yet")
     assert at.folder.is_dir()
+    assert (at.folder / "lock").stat().st_mode & 0o777 == 0o600, "or others could keep it locked"
     at.close()
 
 
@@ -173,6 +174,7 @@ def test_an_epoch_that_can_not_be_written_is_over_all_the_same(tmp_path, caplog)
     at.renew()
     assert at.epoch not in (epoch, 0)
     assert "what is stored now will be forgotten at the next start: " in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
     at.close()
     (at.folder / "epoch.new").rmdir()
     again = home(tmp_path)

@@ -278,6 +278,7 @@ def test_what_does_not_reach_the_disk_at_the_end_was_not_closed(tmp_path, boot, 
     monkeypatch.setattr(os, "fsync", fsync)
     file.close()
     assert "rank-0.slots: if the machine goes down, what it holds will be forgotten: " in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
     assert len(os.listdir("/proc/self/fd")) == len(before) - 2
     assert rows(tmp_path) == {1: LABEL}
     boot("second")
@@ -368,6 +369,16 @@ def test_ranks_that_share_a_file_system_are_reckoned_together(tmp_path, monkeypa
         SlotFile(tmp_path, 2, 4, 2 * ALIGNMENT)
     for file in files:
         file.close()
+
+
+def test_what_one_rank_has_too_much_another_has_not(tmp_path, monkeypatch):
+    larger = SlotFile(tmp_path, 0, 9, 2 * ALIGNMENT)
+    for slot in range(9):
+        larger.write(slot, LABEL, BYTES.data)
+    larger.close()
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=32767, f_frsize=1))
+    with pytest.raises(ConfigError, match="would grow by 32768 bytes"):
+        SlotFile(tmp_path, 1, 4, 2 * ALIGNMENT)
 
 
 def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):
