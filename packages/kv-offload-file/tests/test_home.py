@@ -155,7 +155,7 @@ def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
     at.close()
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "0"])
+@pytest.mark.parametrize("text", ["", "nonsense", "0", "-5", "f" * 17])
 def test_an_epoch_that_can_not_be_read_is_a_new_one(tmp_path, text):
     at = home(tmp_path)
     epoch = at.epoch
@@ -164,6 +164,7 @@ def test_an_epoch_that_can_not_be_read_is_a_new_one(tmp_path, text):
     at = home(tmp_path)
     assert at.epoch not in (epoch, 0)
     assert int((at.folder / "epoch").read_text(), 16) == at.epoch
+    assert 0 < at.epoch < 2**63, "a row has room for it"
     at.close()
 
 

@@ -119,9 +119,10 @@ class LockedHome:
 
     def _read_epoch(self) -> int | None:
         try:
-            return int((self.folder / "epoch").read_text(encoding="ascii"), 16)
+            epoch = int((self.folder / "epoch").read_text(encoding="ascii"), 16)
         except (FileNotFoundError, ValueError):
             return None
+        return epoch if 0 < epoch < 2**63 else None
 
     def _forget_epoch(self) -> None:
         try:
