@@ -1,6 +1,7 @@
 """The files of one rank: what was written is read, and what wasn't is never taken for it."""
 
 import os
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -312,6 +313,19 @@ def test_a_first_row_that_is_none_empties_the_file(tmp_path, boot, place):
     data = bytearray(rows_path(tmp_path, 0).read_bytes())
     data[place] ^= 1
     rows_path(tmp_path, 0).write_bytes(data)
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {}
+    file.close()
+
+
+def test_files_of_another_format_are_forgotten(tmp_path, boot):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    data = rows_path(tmp_path, 0).read_bytes()
+    header = data[4:ROW_BYTES].replace(b"KVSLOTS1", b"KVSLOTS2")
+    rows_path(tmp_path, 0).write_bytes(zlib.crc32(header).to_bytes(4, "little") + header + data[ROW_BYTES:])
     assert rows(tmp_path) == {}
     file = opened(tmp_path)
     assert rows(tmp_path) == {}
