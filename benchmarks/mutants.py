@@ -59,6 +59,8 @@ def subjects_of(package: str) -> list[Any]:
         return [*(SUBJECTS[name] for name in (*names, *odd)), three, flaky, nested]
     if package == "kv_p2p":
         return [SUBJECTS["p2p"], SUBJECTS["p2p+offload"]]
+    if package == "kv_offload_file":
+        return [SUBJECTS["offload-file"], SUBJECTS["offload+file"]]
     if package == "kv_offload_cpu":
         policies = [offloading(eviction_policy=policy) for policy in ("lru", "arc", "s3fifo", "sieve")]
         others = ("offload-chunks", "offload-again", "offload-in-step-fenced")

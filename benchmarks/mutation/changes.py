@@ -17,9 +17,10 @@ PACKAGES = {
     "kv_multi": ("*.py",),
     "kv_offload": ("**/*.py",),
     "kv_p2p": ("pulling/scheduler.py", "pulling/groups.py", "pulling/worker.py", "pulling/ticket.py"),
+    "kv_offload_file": ("engine.py", "manager.py", "worker.py"),
     "kv_offload_cpu": ("manager.py", "stats.py", "chunks/*.py", "slots/*.py", "policy/*.py"),
 }
-"""What is mutated; of kv-offload-cpu and kv-p2p what is pure and has no medium or wire of its own."""
+"""What is mutated: where a package has a medium or a wire of its own, what the testbed drives above that."""
 
 NOT_DRIVEN = {"__init__.py", "options.py", "log.py", "clock.py", "prom.py", "params.py"}
 """Reading of options, logging, wall clocks, Prometheus objects: the testbed has nothing to hold against them."""

@@ -69,6 +69,12 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     ),
     (
         I.LIVENESS,
+        breaches.a_hold_that_never_ends,
+        "after 400 quiet steps there are still requests: "
+        "<request r1 stopped 9/10, held, waits for finished_sending>",
+    ),
+    (
+        I.LIVENESS,
         breaches.work_that_never_ends,
         "after 400 quiet steps there are still requests: none, but it wants to go on",
     ),
@@ -137,7 +143,8 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         I.HITS,
         lies.a_block_that_was_lost,
         "request r1 comes again at rest: 4 of its 9 tokens are found, but the first 8 belong to "
-        "requests that ended well, no copy failed, and there was room for all",
+        "requests that ended well, no copy failed, and there was room for all: at most 2 of 64 host slots were "
+        "needed",
     ),
     (
         I.HITS,
@@ -216,7 +223,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         I.HITS,
         lies.what_was_just_used_is_gone,
         "request r0 comes again at rest: 0 of its first 8 tokens are found, but r0 and new ones "
-        "of 2 chunks came last, and all have room",
+        "of 2 chunks came last, and all have room in 4 host slots",
     ),
     (
         I.CONSERVATION,

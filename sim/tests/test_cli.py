@@ -293,6 +293,11 @@ MISUSES = [
     ("fuzz --connector later --extra 3", "--extra: expected an object, got 3 (a whole number)"),
     ("fuzz --connector OffloadingConnector", "CPUOffloadingSpec copies memory by itself, and a world's memory is"),
     (
+        """conform --spec FileOffloadingSpec --extra '{"file_dir": "nowhere", "file_bytes_to_use": 1e6}'""",
+        "FileOffloadingSpec copies memory by itself, and a world's memory is written by its devices alone; the "
+        "subject 'offload-file' is the same with copies of the testbed's (kv_sim.offload_file:WorldFileOffl",
+    ),
+    (
         """fuzz --connector MultiConnector --extra '{"connectors": [{"kv_connector": "MultiConnector",
         "kv_connector_extra_config": {"connectors": [{"kv_connector": "OffloadingConnector",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 1e6}}]}}]}'""",
@@ -352,6 +357,25 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
     assert message in err
     assert "Traceback" not in err
     assert "FAIL" not in out
+
+
+@pytest.mark.parametrize(
+    ("line", "usage", "unknown"),
+    [
+        ("fuzz --histores 3", "kv-sim fuzz", "--histores 3"),
+        ("fuzz later", "kv-sim fuzz", "later"),
+        ("replay mooncake-synthetic --max-running 40", "kv-sim replay", "--max-running 40"),
+        ("conform later twice", "kv-sim conform", "twice"),
+        ("--log fuzz", "kv-sim [-h] COMMAND", "--log"),
+    ],
+)
+def test_what_a_command_does_not_know_is_refused_with_its_usage(
+    kv_sim: Callable[[str], Result], line: str, usage: str, unknown: str
+) -> None:
+    code, out, err = kv_sim(f"kv-sim {line}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"usage: {usage} ")
+    assert err.endswith(f"error: unrecognized arguments: {unknown}\n")
 
 
 def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[str], Result]) -> None:

@@ -149,7 +149,8 @@ def test_a_step_sees_each_wrong_slot_that_it_reads_and_no_other(config: WorldCon
         if config.groups[group].kind == "state":
             states[slot] = group, token, held  # the last one is what lies there
             continue
-        writer = "step 7 for request r1" if slot[0] == tables_of(config)[group][start // SIZE] else "step 6"
+        writes_there = slot[0] == tables_of(config)[group][start // SIZE]
+        writer = "step 6" + (", and elsewhere by step 7 for request r1" if writes_there else "")
         seen = [told(group, token, slot, held, writer)] if is_read(config, group, token, start, end) else []
         assert problems(config, start, end, slot) == seen
     for slot, (group, token, held) in states.items():
@@ -442,6 +443,9 @@ def test_a_connector_reads_and_writes_pages_behind_the_device() -> None:
     page[:] = 3
     assert made.memory[20].tolist() == [[int(POISON)] * SIZE, cache[1].tolist()]
     assert made.shadow.last_writer[RANK][20] == "the connector"
+    wrote = [made.shadow.explain_content(RANK, "r2", 7, (20, layer, SIZE - 1), 1) for layer in range(2)]
+    told = "request r2 token 7: rank 1 block 20 holds 0x1, last written by"
+    assert wrote == [f"{told} nobody, and elsewhere by the connector", f"{told} the connector"]
     made.copies.open().submit(Direction.LOAD, [(20, 0)])
     for act, what in ((cache.read, "reads"), (lambda block: cache.write(block, page), "writes")):
         while_ = f"the connector {what} it while load copy 0 (begun for nobody) is under way"

@@ -198,6 +198,23 @@ def test_a_request_is_shown_as_far_as_it_is() -> None:
     assert repr(request("r1", 4, num_output_tokens=2, status=Status.PREEMPTED)) == "<request r1 preempted 4/12>"
 
 
+@pytest.mark.parametrize(
+    ("status", "is_held", "awaits_load", "waits"),
+    [
+        (Status.FINISHED_STOPPED, True, False, ", held, waits for finished_sending"),
+        (Status.FINISHED_ABORTED, True, False, ", held, waits for finished_sending"),
+        (Status.FINISHED_ABORTED, False, True, ", waits for the end of its load, finished_recving"),
+        (Status.FINISHED_STOPPED, False, False, ""),
+        (Status.WAITING_FOR_REMOTE_KVS, False, True, ""),
+    ],
+)
+def test_it_is_shown_what_one_that_ended_waits_for(
+    status: Status, is_held: bool, awaits_load: bool, waits: str
+) -> None:
+    made = request("r1", 4, status=status, is_held=is_held, awaits_load=awaits_load)
+    assert repr(made) == f"<request r1 {status.value} 4/10{waits}>"
+
+
 @pytest.mark.parametrize(("salt", "adapter"), [(None, None), ("s", None), (None, "s")])
 def test_whose_blocks_are_others_says_why(salt: str | None, adapter: str | None) -> None:
     made = SimRequest(RequestSpec("r1", 0, 8, 0, 1, 1, salt=salt, adapter=adapter), 4, 16)

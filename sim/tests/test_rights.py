@@ -186,5 +186,46 @@ def test_what_a_kernel_read_and_who_wrote_it(value: int, held: str) -> None:
     shadow = ledger()
     shadow.last_writer[RANK][3] = "step 4"
     where = f"request r1 token 6: rank 1 block %d holds {held}, last written by %s"
-    assert shadow.explain_content(RANK, "r1", 6, 3, value) == where % (3, "step 4")
-    assert shadow.explain_content(RANK, "r1", 6, 4, value) == where % (4, "nobody")
+    assert shadow.explain_content(RANK, "r1", 6, (3, 1, 2), value) == where % (3, "step 4")
+    assert shadow.explain_content(RANK, "r1", 6, (4, 1, 2), value) == where % (4, "nobody")
+
+
+def writer(shadow: Shadow, layer: int, place: int) -> str:
+    return shadow.explain_content(RANK, "r1", 6, (3, layer, place), 1).partition("last written by ")[2]
+
+
+def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
+    """A layer of it, or some slots in all layers; elsewhere who wrote before, and who wrote the block last."""
+    shadow = ledger()
+    shadow.last_writer[RANK][3] = "nobody since it was allocated"
+    shadow.wrote_part(RANK, 3, "step 4", slice(0, 2))
+    shadow.wrote_part(RANK, 3, "the connector", slice(0, 4), 1)
+    shadow.wrote_part(RANK, 3, "step 5", slice(2, 3))
+    assert [[writer(shadow, layer, place) for place in range(4)] for layer in (0, 1)] == [
+        [
+            *["step 4, and elsewhere by step 5"] * 2,
+            "step 5",
+            "nobody since it was allocated, and elsewhere by step 5",
+        ],
+        [*["the connector, and elsewhere by step 5"] * 2, "step 5", "the connector, and elsewhere by step 5"],
+    ]
+    assert shadow.last_writer[RANK] == {3: "step 5"}
+
+
+def test_who_writes_a_whole_block_has_written_all_of_it() -> None:
+    shadow = ledger()
+    shadow.wrote_part(RANK, 3, "step 4", slice(1, 2))
+    assert [writer(shadow, 0, place) for place in (0, 1)] == ["nobody, and elsewhere by step 4", "step 4"]
+    shadow.last_writer[RANK][3] = "load copy 7"
+    assert [writer(shadow, 0, place) for place in (0, 1)] == ["load copy 7"] * 2
+    shadow.wrote_part(RANK, 3, "step 9", slice(1, 2))
+    assert [writer(shadow, 0, place) for place in (0, 1)] == ["load copy 7, and elsewhere by step 9", "step 9"]
+
+
+def test_what_was_written_over_is_not_kept() -> None:
+    shadow = ledger()
+    for number in range(20):
+        shadow.wrote_part(RANK, 3, f"step {number}", slice(number % 4, number % 4 + 1))
+    assert len(shadow._parts[RANK][3]) == 1 + 4
+    shadow.wrote_part(RANK, 3, "the connector", slice(0, 4), 1)
+    assert len(shadow._parts[RANK][3]) == 1 + 4 + 1, "the other layer is as it was"

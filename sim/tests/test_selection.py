@@ -281,10 +281,11 @@ RUN = {"actions": 80, "save": ".", "engine": "builtin"}
     ],
 )
 def test_options_and_what_they_are_by_default(line: str, options: dict[str, Any]) -> None:
-    """All that are not named are not given. Each command has its own function."""
+    """All that are not named are not given. Each command has a function and a usage of its own."""
     command = line.split()[0]
     typed = vars(parser_of(Names()).parse_args(line.split()))
     assert typed.pop("run") == command
+    assert typed.pop("refuse").__self__.prog == f"kv-sim {command}"
     assert {name: value for name, value in typed.items() if value is not None and value is not False} == {
         "command": command,
         **options,

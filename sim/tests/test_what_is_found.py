@@ -134,10 +134,12 @@ def nothing(spec: RequestSpec) -> None:
     """Nobody even asked for it."""
 
 
-def missing(name: str, found: int, tokens: int, first: int) -> str:
+def missing(name: str, found: int, tokens: int, first: int, room: int = 2, of: int = 64) -> str:
+    """``room``: how many slots all that was computed takes, of so many."""
     return (
-        f"HITS  request {name} comes again at rest: {found} of its {tokens} tokens are found, but "
-        f"the first {first} belong to requests that ended well, no copy failed, and there was room for all"
+        f"HITS  request {name} comes again at rest: {found} of its {tokens} tokens are found, but the first "
+        f"{first} belong to requests that ended well, no copy failed, and there was room for all: at most {room} "
+        f"of {of} host slots were needed"
     )
 
 
@@ -225,7 +227,8 @@ def test_what_must_be_found_is_known_if_nothing_was_left_out(
     told = judge(engine, config=replace(CONFIG, **config))
     names = [("r0", 5), ("r1", 6), ("r2", 5), ("r3", 6)]
     assert asked(engine) == (names if is_known else names[:2])
-    assert told == ([missing(name, 0, tokens, 4) for name, tokens in names] if is_known else [])
+    slots = config.get("host_slots", 64)
+    assert told == ([missing(name, 0, tokens, 4, 4, slots) for name, tokens in names] if is_known else [])
 
 
 @pytest.mark.parametrize(("host_slots", "resets", "is_known"), [(8, 1, True), (7, 1, False), (8, 2, False)])
@@ -235,7 +238,9 @@ def test_after_a_reset_there_must_have_been_room_for_what_it_forgot(
     engine = Engine(four(), nothing)
     for _ in range(resets):
         engine.served.reset([])
-    assert bool(judge(engine, config=replace(CONFIG, host_slots=host_slots))) is is_known
+    told = judge(engine, config=replace(CONFIG, host_slots=host_slots))
+    names = [("r0", 5), ("r1", 6), ("r2", 5), ("r3", 6)]
+    assert told == ([missing(name, 0, tokens, 4, 8, 8) for name, tokens in names] if is_known else [])
 
 
 def test_what_was_computed_in_the_end_takes_room_as_well() -> None:
@@ -243,7 +248,7 @@ def test_what_was_computed_in_the_end_takes_room_as_well() -> None:
     ended = request(tokens=7)
     ended = SimRequest(replace(ended.spec, output_tokens=2, max_tokens=2), 4, 16)
     ended.status, ended.num_output_tokens = Status.FINISHED_STOPPED, 2
-    for host_slots, told in ((2, [missing("r1", 0, 7, 4)]), (1, [])):
+    for host_slots, told in ((2, [missing("r1", 0, 7, 4, 2, 2)]), (1, [])):
         assert judge(Engine([ended], nothing), config=replace(CONFIG, host_slots=host_slots)) == told
 
 
@@ -255,7 +260,7 @@ def test_what_a_session_dropped_takes_room_as_well(parts: int) -> None:
     ended.begin_turn()
     ended.status, ended.num_output_tokens = Status.FINISHED_STOPPED, 1
     assert len({*chain.from_iterable(ended.known_hashes())}) == 3
-    for host_slots, told in ((3, [missing("r1", 0, 9, 8)]), (2, [])):
+    for host_slots, told in ((3, [missing("r1", 0, 9, 8, 3, 3)]), (2, [])):
         assert judge(Engine([ended], nothing), config=replace(CONFIG, host_slots=host_slots)) == told
 
 
@@ -384,7 +389,7 @@ def test_what_was_used_last_is_kept(
     room = sum(size for name, size in sizes.items() if name != "r1") // chunk
     assert judge(engine, replace(subject, keeps_from=9), config)[-len(sizes) :] == [
         f"HITS  request {name} comes again at rest: {end - 1} of its first {end} tokens are found, but r1 and new "
-        f"ones of {room} chunks came last, and all have room"
+        f"ones of {room} chunks came last, and all have room in {slots} host slots"
         for (name, _), end in zip(again, least, strict=True)
     ]
 

@@ -12,17 +12,11 @@ from kv_sim_notes import Notes
 from kv_api.contract import CONTRACT
 from kv_sim.actions import Action, Kind
 from kv_sim.command.console import say_interrupted
+from kv_sim.command.subjects import subject_lines
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
-from kv_sim.failures.report import (
-    action_lines,
-    fail_line,
-    file_stem,
-    replay_line,
-    shrunk_lines,
-    subject_lines,
-)
+from kv_sim.failures.report import action_lines, fail_line, file_stem, replay_line, shrunk_lines
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure

@@ -38,7 +38,17 @@ def test_everything_can_be_set():
         "checksum": True,
     }
     assert read_options(given) == Options(
-        10, "Mine", "mine", 2, 3, CopyEngineChoice.HOST, 5, MemoryChoice.SHARED, "/mnt", False, True
+        10,
+        MemoryChoice.SHARED,
+        "/mnt",
+        checksum=True,
+        eviction_policy="Mine",
+        cache_policy_module_path="mine",
+        store_threshold=2,
+        max_tracker_size=3,
+        copy_engine=CopyEngineChoice.HOST,
+        copy_threads=5,
+        pin_memory=False,
     )
 
 

@@ -10,7 +10,7 @@ from kv_offload_file_rig import ByHand, make_key
 
 from kv_api import KVError
 from kv_offload_cpu import CopyResult, Direction, PageCopies, Urgency
-from kv_offload_file.engine import FileCopyEngine
+from kv_offload_file.engine import FileCopyEngine, even_parts
 from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 
@@ -164,6 +164,16 @@ def test_a_large_job_goes_in_parts_of_which_one_is_copied_while_another_is_writt
     assert rig.ended == [(1, True, 70)]
     written = [(slot, label.key, label.place) for _, slot, label, _ in rig.slots.calls]
     assert written == [(slot, make_key(slot), slot) for slot in range(7)]
+
+
+def test_many_chunks_are_few_tasks_that_have_all_of_them(rig):
+    assert [[*part] for part in even_parts(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert even_parts(2, 16) == [range(1), range(1, 2)]
+    assert even_parts(0, 16) == []
+    for count in range(1, 200):
+        parts = even_parts(count, 16)
+        assert [number for part in parts for number in part] == [*range(count)]
+        assert len(parts) == min(count, len(parts), 16)
 
 
 def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig):

@@ -155,7 +155,7 @@ def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
     at.close()
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "0", "-5", "f" * 17])
+@pytest.mark.parametrize("text", ["", "nonsense", "0" * 16, "-000000000000005", "f" * 16, "7" * 17, "7" * 15, "ä"])
 def test_an_epoch_that_can_not_be_read_is_a_new_one(tmp_path, text):
     at = home(tmp_path)
     epoch = at.epoch

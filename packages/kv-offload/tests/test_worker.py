@@ -1,11 +1,17 @@
 """The worker's half: when jobs are submitted, and that whatever happens to one is told once."""
 
 import pytest
-from kv_offload_configs import FULL, kv_cache_config
+from kv_offload_configs import FULL, kv_cache_config, vllm_config
 from kv_offload_medium import Slots
 
-from kv_api import GPULoadStoreSpec, KVConnectorTransferResults, KVError, TransferResult
-from kv_offload import OffloadingConnectorMetadata, OffloadingWorkerMetadata, OffloadingWorkerSide, TransferJob
+from kv_api import GPULoadStoreSpec, KVConnectorRole, KVConnectorTransferResults, KVError, TransferResult
+from kv_offload import (
+    OffloadingConnector,
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+    OffloadingWorkerSide,
+    TransferJob,
+)
 from kv_offload.worker.running import RunningJobs
 
 
@@ -123,14 +129,6 @@ def test_a_copy_that_ended_well_is_counted_if_it_was_measured(worker, success, s
     medium.results += [TransferResult(1, success, size, seconds), TransferResult(2, True, 7, 0.25)]
     stats = run(connector)[2].transfer_stats
     assert (stats.store.sizes, stats.load.sizes, stats.load.time) == (stores, [7], 0.25)
-
-
-def ends_badly(medium):
-    medium.end(5, success=False)
-
-
-def refuses(medium):
-    pass
 
 
 @pytest.mark.parametrize("how", ["ends", "refused", "raises", "gone"])
@@ -307,12 +305,7 @@ def test_get_finished_for_older_engines(worker):
     assert connector.get_finished(set()) == (set(), {"a"})
 
 
-def test_a_step_before_the_caches(make):
-    from kv_offload_configs import kv_cache_config, vllm_config
-
-    from kv_api import KVConnectorRole
-    from kv_offload import OffloadingConnector
-
+def test_a_step_before_the_caches():
     connector = OffloadingConnector(vllm_config(), KVConnectorRole.WORKER, kv_cache_config())
     with pytest.raises(KVError, match="a step began before register_kv_caches"):
         connector.get_transfer_results(set())

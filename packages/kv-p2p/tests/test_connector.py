@@ -104,3 +104,15 @@ def test_another_wire():
     assert isinstance(wire, Wire)
     connector.shutdown()
     assert wire.is_closed
+
+
+def test_another_half():
+    """Of somebody else's, which is made as ours is."""
+
+    class Half(P2PSchedulerSide):
+        pass
+
+    class Other(P2PConnector):
+        scheduler_class = Half
+
+    assert type(Other(vllm_config(), SCHEDULER, kv_cache_config()).side) is Half

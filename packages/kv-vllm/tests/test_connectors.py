@@ -183,6 +183,21 @@ def test_what_is_asked_of_the_classes(base):
         assert MultiConnector.requires_piecewise_for_cudagraph(transfer.kv_connector_extra_config) is False
         assert MultiConnector.get_required_kvcache_layout(config) == "LBHNC"
     assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING).kv_transfer_config) is True
+    p2p = {"kv_connector": "P2PConnector", "kv_role": "kv_both"}
+    assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING, p2p).kv_transfer_config) is False
+
+
+def test_of_vllms_connectors_it_asks_what_graphs_they_need(base, monkeypatch):
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm import MultiConnector
+
+    asked = KVConnectorFactory.get_connector_class_by_name("ExampleConnector")
+    monkeypatch.setattr(asked, "requires_piecewise_for_cudagraph", lambda extra: extra == {"a": 1})
+    for extra in ({"a": 1}, {}):
+        given = multi_of(OFFLOADING, {**EXAMPLE, "kv_connector_extra_config": extra}).kv_transfer_config
+        needs = MultiConnector.requires_piecewise_for_cudagraph(given.kv_connector_extra_config)
+        assert needs is (extra == {"a": 1})
 
 
 def test_metrics_of_both(base):

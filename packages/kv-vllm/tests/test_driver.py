@@ -1,6 +1,7 @@
 """With a vLLM: the driver is its scheduler on the testbed's memory, and calls a connector as the testbed does."""
 
 import gc
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -78,6 +79,29 @@ def test_both_engines_make_the_same_calls(name, engine):
             continue  # there the end of a step doesn't wait for drafts
         compared += same_calls(engine, SUBJECTS[name], seed)
     assert compared > 1000
+
+
+@pytest.mark.parametrize("name", ["memory", "later"])
+def test_both_engines_give_their_devices_the_same_work(name, engine, monkeypatch):
+    asked, seen = Counter(), Counter()
+
+    def counted(method):
+        ask = getattr(Device, method)
+        monkeypatch.setattr(Device, method, lambda *args: asked.update([method]) or ask(*args))
+
+    work = {"begin_step", "take_over", "zero", "copy_blocks", "poison", "read_loaded", "launch", "retire"}
+    for method in work:
+        counted(method)
+    for seed in range(12):
+        asked.clear()
+        _, whole = calls_of(engine, SUBJECTS[name], seed)
+        theirs = asked.copy()
+        asked.clear()
+        calls_of(Engine, SUBJECTS[name], seed)
+        if whole:
+            assert theirs == asked
+            seen += theirs
+    assert seen.keys() >= work - ({"read_loaded"} if name == "later" else set())  # "memory" loads in the step
 
 
 @pytest.mark.parametrize("name", ["memory", "later", "p2p"])

@@ -21,6 +21,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     )
 
 
+def test_what_it_exports_is_listed():
+    assert set(kv_vllm.__all__) <= set(dir(kv_vllm))
+
+
 def no_drift(show):
     show("vLLM 0.34: 1 intended differences, 0 others")
     return True

@@ -1,5 +1,6 @@
 """vLLM's connectors behind ours: what is asked reaches them, and where a child's class is found."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -40,6 +41,17 @@ def test_the_part_about_transfers_becomes_vllms(foreign, transfer):
     assert str(refused.value) == "kv_transfer_config: not set, so there is no connector to create"
 
 
+def test_nothing_of_it_is_left_out(foreign):
+    values = {
+        "kv_connector": "X", "engine_id": "e", "kv_buffer_device": "cpu", "kv_role": "kv_producer", "kv_port": 99,
+        "kv_connector_extra_config": {"a": 1}, "kv_connector_module_path": "some.where",
+        "enable_permute_local_kv": True, "kv_load_failure_policy": "recompute",
+    }  # fmt: skip
+    assert {*values} == {field.name for field in fields(kv_api.KVTransferConfig)}
+    theirs = foreign.transfer_for_vllm(kv_api.KVTransferConfig(**values))
+    assert {name: getattr(theirs, name) for name in values} == values
+
+
 def test_what_is_asked_of_the_class(foreign, transfer):
     class One(foreign.ForeignConnector):
         theirs = MagicMock()
@@ -75,6 +87,20 @@ def test_what_is_asked_of_the_object(foreign, transfer, answer):
         call.request_finished_all_groups("request", ([1],)),
         call.start_load_kv("context", more=1),
     ]
+
+
+def test_every_call_reaches_it(foreign):
+    from kv_vllm.handing_on import CALLED
+
+    one = object.__new__(
+        foreign.foreign_class(foreign.VllmFactory.get_connector_class_by_name("ExampleConnector"))
+    )
+    one.inner = MagicMock()
+    known = [name for name in CALLED if hasattr(foreign.VllmBase, name)]
+    for name in known:
+        assert getattr(one, name)("given", more=1) is getattr(one.inner, name).return_value
+    assert one.inner.mock_calls == [getattr(call, name)("given", more=1) for name in known]
+    assert {"shutdown", "register_kv_caches"} <= {*known}
 
 
 def test_what_an_older_vllm_does_not_know_is_not_asked_of_it(foreign, monkeypatch):
@@ -116,6 +142,7 @@ MINE = "kv_vllm.connectors.foreign"
         ({"kv_connector": "ExampleConnector", "a": 1}, {"kv_connector_module_path": MINE}),
         ({"kv_connector": "ExampleConnector", "kv_connector_module_path": MINE}, {}),
         ({"kv_connector": "Nobody's", "kv_connector_module_path": "kv_sim.examples.memory"}, {}),
+        ({"kv_connector": "OrderedDict", "kv_connector_module_path": "collections"}, {}),
         ({"kv_connector": "Name", "kv_connector_module_path": "kv_vllm.drift.compare"}, {}),
         ({"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm"}, {}),
         ({"kv_connector": 3}, {}),

@@ -76,12 +76,12 @@ def test_without_a_word_a_store_has_succeeded(module):
 
 
 def test_events_that_others_need_not_know_are_left_out(module):
-    stored, moved = (
+    one, moved, other = (
         kv_api.OffloadingEvent([key], kv_api.Medium.CPU, False, metadata_only=key == b"moved")
-        for key in (b"stored", b"moved")
+        for key in (b"one", b"moved", b"other")
     )
-    manager = module.HostManager(SimpleNamespace(take_events=lambda: [stored, moved]), {})
-    assert manager.take_events() == [module.to_vllm(stored)]
+    manager = module.HostManager(SimpleNamespace(take_events=lambda: [one, moved, other]), {})
+    assert manager.take_events() == [module.to_vllm(one), module.to_vllm(other)]
 
 
 def test_what_is_counted_is_in_vllms_form(module):
@@ -168,6 +168,22 @@ def test_a_vendors_medium_names_its_keys(module, config):
 
     extra = {"cpu_bytes_to_use": 1 << 20, "block_size": 32, "block_sizes": [16, 32]}
     assert type(VendorsHost(replace(config, extra_config=extra)).ours) is Vendors
+
+
+def test_a_vendors_medium_may_count_what_it_was_told_to(module, config):
+    class Vendors(module.CPUOffloadingSpec):
+        extra_keys = module.CPUOffloadingSpec.extra_keys | {"counted"}
+
+        @classmethod
+        def build_metric_definitions(cls, extra_config):
+            return {extra_config["counted"]: kv_api.OffloadingCounterMetadata("what it counts")}
+
+    class VendorsHost(module.HostOffloadingSpec):
+        our_spec = Vendors
+
+    extra = {"cpu_bytes_to_use": 1 << 20, "counted": "c"}
+    assert [*VendorsHost.build_metric_definitions(extra)] == ["c"]
+    assert [*VendorsHost(replace(config, extra_config=extra)).get_manager()._declared] == ["c"]
 
 
 def test_metrics_are_declared_in_vllms_classes(module):

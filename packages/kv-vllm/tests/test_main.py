@@ -43,13 +43,16 @@ def test_without_vllm_it_says_so(command, no_vllm, capsys):
         (["differential", "--runner", "3"], "--runner: invalid choice: "),
         (["differential", "--async", "maybe"], "--async: invalid choice: 'maybe'"),
         (["schedule", "a.calls.jsonl"], "arguments are required: SCHEDULE"),
+        (["smoke", "--eagre"], "unrecognized arguments: --eagre"),
     ],
 )
 def test_what_is_no_command_is_refused(arguments, message, capsys):
+    """With the usage of the command, if there is one."""
     with pytest.raises(SystemExit) as end:
         main(arguments)
     told = capsys.readouterr().err
-    assert (end.value.code, told.startswith("usage: python -m kv_vllm")) == (2, True)
+    command = "" if message.endswith(("COMMAND", "'hunt'")) else f" {arguments[0]}"
+    assert (end.value.code, told.startswith(f"usage: python -m kv_vllm{command} [-h]")) == (2, True)
     assert message in told
 
 

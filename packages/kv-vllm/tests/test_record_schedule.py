@@ -1,14 +1,12 @@
 """From calls to a schedule: what prompts share, in which order things happen, and what can't be said."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_api import AttentionKind, ConfigError
-from kv_api.groups import GroupDescription
+from kv_api import ConfigError
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.failures.schedule_file import read_schedule
@@ -19,7 +17,6 @@ from kv_vllm.recording.schedule import (
     read_calls,
     room_tokens,
     subject_of,
-    world_of,
     write_schedule_of,
 )
 
@@ -125,145 +122,6 @@ def test_all_of_a_history():
     assert str(summary) == "4 requests, 2 steps; 8 tokens of prompts are shared, 0 of them not in the schedule"
 
 
-def engine(**more):
-    """What vLLM says of itself."""
-    transfer = {
-        "kv_connector": "OffloadingConnector",
-        "kv_connector_module_path": "kv_vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "cpu_bytes_to_use": 4000,
-            "blocks_per_chunk": 2,
-            "copy_engine": "host",
-            "copy_threads": 3,
-            "host_memory": "shared",
-            "shared_memory_dir": "/nowhere",
-        },
-    }
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(**transfer),
-        cache_config=SimpleNamespace(block_size=16),
-        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3, world_size=6),
-        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=1),
-        **more,
-    )
-
-
-def blocks(count, sizes, **more):
-    """KV caches, each of two layers; `sizes` are of the tensors."""
-    layers = SimpleNamespace(layer_names=["a", "b"])
-    return SimpleNamespace(
-        num_blocks=count,
-        kv_cache_groups=[layers, layers],
-        kv_cache_tensors=[SimpleNamespace(size=size, block_stride=size) for size in sizes],
-        **more,
-    )
-
-
-def group(kind, tokens_per_block=16, window_tokens=0, page_size_bytes=10):
-    """What a KV cache group is."""
-    return GroupDescription(kind, tokens_per_block, window_tokens, page_size_bytes)
-
-
-@pytest.mark.parametrize(
-    ("more", "run_ahead", "runner"),
-    [
-        ({}, 0, 1),
-        ({"max_concurrent_batches": 2, "use_v2_model_runner": True}, 1, 2),
-        ({"max_concurrent_batches": 0, "use_v2_model_runner": False}, 0, 1),
-    ],
-)
-def test_the_world_of_an_engine(more, run_ahead, runner):
-    groups = [group(AttentionKind.FULL), group(AttentionKind.SLIDING_WINDOW, window_tokens=40)]
-    assert world_of(engine(**more), blocks(8, [160, 320]), groups) == {
-        "format": "kv-vllm calls",
-        "version": 1,
-        "world": {
-            "num_blocks": 8,
-            "block_size": 16,
-            "groups": [{"kind": "full", "window": 0}, {"kind": "sliding", "window": 40}],
-            "layers": 1,
-            "tp_size": 2,
-            "pp_size": 3,
-            "max_running": 4,
-            "max_step_tokens": 64,
-            "run_ahead": run_ahead,
-            "async_scheduling": True,
-            "runner": runner,
-            "role": "kv_both",
-            "failure_policy": "recompute",
-            "host_slots": 4000 // (20 * 6),
-        },
-        "subject": {
-            "kv_connector": "TimedOffloadingConnector",
-            "module_path": "kv_sim.offload",
-            "extra_config": {
-                "blocks_per_chunk": 2,
-                "spec_name": "WorldCPUOffloadingSpec",
-                "spec_module_path": "kv_sim.offload",
-            },
-            "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
-            "blocks_per_chunk": 2,
-        },
-    }
-
-
-@pytest.mark.parametrize(
-    ("cache", "host_bytes", "slots"),
-    [
-        (blocks(8, []), 4000, 4000 // (30 * 2 * 6)),
-        (blocks(0, [160]), 4000, 4000 // (30 * 2 * 6)),
-        (blocks(8, [160]), None, 64 // 6),
-        (blocks(8, [160]), 5, 1),
-        (blocks(8, [160], hash_block_size=None), 5, 1),
-        (blocks(8, [160], hash_block_size=16), 5, 1),
-    ],
-)
-def test_slots_of_the_host(cache, host_bytes, slots):
-    config = engine()
-    config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
-    groups = [group(AttentionKind.FULL), group(AttentionKind.FULL, page_size_bytes=30)]
-    assert world_of(config, cache, groups)["world"]["host_slots"] == slots
-
-
-@pytest.mark.parametrize(
-    ("odd", "hash_tokens", "message"),
-    [
-        (
-            group(AttentionKind.STATE_SPACE),
-            16,
-            "KV cache group 1: its kind is state_space, and a schedule has only full_attention, sliding_window",
-        ),
-        (
-            group(AttentionKind.FULL, 32),
-            16,
-            "KV cache group 1: its blocks have 32 tokens, and a schedule has one size of blocks, "
-            "cache_config.block_size (16)",
-        ),
-        (
-            group(AttentionKind.FULL),
-            8,
-            "kv_cache_config.hash_block_size: got 8, and a schedule has one hash for each block of 16 tokens",
-        ),
-    ],
-)
-def test_an_engine_that_no_world_can_be_is_refused(odd, hash_tokens, message):
-    with pytest.raises(ConfigError) as refused:
-        world_of(engine(), blocks(8, [160], hash_block_size=hash_tokens), [group(AttentionKind.FULL), odd])
-    assert str(refused.value) == message
-
-
-def test_any_other_connector_is_what_it_is():
-    assert subject_of({"kv_connector": "Some", "kv_connector_module_path": "some.where"}) == {
-        "kv_connector": "Some",
-        "module_path": "some.where",
-        "extra_config": {},
-        "traits": ["failures", "groups", "ranks", "repeats", "reset", "zeroing"],
-        "blocks_per_chunk": 1,
-    }
-
-
 def test_what_lies_beyond_a_fork_is_lost_and_counted():
     _, summary = actions_of([arrive("r0", "abc", 12), arrive("r1", "axy", 12), arrive("r2", "axy", 12)], 4, 60)
     assert (summary.shared_tokens, summary.lost_tokens) == (4 + 12, 8)
@@ -342,12 +200,26 @@ def test_the_testbed_reads_it(tmp_path):
     assert len(schedule.history) == 8
 
 
+def test_a_last_line_that_is_whole_counts(tmp_path):
+    """The engine was killed before it ended the line."""
+    file = tmp_path / "calls"
+    file.write_text(json.dumps(HEAD) + "\n" + json.dumps(STEP) + "\n" + json.dumps(end("r0")))
+    assert read_calls(file) == (HEAD, [STEP, end("r0")])
+
+
+NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: expected the header of 'kv-vllm calls', version 1"),
-        ('{"format": "kv-sim schedule"}\n', "line 1: expected the header of 'kv-vllm calls', version 1"),
-        (json.dumps({**HEAD, "version": 2}), "line 1: expected the header of 'kv-vllm calls', version 1"),
+        ("", NO_HEADER),
+        ('{"format": "kv-sim schedule"}\n', NO_HEADER),
+        (
+            json.dumps({**HEAD, "format": "kv-sim schedule"}),
+            NO_HEADER,
+        ),
+        (json.dumps({**HEAD, "version": 2}), NO_HEADER),
         (json.dumps(HEAD) + "\nno\n{}\n", "line 2: this is no JSON object"),
         (json.dumps(HEAD) + "\n{}\n[]\n", "line 3: this is no JSON object"),
     ],
@@ -358,30 +230,3 @@ def test_what_is_no_file_of_calls(text, message, tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_calls(file)
     assert str(refused.value) == f"{file}: {message}"
-
-
-def test_children_of_a_multi_connector_are_of_the_world_too():
-    child = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"name": "a"},
-    }
-    extra = {"connectors": [child, "none"], "load_policy": "longest"}
-    subject = subject_of({"kv_connector": "MultiConnector", "kv_connector_extra_config": extra})
-    assert (subject["kv_connector"], subject["module_path"]) == ("MultiConnector", "kv_multi")
-    assert subject["extra_config"] == {
-        "connectors": [
-            {
-                "kv_connector": "TimedOffloadingConnector",
-                "kv_connector_module_path": "kv_sim.offload",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {
-                    "name": "a",
-                    "spec_name": "WorldCPUOffloadingSpec",
-                    "spec_module_path": "kv_sim.offload",
-                },
-            }
-        ],
-        "load_policy": "longest",
-    }
-    assert extra["connectors"] == [child, "none"]

@@ -1,6 +1,6 @@
 """What stands before another connector: what is asked of that one, and what is refused before it is made."""
 
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -55,6 +55,18 @@ def test_what_is_asked_of_the_one_behind_it(before, answer):
     made.inner.start_load_kv.assert_called_once_with("context", more=1)
 
 
+def test_every_call_reaches_the_one_behind_it(module):
+    from kv_vllm.handing_on import CALLED
+
+    made = object.__new__(module.ConnectorBefore)
+    made.inner = MagicMock()
+    known = [name for name in CALLED if hasattr(module.KVConnectorBase_V1, name)]
+    for name in known:
+        assert getattr(made, name)("given", more=1) is getattr(made.inner, name).return_value
+    assert made.inner.mock_calls == [getattr(call, name)("given", more=1) for name in known]
+    assert {"shutdown", "register_kv_caches"} <= {*known}
+
+
 def test_what_is_asked_of_the_class_behind_it(before, config):
     transfer = config.kv_transfer_config
     assert before.get_required_kvcache_layout(config) == "LBHNC"
@@ -63,6 +75,12 @@ def test_what_is_asked_of_the_class_behind_it(before, config):
     inner = before.transfer_behind(transfer)
     known = (inner.kv_connector, inner.kv_role, inner.engine_id)
     assert known == ("OffloadingConnector", "kv_both", transfer.engine_id)
+
+
+def test_it_sleeps_only_if_the_one_behind_it_may(name, before, told):
+    """Others may read what a P2PConnector holds."""
+    config = config_of(name, told({**BEHIND, "kv_connector": "P2PConnector", "kv_connector_extra_config": {}}))
+    assert before.supports_sleep_mode(config.kv_transfer_config) is False
 
 
 def test_what_the_one_behind_it_does_not_say_is_that_of_the_one_before(name, before, module):

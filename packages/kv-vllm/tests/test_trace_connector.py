@@ -151,6 +151,10 @@ def test_what_blocks_are_is_told_where_all_are_alike_and_kept(
     size = (2 if has_strides else 1) * 8 * page
     cache.kv_cache_tensors = [SimpleNamespace(size=size, shared_by=[name], **strides) for name in "ab"]
     assert about(connector, config, base, cache, path) == [16, 2 * 2 * page, 7]
+    cache.kv_cache_tensors, tensors = [], cache.kv_cache_tensors
+    group.layer_names = ["a", "b", "c"]
+    assert about(connector, config, base, cache, path) == [16, 2 * 3 * page, 7]
+    cache.kv_cache_tensors = tensors
     config.cache_config.hash_block_size = 8
     assert about(connector, config, base, cache, path) == [8, None, None]
     config.cache_config.hash_block_size = None

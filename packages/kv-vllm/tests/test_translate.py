@@ -131,6 +131,20 @@ def test_kv_events_are_encoded_as_vllms(translate):
         msgspec.msgpack.decode(wrong, type=kv_events.KVEventBatch)
 
 
+def test_whatever_vllm_knows_of_an_event_is_told(translate):
+    about = {"group_idx": 3, "locality": "LOCAL", "ownership": "tier"}
+    stored = {**about, "lora_id": 4, "lora_name": "l", "extra_keys": [("k",)], "kv_cache_spec_sliding_window": 5}
+    stored |= {"kv_cache_spec_kind": "mamba", "session_id": "s"}
+    for event, more in (
+        (kv_api.BlockStored([b"h" * 32], b"p" * 32, [1, 2], 2, None, "CPU", None), stored),
+        (kv_api.BlockRemoved([b"h" * 32], "CPU"), about),
+    ):
+        made = translate.to_vllm(dataclasses.replace(event, **more))
+        known = {name: value for name, value in more.items() if name in made.__struct_fields__}
+        assert {name: getattr(made, name) for name in known} == known
+        assert {"group_idx", "ownership"} <= {*known}
+
+
 def test_block_hashes_in_events_are_numbers_if_vllms_are(translate, monkeypatch):
     from vllm import envs
 

@@ -9,8 +9,7 @@ clock that the world moves, and recounts its medium's books with its own. Nothin
 from collections.abc import Collection
 from typing import ClassVar
 
-from kv_api import CanonicalKVCaches, KVCaches, KVTransferConfig
-from kv_factory import KVConnectorFactory, OffloadingSpecFactory
+from kv_api import CanonicalKVCaches, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
@@ -20,17 +19,6 @@ from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
 
 _DIRECTIONS = {Direction.STORE: world.Direction.STORE, Direction.LOAD: world.Direction.LOAD}
-
-
-def copies_by_itself(transfer: KVTransferConfig) -> bool:
-    """Whether a connector has the medium that this module has another of for the testbed.
-
-    A world's memory is written by its devices alone, so with `CPUOffloadingSpec` itself nothing can be tested.
-    """
-    connector = KVConnectorFactory.get_connector_class(transfer)
-    return issubclass(connector, OffloadingConnector) and (
-        OffloadingSpecFactory.get_spec_cls(transfer.kv_connector_extra_config) is CPUOffloadingSpec
-    )
 
 
 class WorldMemory:

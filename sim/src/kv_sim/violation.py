@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Invariant(StrEnum):
-    """What a connector must never break. Each has a checker of its own in ``kv_sim.checkers``."""
+    """What a connector must never break. ARCHITECTURE.md has a row for each: what it means, who looks after it."""
 
     CONTENT = "CONTENT"
     OWNERSHIP = "OWNERSHIP"

@@ -94,6 +94,7 @@ def test_a_fixed_connector_passes_the_schedule_of_the_broken_one(
     ("connector", "extra", "traits"),
     [
         ("kv_sim.offload:TimedOffloadingConnector", '{"load_timeout_seconds": 8}', "losses"),
+        ("OffloadingConnector", '{"places": 64}', "keeps"),
         ("OffloadingConnector", '{"hold_blocks": "never"}', "groups,failures,repeats,reset"),
     ],
 )

@@ -210,7 +210,10 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
     assert seen(columns)[2] == [0, 0, 2, 2, 2]
-    assert "ids are a session's own" in columns.notes[1]
+    assert (
+        columns.notes[1] == "files of the folder that were left out for the ending of their names: 1 (readme.md)"
+    )
+    assert "ids are a session's own" in columns.notes[2]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
     assert staggered.notes == columns.notes
@@ -429,9 +432,29 @@ def test_what_has_no_effect_on_a_trace_is_said(tmp_path):
     columns = open_trace(file, options)
     assert same(columns, open_trace(file))
     assert columns.notes[1:] == (
-        "requests of format mooncake have their own times (--stagger)",
+        "requests of format mooncake have their own times: nothing is staggered (--stagger)",
         "the trace has block ids: nothing is assumed of what is shared (--assume-sharing)",
     )
+    file.write_text(lines(weka("one", call(0, [1]), call(8, [1]))))
+    one = "there is one session, and nothing is staggered (--stagger)"
+    staggered = open_trace(file, TraceOptions(stagger_seconds=5))
+    assert staggered.notes == (*open_trace(file).notes, one)
+
+
+def test_of_the_files_of_a_folder_that_are_no_trace_the_first_are_named(tmp_path):
+    (tmp_path / "trace.jsonl").write_text(lines(mooncake(0, 512, [1])))
+    (tmp_path / "a").mkdir()
+    said = "files of the folder that were left out for the ending of their names:"
+    for name, names in (
+        ("d.parquet", "1 (d.parquet)"),
+        ("a/e", "2 (a/e, d.parquet)"),
+        ("c.md", "3 (a/e, c.md, d.parquet)"),
+        ("b.jsonl.bz2", "4 (a/e, b.jsonl.bz2, c.md, …)"),
+    ):
+        assert f"{said} {names}" not in open_trace(tmp_path).notes
+        (tmp_path / name).touch()
+        assert open_trace(tmp_path).notes == ("format: mooncake", f"{said} {names}")
+    assert open_trace(tmp_path / "trace.jsonl").notes == ("format: mooncake",)
 
 
 def test_an_assumption_is_seeded_and_said(tmp_path):

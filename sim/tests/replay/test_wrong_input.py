@@ -391,6 +391,11 @@ def test_a_place_without_a_trace(tmp_path, capsys):
         f"{tmp_path}: there is no trace in this folder "
         "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .zst)"
     )
+    (tmp_path / "inner").mkdir()
+    for name in ("b.parquet", "inner/a.jsonl.bz2"):
+        (tmp_path / name).touch()
+    told = refused(capsys, "replay", tmp_path)
+    assert told.endswith(".zst); other files: 2 (b.parquet, inner/a.jsonl.bz2)")
 
 
 @pytest.mark.parametrize("command", [("replay",), ("replay", "--stream", "--capacity", "5blocks"), ("size",)])
@@ -480,6 +485,8 @@ OPTIONS = {
     ("--seed", "7"): "--seed is for --assume-sharing, which isn't given",
     ("--kv-dtype", "fp8", "--bytes-per-token", "7"): "--kv-dtype is for --model, which isn't given",
     ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
+    ("--stagger", "nan"): "--stagger: expected at least 0 seconds, got nan",
+    ("--stagger", "inf"): "--stagger: expected at least 0 seconds, got inf",
     ("--jobs", "0"): "--jobs: more than 0, got 0",
     ("--assume-sharing", "some"): (
         "--assume-sharing some: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"

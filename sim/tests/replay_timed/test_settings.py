@@ -170,7 +170,10 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
             "--tp-size 3",
             "tp_size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
         ),
-        ("--capacity 5blocks", "--capacity 5blocks: unknown unit 'blocks'; expected for example 64GiB or 64GB"),
+        ("--capacity 5blocks", "--capacity 5blocks: expected a number of bytes here, for example 64GiB or 64GB"),
+        ("--capacity 1Mtokens", "--capacity 1Mtokens: expected a number of bytes here, for example 64GiB or 64GB"),
+        ("--capacity 5gigs", "--capacity 5gigs: unknown unit 'gigs'; expected for example 64GiB or 64GB"),
+        ("--capacity 1GiB,2GiB", "--capacity 1GiB,2GiB: expected a size such as 64GiB or 64GB"),
         (
             "--connector-config {",
             "--connector-config: no JSON: Expecting property name enclosed in double quotes at column 2",

@@ -151,6 +151,14 @@ def a_load_that_is_never_reported(referee: Referee) -> None:
     assert made.engine.num_steps == MOST_STEPS
 
 
+def a_hold_that_never_ends(referee: Referee) -> None:
+    made = World(WorldConfig(), MEMORY, referee=referee)
+    half_of(made).request_finished_all_groups = lambda *args: (True, None)
+    made.referee.silent.add(Invariant.HITS)
+    made.engine.add(spec(output_tokens=1, max_tokens=1))
+    rest(made)
+
+
 def work_that_never_ends(referee: Referee) -> None:
     made = world(referee)
     half = half_of(made)

@@ -44,11 +44,10 @@ class MemoryChoice(Enum):
     """All workers map one file, so that any of them finds whole chunks."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The settings, with their defaults. ``cpu_bytes_to_use`` counts all workers together."""
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """Settings of any medium that is managed and copied as host memory is, with their defaults."""
 
-    cpu_bytes_to_use: int
     eviction_policy: str = "lru"
     cache_policy_module_path: str | None = None
     store_threshold: int = 0
@@ -56,9 +55,16 @@ class Options:
     copy_engine: CopyEngineChoice = CopyEngineChoice.AUTO
     copy_threads: int = 0
     """Threads that share the bytes of one job in the host engine; 0: as many as pay."""
+    pin_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Options(SharedOptions):
+    """The settings, with their defaults. ``cpu_bytes_to_use`` counts all workers together."""
+
+    cpu_bytes_to_use: int
     host_memory: MemoryChoice = MemoryChoice.AUTO
     shared_memory_dir: str = "/dev/shm"
-    pin_memory: bool = True
     checksum: bool = False
 
 
@@ -131,7 +137,7 @@ SHARED_CHECKS: Final[dict[str, Check]] = {
     "copy_threads": partial(whole, least=0),
     "pin_memory": partial(of_type, kind=bool),
 }
-"""Of the settings that any medium has which is managed and copied as host memory is."""
+"""Of `SharedOptions`."""
 
 _CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
     "cpu_bytes_to_use": number_of_bytes,

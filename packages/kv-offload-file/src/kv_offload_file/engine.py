@@ -5,9 +5,9 @@
     store   GPU ── copied by the inner engine ──▶ bay ── written by a thread ──▶ slot
     load    slot ── read by a thread ──▶ bay ── copied by the inner engine ──▶ GPU
 
-Chunks of a job that find free bays go together, as a *batch*: one job of the inner engine, and a task for a thread
-for each chunk. A batch takes no more than half of the bays, so that while one is copied the next is read or
-written. Stores and loads have bays and threads of their own, so neither waits for the other.
+Chunks of a job that find free bays go together, as a *batch*: one job of the inner engine, and some tasks for
+threads. A batch takes no more than half of the bays, so that while one is copied the next is read or written.
+Stores and loads have bays and threads of their own, so neither waits for the other.
 
 Threads do nothing but read and write. Everything else is done by who calls ``submit``, ``poll`` or ``wait``, each
 of which takes every batch as far as it goes. What goes wrong with a chunk is the failure of its job, whose chunks
@@ -33,6 +33,10 @@ from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 
 _log = getLogger("kv_offload_file")
+
+
+_MOST_TASKS = 16
+"""Of a batch: enough for all threads to have something to do until the end, and few, since each takes a while."""
 
 
 class Threads(Protocol):
@@ -86,8 +90,8 @@ class _Batch:
     job: _Job
     first: int
     bays: list[int]
-    unfinished: int
-    """Chunks that a thread has yet to read or write."""
+    tasks: int = 0
+    """That threads have yet to end."""
     has_failed: bool = False
 
     def pages(self) -> PageCopies:
@@ -123,7 +127,7 @@ class _Lane:
             return None
         job = self.queue[0]
         count = min(len(self.free), len(job.slots) - job.begun, max(1, len(self.bays) // 2))
-        batch = _Batch(job, job.begun, self.free[:count], count)
+        batch = _Batch(job, job.begun, self.free[:count])
         del self.free[:count]
         job.begun += count
         job.batches += 1
@@ -164,7 +168,7 @@ class FileCopyEngine:
         self._results: list[CopyResult] = []
         self._changed = Condition()
         self._moved: list[tuple[_Batch, Exception | None]] = []
-        """Chunks that threads are done with; under ``_changed``."""
+        """Tasks that threads are done with; under ``_changed``."""
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
@@ -195,7 +199,7 @@ class FileCopyEngine:
                 self.wait_for_threads()
 
     def wait_for_threads(self) -> None:
-        """Return when a thread is done with a chunk."""
+        """Return when a thread is done with something."""
         with self._changed:
             while not self._moved:
                 self._changed.wait()
@@ -245,7 +249,7 @@ class FileCopyEngine:
         with self._changed:
             moved, self._moved = self._moved, []
         for batch, problem in moved:
-            self._chunk_moved(batch, problem)
+            self._task_ended(batch, problem)
         for lane in self._lanes.values():
             while (new := lane.next_batch()) is not None:
                 if new.job.direction is Direction.STORE:
@@ -278,30 +282,34 @@ class FileCopyEngine:
     def _move(self, batch: _Batch) -> None:
         """Have threads read or write a batch's chunks."""
         threads = self._lanes[batch.job.direction].threads
-        for index in range(len(batch.bays)):
-            threads.submit(self._move_chunk, batch, index)
+        parts = even_parts(len(batch.bays), _MOST_TASKS)
+        batch.tasks = len(parts)
+        for part in parts:
+            threads.submit(self._do, batch, part)
 
-    def _move_chunk(self, batch: _Batch, index: int) -> None:
-        """In a thread."""
-        job, at = batch.job, batch.first + index
+    def _do(self, batch: _Batch, part: range) -> None:
+        """In a thread: read or write some of a batch's chunks."""
+        job = batch.job
         problem = None
         try:
             move = self._slots.write if job.direction is Direction.STORE else self._slots.read
-            move(job.slots[at], job.labels[at], batch.bays[index])
+            for index in part:
+                at = batch.first + index
+                move(job.slots[at], job.labels[at], batch.bays[index])
         except Exception as error:  # noqa: BLE001 - told to who asked for the job
             problem = error
         with self._changed:
             self._moved.append((batch, problem))
             self._changed.notify_all()
 
-    def _chunk_moved(self, batch: _Batch, problem: Exception | None) -> None:
+    def _task_ended(self, batch: _Batch, problem: Exception | None) -> None:
         if problem is not None:
             self.damaged += isinstance(problem, DamagedError)
             self.errors += not isinstance(problem, DamagedError)
             batch.has_failed = True
             _log.error("%s job %d: %s", batch.job.direction.value, batch.job.job_id, problem)
-        batch.unfinished -= 1
-        if batch.unfinished:
+        batch.tasks -= 1
+        if batch.tasks:
             return
         if batch.has_failed or batch.job.direction is Direction.STORE:
             self._end(batch, success=not batch.has_failed)
@@ -323,3 +331,9 @@ class FileCopyEngine:
             self._results.append(
                 CopyResult(job.job_id, not job.has_failed, None if job.has_failed else job.num_bytes, seconds)
             )
+
+
+def even_parts(count: int, most: int) -> list[range]:
+    """The numbers below ``count`` in ``most`` parts or fewer, of one size but for the last."""
+    size = max(1, -(-count // most))
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]

@@ -119,10 +119,10 @@ class LockedHome:
 
     def _read_epoch(self) -> int | None:
         try:
-            epoch = int((self.folder / "epoch").read_text(encoding="ascii"), 16)
-        except (FileNotFoundError, ValueError):
+            text = (self.folder / "epoch").read_bytes()
+        except FileNotFoundError:
             return None
-        return epoch if 0 < epoch < 2**63 else None
+        return int(text, 16) if re.fullmatch(rb"[0-7][0-9a-f]{15}", text) else None
 
     def _forget_epoch(self) -> None:
         try:

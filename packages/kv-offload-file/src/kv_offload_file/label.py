@@ -1,8 +1,9 @@
 """What a slot says of itself: whose bytes it holds, when they were stored, and what they add up to.
 
 A row of 256 bytes for each slot, apart from the bytes, so that all rows of a file are read in one go. A row has a
-checksum of its own. It is written after the bytes that it speaks of, and who reads a slot compares both: so a slot
-that was written by halves, or by somebody else, is never taken for what was asked for.
+checksum of its own. It is emptied before the bytes that it speaks of are written, and filled after them, and who
+reads a slot compares both: so a slot that was written by halves, or by somebody else, is never taken for what was
+asked for.
 """
 
 import struct

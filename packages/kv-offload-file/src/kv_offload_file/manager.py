@@ -30,8 +30,8 @@ class FileOffloadingManager(CPUOffloadingManager):
         return FileLoadStoreSpec(pack(slots), keys, self._home.epoch, number)
 
     def reset_cache(self) -> None:
+        self._home.renew()  # first: who comes after a crash in between finds too little, and nothing that is stale
         super().reset_cache()
-        self._home.renew()
 
     def get_stats(self) -> FileOffloadingStats:  # type: ignore[override]
         counted = super().get_stats()

@@ -10,7 +10,7 @@ from kv_api.errors import refuse_misspelt
 from kv_offload_cpu.options import (
     SHARED_CHECKS,
     Check,
-    CopyEngineChoice,
+    SharedOptions,
     checked,
     number_of_bytes,
     of_type,
@@ -19,8 +19,8 @@ from kv_offload_cpu.options import (
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """The settings, with their defaults; those that host memory has, too, mean what they mean there."""
+class FileOptions(SharedOptions):
+    """The settings, with their defaults."""
 
     file_dir: str
     file_bytes_to_use: int
@@ -33,13 +33,6 @@ class FileOptions:
     """Of each worker, for each direction."""
     file_direct: bool = False
     """Past the system's page cache."""
-    eviction_policy: str = "lru"
-    cache_policy_module_path: str | None = None
-    store_threshold: int = 0
-    max_tracker_size: int = 64_000
-    copy_engine: CopyEngineChoice = CopyEngineChoice.AUTO
-    copy_threads: int = 0
-    pin_memory: bool = True
 
 
 OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)

@@ -10,6 +10,7 @@ from kv_p2p_tiny_engine import TinyEngine, config_of, free_port, hidden_of
 
 import kv_factory
 from kv_api import ConfigError, KVConnectorBase, KVTransferConfig
+from kv_factory import KVConnectorFactory
 from kv_p2p.agent import KVTransferAgent
 from kv_p2p.connector_v0 import SimpleConnector
 from kv_p2p.pipe.rendezvous import connect
@@ -43,6 +44,14 @@ def test_from_agent_to_agent() -> None:
     producer.close()
     with pytest.raises(ConnectionError, match="was called after close"):
         producer.send_kv_caches_and_hidden_states(one.model, batch, one.caches, hidden)
+
+
+def test_its_rank_is_that_among_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(KVConnectorFactory, "create_connector_v0", lambda *given: made.append(given))
+    config = config_of("kv_producer", 1)
+    KVTransferAgent(5, 1, config)
+    assert made == [(5, 1, config)]
 
 
 @pytest.mark.parametrize(

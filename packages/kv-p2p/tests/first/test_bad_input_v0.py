@@ -161,6 +161,15 @@ def rows(*shape: int, dtype: Any = np.float32) -> Any:
     return np.zeros(shape, dtype)
 
 
+def test_a_worker_may_have_one_layer() -> None:
+    """Caches behind those of its layers are somebody else's."""
+    model = SimpleNamespace(model=SimpleNamespace(start_layer=3, end_layer=4))
+    cache = rows(2, 4, 4, 2, 5)
+    keys, values = PagedCaches(model, [cache, rows(1)]).read([5, 0])
+    assert np.array_equal(keys[0], cache[0].reshape(16, 2, 5)[[5, 0]])
+    assert np.array_equal(values[0], cache[1].reshape(16, 2, 5)[[5, 0]])
+
+
 FITS = "and the caches here take numpy <f4 (3, 2, 2, 5); both engines need the same model, cut in the same way"
 
 

@@ -96,6 +96,18 @@ def test_what_came_in_part_is_computed(pair: Connectors, missing: str) -> None:
     assert consumer.recv_kv_caches_and_hidden_states(engine.model, into, engine.caches) == (None, False, into)
 
 
+def test_where_one_prompt_ends_and_the_next_begins(pair: Connectors) -> None:
+    """Both together are a prompt, too."""
+    producer, consumer = pair
+    one, other = TinyEngine(1), TinyEngine(2)
+    batch, hidden = one.prefill([[1, 2, 3], [1, 2], [3]])
+    producer.send_kv_caches_and_hidden_states(one.model, batch, one.caches, hidden)
+    into = other.batch([[1, 2], [3]])
+    assert consumer.recv_kv_caches_and_hidden_states(other.model, into, other.caches)[1] is True
+    other.expect(into, [[1, 2], [3]], [True, True])
+    other.check()
+
+
 def test_a_prompt_that_is_not_there(pair: Connectors) -> None:
     producer, consumer = pair
     one, other = TinyEngine(1), TinyEngine(2)

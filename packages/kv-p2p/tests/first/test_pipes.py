@@ -83,6 +83,22 @@ def test_what_cant_be_sent_is_refused_and_nothing_of_it_leaves(pair: Pair) -> No
     assert pair[1].recv_tensor().tolist() == [1]
 
 
+def test_who_has_closed_its_end_receives_nothing_of_what_was_sent(pair: Pair) -> None:
+    pair[0].send_tensor(np.array([1]))
+    pair[1].close()
+    with pytest.raises(PipeClosedError, match=r"was closed here$"):
+        pair[1].recv_tensor()
+
+
+def test_a_connection_sends_at_once_and_notices_that_a_machine_is_gone() -> None:
+    connection, other = tcp_sockets()
+    pipe = TcpPipe(connection)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    pipe.close()
+    other.close()
+
+
 @pytest.mark.parametrize("which", ["its own end", "the other end"])
 def test_closing_wakes_who_receives(pair: Pair, which: str) -> None:
     receiving = Background(pair[0].recv_tensor)

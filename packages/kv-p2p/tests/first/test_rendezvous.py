@@ -232,4 +232,5 @@ def test_answers() -> None:
     assert find_refusal({"welcome": 1}) is None
     assert find_refusal({"refused": "no"}) == "no"
     assert find_refusal({"welcome": 2}) == "it answered with welcome"
+    assert find_refusal({"b": 1, "a": 2}) == "it answered with a, b"
     assert find_refusal({}) == "it answered with no key"

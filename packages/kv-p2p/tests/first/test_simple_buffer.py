@@ -60,10 +60,29 @@ def test_an_entry_with_fewer_tokens_than_asked_for_is_an_answer(buffers: Buffers
     assert select(consumer, 1, 2) == [10]
 
 
-def test_the_wait_is_limited(sort: str) -> None:
+def test_one_thread_answers_all(buffers: Buffers) -> None:
+    producer, consumer = buffers
+    producer.start_answering()
+    thread = producer._thread
+    insert(producer, 1)
+    assert (producer._thread, select(consumer, 1)) == (thread, [10])
+
+
+def test_one_request_is_made_at_a_time(buffers: Buffers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two answers would come, and nobody would know whose."""
+    producer, consumer = buffers
+    asked, alone = consumer._ask, []
+    monkeypatch.setattr(consumer, "_ask", lambda about: alone.append(consumer._asking.locked()) or asked(about))
+    insert(producer, 1)
+    assert (select(consumer, 1), alone) == ([10], [True])
+
+
+def test_the_wait_is_limited(sort: str, caplog: pytest.LogCaptureFixture) -> None:
     pair = producer, consumer = make(sort, wait_seconds=0.01)
     producer.start_answering()
-    assert consumer.drop_select(tokens(1), None) == NOTHING
+    with caplog.at_level(logging.WARNING, "kv_p2p"):
+        assert consumer.drop_select(tokens(1), None) == NOTHING
+    assert not caplog.records
     insert(producer, 1)
     assert select(consumer, 1) == [10]
     end(pair)
@@ -138,6 +157,18 @@ def test_what_comes_too_late_does_not_stop_the_producer(sort: str) -> None:
     assert select(consumer, 5) == [50]
     insert(producer, 6, num_bytes=10)
     assert [select(consumer, 6), select(consumer, 4)] == [[60], None]
+    end(pair)
+
+
+def test_what_was_answered_once_is_no_less_wanted_the_next_time(sort: str) -> None:
+    pair = producer, consumer = make(sort, threshold=1)
+    insert(producer, 1)
+    assert select(consumer, 1) == [10]
+    insert(producer, 1)
+    inserting = Background(insert, producer, 2)
+    wait_until(lambda: len(producer._table) == 2)
+    assert select(consumer, 1) == [10]
+    inserting.result()
     end(pair)
 
 

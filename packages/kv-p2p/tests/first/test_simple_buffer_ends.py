@@ -133,6 +133,24 @@ def test_a_request_that_is_none_ends_it_and_is_logged(sort: str, caplog: pytest.
     end(pair)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_goes_wrong_with_a_request_ends_it(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = producer, consumer = make(sort)
+
+    def fail(asked: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(producer._table, "take", fail)
+    producer.start_answering()
+    with pytest.raises(PipeClosedError, match=r"^the lookup buffer has ended: the pipe "):
+        select(consumer, 1)
+    wait_until(lambda: producer._ended is not None)
+    with pytest.raises(PipeClosedError) as ended:
+        insert(producer, 1)
+    assert str(ended.value) == "the lookup buffer has ended: the thread that answers requests failed"
+    end(pair)
+
+
 # -- wrong input ---------------------------------------------------------------------------------
 
 

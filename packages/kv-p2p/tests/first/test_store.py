@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_p2p_background import wait_until
+from kv_p2p_background import Background, wait_until
 from kv_p2p_pipe_pairs import SORTS, make_pair
 
 from kv_api import ConfigError
@@ -55,6 +55,8 @@ def test_what_was_put_longest_ago_makes_room(store: KVStoreBufferBase) -> None:
     assert [key for key in "abcd" if store.get(key) is not None] == ["a", "c", "d"]
     store.put("e", np.zeros(1001, np.uint8))
     assert store.get("e") is None
+    store.put("f", np.zeros(1000, np.uint8))
+    assert [key for key in "acdf" if store.get(key) is not None] == ["f"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 12))))
@@ -116,20 +118,37 @@ def test_a_client_that_broke_off_a_request_has_ended(monkeypatch: pytest.MonkeyP
     server.close()
 
 
-def test_a_request_that_is_none_ends_it_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("what", [0, 2])
+def test_a_request_that_is_none_ends_it_and_is_logged(what: int, caplog: pytest.LogCaptureFixture) -> None:
     one, other = make_pair("local")
     with caplog.at_level(logging.WARNING, "kv_p2p"):
         server = StoreServer(one, LocalStore(10))
-        other.send_tensor(np.array([2]))
+        other.send_tensor(np.array([what]))
         other.send_tensor(None)
         wait_until(lambda: not server._thread.is_alive())
     assert [record.getMessage() for record in caplog.records] == [
-        "a request to a store can't be used: expected [0] or [1] and a key, got array([2]) and None"
+        f"a request to a store can't be used: expected [0] or [1] and a key, got array([{what}]) and None"
     ]
     with pytest.raises(PipeClosedError):
         other.recv_tensor()
     server.close()
     other.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_store_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = make_pair("local")
+    held = LocalStore(10)
+
+    def fail(key: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(held, "get", fail)
+    server, client = StoreServer(one, held), PipeStore(other)
+    getting = Background(client.get, "a")
+    with pytest.raises(PipeClosedError):
+        getting.result()
+    server.close()
 
 
 def test_a_store_of_nothing() -> None:

@@ -125,6 +125,27 @@ def test_what_nobody_wants_any_more_makes_room() -> None:
     assert [table.take((1,)), table.take((2,))] == [entry(1, num_bytes=5, name="wanted"), entry(2, num_bytes=6)]
 
 
+def test_as_many_as_needed_make_room() -> None:
+    table = EntryTable(10)
+    for token in (1, 2):
+        table.give_up((token,))
+        table.add(entry(token, num_bytes=5))
+    table.add(entry(3, num_bytes=6))
+    table.check()
+    assert [table.take((token,)) for token in (1, 2, 3)] == [None, None, entry(3, num_bytes=6)]
+
+
+def test_after_a_clear_nothing_is_unwanted() -> None:
+    table = EntryTable(10)
+    table.give_up((1,))
+    table.add(entry(1, num_bytes=5))
+    table.clear()
+    table.check()
+    for token in (2, 3):
+        table.add(entry(token, num_bytes=6))
+    assert (len(table), table.is_over) == (2, True)
+
+
 def test_it_does_not_remember_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kv_p2p.lookup_buffer.table.GIVEN_UP_MAX", 2)
     table = EntryTable(0)

@@ -86,6 +86,7 @@ TYPES = ", ".join(NUMPY_TYPES)
     [
         ({"library": "jax"}, [8], "a message holds a tensor of 'jax'; known: numpy, torch"),
         ({"dtype": "<f3"}, [8], f"a message holds an array of '<f3'; known: {TYPES}"),
+        ({"dtype": "xf4"}, [8], f"a message holds an array of 'xf4'; known: {TYPES}"),
         ({"dtype": "O"}, [8], f"a message holds an array of 'O'; known: {TYPES}"),
         ({"dtype": 4}, [8], f"a message holds an array of 4; known: {TYPES}"),
         ({"shape": [-2]}, [8], "a message holds a tensor of the shape [-2]; expected a list of sizes"),
@@ -108,6 +109,21 @@ def test_messages_that_are_none(changed: dict[str, Any], sizes: list[int], messa
     assert str(refused.value) == message
 
 
+@pytest.mark.torch
+def test_a_torch_tensor_of_too_few_bytes_or_of_a_type_that_torch_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    header = {"library": "torch", "dtype": "bfloat16", "shape": [2]}
+    with pytest.raises(TensorError, match=r"^a tensor of shape \(2,\) has 4 bytes, and 3 came$"):
+        decode(header, [bytearray(3)])
+    monkeypatch.delattr(torch, "bfloat16")
+    with pytest.raises(TensorError) as refused:
+        decode(header, [bytearray(4)])
+    assert str(refused.value) == f"a tensor of bfloat16 came, which torch {torch.__version__} does not have"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -123,6 +139,7 @@ def test_messages_that_are_none(changed: dict[str, Any], sizes: list[int], messa
             lambda: whole_numbers(np.ones((1, 3), int), "input_tokens"),
             "input_tokens: expected whole numbers in one dimension, got numpy <i8 (1, 3)",
         ),
+        (lambda: truths([True], "roi"), "roi: expected a numpy array or a torch tensor, got list"),
         (lambda: truths(np.ones(3), "roi"), "roi: expected a mask in one dimension, got numpy <f8 (3,)"),
         (lambda: truths(np.array(True), "roi"), "roi: expected a mask in one dimension, got numpy |b1 ()"),
     ],

@@ -70,6 +70,8 @@ def test_what_is_refused(specs, describe, said):
         (Group(4, 6), 13, 2),
         (Group(4, 1), 7, 1),
         (Group(4, 1), 8, 2),
+        (Group(1, 6), 3, 0),
+        (Group(1, 6), 6, 1),
     ],
 )
 def test_what_the_next_token_reads(group, tokens, first):
@@ -147,6 +149,27 @@ def test_blocks_of_groups_of_other_sizes(make):
     (told,) = here.build_connector_meta(step()).pulls
     assert told.parts == (Part(0, (11, 12, 13, 14)), Part(1, (16,)))
     assert told.block_ids == (11, 12, 13, 14, 16)
+
+
+@pytest.mark.parametrize("specs", [(spec(4, window=6),), (spec(4, window=6), spec(4))])
+@pytest.mark.parametrize(("first", "answer"), [(1, (10, True)), (2, (0, False))])
+def test_the_first_group_may_have_the_window(make, specs, first, answer):
+    """The last token reads from token 5 on."""
+    half = make(specs=specs)
+    ticket = ticket_of(range(11), shape=half._shape, first_places=(first,) + (0,) * (len(specs) - 1))
+    request = Request("b", range(11), ticket.to_params("there"), computed=0)
+    half.on_new_request(request)
+    assert half.get_num_new_matched_tokens(request, 0) == answer
+
+
+@pytest.mark.parametrize(("local", "more"), [(0, 0), (8, 8)])
+def test_what_slid_out_of_a_window_may_be_here_already(make, local, more):
+    """Whoever goes on after 16 tokens reads from token 4 on, and the producer has some from token 8 on."""
+    half = make(specs=(spec(8), spec(4, window=13)))
+    ticket = ticket_of(range(23), shape=half._shape, first_places=(0, 2))
+    request = Request("b", range(30), ticket.to_params("there"), computed=0)
+    half.on_new_request(request)
+    assert half.get_num_new_matched_tokens(request, local) == (more, more > 0)
 
 
 def test_a_null_block_between_others_is_no_table(make):

@@ -313,7 +313,7 @@ class TestTorch:
         sender, receiver = CachePages(there, BLOCKS), CachePages(here, BLOCKS)
         assert sender.layout == receiver.layout
         assert sender.bytes_per_block == 3 * 32 + 8
-        pairs = [(3, 0), (1, 4), (3, 2)]
+        pairs = [(3, 0), (1, 4), (3, 2), (5, 1)]
         parts = as_parts(gather(sender, [source for source, _ in pairs]))
         receiver.scatter([target for _, target in pairs], parts)
         sources = {target: source for source, target in pairs}

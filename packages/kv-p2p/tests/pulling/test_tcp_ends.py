@@ -27,118 +27,6 @@ LONG = 10_000.0
 PAUSE = 0.05
 
 
-class TestGivingUp:
-    def test_while_it_receives(self, worker, raw, small_frames):
-        here, sent = worker(2), worker(1)
-        before = here.blocks
-        here.pull("r", raw.source, *range(6))
-        connection, _ = raw.asked()
-        send_frame(connection, *frame_of(sent, 0, 1, 2))
-        wait_for(lambda: here.block(2) == sent.block(2))
-        wait_for(lambda: here.wire.give_up("r"))
-        assert not here.wire._client._pulls
-        with suppress(ConnectionError):  # it may have hung up already
-            send_frame(connection, *frame_of(sent, 3, 4, 5))
-        here.wire.close()
-        here.poll()
-        assert here.blocks == [*sent.blocks[:3], *before[3:]]
-        assert (here.pulled, here.failed) == ([], [])
-
-    def test_while_it_writes(self, worker, raw):
-        here, sent = worker(2), worker(1)
-        here.pages.writing.shut()
-        here.pull("r", raw.source, 0)
-        connection, _ = raw.asked()
-        send_frame(connection, *frame_of(sent, 0))
-        here.pages.writing.wait_for_somebody()
-        for _ in range(2):
-            assert here.wire.give_up("r") is False
-        here.pages.writing.open.set()
-        assert answer(connection) == {"op": "done"}
-        here.wait_for_pulls()
-        assert (here.pulled, here.block(0)) == (["r"], sent.block(0))
-
-    def test_after_it_has_written_a_frame(self, worker, raw, small_frames):
-        here, sent = worker(2), worker(1)
-        here.pages.writing.shut()
-        here.pull("r", raw.source, *range(4))
-        connection, _ = raw.asked()
-        send_frame(connection, *frame_of(sent, 0, 1, 2))
-        here.pages.writing.wait_for_somebody()
-        assert here.wire.give_up("r") is False
-        here.pages.writing.open.set()
-        wait_for(lambda: here.wire.give_up("r"))
-        assert answer(connection) is None
-        here.wire.close()
-        here.poll()
-        assert (here.pulled, here.failed) == ([], [])
-
-    def test_between_receiving_and_writing(self, worker, raw, monkeypatch):
-        """What has arrived by then is thrown away."""
-        here, sent = worker(2), worker(1)
-        before, received, go_on = here.blocks, threading.Event(), threading.Event()
-
-        def held_up(header, group, most):
-            received.set()
-            assert go_on.wait(PATIENCE)
-            return header["count"]
-
-        monkeypatch.setattr("kv_p2p.pulling.tcp.client._count_of", held_up)
-        here.pull("r", raw.source, 0)
-        connection, _ = raw.asked()
-        send_frame(connection, *frame_of(sent, 0))
-        assert received.wait(PATIENCE)
-        assert here.wire.give_up("r") is True
-        go_on.set()
-        here.wire.close()
-        here.poll()
-        assert (here.blocks, here.pulled, here.failed) == (before, [], [])
-
-    def test_before_its_turn_has_come(self, worker, raw, monkeypatch):
-        monkeypatch.setattr("kv_p2p.pulling.tcp.client.THREADS", 1)
-        here, sent = worker(2), worker(1)
-        before = here.blocks
-        for name in ("r", "s", "t"):
-            here.pull(name, raw.source, "rst".index(name))
-        connection, _ = raw.asked()
-        assert here.wire.give_up("s") is True
-        send_frame(connection, *frame_of(sent, 0))
-        third, _ = raw.asked()  # the second has never come
-        send_frame(third, *frame_of(sent, 0))
-        here.wait_for_pulls(2)
-        assert (here.pulled, here.failed) == (["r", "t"], [])
-        assert here.blocks[:3] == [sent.block(0), before[1], sent.block(0)]
-
-    def test_the_same_request_may_pull_again(self, worker, raw):
-        here, sent = worker(2), worker(1)
-        here.pull("r", raw.source, 0)
-        first, _ = raw.asked()
-        assert here.wire.give_up("r") is True
-        here.pull("r", raw.source, 1)
-        second, _ = raw.asked()
-        assert answer(first) is None
-        send_frame(second, *frame_of(sent, 4))
-        here.wait_for_pulls()
-        assert (here.pulled, here.failed, here.block(1)) == (["r"], [], sent.block(4))
-
-    @pytest.mark.parametrize("succeeds", [True, False])
-    def test_when_it_has_just_ended(self, worker, succeeds):
-        there, here = worker(1), worker(2)
-        if succeeds:
-            there.serve("h", 1)
-        there.serve("g", 2)
-        here.pull("r", there.source("h"), 0)
-        here.pull("s", there.source("g"), 1)
-        here.pull("t", there.source("gone"), 1)
-        wait_for(lambda: not here.wire._client._pulls)
-        assert here.wire.give_up("r") is True
-        here.wait_for_pulls(2)
-        assert (here.pulled, [name for name, _ in here.failed]) == (["s"], ["t"])
-
-    def test_of_what_nobody_knows(self, worker):
-        assert worker(2).wire.give_up("r") is True
-
-
 def close(worker):
     """Fails if it takes long."""
     closing = threading.Thread(target=worker.wire.close, daemon=True)
@@ -220,9 +108,10 @@ class TestClosing:
         assert here.reason() == "TimeoutError: timed out"
         assert asked == [("there", 81, seconds)]
 
-    def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch):
-        monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", SHORT)
-        here = worker(2, silence=LONG)
+    @pytest.mark.parametrize(("silence", "seconds"), [(LONG, SHORT), (SHORT, LONG)])
+    def test_while_nobody_answers_a_decline(self, worker, raw, monkeypatch, silence, seconds):
+        monkeypatch.setattr("kv_p2p.pulling.tcp.client.CONNECT_SECONDS", seconds)
+        here = worker(2, silence=silence)
         here.wire.decline(raw.source)
         raw.asked()
         close(here)

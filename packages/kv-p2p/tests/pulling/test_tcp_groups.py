@@ -12,6 +12,7 @@ from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import WorkerPages
+from kv_p2p.pulling.tcp.server import VERSION
 from kv_p2p.pulling.tcp.wire import TcpWire
 from kv_p2p.pulling.ticket import Address
 
@@ -135,9 +136,13 @@ def test_groups_come_one_after_the_other(made):
     raw.close()
 
 
+def test_a_layout_is_the_same_in_every_release_that_speaks_a_version_of_the_protocol(made):
+    assert (VERSION, made(1).layout) == (2, "d546e9489c48c97577a91794ed81630b")
+
+
 class TestLayersOfGroups:
     def caches(self, **more):
-        return {**{name: np.zeros((BLOCKS, 4)) for name in ("a", "b")}, **more}
+        return {**{name: np.zeros((BLOCKS, 4)) for name in ("b", "a")}, **more}
 
     def refused(self, caches, names):
         with pytest.raises(ConfigError) as raised:
@@ -157,7 +162,7 @@ class TestLayersOfGroups:
 
     def test_one_that_reads_what_another_keeps_needs_none(self):
         caches = self.caches()
-        caches["c"] = caches["b"]
+        caches["c"], caches["d"] = caches["b"], caches["a"]
         groups = kv_cache_config(BLOCKS, SPECS, [["a"], ["b"]])
         assert [len(pages._layers) for pages in WorkerPages.of(caches, groups).by_group] == [1, 1]
 

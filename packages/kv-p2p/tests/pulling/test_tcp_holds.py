@@ -201,8 +201,10 @@ def test_nobody_waits_for_what_was_there(worker, hold_id):
     assert here.reason() == NONE.format(hold_id)
 
 
-def test_nor_for_ever_for_what_does_not_come(worker):
-    there, here = worker(1, silence=2 * SHORT), worker(2)
+@pytest.mark.parametrize(("most", "silence"), [(server.PATIENCE_SECONDS, 2 * SHORT), (SHORT, PATIENCE)])
+def test_nor_for_ever_for_what_does_not_come(worker, monkeypatch, most, silence):
+    monkeypatch.setattr(server, "PATIENCE_SECONDS", most)
+    there, here = worker(1, silence=silence), worker(2)
     here.pull("x", there.source("r.9"), 0)
     assert here.reason() == (
         f"hold 'r.9' did not come to this worker within {SHORT:g} seconds: its engine hangs, or it is of one that "

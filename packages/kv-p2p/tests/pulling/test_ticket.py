@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_p2p_engine import Request, ticket_of
+from kv_p2p_engine import Request, shape, ticket_of
 
 from kv_p2p.pulling.groups import Group
 from kv_p2p.pulling.ticket import Address, BadTicketError, Shape, Ticket, digest_of, is_of_tokens, read_ticket
@@ -83,6 +83,8 @@ BAD_TEXTS = [(1, "1"), (None, "None"), (["a"], "['a']"), (MISSING, "None")]
          "are 1 to 65535"),
         ("tp_size", 56537, "kv_transfer_params.remote_port: workers would listen at 9000 to 65536, and ports "
          "are 1 to 65535"),
+        ("pp_size", 56537, "kv_transfer_params.remote_port: workers would listen at 9000 to 65536, and ports "
+         "are 1 to 65535"),
         *(("remote_groups", bad, f"kv_transfer_params.remote_groups: {LIST} {said}")
           for bad, said in [(None, "None"), (MISSING, "None"), ([], "[]"), ({"window": 4}, "{'window': 4}")]),
         *(("remote_groups", [GROUP, bad], "kv_transfer_params.remote_groups[1]: expected block_size, window and "
@@ -98,6 +100,14 @@ def test_what_is_no_ticket(key, value, message):
     with pytest.raises(BadTicketError) as raised:
         read_ticket(params)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(("tp", "pp", "port"), [(1, 1, 65535), (2, 3, 65530)])
+def test_the_last_worker_may_listen_at_the_last_port(tp, pp, port):
+    ticket = ticket_of(range(6), shape=shape(tp=tp, pp=pp), address=Address("there", port))
+    assert read_ticket(ticket.to_params("engine")) == ticket
+    with pytest.raises(BadTicketError, match=f"workers would listen at {port + 1} to 65536, and ports are"):
+        read_ticket({**ticket.to_params("engine"), "remote_port": port + 1})
 
 
 def image(identifier, offset, length=2):

@@ -179,6 +179,7 @@ class TestTaking:
             (0, 10, 0, (3, 1, 2)),
             (4, 6, 1, (1, 2)),
             (8, 2, 2, (2,)),
+            (6, 4, 1, (1, 2)),  # nobody has half a block, but if somebody had it would be filled anew
             (0, 8, 0, (3, 1)),  # the engine may shorten it
             (0, 5, 0, (3, 1)),
             (0, 4, 0, (3,)),

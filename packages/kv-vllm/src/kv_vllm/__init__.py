@@ -61,3 +61,7 @@ if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name fo
         if name not in _EXPORTS:
             raise AttributeError(f"module 'kv_vllm' has no attribute {name!r}; it exports {', '.join(__all__)}")
         return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

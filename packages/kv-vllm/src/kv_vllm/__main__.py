@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     schedule.add_argument("calls", metavar="CALLS", help="the file of calls")
     schedule.add_argument("schedule", metavar="SCHEDULE", help="where the schedule goes")
     schedule.set_defaults(run=_schedule)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = options.run(options)
     except (MissingError, OSError) as error:

@@ -55,7 +55,8 @@ def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
             _check_windows(world, settle)
         return
     ended = list(engine.outcome.ended)
-    is_complete = _nothing_was_left_out(world, ended)
+    room = _room_for_all(world, ended) if _nothing_was_left_out(world) else None
+    is_complete = room is not None
     times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
     stored = {h for h, count in times.items() if count >= world.subject.keeps_from} if is_complete else set()
     probes = _probes(ended, world.config.longest_request)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
@@ -64,7 +65,7 @@ def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
         told = {key[-1] for key in engine.mirror.blocks}
         failed = _count_failed(engine)
         found, request = _ask_again(world, spec, settle)
-        _compare(world, request, found, stored)
+        _compare(world, request, found, stored, room or 0)
         if tells and _count_failed(engine) == failed:  # else something was dropped since
             _compare_events(world, request, found, told)
     if world.subject.evicts_oldest and world.config.role == "kv_both" and probes and not engine.has_work:
@@ -77,22 +78,27 @@ def _count_failed(engine: Engine) -> int:
     return sum(copy.state is State.FAILED for device in engine.devices for copy in device.copies.ended)
 
 
-def _nothing_was_left_out(world: WorldState, ended: Iterable[SimRequest]) -> bool:
+def _nothing_was_left_out(world: WorldState) -> bool:
+    """Whether every copy that a connector may have made ended well."""
     engine = world.engine
     if world.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
-    for copies in (device.copies for device in engine.devices):
-        if (
-            copies.running
-            or copies.restarts
-            or any(copy.state is not State.DONE or copy.was_lost for copy in copies.ended)
-        ):
-            return False
+    return not any(
+        copies.running
+        or copies.restarts
+        or any(copy.state is not State.DONE or copy.was_lost for copy in copies.ended)
+        for copies in (device.copies for device in engine.devices)
+    )
+
+
+def _room_for_all(world: WorldState, ended: Iterable[SimRequest]) -> int | None:
+    """Host slots that all of it takes at most. None: there aren't so many."""
     # Two chunks that differ in their last block only have room for the others twice.
     size = world.subject.blocks_per_chunk
     chunks = {chunk for request in ended for turn in request.known_hashes() for chunk in turn[size - 1 :: size]}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
-    return len(chunks) * size * (1 + engine.served.resets) <= world.config.host_slots
+    slots = len(chunks) * size * (1 + world.engine.served.resets)
+    return slots if slots <= world.config.host_slots else None
 
 
 def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
@@ -164,7 +170,8 @@ def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], boo
             world.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
-                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room",
+                f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
+                f"{config.host_slots} host slots",
             )
 
 
@@ -198,7 +205,8 @@ def _check_windows(world: WorldState, settle: Callable[[], bool]) -> None:
             world.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
-                f"are found, but they were computed just now, and {room} chunks of each group have room",
+                f"are found, but they were computed just now, and {room} chunks of each group have room in "
+                f"{config.host_slots} host slots",
             )
 
 
@@ -207,7 +215,7 @@ def _empty(world: WorldState) -> bool:
     return Trait.RESET in world.subject.traits and bool(world.engine.reset(running=False, connector=True))
 
 
-def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes]) -> None:
+def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes], room: int) -> None:
     size = world.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
@@ -217,7 +225,7 @@ def _compare(world: WorldState, request: SimRequest, found: int, stored: set[byt
             Invariant.HITS,
             f"request {request.request_id} comes again at rest: {found} of its {request.num_prompt_tokens} tokens "
             f"are found, but the first {run * size} belong to requests that ended well, no copy failed, and there "
-            "was room for all",
+            f"was room for all: at most {room} of {world.config.host_slots} host slots were needed",
         )
 
 

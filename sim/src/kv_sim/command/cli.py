@@ -28,7 +28,8 @@ from kv_sim.command.console import (
     say,
     say_interrupted,
 )
-from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parser_of
+from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parse
+from kv_sim.command.subjects import subject_lines
 from kv_sim.conformance.command import conform
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
@@ -50,7 +51,7 @@ from kv_sim.world import World
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
-    options = parser_of(COMMANDS, typed).parse_args(typed)
+    options = parse(COMMANDS, typed)
     let_connectors_log_nothing()
     try:
         selection.check_numbers(options)
@@ -271,7 +272,7 @@ def _zoo(options: argparse.Namespace) -> int:
 
 
 def _subjects(options: argparse.Namespace) -> int:
-    for text in report.subject_lines(SUBJECTS):
+    for text in subject_lines(SUBJECTS):
         say(text)
     return FINE
 

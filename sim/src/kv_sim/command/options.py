@@ -16,8 +16,22 @@ USUAL_MINUTES: Final = 10.0
 Command = Callable[[argparse.Namespace], int]
 
 
+def parse(commands: Mapping[str, Command], typed: Sequence[str]) -> argparse.Namespace:
+    """What was typed. What a command doesn't know ends the program, with the usage of that command."""
+    parser = parser_of(commands, typed)
+    options, unknown = parser.parse_known_args(typed)
+    if unknown:
+        is_before = unknown[0] in typed[: typed.index(options.command)]
+        refuse = parser.error if is_before else options.refuse
+        refuse(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
 def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser; what it finds has ``run``, the command's function. Some options depend on what was ``typed``."""
+    """The parser. What it finds has ``run``, the command's function, and ``refuse``, which ends the program.
+
+    Some options depend on what was ``typed``.
+    """
     parser = argparse.ArgumentParser(
         prog="kv-sim", description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed."
     )
@@ -25,7 +39,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         one: argparse.ArgumentParser = added.add_parser(name, help=text, description=text[0].upper() + text[1:])
-        one.set_defaults(run=commands[name], extra=None, traits=None)
+        one.set_defaults(run=commands[name], refuse=one.error, extra=None, traits=None)
         return one
 
     fuzz = command("fuzz", "run histories until an invariant breaks")

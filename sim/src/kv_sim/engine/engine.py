@@ -6,6 +6,7 @@ are scheduled meanwhile. Nothing happens by itself: the world calls.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 from kv_api import KVConnectorBase_V1, KVConnectorOutput, KVConnectorRole, KVOutputAggregator, SupportsHMA
@@ -17,6 +18,7 @@ from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
+from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
@@ -57,7 +59,7 @@ class Engine:
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
-        for device in self.devices:
+        for device in self._ranks:
             connector = create(self.describe(subject, device.rank), KVConnectorRole.WORKER, cache_config, referee)
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
@@ -88,6 +90,11 @@ class Engine:
     def make_device(self, rank: int) -> Device:
         """The device of a rank."""
         return Device(rank, self.config, self.shadow)
+
+    @property
+    def _ranks(self) -> Sequence[RankDevice]:
+        """The devices, as far as this engine may rely on them: one without memory has no more."""
+        return self.devices
 
     @property
     def guards(self) -> list[Any]:
@@ -180,7 +187,7 @@ class Engine:
         if not self.steps or len(self.steps[0].reports) < self.config.world_size:
             return None
         step = self.steps[0]
-        waiting = any(launched.number == step.number for d in self.devices for launched in d.queue)
+        waiting = any(launched.number == step.number for device in self._ranks for launched in device.queue)
         return None if waiting else step
 
     def process(self) -> None:
@@ -206,7 +213,7 @@ class Engine:
     def finish_step(self) -> None:
         """Let every rank execute and retire the oldest step, and process it."""
         step = self.steps[0]
-        for rank, device in enumerate(self.devices):
+        for rank, device in enumerate(self._ranks):
             while rank not in step.reports:
                 self.execute(rank)
             while any(launched.number == step.number for launched in device.queue):
@@ -230,11 +237,11 @@ class Engine:
 
     def retire(self, rank: int) -> None:
         """Let a rank's device run the kernels of the oldest launched step."""
-        self.devices[rank].retire()
+        self._ranks[rank].retire()
 
     def check(self) -> None:
         """Recount everything that the engine keeps; a failure is a bug of the testbed."""
         self.scheduler.check()
         self.aggregator.check()
-        for device in self.devices:
+        for device in self._ranks:
             device.copies.check()

@@ -286,5 +286,17 @@ class SimRequest:
         """What rejected drafts leave in ``[start, end)``: bytes that belong to no prefix."""
         return np.array([mix(int(h) ^ 0xD12AF7) for h in self.hashes[start:end]], dtype=np.uint64)
 
+    @property
+    def waits_for(self) -> str:
+        """Of a request that ended and still has its blocks: which report would free them. Empty: it has none."""
+        if not self.status.is_finished:
+            return ""
+        if self.is_held:
+            return "held, waits for finished_sending"
+        return "waits for the end of its load, finished_recving" if self.awaits_load else ""
+
     def __repr__(self) -> str:
-        return f"<request {self.request_id} {self.status.value} {self.num_computed_tokens}/{self.num_tokens}>"
+        waits = f", {self.waits_for}" if self.waits_for else ""
+        return (
+            f"<request {self.request_id} {self.status.value} {self.num_computed_tokens}/{self.num_tokens}{waits}>"
+        )

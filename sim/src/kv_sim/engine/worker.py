@@ -13,9 +13,9 @@ from kv_sim.checkers import work
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import Step
+from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.settings import layer_name
 from kv_sim.guard import Guard
-from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.violation import Invariant
@@ -31,7 +31,7 @@ class Forward:
 class Worker:
     """One rank."""
 
-    def __init__(self, config: WorldConfig, device: Device, connector: Guard, crossing: Crossing) -> None:
+    def __init__(self, config: WorldConfig, device: RankDevice, connector: Guard, crossing: Crossing) -> None:
         self.config = config
         self._crossing = crossing
         self.device = device

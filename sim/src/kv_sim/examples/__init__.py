@@ -1,4 +1,4 @@
-"""Three small connectors to copy from, and the first subjects of every campaign.
+"""Small connectors: three to copy from, which every campaign drives first, and some that do what these don't.
 
 * ``memory``: stores and loads within the step, synchronously.
 * ``later``: stores after a request has ended, loads between steps; both asynchronous.

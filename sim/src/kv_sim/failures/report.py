@@ -1,14 +1,13 @@
 """How a failure is reported: what broke, the few actions that break it, and two lines to paste.
 
 FAIL seed=8123 actions=61  CONTENT  request r4 token 8: rank 0 block 9 holds zeroes, last written by …
-shrunk to 5 actions, the last of them:
-    4 finish   rank 0, copy 2
-    5 step
+shrunk to 2 actions
+    1 add      r4: 9 tokens of conversation 0, samples 1 of at most 1
+    2 step
 replay: kv-sim fuzz --connector later --seed 8123 --log
 shrunk: kv-sim replay-schedule fail-later-8123.jsonl
 """
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from typing import Final
 from kv_sim.actions import Action
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
-from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.watching.log import describe
 
@@ -80,19 +78,3 @@ def replay_line(
 def file_stem(name: str, seed: int | None) -> str:
     """What a failure's schedule file is called, without its suffix."""
     return f"fail-{re.sub(r'[^A-Za-z0-9_.+-]', '_', name)}-{seed}"
-
-
-def subject_lines(subjects: dict[str, Subject]) -> list[str]:
-    """The known subjects, with what they claim."""
-    width = max(map(len, subjects))
-    lines = []
-    for name, subject in subjects.items():
-        traits = ", ".join(trait.value for trait in Trait if trait in subject.traits) or "none"
-        children = subject.extra_config.get("connectors")
-        inside = f" over {', '.join(child['kv_connector'] for child in children)}" if children else ""
-        lines.append(f"{name:<{width}}  {subject.kv_connector}{inside} ({subject.module_path or 'installed'})")
-        lines.append(f"{'':<{width}}  claims: {traits}")
-        extra = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
-        if extra:
-            lines.append(f"{'':<{width}}  extra config: {json.dumps(extra)}")
-    return lines

@@ -150,7 +150,7 @@ class Kernels:
     def _write(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         for block, slots, hashes in self._written(attention, group):
             self._memory[block, :, slots] = hashes ^ self.keys[group][:, None]
-            self._shadow.last_writer[self._rank][block] = f"step {step.number} for request {attention.request_id}"
+            self._shadow.wrote_part(self._rank, block, _writer(step, attention), slots)
 
     def _spoil(self, attention: Attention) -> None:
         """Leave wrong bytes where a request wrote, which read some."""
@@ -207,7 +207,7 @@ class Kernels:
         """Note that a slot isn't what it must be for a request's ``token``."""
         block, layer, _ = slot
         request_id, held = attention.request_id, int(self._memory[slot])
-        told = self._shadow.explain_content(self._rank, request_id, token, block, held)
+        told = self._shadow.explain_content(self._rank, request_id, token, slot, held)
         message = f"{told} (group {group}, layer {layer}, step {step.number}{role})"
         spoilt = {block for group in self._tokens for block, _, _ in self._written(attention, group)}
         step.problems.append(ContentProblem(request_id, block, message, tuple(sorted(spoilt))))
@@ -220,8 +220,7 @@ class Kernels:
                 continue
             state = attention.hashes[min((index + 1) * size, attention.end) - 1]
             self._memory[table[index]] = (state ^ self.keys[group])[:, None]
-            who = f"step {step.number} for request {attention.request_id}"
-            self._shadow.last_writer[self._rank][table[index]] = who
+            self._shadow.last_writer[self._rank][table[index]] = _writer(step, attention)
 
     def _read_state(self, step: LaunchedStep, attention: Attention, group: int) -> None:
         """Go on from the state after the token before the step's first."""
@@ -235,3 +234,7 @@ class Kernels:
             layer, offset = (int(x) for x in np.argwhere(differs)[0])
             role = ", which goes on from this state"
             self._note(step, attention, before, group, (block, layer, offset), role)
+
+
+def _writer(step: LaunchedStep, attention: Attention) -> str:
+    return f"step {step.number} for request {attention.request_id}"

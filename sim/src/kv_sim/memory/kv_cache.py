@@ -46,7 +46,7 @@ class KVCache(np.ndarray[Any, np.dtype[np.uint64]]):
             self.device.rank, block, "the connector writes it", self.device.copies.running.values()
         )
         self.device.memory[block, self.layer] = page
-        self.device.shadow.last_writer[self.device.rank][block] = "the connector"
+        self.device.shadow.wrote_part(self.device.rank, block, "the connector", slice(0, words), self.layer)
 
 
 def _described(page: Any) -> str:

@@ -5,8 +5,9 @@ be the right ones. Rights come from the engine (blocks that a load was announced
 steps (blocks that running kernels read or write) and from running copies (pages they have yet to move).
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kv_sim.memory.content import POISON, ZERO
 from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
@@ -19,6 +20,24 @@ class UsesBlocks(Protocol):
     number: int
     reads: set[int]
     writes: set[int]
+
+
+class Part(NamedTuple):
+    """What somebody wrote of a block."""
+
+    writer: str
+    slots: slice
+    layer: int | None
+    """None: all of them."""
+
+    def has(self, layer: int, slot: int) -> bool:
+        """Whether a slot of a layer is in it."""
+        return self.layer in (None, layer) and self.slots.start <= slot < self.slots.stop
+
+    def hides(self, other: "Part") -> bool:
+        """Whether nothing is left of what was written before."""
+        within = self.slots.start <= other.slots.start and other.slots.stop <= self.slots.stop
+        return within and self.layer in (None, other.layer)
 
 
 def _always(*where: Any) -> bool:
@@ -36,6 +55,9 @@ class Shadow:
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
+        """By rank, GPU block -> who wrote it last, the whole of it or a part."""
+        self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
+        """By rank, GPU block -> who wrote which part of it since it was written as a whole, the last one last."""
         self.violation = referee.fail
 
     def end_step(self, step: int) -> None:
@@ -161,12 +183,32 @@ class Shadow:
 
     # -- content -------------------------------------------------------------------------------
 
-    def explain_content(self, rank: int, request_id: str, token: int, block: int, value: int) -> str:
-        """Say what a kernel read in place of the request's prefix."""
+    def wrote_part(self, rank: int, block: int, writer: str, slots: slice, layer: int | None = None) -> None:
+        """Somebody wrote slots of a block, in one layer or in all. Of the whole block ``last_writer`` is told."""
+        written, part = self.last_writer[rank], Part(writer, slots, layer)
+        parts = self._parts_of(rank, block)
+        self._parts[rank][block] = [*(before for before in parts if not part.hides(before)), part]
+        written[block] = writer
+
+    def _parts_of(self, rank: int, block: int) -> list[Part]:
+        """The first is the whole block."""
+        last, parts = self.last_writer[rank].get(block, "nobody"), self._parts[rank].get(block)
+        if parts is None or parts[-1].writer != last:  # the whole block was written since
+            return [Part(last, slice(0, sys.maxsize), None)]
+        return parts
+
+    def explain_content(
+        self, rank: int, request_id: str, token: int, slot: tuple[int, int, int], value: int
+    ) -> str:
+        """Say what a kernel read in place of the request's prefix, in a slot of (block, layer, place in it)."""
+        block, layer, place = slot
         held = {int(POISON): "poison", int(ZERO): "zeroes"}.get(value, f"{value:#x}")
-        writer = self.last_writer[rank].get(block, "nobody")
+        parts = self._parts_of(rank, block)
+        writer = next((part.writer for part in reversed(parts) if part.has(layer, place)), "nobody")
+        elsewhere = "" if writer == parts[-1].writer else f", and elsewhere by {parts[-1].writer}"
         return (
-            f"request {request_id} token {token}: rank {rank} block {block} holds {held}, last written by {writer}"
+            f"request {request_id} token {token}: rank {rank} block {block} holds {held}, "
+            f"last written by {writer}{elsewhere}"
         )
 
     def owner(self, block: int) -> str:

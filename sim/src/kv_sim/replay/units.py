@@ -23,7 +23,8 @@ _SIZE: Final = re.compile(r"\s*([0-9][0-9_]{0,99}(?:\.[0-9]{1,99})?(?:e[0-9]{1,2
 MOST_BYTES: Final = 1 << 40
 """Of a token: more than any model has, and with as many blocks as there may be a number that fits a float."""
 
-EXPECTED: Final = "20000blocks, 10Mtokens, 64GiB or 64GB"
+_IN_BYTES: Final = "64GiB or 64GB"
+EXPECTED: Final = f"20000blocks, 10Mtokens, {_IN_BYTES}"
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ def check_bytes(of_a_token: int, option: str) -> None:
 
 def parse_bytes(text: str, option: str) -> int:
     """A number of bytes."""
-    number, unit = _split(text, option)
+    number, unit = _split(text, option, _IN_BYTES)
     scale = _byte_scale(unit)
+    if scale is None and _count_unit(unit)[1] is not None:
+        raise ConfigError(f"{option} {text}: expected a number of bytes here, for example {_IN_BYTES}")
     if scale is None:
-        raise ConfigError(_problem(text, unit, option, "for example 64GiB or 64GB"))
+        raise ConfigError(_problem(text, unit, option, f"for example {_IN_BYTES}"))
     return int(number * scale)
 
 
@@ -102,10 +105,10 @@ def show_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _split(text: str, option: str) -> tuple[Fraction, str]:
+def _split(text: str, option: str, expected: str = EXPECTED) -> tuple[Fraction, str]:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{option} {text}: expected a size such as {EXPECTED}")
+        raise ConfigError(f"{option} {text}: expected a size such as {expected}")
     return Fraction(match[1].replace("_", "")), match[2]  # of a float, 1.001 thousands would be 1000
 
 

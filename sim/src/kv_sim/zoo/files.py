@@ -42,9 +42,9 @@ class _CopiedTooEarly(WorldFileCopyEngine):
         if batch.job.direction is Direction.LOAD:
             self._copy(batch)
 
-    def _chunk_moved(self, batch: Any, problem: Exception | None) -> None:
+    def _task_ended(self, batch: Any, problem: Exception | None) -> None:
         if batch.job.direction is Direction.STORE:
-            super()._chunk_moved(batch, problem)
+            super()._task_ended(batch, problem)
 
 
 class CopiedTooEarlySpec(_PlantedSpec):

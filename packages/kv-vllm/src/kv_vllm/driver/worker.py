@@ -24,10 +24,10 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 from kv_sim.config import WorldConfig
 from kv_sim.engine.output import Step
-from kv_sim.memory.device import Device
+from kv_sim.engine.rank_device import RankDevice
 from kv_sim.memory.kernels import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
-from kv_vllm.vllm_world import kv_cache_config
+from kv_vllm.vllm_world import kv_cache_config, layer_name
 
 
 @contextmanager
@@ -45,7 +45,7 @@ class VllmWorker:
     """One rank."""
 
     def __init__(
-        self, world: WorldConfig, device: Device, driven: Callable[[Any], Any], kv_caches: dict[str, Any]
+        self, world: WorldConfig, device: RankDevice, driven: Callable[[Any], Any], kv_caches: dict[str, Any]
     ) -> None:
         """``driven`` makes the configuration of the rank's connector, which tells this worker when it begins."""
         self.world = world
@@ -112,12 +112,17 @@ class VllmWorker:
         return {name: SimpleNamespace() for name in self._layers}
 
     def _forward(self, step: Step) -> None:
-        for name in self._layers:
-            self.connector.wait_for_layer_load(name)
         windows = tuple(group.window for group in self.world.groups)
-        self.device.launch(
-            LaunchedStep(step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows)
+        launched = LaunchedStep(
+            step.number, step.attentions, step.poison, step.problems, self.world.block_size, windows
         )
+        loaded = {block for blocks in step.sync_targets.values() for block in blocks}
+        for group in range(len(self.world.groups)):
+            for layer in range(self.world.layers):
+                self.connector.wait_for_layer_load(layer_name(group, layer))
+                if loaded:
+                    self.device.read_loaded(launched, loaded, group, layer)
+        self.device.launch(launched)
         for name, attention in self._attention().items():
             self.connector.save_kv_layer(name, self._layers[name], attention)
 

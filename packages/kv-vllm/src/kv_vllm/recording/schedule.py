@@ -35,7 +35,14 @@ VERSION: Final = 1
 
 KINDS: Final = {AttentionKind.FULL: "full", AttentionKind.SLIDING_WINDOW: "sliding"}
 WORLD_SPEC: Final = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
-NOT_THE_WORLDS: Final = ("cpu_bytes_to_use", "copy_engine", "copy_threads", "host_memory", "shared_memory_dir")
+WORLD_SPECS: Final = {
+    "FileOffloadingSpec": {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"}
+}
+"""What stands for a medium in a world; for any other it is host memory."""
+NOT_THE_WORLDS: Final = (
+    *("cpu_bytes_to_use", "copy_engine", "copy_threads", "host_memory", "shared_memory_dir"),
+    *("file_dir", "file_bytes_to_use", "file_tag", "file_staging_bytes", "file_threads", "file_direct"),
+)
 """Options about bytes, which a world has none of."""
 
 
@@ -70,7 +77,8 @@ def world_of(vllm_config: Any, kv_cache_config: Any, groups: Sequence[GroupDescr
     run_ahead = max(0, getattr(vllm_config, "max_concurrent_batches", 1) - 1)
     _refuse_what_no_world_has(vllm_config, kv_cache_config, groups)
     block_bytes = bytes_per_block(kv_cache_config, bytes_of(groups, kv_cache_config))
-    host_bytes = transfer.kv_connector_extra_config.get("cpu_bytes_to_use") or 64 * block_bytes
+    given = transfer.kv_connector_extra_config
+    host_bytes = given.get("cpu_bytes_to_use") or given.get("file_bytes_to_use") or 64 * block_bytes
     world = {
         "num_blocks": kv_cache_config.num_blocks,
         "block_size": vllm_config.cache_config.block_size,
@@ -134,7 +142,8 @@ def _in_a_world(transfer: Mapping[str, Any]) -> dict[str, Any]:
     path = transfer.get("kv_connector_module_path")
     if name == "OffloadingConnector":
         kept = {key: value for key, value in extra.items() if key not in NOT_THE_WORLDS}
-        name, path, extra = "TimedOffloadingConnector", "kv_sim.offload", {**kept, **WORLD_SPEC}
+        spec = WORLD_SPECS.get(extra.get("spec_name", ""), WORLD_SPEC)
+        name, path, extra = "TimedOffloadingConnector", "kv_sim.offload", {**kept, **spec}
     elif name == "MultiConnector":
         path = "kv_multi"
         extra["connectors"] = [

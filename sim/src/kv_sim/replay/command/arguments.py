@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
@@ -104,7 +105,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
             raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
     if options.seed is not None and options.assume_sharing is None:
         raise ConfigError("--seed is for --assume-sharing, which isn't given")
-    if options.stagger < 0:
+    if not 0 <= options.stagger < inf:
         raise ConfigError(f"--stagger: expected at least 0 seconds, got {options.stagger:g}")
     return TraceOptions(
         options.format,

@@ -24,7 +24,7 @@ from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsort
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, files_of
+from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
 
@@ -75,6 +75,8 @@ class Opening:
         self._retries = Retries()
         self._own_ids = OwnIds()
         files = files_of(path)
+        if left_out := left_out_of(path):
+            self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
         self._form, found = self._format_of(files)
         records = self._records(chain([found], (objects_of(file).found for file in files[1:])))
         if options.requests is not None:
@@ -83,7 +85,9 @@ class Opening:
         if not first:
             raise ConfigError(f"{path}: there is no request in it{self._skipped()}")
         if options.stagger_seconds and not self._form.merges_sessions:
-            self._notes.append(f"requests of format {self._form.name} have their own times (--stagger)")
+            self._notes.append(
+                f"requests of format {self._form.name} have their own times: nothing is staggered (--stagger)"
+            )
         self._unit_seconds = self._choose_unit(self._form, [record for _, record in first])
         self.block_tokens = self._choose_block(self._form, [record for _, record in first])
         self.engine = first[0][1].engine
@@ -290,6 +294,8 @@ class Opening:
             self._notes.append(
                 f"requests of {len(models)} models, none of which can use another's blocks: {', '.join(models)}"
             )
+        if len(self._starts) == 1 and self._options.stagger_seconds:
+            self._notes.append("there is one session, and nothing is staggered (--stagger)")
         if len(self._starts) > 1 and len(self._begins) == 1 and not self._options.stagger_seconds:
             self._notes.append(
                 f"{len(self._starts)} sessions count their own time, so all begin at once (--stagger)"

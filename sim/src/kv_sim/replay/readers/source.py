@@ -23,6 +23,8 @@ _TWICE: Final = "a trace is a file, since it is opened more than once: save it f
 
 _PACKED_BYTES: Final = 1 << 14
 
+_NAMES_SHOWN: Final = 3
+
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 
@@ -33,10 +35,13 @@ def files_of(path: str | Path) -> list[Path]:
         found = resources.files("kv_sim.replay") / "traces" / f"{name}.jsonl.xz"
         return [Path(str(found))]
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.is_file() and _looks_like_a_trace(file))
+        files = [file for file in _within(place) if _looks_like_a_trace(file)]
         if not files:
             known = " ".join(_SUFFIXES)
-            raise ConfigError(f"{path}: there is no trace in this folder ({known}, also with {' '.join(_PACKED)})")
+            raise ConfigError(
+                f"{path}: there is no trace in this folder ({known}, also with {' '.join(_PACKED)})"
+                f"{'; other files: ' if (others := left_out_of(path)) else ''}{others}"
+            )
         return files
     if not place.exists():
         if name == "-":
@@ -45,6 +50,19 @@ def files_of(path: str | Path) -> list[Path]:
     if not place.is_file():
         raise ConfigError(f"{path}: this is {_kind(place)}, and {_TWICE}")
     return [place]
+
+
+def left_out_of(path: str | Path) -> str:
+    """How many files of a folder are no trace by their names, and the first of them. Empty: there are none."""
+    place = Path(path)
+    names = [file.relative_to(place).as_posix() for file in _within(place) if not _looks_like_a_trace(file)]
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    return f"{len(names)} ({', '.join(names[:_NAMES_SHOWN])}{more})" if names else ""
+
+
+def _within(place: Path) -> list[Path]:
+    """All files below a folder, by their names."""
+    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
 
 
 def _kind(place: Path) -> str:

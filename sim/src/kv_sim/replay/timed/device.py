@@ -6,13 +6,13 @@ timing model says. A device without memory has the shape of the testbed's, and n
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
 from kv_offload_cpu.copy.engine import Numbers
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Direction
+from kv_sim.memory.copies import Copy, Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
@@ -42,18 +42,19 @@ class _NoCopies:
     """No copy of the testbed's own kind."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Any] = {}
-        self.ended: list[Any] = []
+        self.running: dict[int, Copy] = {}
+        self.waited: list[Copy] = []
 
     def check(self) -> None:
         """Nothing to recount."""
 
 
 class EmptyDevice:
-    """No memory. It fits where the testbed's ``Device`` does, as far as an engine uses it."""
+    """No memory. A ``RankDevice``: it fits where the testbed's ``Device`` does, as far as an engine uses it."""
 
-    def __init__(self, rank: int, config: WorldConfig, clock: Clock, link: Link) -> None:
+    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link) -> None:
         self.rank = rank
+        self.shadow = shadow
         self.clock = clock
         self.link = link
         self.forward_ns = 0

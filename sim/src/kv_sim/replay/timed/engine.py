@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 from kv_api import KVTransferConfig
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
+from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
 from kv_sim.replay.timed.device import EmptyDevice, TimedDevice
@@ -97,7 +98,8 @@ class QuickEngine(TimedEngine):
     tells_events = False
 
     def make_device(self, rank: int) -> Device:
-        return cast(Device, EmptyDevice(rank, self.config, self.clock, self.link))
+        device: RankDevice = EmptyDevice(rank, self.config, self.shadow, self.clock, self.link)
+        return cast(Device, device)  # worlds, which ask for more, drive no engine like this
 
 
 class CheckedEngine(TimedEngine):

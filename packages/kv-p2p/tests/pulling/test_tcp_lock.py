@@ -1,0 +1,80 @@
+"""What several threads of a wire over TCP change is only touched by who has its lock."""
+
+import pytest
+
+from kv_p2p.pulling.tcp import client
+
+OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served")
+
+
+@pytest.fixture
+def here(worker):
+    return worker(1)
+
+
+@pytest.fixture
+def touch(here):
+    """Notes what is touched, and whether somebody had the lock then."""
+    touched = set()
+
+    def note(name):
+        touched.add((name, here.wire._lock.locked()))
+
+    note.all = touched
+    return note
+
+
+def test_holds(here, worker, touch, monkeypatch):
+    def watch(name, method):
+        def watched(*arguments, **named):
+            touch(name)
+            return method(*arguments, **named)
+
+        monkeypatch.setattr(here.wire._holds, name, watched)
+
+    for name in OF_HOLDS:
+        watch(name, getattr(here.wire._holds, name))
+    there = worker(2)
+    for name in "abc":
+        here.serve(name, 1, 2)
+    there.pull("r", here.source("a"), 3)
+    there.wait_for_pulls()
+    there.wire.decline(here.source("b"))
+    here.wait_for(lambda: sorted(here.served) == ["a", "b"])
+    assert here.wire.withdraw("c") is True
+    assert touch.all == {(name, True) for name in OF_HOLDS}
+
+
+def test_pulls(here, worker, touch, raw, monkeypatch):
+    class Pulls(dict):
+        def __setitem__(self, key, value):
+            touch("begin")
+            super().__setitem__(key, value)
+
+        def __delitem__(self, key):
+            touch("end")
+            super().__delitem__(key)
+
+        def clear(self):
+            touch("clear")
+            super().clear()
+
+    class UnderWay(client._UnderWay):
+        def __setattr__(self, name, value):
+            if name in vars(self):  # it has been made
+                touch(name)
+            super().__setattr__(name, value)
+
+    here.wire._client._pulls = Pulls()
+    monkeypatch.setattr(client, "_UnderWay", UnderWay)
+    there = worker(2)
+    there.serve("a", 1, 2)
+    here.pull("r", there.source("a"), 3)
+    here.wait_for_pulls()
+    for name in "st":
+        here.pull(name, raw.source, 4)
+        raw.asked()
+    assert here.wire.give_up("s") is True
+    here.wire.close()
+    names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up")
+    assert touch.all == {(name, True) for name in names}

@@ -1,0 +1,22 @@
+"""``kv-sim subjects``: the connectors that the testbed knows, with what they claim."""
+
+import json
+from collections.abc import Mapping
+
+from kv_sim.subject import Subject, Trait
+
+
+def subject_lines(subjects: Mapping[str, Subject]) -> list[str]:
+    """The known subjects, with what they claim."""
+    width = max(map(len, subjects))
+    lines = []
+    for name, subject in subjects.items():
+        traits = ", ".join(trait.value for trait in Trait if trait in subject.traits) or "none"
+        children = subject.extra_config.get("connectors")
+        inside = f" over {', '.join(child['kv_connector'] for child in children)}" if children else ""
+        lines.append(f"{name:<{width}}  {subject.kv_connector}{inside} ({subject.module_path or 'installed'})")
+        lines.append(f"{'':<{width}}  claims: {traits}")
+        extra = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
+        if extra:
+            lines.append(f"{'':<{width}}  extra config: {json.dumps(extra)}")
+    return lines

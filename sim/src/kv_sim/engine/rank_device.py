@@ -1,0 +1,93 @@
+"""``RankDevice``: what an engine and its workers ask of the device of a rank.
+
+The testbed's ``Device`` has more, which worlds and connectors use. A device without memory has just this, so a
+type checker sees when an engine begins to ask for something that it lacks.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from kv_sim.memory.copies import Copy
+from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.settled import Offer
+from kv_sim.memory.shadow import Shadow
+
+
+class RankCopies(Protocol):
+    """The copies of a rank, as far as an engine looks at them."""
+
+    @property
+    def running(self) -> Mapping[int, Copy]:
+        """Those that have not ended, by id."""
+        ...
+
+    @property
+    def waited(self) -> list[Copy]:
+        """Those that the worker waited for, since this was cleared."""
+        ...
+
+    def check(self) -> None:
+        """Recount them."""
+        ...
+
+
+class RankDevice(Protocol):
+    """The device of one rank."""
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+        ...
+
+    @property
+    def shadow(self) -> Shadow:
+        """Who may touch which block."""
+        ...
+
+    @property
+    def copies(self) -> RankCopies:
+        """What connectors copy."""
+        ...
+
+    @property
+    def queue(self) -> deque[LaunchedStep]:
+        """Steps that were launched and have not retired."""
+        ...
+
+    def kv_cache(self, layer: int) -> KVCache:
+        """The pages of a layer, for a connector."""
+        ...
+
+    def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
+        """The worker begins with a step, which gets new blocks and hands over ends of prompts."""
+        ...
+
+    def take_over(self, blocks: Iterable[int]) -> None:
+        """A step uses these blocks from now on."""
+        ...
+
+    def zero(self, blocks: list[int], step: int) -> None:
+        """Zero newly allocated blocks."""
+        ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
+        """Copy blocks (from, to)."""
+        ...
+
+    def poison(self, blocks: list[int]) -> None:
+        """Make the bytes of newly allocated blocks recognizable."""
+        ...
+
+    def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
+        """A layer of the forward pass reads what the step itself loads into these blocks."""
+        ...
+
+    def launch(self, step: LaunchedStep) -> None:
+        """Queue a step behind those launched before."""
+        ...
+
+    def retire(self) -> object:
+        """Run the oldest launched step."""
+        ...

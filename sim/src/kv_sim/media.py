@@ -1,0 +1,34 @@
+"""Offloading media that copy memory by themselves, and what stands for them in the testbed."""
+
+from typing import Final
+
+from kv_api import KVTransferConfig, OffloadingSpec
+from kv_factory import KVConnectorFactory, OffloadingSpecFactory
+from kv_offload import OffloadingConnector
+from kv_offload_cpu import CPUOffloadingSpec
+from kv_offload_file import FileOffloadingSpec
+from kv_sim.offload import WorldCPUOffloadingSpec
+from kv_sim.offload_file import WorldFileOffloadingSpec
+
+STAND_INS: Final[dict[type[OffloadingSpec], tuple[str, type[OffloadingSpec]]]] = {
+    CPUOffloadingSpec: ("offload", WorldCPUOffloadingSpec),
+    FileOffloadingSpec: ("offload-file", WorldFileOffloadingSpec),
+}
+"""A medium; the subject that is the same with copies of the testbed's, and its medium."""
+
+
+def stand_in(transfer: KVTransferConfig) -> str | None:
+    """What is wrong with a connector whose medium copies by itself, and what to try. None: it doesn't.
+
+    A world's memory is written by its devices alone, so with such a medium nothing can be tested.
+    """
+    if not issubclass(KVConnectorFactory.get_connector_class(transfer), OffloadingConnector):
+        return None
+    medium = OffloadingSpecFactory.get_spec_cls(transfer.kv_connector_extra_config)
+    if medium not in STAND_INS:
+        return None
+    subject, other = STAND_INS[medium]
+    return (
+        f"{medium.__name__} copies memory by itself, and a world's memory is written by its devices alone; the "
+        f"subject {subject!r} is the same with copies of the testbed's ({other.__module__}:{other.__name__})"
+    )

@@ -1,0 +1,83 @@
+"""ARCHITECTURE.md names files that are there, and of each invariant all files that look after it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from kv_sim.violation import Invariant
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+SOURCES = [*ROOT.glob("packages/*/src"), ROOT / "sim" / "src"]
+FILES = {file.relative_to(source).as_posix() for source in SOURCES for file in source.rglob("*.py")}
+FILES |= {f"{name.rpartition('/')[0]}/" for name in FILES}
+SIM = ROOT / "sim" / "src" / "kv_sim"
+NOT_THE_TESTBED = ("zoo", "examples", "replay")
+"""What breaks invariants on purpose, and what replays traces."""
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of a section's table, without its head."""
+    section = TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def named(cell: str) -> list[str]:
+    """The files and folders that a cell names."""
+    return [name for name in re.findall(r"`([^`]*)`", cell) if name.endswith((".py", "/"))]
+
+
+def files_of(package: str, name: str) -> set[str]:
+    """The files of a package that a name may stand for."""
+    return {file for file in FILES if file.startswith(package) and f"/{file}".endswith(f"/{name}")}
+
+
+@pytest.mark.parametrize("row", rows("Where to look"), ids=lambda row: row[0])
+def test_where_to_look_there_is_something(row: list[str]) -> None:
+    package = ""
+    for name in named(row[1]):
+        if name.startswith("kv_"):
+            package = name.partition("/")[0]
+        place = ROOT / name
+        assert files_of(package, name) or place.exists() or (ROOT / "packages" / name).exists(), name
+    for begun in re.findall(r"`(docs/decisions/\d{4}-)…`", row[1]):
+        assert list(ROOT.glob(f"{begun}*")), begun
+
+
+def judges(source: str) -> set[Invariant]:
+    """The invariants that a module finds broken."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "fail",
+            "violation",
+            "Violation",
+        }:
+            found |= {
+                Invariant[text[10:]] for text in map(ast.unparse, node.args[:1]) if text.startswith("Invariant.")
+            }
+    return found
+
+
+def test_each_invariant_has_a_row_with_all_who_look_after_it() -> None:
+    told = {
+        Invariant(row[0]): set().union(*(files_of("kv_sim", name) for name in named(row[2])))
+        for row in rows("What must never break")
+    }
+    assert told.keys() == set(Invariant)
+    for file in sorted(SIM.rglob("*.py")):
+        if file.relative_to(SIM).parts[0] not in NOT_THE_TESTBED:
+            for invariant in judges(file.read_text(encoding="utf-8")):
+                assert file.relative_to(SIM.parent).as_posix() in told[invariant], f"{invariant}: {file.name}"
+
+
+def test_who_judges_is_seen() -> None:
+    assert judges(
+        "referee.fail(Invariant.NO_CRASH, 'x')\nraise Violation(Invariant.WORK, 'x')\nInvariant.HITS"
+    ) == {
+        Invariant.NO_CRASH,
+        Invariant.WORK,
+    }
