@@ -193,18 +193,19 @@ def test_jobs_wait_for_bays_in_their_order_and_directions_not_for_each_other(rig
     assert [copies.blocks.tolist() for _, copies, _ in rig.inner.jobs.values()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
-def test_of_two_bays_one_is_copied_while_the_other_is_written():
+@pytest.mark.parametrize(("num_bays", "then"), [(4, [[1], [0]]), (6, [[1], [2], [0]])])
+def test_of_few_bays_no_more_than_half_go_at_once(num_bays, then):
     inner, threads = Inner(), ByHand()
-    engine = FileCopyEngine(inner, Slots(), 4, [20], lambda direction: threads)
-    chunks = np.arange(3)
-    engine.labels[1] = [Label(make_key(slot), 1, 1, slot) for slot in range(3)]
+    engine = FileCopyEngine(inner, Slots(), num_bays, [20], lambda direction: threads)
+    chunks = np.arange(4)
+    engine.labels[1] = [Label(make_key(slot), 1, 1, slot) for slot in range(4)]
     engine.submit(1, STORE, PageCopies(0 * chunks, chunks, chunks, 0 * chunks))
-    assert inner.bays() == [[0], [1]]
+    assert inner.bays() == [[bay] for bay in range(num_bays // 2)]
     inner.end()
     engine.poll()
     threads.run()
     engine.poll()
-    assert inner.bays() == [[1], [0]]
+    assert inner.bays() == then
     engine.check()
 
 
@@ -295,6 +296,7 @@ def test_what_goes_wrong_with_a_chunk_is_the_failure_of_its_job(rig, caplog, dir
     assert sorted(slot for _, slot, _, _ in rig.slots.calls) == [0, 1, 2, 3, 9], "the rest is let be"
     assert (rig.engine.damaged, rig.engine.errors) == (damaged, errors)
     assert f"{direction.value} job 1: {problem}" in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
 
 
 @pytest.mark.parametrize("direction", [STORE, LOAD])
@@ -334,6 +336,7 @@ def test_a_block_that_there_is_not_is_the_submitters_mistake(rig):
     assert not rig.inner.jobs
     assert rig.poll() == []
     rig.submit(1, STORE, range(20), per_chunk=1)
+    rig.submit(2, STORE, [20], per_chunk=1)
 
 
 def test_who_waits_takes_part(rig):

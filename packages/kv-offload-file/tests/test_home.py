@@ -119,6 +119,7 @@ def test_who_is_refused_leaves_nothing_open(tmp_path):
 def test_the_folder_is_made_wherever_it_is_to_be(tmp_path):
     at = home(tmp_path / "not" / "yet")
     assert at.folder.is_dir()
+    assert (at.folder / "lock").stat().st_mode & 0o777 == 0o600, "or others could keep it locked"
     at.close()
 
 
@@ -163,6 +164,7 @@ def test_an_epoch_that_can_not_be_read_is_a_new_one(tmp_path, text):
     at = home(tmp_path)
     assert at.epoch not in (epoch, 0)
     assert int((at.folder / "epoch").read_text(), 16) == at.epoch
+    assert 0 < at.epoch < 2**63, "a row has room for it"
     at.close()
 
 
@@ -171,8 +173,11 @@ def test_an_epoch_that_can_not_be_written_is_over_all_the_same(tmp_path, caplog)
     epoch = at.epoch
     (at.folder / "epoch.new").mkdir()
     at.renew()
-    assert at.epoch not in (epoch, 0)
+    before = at.epoch
+    at.renew()
+    assert len({epoch, before, at.epoch, 0, 1}) == 5
     assert "what is stored now will be forgotten at the next start: " in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
     at.close()
     (at.folder / "epoch.new").rmdir()
     again = home(tmp_path)

@@ -1,6 +1,7 @@
 """The files of one rank: what was written is read, and what wasn't is never taken for it."""
 
 import os
+import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -278,6 +279,7 @@ def test_what_does_not_reach_the_disk_at_the_end_was_not_closed(tmp_path, boot, 
     monkeypatch.setattr(os, "fsync", fsync)
     file.close()
     assert "rank-0.slots: if the machine goes down, what it holds will be forgotten: " in caplog.text
+    assert {record.name for record in caplog.records} == {"kv_offload_file"}
     assert len(os.listdir("/proc/self/fd")) == len(before) - 2
     assert rows(tmp_path) == {1: LABEL}
     boot("second")
@@ -311,6 +313,19 @@ def test_a_first_row_that_is_none_empties_the_file(tmp_path, boot, place):
     data = bytearray(rows_path(tmp_path, 0).read_bytes())
     data[place] ^= 1
     rows_path(tmp_path, 0).write_bytes(data)
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {}
+    file.close()
+
+
+def test_files_of_another_format_are_forgotten(tmp_path, boot):
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    data = rows_path(tmp_path, 0).read_bytes()
+    header = data[4:ROW_BYTES].replace(b"KVSLOTS1", b"KVSLOTS2")
+    rows_path(tmp_path, 0).write_bytes(zlib.crc32(header).to_bytes(4, "little") + header + data[ROW_BYTES:])
     assert rows(tmp_path) == {}
     file = opened(tmp_path)
     assert rows(tmp_path) == {}
@@ -368,6 +383,16 @@ def test_ranks_that_share_a_file_system_are_reckoned_together(tmp_path, monkeypa
         SlotFile(tmp_path, 2, 4, 2 * ALIGNMENT)
     for file in files:
         file.close()
+
+
+def test_what_one_rank_has_too_much_another_has_not(tmp_path, monkeypatch):
+    larger = SlotFile(tmp_path, 0, 9, 2 * ALIGNMENT)
+    for slot in range(9):
+        larger.write(slot, LABEL, BYTES.data)
+    larger.close()
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=32767, f_frsize=1))
+    with pytest.raises(ConfigError, match="would grow by 32768 bytes"):
+        SlotFile(tmp_path, 1, 4, 2 * ALIGNMENT)
 
 
 def test_what_the_file_has_already_need_not_be_free(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """From a configuration to both halves: sizes, settings and what is wrong with them."""
 
+import fcntl
 import os
 import threading
 from dataclasses import asdict, replace
@@ -245,6 +246,9 @@ def test_a_manager_that_can_not_be_made_lets_others_in(tmp_path):
 @pytest.mark.parametrize("direct", [False, True])
 def test_an_engine_stores_and_loads_and_stops(tmp_path, direct):
     rig = Rig(tmp_path, 40, ranks=2, blocks_per_chunk=1, file_direct=direct)
+    for rank in rig.ranks:
+        flags = fcntl.fcntl(rank.worker.engine._slots._file._slots, fcntl.F_GETFL)
+        assert bool(flags & os.O_DIRECT) == direct
     assert rig.store(range(16)) == make_keys(range(16))
     assert rig.load([3, 0, 15, 7, 8])
     assert rig.load(range(16)), "more than there are bays"
@@ -261,15 +265,15 @@ def test_a_group_has_the_blocks_of_its_smallest_tensor(tmp_path):
             [CanonicalKVCacheTensor(layer, PAGE) for layer in layers],
             [
                 [CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE), CanonicalKVCacheRef(2, PAGE)],
-                [CanonicalKVCacheRef(2, PAGE), CanonicalKVCacheRef(0, PAGE)],
                 [],
+                [CanonicalKVCacheRef(2, PAGE), CanonicalKVCacheRef(0, PAGE)],
             ],
         )
     )
     places = FileLoadStoreSpec([0], [make_key(0)], 1, 1)
     for sizes, blocks, said in (
         ([1, 0, 0], [5], "0 from 5 to 5, there are 0 to 4"),
-        ([0, 1, 0], [7], "1 from 7 to 7"),
+        ([0, 0, 1], [7], "2 from 7 to 7"),
     ):
         with pytest.raises(KVError, match=f"store job 1: block ids of group {said}"):
             worker.submit_store(1, GPULoadStoreSpec(blocks, sizes, [0, 0, 0]), places)
