@@ -355,6 +355,24 @@ def test_more_or_fewer_slots_than_before(tmp_path, boot, slots, found):
     file.close()
 
 
+def test_without_the_slots_their_rows_mean_nothing(tmp_path, boot):
+    """Somebody removed the large file, to make room."""
+    file = opened(tmp_path)
+    file.write(1, LABEL, BYTES.data)
+    file.close()
+    (tmp_path / "rank-0.slots").unlink()
+    assert rows(tmp_path) == {}
+    file = opened(tmp_path)
+    assert rows(tmp_path) == {}
+    file.close()
+
+
+def test_rows_that_can_not_be_read_are_an_error_that_names_them(tmp_path):
+    rows_path(tmp_path, 0).mkdir()
+    with pytest.raises(ConfigError, match=r"file_dir: Is a directory: .*rank-0.rows"):
+        rows(tmp_path)
+
+
 def test_of_a_rank_that_has_no_files_nothing_is_read(tmp_path):
     assert [*read_rows(tmp_path, 0, 4)] == []
 

@@ -64,7 +64,7 @@ class SlotFile:
 
     def __init__(self, folder: Path, rank: int, num_slots: int, slot_bytes: int, *, direct: bool = False) -> None:
         assert slot_bytes % ALIGNMENT == 0, f"slots of {slot_bytes} bytes are not aligned to {ALIGNMENT}"
-        self.path = folder / f"rank-{rank}.slots"
+        self.path = slots_path(folder, rank)
         self.num_slots = num_slots
         self.slot_bytes = slot_bytes
         self._slots = self._rows = -1
@@ -116,7 +116,8 @@ class SlotFile:
 
     def _begin(self) -> None:
         before = _unpack_header(os.pread(self._rows, ROW_BYTES, 0))
-        if before is None or before.slot_bytes != self.slot_bytes or not before.is_trusted:
+        is_new = os.fstat(self._slots).st_size == 0
+        if is_new or before is None or before.slot_bytes != self.slot_bytes or not before.is_trusted:
             os.ftruncate(self._rows, 0)
         # Before anything changes, lest the machine go down and the files still say that they were closed.
         self._write_header(is_closed=False)
@@ -163,12 +164,20 @@ def rows_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.rows"
 
 
+def slots_path(folder: Path, rank: int) -> Path:
+    """The file with the bytes of a rank."""
+    return folder / f"rank-{rank}.slots"
+
+
 def read_rows(folder: Path, rank: int, num_slots: int) -> Iterator[tuple[int, Row]]:
     """What the slots of a rank hold, as far as they say so. Nothing if its files aren't trusted, or not there."""
     try:
         data = rows_path(folder, rank).read_bytes()
+        slots_path(folder, rank).stat()
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ConfigError(f"file_dir: {error.strerror}: {error.filename}") from error
     header = _unpack_header(data[:ROW_BYTES])
     if header is None or not header.is_trusted:
         return
