@@ -17,7 +17,7 @@ PACKAGES = {
     "kv_multi": ("*.py",),
     "kv_offload": ("**/*.py",),
     "kv_p2p": ("pulling/scheduler.py", "pulling/groups.py", "pulling/worker.py", "pulling/ticket.py"),
-    "kv_offload_file": ("engine.py", "manager.py", "worker.py"),
+    "kv_offload_file": ("engine.py", "lanes.py", "manager.py", "worker.py"),
     "kv_offload_cpu": ("manager.py", "stats.py", "chunks/*.py", "slots/*.py", "policy/*.py"),
 }
 """What is mutated: where a package has a medium or a wire of its own, what the testbed drives above that."""

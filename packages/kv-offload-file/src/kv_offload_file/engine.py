@@ -18,9 +18,7 @@ it is under way and no chunk is left.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from logging import getLogger
 from threading import Condition
 from typing import Protocol
@@ -28,8 +26,9 @@ from typing import Protocol
 import numpy as np
 
 from kv_api import KVError
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, Numbers, PageCopies, Urgency
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
 from kv_offload_file.label import Label
+from kv_offload_file.lanes import Batch, Job, Lane, Threads, even_parts
 from kv_offload_file.slot_file import DamagedError
 
 _log = getLogger("kv_offload_file")
@@ -37,16 +36,6 @@ _log = getLogger("kv_offload_file")
 
 _MOST_TASKS = 16
 """Of a batch: enough for all threads to have something to do until the end, and few, since each takes a while."""
-
-
-class Threads(Protocol):
-    """What a `ThreadPoolExecutor` can do, as far as it is needed."""
-
-    def submit(self, fn: Callable[..., None], /, *args: object) -> object:
-        """Call it soon."""
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Call nothing any more."""
 
 
 class Slots(Protocol):
@@ -60,79 +49,6 @@ class Slots(Protocol):
 
     def close(self) -> None:
         """Nobody reads or writes any more."""
-
-
-@dataclass(eq=False)
-class _Job:
-    job_id: int
-    direction: Direction
-    urgency: Urgency
-    copies: PageCopies
-    bounds: Numbers
-    """Where in ``copies`` the pages of each chunk begin, and the end."""
-    slots: list[int]
-    labels: list[Label]
-    begun: int = 0
-    """Chunks, from the first on."""
-    batches: int = 0
-    """Under way."""
-    has_failed: bool = False
-    num_bytes: int = 0
-    since: float = field(default_factory=time.perf_counter)
-
-    @property
-    def has_ended(self) -> bool:
-        return not self.batches and self.begun == len(self.slots)
-
-
-@dataclass(eq=False)
-class _Batch:
-    job: _Job
-    first: int
-    bays: list[int]
-    tasks: int = 0
-    """That threads have yet to end."""
-    has_failed: bool = False
-
-    def pages(self) -> PageCopies:
-        """Its pages, with bays in place of the file's slots."""
-        bounds = self.job.bounds[self.first : self.first + len(self.bays) + 1]
-        part = self.job.copies.part(int(bounds[0]), int(bounds[-1]))
-        bays = np.repeat(np.asarray(self.bays), np.diff(bounds))
-        return PageCopies(part.groups, part.blocks, bays, part.offsets)
-
-
-class _Lane:
-    """One direction."""
-
-    def __init__(self, bays: list[int], threads: Threads) -> None:
-        self.bays = bays
-        self.free = [*bays]
-        self.threads = threads
-        self.queue: deque[_Job] = deque()
-        self.batches: set[_Batch] = set()
-
-    def enqueue(self, job: _Job) -> None:
-        """Behind all others, or behind those that are expedited, too."""
-        place = len(self.queue)
-        if job.urgency is Urgency.EXPEDITED:
-            place = sum(other.urgency is Urgency.EXPEDITED for other in self.queue)
-        self.queue.insert(place, job)
-
-    def next_batch(self) -> _Batch | None:
-        """The next chunks for which there are bays."""
-        while self.queue and self.queue[0].begun == len(self.queue[0].slots):
-            self.queue.popleft()
-        if not self.queue or not self.free:
-            return None
-        job = self.queue[0]
-        count = min(len(self.free), len(job.slots) - job.begun, max(1, len(self.bays) // 2))
-        batch = _Batch(job, job.begun, self.free[:count])
-        del self.free[:count]
-        job.begun += count
-        job.batches += 1
-        self.batches.add(batch)
-        return batch
 
 
 class FileCopyEngine:
@@ -161,13 +77,13 @@ class FileCopyEngine:
         self._num_blocks = num_blocks
         half = num_bays // 2
         parts = {Direction.STORE: range(half), Direction.LOAD: range(half, num_bays)}
-        self._lanes = {direction: _Lane([*bays], threads(direction)) for direction, bays in parts.items()}
-        self._jobs: dict[int, _Job] = {}
-        self._copying: dict[int, _Batch] = {}
+        self._lanes = {direction: Lane([*bays], threads(direction)) for direction, bays in parts.items()}
+        self._jobs: dict[int, Job] = {}
+        self._copying: dict[int, Batch] = {}
         self._next_copy = 0
         self._results: list[CopyResult] = []
         self._changed = Condition()
-        self._moved: list[tuple[_Batch, Exception | None]] = []
+        self._moved: list[tuple[Batch, Exception | None]] = []
         """Tasks that threads are done with; under ``_changed``."""
 
     def submit(
@@ -229,7 +145,7 @@ class FileCopyEngine:
 
     # Steps of the above
 
-    def _job(self, job_id: int, direction: Direction, urgency: Urgency, copies: PageCopies) -> _Job:
+    def _job(self, job_id: int, direction: Direction, urgency: Urgency, copies: PageCopies) -> Job:
         labels = self.labels[job_id]
         for group, count in enumerate(self._num_blocks):
             blocks = copies.blocks[copies.groups == group]
@@ -241,7 +157,8 @@ class FileCopyEngine:
         begins = np.flatnonzero(np.diff(copies.chunks, prepend=-1))
         assert len(begins) == len(labels), f"pages of {len(begins)} chunks, labels of {len(labels)}"
         bounds = np.append(begins, len(copies))
-        return _Job(job_id, direction, urgency, copies, bounds, copies.chunks[begins].tolist(), labels)
+        slots = copies.chunks[begins].tolist()
+        return Job(job_id, direction, urgency, copies, bounds, slots, labels, time.perf_counter())
 
     def _advance(self) -> None:
         """Take every batch as far as it goes."""
@@ -268,7 +185,7 @@ class FileCopyEngine:
             else:
                 self._end(batch, success=result.success)
 
-    def _copy(self, batch: _Batch) -> None:
+    def _copy(self, batch: Batch) -> None:
         """Have the inner engine copy between GPU and bays."""
         copy, self._next_copy = self._next_copy, self._next_copy + 1
         self._copying[copy] = batch
@@ -279,7 +196,7 @@ class FileCopyEngine:
             del self._copying[copy]
             self._end(batch, success=False)
 
-    def _move(self, batch: _Batch) -> None:
+    def _move(self, batch: Batch) -> None:
         """Have threads read or write a batch's chunks."""
         threads = self._lanes[batch.job.direction].threads
         parts = even_parts(len(batch.bays), _MOST_TASKS)
@@ -287,7 +204,7 @@ class FileCopyEngine:
         for part in parts:
             threads.submit(self._do, batch, part)
 
-    def _do(self, batch: _Batch, part: range) -> None:
+    def _do(self, batch: Batch, part: range) -> None:
         """In a thread: read or write some of a batch's chunks."""
         job = batch.job
         problem = None
@@ -302,7 +219,7 @@ class FileCopyEngine:
             self._moved.append((batch, problem))
             self._changed.notify_all()
 
-    def _task_ended(self, batch: _Batch, problem: Exception | None) -> None:
+    def _task_ended(self, batch: Batch, problem: Exception | None) -> None:
         if problem is not None:
             self.damaged += isinstance(problem, DamagedError)
             self.errors += not isinstance(problem, DamagedError)
@@ -316,7 +233,7 @@ class FileCopyEngine:
         else:
             self._copy(batch)
 
-    def _end(self, batch: _Batch, *, success: bool) -> None:
+    def _end(self, batch: Batch, *, success: bool) -> None:
         """Free the bays of a batch; if it was the last one of its job, or failed, so does the job."""
         job, lane = batch.job, self._lanes[batch.job.direction]
         lane.batches.remove(batch)
@@ -331,9 +248,3 @@ class FileCopyEngine:
             self._results.append(
                 CopyResult(job.job_id, not job.has_failed, None if job.has_failed else job.num_bytes, seconds)
             )
-
-
-def even_parts(count: int, most: int) -> list[range]:
-    """The numbers below ``count`` in ``most`` parts or fewer, of one size but for the last."""
-    size = max(1, -(-count // most))
-    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]

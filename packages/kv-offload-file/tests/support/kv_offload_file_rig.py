@@ -173,23 +173,3 @@ class Rig:
             assert result.job_id == self._jobs
             successes.append(result.success)
         return all(successes)
-
-
-class ByHand:
-    """Threads that do the next thing when they are told to."""
-
-    def __init__(self):
-        self.tasks = []
-        self.is_shut_down = False
-
-    def submit(self, fn, *args):
-        self.tasks.append(lambda: fn(*args))
-
-    def shutdown(self, wait=True, *, cancel_futures=False):
-        assert wait and cancel_futures, "memory is given back and the file closed after that"
-        self.tasks.clear()
-        self.is_shut_down = True
-
-    def run(self, count=None):
-        for _ in range(len(self.tasks) if count is None else count):
-            self.tasks.pop(0)()

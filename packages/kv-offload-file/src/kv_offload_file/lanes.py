@@ -1,0 +1,110 @@
+"""What goes one way between a GPU and a file: jobs in their order, the bays for them, and the threads.
+
+No thread is used here, and nothing is waited for: whoever asks is told which chunks come next, and says when bays
+are free again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kv_offload_cpu.copy.engine import Direction, Numbers, PageCopies, Urgency
+from kv_offload_file.label import Label
+
+
+class Threads(Protocol):
+    """What a `ThreadPoolExecutor` can do, as far as it is needed."""
+
+    def submit(self, fn: Callable[..., None], /, *args: object) -> object:
+        """Call it soon."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Call nothing any more."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Chunks to be stored, or loaded."""
+
+    job_id: int
+    direction: Direction
+    urgency: Urgency
+    copies: PageCopies
+    bounds: Numbers
+    """Where in ``copies`` the pages of each chunk begin, and the end."""
+    slots: list[int]
+    labels: list[Label]
+    since: float
+    """When it was submitted."""
+    begun: int = 0
+    """Chunks, from the first on."""
+    batches: int = 0
+    """Under way."""
+    has_failed: bool = False
+    num_bytes: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left, nor under way."""
+        return not self.batches and self.begun == len(self.slots)
+
+
+@dataclass(eq=False)
+class Batch:
+    """Chunks of a job that go together."""
+
+    job: Job
+    first: int
+    bays: list[int]
+    tasks: int = 0
+    """That threads have yet to end."""
+    has_failed: bool = False
+
+    def pages(self) -> PageCopies:
+        """Its pages, with bays in place of the file's slots."""
+        bounds = self.job.bounds[self.first : self.first + len(self.bays) + 1]
+        part = self.job.copies.part(int(bounds[0]), int(bounds[-1]))
+        bays = np.repeat(np.asarray(self.bays), np.diff(bounds))
+        return PageCopies(part.groups, part.blocks, bays, part.offsets)
+
+
+class Lane:
+    """One direction."""
+
+    def __init__(self, bays: list[int], threads: Threads) -> None:
+        self.bays = bays
+        self.free = [*bays]
+        self.threads = threads
+        self.queue: deque[Job] = deque()
+        self.batches: set[Batch] = set()
+
+    def enqueue(self, job: Job) -> None:
+        """Behind all others, or behind those that are expedited, too."""
+        place = len(self.queue)
+        if job.urgency is Urgency.EXPEDITED:
+            place = sum(other.urgency is Urgency.EXPEDITED for other in self.queue)
+        self.queue.insert(place, job)
+
+    def next_batch(self) -> Batch | None:
+        """The next chunks for which there are bays."""
+        while self.queue and self.queue[0].begun == len(self.queue[0].slots):
+            self.queue.popleft()
+        if not self.queue or not self.free:
+            return None
+        job = self.queue[0]
+        count = min(len(self.free), len(job.slots) - job.begun, max(1, len(self.bays) // 2))
+        batch = Batch(job, job.begun, self.free[:count])
+        del self.free[:count]
+        job.begun += count
+        job.batches += 1
+        self.batches.add(batch)
+        return batch
+
+
+def even_parts(count: int, most: int) -> list[range]:
+    """The numbers below ``count`` in ``most`` parts or fewer, of one size but for the last."""
+    size = max(1, -(-count // most))
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]

@@ -1,0 +1,82 @@
+"""The settings, their defaults, and what is wrong with them."""
+
+from dataclasses import asdict
+
+import pytest
+
+from kv_api import (
+    ConfigError,
+)
+from kv_offload_cpu.options import CopyEngineChoice
+from kv_offload_file import FileOffloadingSpec, FileOptions
+from kv_offload_file.options import read_options
+
+OURS = {"file_dir": "somewhere", "file_bytes_to_use": 1e9}
+
+
+def without(extra, key):
+    return {name: value for name, value in extra.items() if name != key}
+
+
+def test_settings_and_their_defaults():
+    assert asdict(read_options(OURS)) == {
+        "file_dir": "somewhere",
+        "file_bytes_to_use": 10**9,
+        "file_tag": "",
+        "file_staging_bytes": 512 * 2**20,
+        "file_threads": 4,
+        "file_direct": False,
+        "eviction_policy": "lru",
+        "cache_policy_module_path": None,
+        "store_threshold": 0,
+        "max_tracker_size": 64_000,
+        "copy_engine": CopyEngineChoice.AUTO,
+        "copy_threads": 0,
+        "pin_memory": True,
+    }
+    given = {
+        "file_dir": "/there",
+        "file_bytes_to_use": 10**6,
+        "file_tag": "tuned",
+        "file_staging_bytes": 10**5,
+        "file_threads": 7,
+        "file_direct": True,
+        "eviction_policy": "arc",
+        "cache_policy_module_path": "theirs",
+        "store_threshold": 3,
+        "max_tracker_size": 9,
+        "copy_engine": "host",
+        "copy_threads": 2,
+        "pin_memory": False,
+    }
+    assert read_options({**given, "block_size": 48}) == FileOptions(
+        **{**given, "copy_engine": CopyEngineChoice.HOST}
+    )
+    assert {*given} == {*FileOptions.__dataclass_fields__} == FileOffloadingSpec.extra_keys
+
+
+@pytest.mark.parametrize("key", ["file_dir", "file_bytes_to_use"])
+@pytest.mark.parametrize("unset", [without, lambda extra, key: {**extra, key: None}])
+def test_what_must_be_set(key, unset):
+    with pytest.raises(ConfigError, match=f"^{key}: not set; it is the (folder|room)"):
+        read_options(unset(OURS, key))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("file_dir", 7, "file_dir: expected str, got 7"),
+        ("file_bytes_to_use", 0, "file_bytes_to_use: expected a number of bytes, at least 1, got 0"),
+        ("file_bytes_to_use", "1e9", "file_bytes_to_use: expected a number of bytes"),
+        ("file_tag", None, "file_tag: expected str, got None"),
+        ("file_staging_bytes", -1, "file_staging_bytes: expected a number of bytes"),
+        ("file_threads", 0, "file_threads: expected a whole number of at least 1, got 0"),
+        ("file_direct", 1, r"file_direct: expected bool, got 1"),
+        ("copy_engine", "fast", "copy_engine"),
+        ("file_thread", 1, "file_thread"),
+        ("file_byte_to_use", 1, "file_bytes_to_use"),
+    ],
+)
+def test_what_is_wrong_is_named(key, value, said):
+    with pytest.raises(ConfigError, match=said):
+        read_options({**OURS, key: value})
