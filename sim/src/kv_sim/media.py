@@ -17,7 +17,7 @@ STAND_INS: Final[dict[type[OffloadingSpec], tuple[str, type[OffloadingSpec]]]] =
 """A medium; the subject that is the same with copies of the testbed's, and its medium."""
 
 
-def stand_in(transfer: KVTransferConfig) -> str | None:
+def why_not_driven(transfer: KVTransferConfig) -> str | None:
     """What is wrong with a connector whose medium copies by itself, and what to try. None: it doesn't.
 
     A world's memory is written by its devices alone, so with such a medium nothing can be tested.

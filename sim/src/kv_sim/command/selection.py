@@ -26,7 +26,7 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
-from kv_sim.media import stand_in
+from kv_sim.media import why_not_driven
 from kv_sim.strict import read_option
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -125,7 +125,7 @@ def _check_medium(connector: str, extra: dict[str, Any], subject: Subject) -> No
 
 
 def _refuse_own_copies(connector: str, transfer: KVTransferConfig) -> None:
-    problem = stand_in(transfer)
+    problem = why_not_driven(transfer)
     if problem is not None:
         raise ConfigError(f"--connector {connector!r}: {problem}")
 
