@@ -163,6 +163,16 @@ def test_what_size_says_of_a_disk(small, capsys):
     assert spec_of(smaller, 512_000).num_chunks == 3
 
 
+@pytest.mark.parametrize("of_a_token", [7, 8, 9])
+def test_room_is_for_whole_pages_and_a_row_beside_each(small, of_a_token):
+    """512 tokens of 8 bytes are a page of the disk."""
+    found = size(small, ["lru"], [1, 4], bytes_per_token=of_a_token, disk="/kv")
+    extra = found.config()["kv_connector_extra_config"] | {"file_staging_bytes": 1 << 20}
+    assert extra["file_bytes_to_use"] == 4 * ((2 if of_a_token > 8 else 1) * 4096 + 256)
+    assert spec_of(extra, 512 * of_a_token).num_chunks == 4
+    assert found.knee_gib == 4 * 512 * of_a_token / 2**30
+
+
 def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):
     command = ["size", str(small), *FILES, "--policy", "sieve,lru", "--capacity", "5blocks,6blocks"]
     in_front = ["--host-capacity", "3blocks", "--gpu-capacity", "2blocks"]
@@ -174,6 +184,10 @@ def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):
         f"host memory (1.46 MiB) and {gpu}, without the disk: 0.273 of blocks, 0.275 of tokens, "
         "0.429 of full blocks",
     ]
+    assert main([*command, "--host-capacity", "3blocks"]) == 0
+    assert capsys.readouterr().out.splitlines()[4] == (
+        "host memory (1.46 MiB), without the disk: 0.273 of blocks, 0.275 of tokens, 0.429 of full blocks"
+    )
     assert lines[8].split() == ["blocks", "tokens", "disk", "sieve", "lru", "MIN", "+1", "GiB"]
     assert main([*command, *in_front, "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -306,7 +320,13 @@ def test_the_pages_say_what_is_the_disks(small, tmp_path, capsys):
     assert main([*command, "--capacity", "2blocks,3blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
     assert "host memory (logarithmic)" in text and ">lru, 1.95 MiB of disk</li>" in text
-    assert "<th>disk</th><th>by disk</th><th>loaded from it</th>" in text
+    cells = [re.findall("<t[dh]>([^<]*)</t[dh]>", row)[8:] for row in re.findall("<tr>.*?</tr>", text)]
+    assert cells[:2] == [
+        ["loaded", "stored", "evicted", "refused"]
+        + ["disk", "by disk", "loaded from it", "stored", "evicted", "refused"],
+        ["0 B", "1.95 MiB", "1000 KiB", "2.93 MiB"]
+        + ["1.95 MiB", "36.7%", "1.95 MiB", "3.42 MiB", "1.46 MiB", "0 B"],
+    ]
     assert main([*command, "--capacity", "2blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
     assert "disk (logarithmic)" in text and ">lru</li>" in text
