@@ -22,7 +22,7 @@ from kv_offload_file import FileOffloadingSpec
 from kv_sim.command.cli import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
-from kv_sim.replay.medium import Traffic
+from kv_sim.replay.medium import MediumRun, Traffic
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import Disk, size_trace, sweep
 from kv_sim.replay.stack import longest_prompt
@@ -45,12 +45,17 @@ def test_whoever_has_more_loads_and_each_stores_what_it_did_not_load():
     outcome.check(trace_of(requests))
 
 
-def test_who_loads_is_asked_for_what_the_gpu_lacks():
+def test_who_loads_is_asked_for_what_the_gpu_lacks(monkeypatch):
+    found, asked = MediumRun.found, []
+    monkeypatch.setattr(
+        MediumRun, "found", lambda run, keys, context: asked.append(len(keys)) or found(run, keys, context)
+    )
     requests = [[1, 2, 3], [4, 5, 6], [1, 7], [1, 2, 3]]
     outcome = replay_cache(trace_of(requests), Setup("lru", 3, 2, disk=20))
     assert outcome.gpu_hits.tolist() == [0, 0, 0, 1]
     assert outcome.disk_hits.tolist() == [0, 0, 1, 2]
     assert not outcome.cpu_hits.any()
+    assert asked == [3, 3, 3, 3, 2, 2, 2, 2], "each of the two for all but the block that the GPU has"
 
 
 def test_the_disk_has_a_threshold_of_its_own():
