@@ -326,11 +326,10 @@ def test_the_pages_say_what_is_the_disks(small, tmp_path, capsys):
     text = page.read_text(encoding="utf-8")
     assert "host memory (logarithmic)" in text and ">lru, 1.95 MiB of disk</li>" in text
     cells = [re.findall("<t[dh]>([^<]*)</t[dh]>", row)[8:] for row in re.findall("<tr>.*?</tr>", text)]
+    moved, of_disk = ("stored", "evicted", "refused"), ("3.42 MiB", "1.46 MiB", "0 B")
     assert cells[:2] == [
-        ["loaded", "stored", "evicted", "refused"]
-        + ["disk", "by disk", "loaded from it", "stored", "evicted", "refused"],
-        ["0 B", "1.95 MiB", "1000 KiB", "2.93 MiB"]
-        + ["1.95 MiB", "36.7%", "1.95 MiB", "3.42 MiB", "1.46 MiB", "0 B"],
+        ["loaded", "stored", "evicted", "refused", *("disk", "by disk", "loaded from it"), *moved],
+        ["0 B", "1.95 MiB", "1000 KiB", "2.93 MiB", *("1.95 MiB", "36.7%", "1.95 MiB"), *of_disk],
     ]
     assert main([*command, "--capacity", "2blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
