@@ -1,0 +1,54 @@
+"""The fields of one record, and what says how it is read: what is just allowed, and what isn't."""
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, number, whole
+from kv_sim.replay.readers.sharing import parse_sharing
+
+
+def test_counts_and_times_at_the_border():
+    assert whole({"n": MOST_TOKENS}, "n") == whole({"n": "100000000"}, "n") == 100_000_000
+    assert number({"t": 2**63 - 1}, "t") == 2**63 - 1
+    assert number({"t": -(2**63) + 1}, "t") == -(2**63) + 1
+    for beyond in (2**63, -(2**63)):
+        with pytest.raises(MalformedError, match=r"t: expected a time within 2\*\*63, got "):
+            number({"t": beyond}, "t")
+
+
+def test_block_sizes_at_the_border():
+    assert TraceOptions(block_tokens=1).block_tokens == 1
+    assert TraceOptions(block_tokens=MOST_TOKENS).block_tokens == MOST_TOKENS
+    with pytest.raises(ConfigError, match="--block-size: expected at least 1, got 0"):
+        TraceOptions(block_tokens=0)
+
+
+def test_an_assumption_at_the_border():
+    assert parse_sharing("zipf:tokens=999999999").tokens == 999_999_999
+    with pytest.raises(ConfigError, match="tokens: expected a number of at least 0, got '1000000000'"):
+        parse_sharing("zipf:tokens=1000000000")
+
+
+def test_times_of_several_zones_are_compared(tmp_path):
+    file = tmp_path / "trace.csv"
+    rows = ("2023-11-16T18:17:03+02:00,1,1", "2023-11-16 16:17:04,1,1", "2023-11-16T17:17:05+01:00,1,1")
+    file.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)) + "\n")
+    columns = open_trace(file, TraceOptions(sharing=parse_sharing("none")))
+    assert columns.arrivals.tolist() == [0, 1, 2]
+
+
+def test_a_format_need_not_have_a_usual_block(tmp_path, monkeypatch):
+    def parse(record):
+        yield Record(0, record["length"], 1, record["ids"])
+
+    monkeypatch.setitem(FORMATS, "made", Format("made", "", Container.JSON, ("length", "ids"), parse))
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"length": 900, "ids": [1, 2, 3, 4, 5, 6]}\n{"length": 901, "ids": [1]}\n')
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert str(caught.value) == f"{file}: the block size can't be told from this trace: say --block-size"
+    assert open_trace(file, TraceOptions(block_tokens=150)).block_tokens == 150
