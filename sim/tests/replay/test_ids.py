@@ -42,7 +42,9 @@ def test_a_shipped_trace_keeps_its_ids_however_it_is_named(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     [file] = files_of("mooncake-synthetic")
     _, line = next(lines_of(file))
-    _, _, _, ids = next(open_stream(kind("mooncake-synthetic"), TraceOptions(requests=1)).requests())
+    opening = open_stream(kind("mooncake-synthetic"), TraceOptions(requests=1))
+    assert opening.name == "mooncake-synthetic"
+    _, _, _, ids = next(opening.requests())
     assert list(ids) == json.loads(line)["hash_ids"]
 
 
@@ -79,6 +81,14 @@ def test_characters_that_differ_within_the_first_block_of_text_share_nothing(tmp
     blocks = [request.blocks for request in columns]
     assert [len(one) for one in blocks] == [2, 2] and not set(blocks[0]) & set(blocks[1])
     assert not any("more ids" in note for note in columns.notes)
+
+
+@pytest.mark.parametrize(("prompt", "blocks"), [("a" * 64, 1), ("a" * 65, 2), ([1] * 16, 1), ([1] * 17, 2)])
+def test_the_last_block_of_a_prompt_may_be_short(tmp_path, prompt, blocks):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(json.dumps({"prompt": prompt}) + "\n")
+    [request] = open_trace(file)
+    assert len(request.blocks) == blocks
 
 
 def test_sizes_of_blocks_at_the_border():

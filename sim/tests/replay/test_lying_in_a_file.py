@@ -72,11 +72,18 @@ def test_zstd_that_shrinks_little_is_read_to_the_end(tmp_path):
     assert len(open_trace(file)) == 200
 
 
-def test_what_is_no_turn_of_a_subagent(tmp_path):
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ([{"t": 0, "in": 64, "hash_ids": [1]}, 5], "requests[0].requests[1]: expected an object, got int"),
+        (None, "requests[0].requests: expected a list, got NoneType"),
+        ({}, "requests[0].requests: expected a list, got dict"),
+    ],
+)
+def test_what_is_no_turn_of_a_subagent(tmp_path, inner, said):
     file = tmp_path / "trace"
-    inner = [{"t": 0, "in": 64, "hash_ids": [1]}, 5]
     subagent = {"type": "subagent", "t": 1, "requests": inner}
     file.write_text(json.dumps({"id": "a", "block_size": 64, "requests": [subagent]}))
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    assert "requests[0].requests[1]: expected an object, got int" in str(caught.value)
+    assert said in str(caught.value)

@@ -33,6 +33,10 @@ def test_of_many_malformed_records_the_first_three_are_shown(notes):
     ]
 
 
+def test_prompts_without_blocks_say_nothing_about_their_size(notes):
+    assert notes([request(0, 0, []), request(0, 0, [])]) == []
+
+
 def test_requests_that_all_come_at_once_have_no_rate(notes):
     assert notes([request(5, 100_000, [])] * 100, TraceOptions(block_tokens=100_001)) == []
 

@@ -1,5 +1,7 @@
 """The fields of one record, and what says how it is read: what is just allowed, and what isn't."""
 
+import json
+
 import pytest
 
 from kv_api import ConfigError
@@ -9,6 +11,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, number, whole
 from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.trace import EngineMemory
 
 
 def test_counts_and_times_at_the_border():
@@ -18,6 +21,21 @@ def test_counts_and_times_at_the_border():
     for beyond in (2**63, -(2**63)):
         with pytest.raises(MalformedError, match=r"t: expected a time within 2\*\*63, got "):
             number({"t": beyond}, "t")
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "gpu_blocks", "memory"),
+    [(16, 1, EngineMemory(1, 16)), (32, 2**53 - 1, EngineMemory(2, 16 * (2**53 - 1))), (0, 1, None)],
+)
+def test_a_recorded_engine_at_the_border(tmp_path, block_bytes, gpu_blocks, memory):
+    file = tmp_path / "trace.jsonl"
+    request = {"timestamp": 0, "input_length": 16, "output_length": 1, "block_size": 16, "hash_ids": [1]}
+    file.write_text(json.dumps({**request, "block_bytes": block_bytes, "gpu_blocks": gpu_blocks}) + "\n")
+    if memory is None:
+        with pytest.raises(ConfigError, match="block_bytes: expected a multiple of block_size, 16, of 1 to "):
+            open_trace(file)
+    else:
+        assert open_trace(file).engine == memory
 
 
 def test_block_sizes_at_the_border():
