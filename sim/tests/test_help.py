@@ -8,6 +8,7 @@ import pytest
 
 from kv_sim.command.cli import COMMANDS
 from kv_sim.command.options import parser_of
+from kv_sim.subject import Trait
 
 METAVARS = ("A,B", "A-B", "CHECKER", "DIR", "FILE", "J", "JSON", "M", "N", "NAME")
 """Of the commands that drive connectors; a trace's are its own."""
@@ -38,3 +39,29 @@ def test_every_option_has_its_help(name: str) -> None:
         assert known, f"{action.option_strings}: {action.metavar}"
         takes = action.nargs != 0 and action.choices is None
         assert (action.metavar is not None) == takes, action.option_strings
+
+
+ORDER = {
+    "fuzz": "connector extra traits seed seeds histories actions log perfetto save digest without engine",
+    "replay-schedule": "file connector extra traits engine log perfetto",
+    "conform": "name spec extra traits probe histories seed actions engine save",
+    "growth": "name spec extra traits",
+    "campaign": "minutes histories jobs engine seed actions save",
+    "zoo": "names list jobs seed",
+    "subjects": "",
+}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_options_stand_in_this_order(name: str) -> None:
+    actions = [action for action in commands().choices[name]._actions if action.dest != "help"]
+    assert [action.dest for action in actions] == ORDER[name].split()
+    for action in actions:
+        if not action.option_strings:
+            assert (action.dest, action.metavar) in {("file", "FILE"), ("name", "NAME"), ("names", "BUG")}
+            assert action.help is None or re.match("[a-z]", action.help)
+
+
+def test_every_trait_can_be_claimed() -> None:
+    [traits] = [action for action in commands().choices["fuzz"]._actions if action.dest == "traits"]
+    assert traits.help == f"what it claims: {','.join(Trait)}, or none"

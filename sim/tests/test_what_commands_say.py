@@ -1,14 +1,19 @@
 """Lines of the command line, compared whole."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main
+from kv_sim.command.campaign import _on_interrupt
+from kv_sim.command.cli import COMMANDS, main
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -38,6 +43,14 @@ def run(
         ("fuzz --perfetto x", "--perfetto writes one history: name its connector with --connector"),
         ("fuzz --connector later --perfetto no/x", "--perfetto no/x: there is no such folder"),
         ("fuzz --connector later --perfetto .", "--perfetto .: this is a folder, and a file is written"),
+        ("fuzz --histories 0", "--histories: more than 0, got 0"),
+        ("campaign --minutes inf", "--minutes: a finite number, got inf"),
+        (
+            'fuzz --connector OffloadingConnector --extra {"cpu_bytes_to_use":1e6}',
+            "--connector 'OffloadingConnector': CPUOffloadingSpec copies memory by itself, and a world's memory "
+            "is written by its devices alone; the subject 'offload' is the same with copies of the testbed's "
+            "(kv_sim.offload:WorldCPUOffloadingSpec)",
+        ),
         ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
         (
             "replay-schedule s.jsonl --extra {}",
@@ -98,3 +111,48 @@ def test_without_arguments_the_program_s_own_are_taken(
 def test_what_only_who_withstands_losses_can_replay(kind: Kind) -> None:
     schedule = Schedule(LATER, WorldConfig(), [Action(kind, {"rank": 0, "copy": 0})])
     assert unclaimed(schedule) == [f"{Trait.LOSSES.value} (a copy is lost)"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(28, "No space left on device"), 2, "kv-sim subjects: [Errno 28] No space left on device\n"),
+        (ConfigError("not so"), 2, "kv-sim subjects: not so\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_what_ends_a_command(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def fail(options: Any) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "subjects", fail)  # type: ignore[arg-type]
+    assert run("subjects") == (code, "", said)
+
+
+def test_ctrl_c_means_the_same_as_before_when_a_campaign_has_ended() -> None:
+    def fail_within() -> None:
+        with _on_interrupt(signal.SIG_IGN):
+            meant.append(signal.getsignal(signal.SIGINT))
+            raise KeyError
+
+    meant = [signal.getsignal(signal.SIGINT)]
+    with pytest.raises(KeyError):
+        fail_within()
+    assert meant == [signal.getsignal(signal.SIGINT), signal.SIG_IGN]
+
+
+def test_in_a_thread_no_interrupt_comes() -> None:
+    ran: list[bool] = []
+
+    def inside() -> None:
+        with _on_interrupt(signal.SIG_IGN):
+            ran.append(False)
+        ran.append(True)
+
+    thread = Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert ran == [False, True]
