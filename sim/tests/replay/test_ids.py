@@ -73,9 +73,10 @@ def test_a_chat_without_a_name_is_of_no_conversation():
     assert conversations.name(Record(0, 1, 1, [], "b", parent="a")) == "a"
 
 
-def test_characters_that_differ_within_the_first_block_of_text_share_nothing(tmp_path):
+@pytest.mark.parametrize("place", [0, 40, 63])
+def test_characters_that_differ_within_the_first_block_of_text_share_nothing(tmp_path, place):
     file = tmp_path / "trace.jsonl"
-    texts = [40 * "a" + one * 88 for one in "bc"]  # two blocks, of 16 tokens of 4 characters
+    texts = [place * "a" + one + (127 - place) * "a" for one in "bc"]  # two blocks, of 16 tokens of 4 characters
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     columns = open_trace(file)
     blocks = [request.blocks for request in columns]
@@ -97,6 +98,8 @@ def test_sizes_of_blocks_at_the_border():
 
     # The usual size stands if it fits 19 of 20, even where another one fits as many.
     assert guess_block_tokens(records(*[(20, 1)] * 19, (48, 3)), 24) == 24
+    # As does another usual one, even where the request with the most ids knows none.
+    assert guess_block_tokens(records(*[(64 * 9, 9)] * 19, (10, 100)), 512) == 64
     # Forty blocks of 22 tokens hold 900, too; the larger size is tried first.
     assert guess_block_tokens(records((900, 40)), 512) == 23
     # Ids without a length say nothing, however many they are.

@@ -11,6 +11,7 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.source import files_of
 
 GOOD = json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
@@ -33,6 +34,13 @@ def test_the_first_letter_tells_how_records_lie_in_a_file(tmp_path, text):
     assert len(open_trace(file, TraceOptions(sharing=parse_sharing("none")))) == 2
 
 
+@pytest.mark.parametrize("ending", ["json", "jsonl.xz", "CSV.gz", "ndjson.zst"])
+def test_what_a_trace_may_be_called(tmp_path, ending):
+    for name in (f"trace.{ending}", f"trace.{ending}.bak"):
+        (tmp_path / name).touch()
+    assert files_of(tmp_path) == [tmp_path / f"trace.{ending}"]
+
+
 def test_several_broken_lines_may_come_first(tmp_path):
     file = tmp_path / "trace"
     file.write_text("{oops}\n{sorry}\n" + GOOD + "\n")
@@ -50,9 +58,10 @@ def test_several_broken_lines_may_come_first(tmp_path):
         (f"[\n{GOOD},\n{DIGITS}]\n", ":1: a number of more than 4300 digits"),
         (100_000 * "[\n" + 100_000 * "]\n", ":1: nested too deeply"),
         (f'[\n{GOOD},\n{{"who": "Zo\udceb"}},\n{GOOD}]\n', ":3: this is not text in UTF-8"),
+        (f'\n[\n{GOOD},\n{{"who": "Zo\udceb"}}]\n', ":4: this is not text in UTF-8"),
         (f"{HEADER},num_decode_tokens\n1,2,3,4\n", ":1: two columns are called 'num_decode_tokens'"),
     ],
-    ids=["digits", "pit", "bytes", "columns"],
+    ids=["digits", "pit", "bytes", "bytes after a blank line", "columns"],
 )
 def test_where_a_file_is_broken(tmp_path, text, said):
     file = tmp_path / "trace"

@@ -12,6 +12,7 @@ from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, number, whole
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.trace import EngineMemory
+from kv_sim.replay.units import MOST_BYTES
 
 
 def test_counts_and_times_at_the_border():
@@ -25,7 +26,13 @@ def test_counts_and_times_at_the_border():
 
 @pytest.mark.parametrize(
     ("block_bytes", "gpu_blocks", "memory"),
-    [(16, 1, EngineMemory(1, 16)), (32, 2**53 - 1, EngineMemory(2, 16 * (2**53 - 1))), (0, 1, None)],
+    [
+        (16, 1, EngineMemory(1, 16)),
+        (32, 2**53 - 1, EngineMemory(2, 16 * (2**53 - 1))),
+        (16 * MOST_BYTES, 1, EngineMemory(MOST_BYTES, 16)),
+        (16 * MOST_BYTES + 16, 1, None),
+        (0, 1, None),
+    ],
 )
 def test_a_recorded_engine_at_the_border(tmp_path, block_bytes, gpu_blocks, memory):
     file = tmp_path / "trace.jsonl"
@@ -41,7 +48,7 @@ def test_a_recorded_engine_at_the_border(tmp_path, block_bytes, gpu_blocks, memo
 def test_block_sizes_at_the_border():
     assert TraceOptions(block_tokens=1).block_tokens == 1
     assert TraceOptions(block_tokens=MOST_TOKENS).block_tokens == MOST_TOKENS
-    with pytest.raises(ConfigError, match="--block-size: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"^--block-size: expected at least 1, got 0$"):
         TraceOptions(block_tokens=0)
 
 
@@ -49,6 +56,25 @@ def test_an_assumption_at_the_border():
     assert parse_sharing("zipf:tokens=999999999").tokens == 999_999_999
     with pytest.raises(ConfigError, match="tokens: expected a number of at least 0, got '1000000000'"):
         parse_sharing("zipf:tokens=1000000000")
+
+
+def test_there_is_no_half_of_a_prefix():
+    with pytest.raises(ConfigError, match=r": prefixes: expected a number of at least 0, got '1\.5'"):
+        parse_sharing("zipf:prefixes=1.5")
+
+
+def test_a_session_s_turn_without_time_needs_a_delay(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"session_id": "a", "input_length": 1, "output_length": 1, "hash_ids": []}\n')
+    with pytest.raises(ConfigError, match=r":1: timestamp: no such field, and no session_id with a delay instead"):
+        open_trace(file)
+
+
+def test_a_session_s_own_clock_can_have_another_unit(tmp_path):
+    file = tmp_path / "trace.json"
+    requests = [{"t": time, "in": 64, "hash_ids": [1]} for time in (0, 1500)]
+    file.write_text(json.dumps({"id": "a", "block_size": 64, "requests": requests}))
+    assert open_trace(file, TraceOptions(time_unit="ms")).arrivals.tolist() == [0, 1.5]
 
 
 def test_times_of_several_zones_are_compared(tmp_path):
