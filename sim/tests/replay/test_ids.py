@@ -84,12 +84,14 @@ def test_characters_that_differ_within_the_first_block_of_text_share_nothing(tmp
     assert not any("more ids" in note for note in columns.notes)
 
 
-@pytest.mark.parametrize(("prompt", "blocks"), [("a" * 64, 1), ("a" * 65, 2), ([1] * 16, 1), ([1] * 17, 2)])
-def test_the_last_block_of_a_prompt_may_be_short(tmp_path, prompt, blocks):
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "blocks"), [("a" * 64, 16, 1), ("a" * 65, 17, 2), ([1] * 16, 16, 1), ([1] * 17, 17, 2)]
+)
+def test_the_last_block_of_a_prompt_may_be_short(tmp_path, prompt, tokens, blocks):
     file = tmp_path / "trace.jsonl"
     file.write_text(json.dumps({"prompt": prompt}) + "\n")
     [request] = open_trace(file)
-    assert len(request.blocks) == blocks
+    assert (request.input_tokens, len(request.blocks)) == (tokens, blocks)
 
 
 def test_sizes_of_blocks_at_the_border():
@@ -100,6 +102,8 @@ def test_sizes_of_blocks_at_the_border():
     assert guess_block_tokens(records(*[(20, 1)] * 19, (48, 3)), 24) == 24
     # As does another usual one, even where the request with the most ids knows none.
     assert guess_block_tokens(records(*[(64 * 9, 9)] * 19, (10, 100)), 512) == 64
+    # No block is smaller than a token.
+    assert guess_block_tokens(records((5, 10)), 512) == 512
     # Forty blocks of 22 tokens hold 900, too; the larger size is tried first.
     assert guess_block_tokens(records((900, 40)), 512) == 23
     # Ids without a length say nothing, however many they are.
