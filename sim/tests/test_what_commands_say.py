@@ -1,6 +1,8 @@
 """Lines of the command line, compared whole."""
 
+import io
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.command.campaign import _on_interrupt
 from kv_sim.command.cli import COMMANDS, main
+from kv_sim.command.console import let_connectors_log_nothing, note, say
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -156,3 +159,22 @@ def test_in_a_thread_no_interrupt_comes() -> None:
     thread.start()
     thread.join()
     assert ran == [False, True]
+
+
+def test_lines_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for them, at the other end of a pipe, sees them."""
+    for stream, print_line, line in (("stdout", say, "x\n"), ("stderr", note, "note: x\n")):
+        read = io.BytesIO()
+        monkeypatch.setattr(sys, stream, io.TextIOWrapper(read))
+        print_line("x")
+        assert read.getvalue().decode() == line
+
+
+def test_what_connectors_log_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    logging.getLogger("some.connector").warning("before")
+    let_connectors_log_nothing()
+    logging.getLogger("some.connector").warning("again")
+    assert capsys.readouterr() == ("", "before\n")
