@@ -22,7 +22,7 @@ from kv_offload_file import FileOffloadingSpec
 from kv_sim.command.cli import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
-from kv_sim.replay.medium import Traffic
+from kv_sim.replay.medium import MediumRun, Traffic
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import Disk, size_trace, sweep
 from kv_sim.replay.stack import longest_prompt
@@ -45,12 +45,17 @@ def test_whoever_has_more_loads_and_each_stores_what_it_did_not_load():
     outcome.check(trace_of(requests))
 
 
-def test_who_loads_is_asked_for_what_the_gpu_lacks():
+def test_who_loads_is_asked_for_what_the_gpu_lacks(monkeypatch):
+    found, asked = MediumRun.found, []
+    monkeypatch.setattr(
+        MediumRun, "found", lambda run, keys, context: asked.append(len(keys)) or found(run, keys, context)
+    )
     requests = [[1, 2, 3], [4, 5, 6], [1, 7], [1, 2, 3]]
     outcome = replay_cache(trace_of(requests), Setup("lru", 3, 2, disk=20))
     assert outcome.gpu_hits.tolist() == [0, 0, 0, 1]
     assert outcome.disk_hits.tolist() == [0, 0, 1, 2]
     assert not outcome.cpu_hits.any()
+    assert asked == [3, 3, 3, 3, 2, 2, 2, 2], "each of the two for all but the block that the GPU has"
 
 
 def test_the_disk_has_a_threshold_of_its_own():
@@ -163,6 +168,16 @@ def test_what_size_says_of_a_disk(small, capsys):
     assert spec_of(smaller, 512_000).num_chunks == 3
 
 
+@pytest.mark.parametrize("of_a_token", [7, 8, 9])
+def test_room_is_for_whole_pages_and_a_row_beside_each(small, of_a_token):
+    """512 tokens of 8 bytes are a page of the disk."""
+    found = size(small, ["lru"], [1, 4], bytes_per_token=of_a_token, disk="/kv")
+    extra = found.config()["kv_connector_extra_config"] | {"file_staging_bytes": 1 << 20}
+    assert extra["file_bytes_to_use"] == 4 * ((2 if of_a_token > 8 else 1) * 4096 + 256)
+    assert spec_of(extra, 512 * of_a_token).num_chunks == 4
+    assert found.knee_gib == 4 * 512 * of_a_token / 2**30
+
+
 def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):
     command = ["size", str(small), *FILES, "--policy", "sieve,lru", "--capacity", "5blocks,6blocks"]
     in_front = ["--host-capacity", "3blocks", "--gpu-capacity", "2blocks"]
@@ -174,6 +189,10 @@ def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):
         f"host memory (1.46 MiB) and {gpu}, without the disk: 0.273 of blocks, 0.275 of tokens, "
         "0.429 of full blocks",
     ]
+    assert main([*command, "--host-capacity", "3blocks"]) == 0
+    assert capsys.readouterr().out.splitlines()[4] == (
+        "host memory (1.46 MiB), without the disk: 0.273 of blocks, 0.275 of tokens, 0.429 of full blocks"
+    )
     assert lines[8].split() == ["blocks", "tokens", "disk", "sieve", "lru", "MIN", "+1", "GiB"]
     assert main([*command, *in_front, "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -306,7 +325,12 @@ def test_the_pages_say_what_is_the_disks(small, tmp_path, capsys):
     assert main([*command, "--capacity", "2blocks,3blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
     assert "host memory (logarithmic)" in text and ">lru, 1.95 MiB of disk</li>" in text
-    assert "<th>disk</th><th>by disk</th><th>loaded from it</th>" in text
+    cells = [re.findall("<t[dh]>([^<]*)</t[dh]>", row)[8:] for row in re.findall("<tr>.*?</tr>", text)]
+    moved, of_disk = ("stored", "evicted", "refused"), ("3.42 MiB", "1.46 MiB", "0 B")
+    assert cells[:2] == [
+        ["loaded", "stored", "evicted", "refused", *("disk", "by disk", "loaded from it"), *moved],
+        ["0 B", "1.95 MiB", "1000 KiB", "2.93 MiB", *("1.95 MiB", "36.7%", "1.95 MiB"), *of_disk],
+    ]
     assert main([*command, "--capacity", "2blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
     assert "disk (logarithmic)" in text and ">lru</li>" in text
