@@ -14,12 +14,13 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
-from kv_sim.fuzz import replay
+from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
 from kv_sim.watching.log import Log, describe, describe_state
 from kv_sim.watching.perfetto import BLOCKS, COPIES, REQUESTS, Perfetto, Tracks
-from kv_sim.watching.watch import Tracker, WatchedWorld
+from kv_sim.watching.watch import Tracker, WatchedWorld, Watcher
+from kv_sim.world import World
 
 STEP = Action(Kind.STEP)
 
@@ -55,6 +56,23 @@ def test_a_call_that_says_nothing_is_named_where_a_copy_begins_in_it(tmp_path: P
     log, _ = written([add("r1"), STEP, STEP], tmp_path)
     assert "     worker 0    wait_for_save\n     rank 0      store copy 0 begins: " in log
     assert log.count("wait_for_save") < log.count("executes step")
+
+
+class Seen(Watcher):
+    """Keeps the world."""
+
+    def begins(self, world: World) -> None:
+        self.world = world
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_step_that_retires_is_in_the_log(seed: int) -> None:
+    """Within a call of a worker as well, which may wait for its device."""
+    lines, seen = list[str](), Seen()
+    run_seed(MEMORY, seed, make_world=partial(WatchedWorld, watchers=[Log(lines.append), seen]))
+    retired = [line.split() for line in lines if line.endswith(" retires")]
+    steps = [(int(words[1]), int(words[3])) for words in retired]
+    assert len(steps) == len(set(steps)) == sum(device.retired_steps for device in seen.world.engine.devices)
 
 
 def test_a_lost_copy(tmp_path: Path) -> None:
