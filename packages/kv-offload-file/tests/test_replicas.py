@@ -52,6 +52,20 @@ def test_the_others_copy_nothing_for_a_store(tmp_path):
     rig.stop()
 
 
+def test_who_only_reads_says_nothing_of_the_files(tmp_path):
+    """That they are closed, or how large slots are, is for the one to say that writes them."""
+    rig = Rig(tmp_path, ranks=2, replicated=True)
+    [rows] = rig.folder.glob("*.rows")
+    header = rows.read_bytes()[:256]
+    rig.store([1])
+    first, other = rig.ranks
+    other.worker.shutdown()
+    assert rows.read_bytes()[:256] == header
+    first.worker.shutdown()
+    assert rows.read_bytes()[:256] != header
+    rig.stop()
+
+
 def test_what_one_of_them_finds_wrong_is_wrong_for_all(tmp_path):
     rig = Rig(tmp_path, ranks=2, replicated=True)
     rig.store([1])
