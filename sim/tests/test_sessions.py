@@ -44,6 +44,20 @@ def test_a_turn_begins_with_all_but_the_last_token() -> None:
             made.begin_turn()
 
 
+@pytest.mark.parametrize("per_block", [1, 2, 4])
+def test_it_has_known_the_full_blocks_of_each_turn(per_block: int) -> None:
+    """In earlier turns with the token that it dropped."""
+    for output in range(2, 7):
+        made = SimRequest(RequestSpec("r1", 2, 5, 1, output, 9, turns=(Turn(4, 2, 3),)), 4, 40, per_block)
+        made.num_output_tokens, known = output, []
+        for _ in range(2):
+            now = [int(made.hashes[end - 1]).to_bytes(8, "big") for end in range(4, made.num_tokens + 1, 4)]
+            assert [list(names) for names in made.known_hashes()] == [*known, now]
+            if not made.turn:
+                known.append(now)
+                made.begin_turn()
+
+
 def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
     one, other = (RequestSpec(name, 1, 8, 0, 1, 1, turns=(TURN,)) for name in ("r1", "r2"))
     assert one.said_in(1) == other.said_in(1) != RequestSpec("r1", 2, 8, 0, 1, 1, turns=(TURN,)).said_in(1)

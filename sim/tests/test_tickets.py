@@ -162,6 +162,18 @@ def test_what_is_no_ticket_of_this_world(params: dict[str, Any]) -> None:
     heard.matches(heard.comes(params=params), 0)
 
 
+def test_a_ticket_of_a_longer_prompt_is_refused() -> None:
+    """Also by who would come to the same tokens by itself."""
+    heard = Heard()
+    short = SimRequest(RequestSpec("r2", 0, SHARED - 1, 0, 4, 4), 4, 40)
+    short.num_output_tokens = 1
+    heard.held.hashes[: SHARED + 1] = short.hashes[: SHARED + 1]
+    short.kv_transfer_params = {**PARAMS}
+    heard.tickets.hear("on_new_request", (short,), None)
+    heard.matches(short, 0)
+    heard.matches(heard.comes("r3"), 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "is_judged"),
     [

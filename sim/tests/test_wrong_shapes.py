@@ -141,6 +141,7 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
             [
                 KVConnectorTransferResults(),
                 KVConnectorTransferResults({"r"}, {"s"}, {"s"}),
+                KVConnectorTransferResults(*(frozenset({name}) for name in "rst")),  # type: ignore[arg-type]
                 KVConnectorTransferResults(None, {"s"}),  # type: ignore[arg-type]
                 KVConnectorTransferResults({"r"}, None),  # type: ignore[arg-type]
             ],
