@@ -63,6 +63,15 @@ def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
     assert one.said_in(1) == other.said_in(1) != RequestSpec("r1", 2, 8, 0, 1, 1, turns=(TURN,)).said_in(1)
 
 
+def test_conversations_and_their_turns_have_nothing_in_common() -> None:
+    told = []
+    for conversation in range(5):
+        one = RequestSpec("r1", conversation, 30, 0, 1, 1, turns=(Turn(30, 1, 1),) * 3)
+        told += [one.prompt, *(one.said_in(turn) for turn in (1, 2, 3))]
+    parts = [tokens[place : place + 3] for tokens in told for place in range(28)]
+    assert len(set(parts)) == len(parts) == 5 * 4 * 28
+
+
 @pytest.mark.parametrize("turns", [None, (), (TURN, Turn(1, 1, 4))])
 def test_a_session_is_written_and_read(turns: tuple[Turn, ...] | None) -> None:
     made = RequestSpec("r1", 0, 5, 0, 1, 1, turns=turns)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kv_api import KVConnectorTransferResults
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -38,6 +39,20 @@ def test_who_waits_for_a_load_elsewhere_may(where: str) -> None:
     for _ in range(3):
         assert made.apply(Action(Kind.STEP))
     assert come_to_rest(made)
+
+
+def test_what_was_reported_stays_as_it_was() -> None:
+    """Although a connector goes on with the sets that it answered, and the step comes back later."""
+    made, worker = loading(LATER, run_ahead=1)
+    failed, blocks = {"r2"}, {3}
+    worker.get_transfer_results = lambda finished: KVConnectorTransferResults(set(), set(), failed)
+    worker.get_block_ids_with_load_errors = lambda: blocks
+    assert made.apply(Action(Kind.SCHEDULE))
+    assert made.apply(Action(Kind.EXECUTE, {"rank": 0}))
+    failed.add("r9")
+    blocks.clear()
+    report = made.engine.steps[0].reports[0]
+    assert (report.failed_recving, report.invalid_block_ids) == ({"r2"}, {3})
 
 
 @pytest.mark.parametrize("layer", [0, 1])
