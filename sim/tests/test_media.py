@@ -1,5 +1,6 @@
 """Media over a world: whose pages a job copies, what a slot of a file holds, and what is done when."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,16 @@ from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgenc
 from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload import WorldCopyEngine, WorldMemory
 from kv_sim.offload_file import Later, WorldHome, WorldSlots
+from kv_sim.rest import come_to_rest
 from kv_sim.violation import Referee
+from kv_sim.world import World
 
 LAYOUT = HostLayout(4, 2, 64, 1, 64)
 """Four chunks of two blocks."""
@@ -100,6 +105,29 @@ def test_a_slot_holds_what_was_in_a_bay_as_long_as_it_is_asked_for_by_its_label(
     slots.close()
     with pytest.raises(KeyError):
         slots.read(5, label, 0)
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [1, 2])
+def test_files_have_few_bays_and_what_went_through_them_comes_back(blocks_per_chunk: int) -> None:
+    subject = replace(
+        SUBJECTS["offload-file"],
+        extra_config={**SUBJECTS["offload-file"].extra_config, "blocks_per_chunk": blocks_per_chunk},
+        blocks_per_chunk=blocks_per_chunk,
+    )
+    found: list[int] = []
+
+    def observe(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+        if name == "get_num_new_matched_tokens" and args[0].request_id == "r2" and answer[0] is not None:
+            found.append(answer[0])
+
+    made = World(WorldConfig(num_blocks=40), subject, observe=observe)
+    assert len(made.engine.devices[0].host) == 6 * blocks_per_chunk
+    made.engine.add(RequestSpec("r1", 0, 33, 0, 1, 1))
+    assert come_to_rest(made)
+    assert made.engine.reset(running=False, connector=False)
+    made.engine.add(RequestSpec("r2", 0, 33, 0, 1, 1))
+    made.rest()
+    assert found[0] == 32
 
 
 def test_a_home_has_epochs() -> None:

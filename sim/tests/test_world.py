@@ -71,3 +71,33 @@ def test_what_is_taken_and_not_applied_leaves_no_record() -> None:
     assert (one.engine.num_steps, [*other.engine.scheduler.requests]) == (other.engine.num_steps, [])
     other.rest()
     assert other.history == []
+
+
+def test_a_digest_tells_what_was_done_although_nothing_came_of_it() -> None:
+    digests = set()
+    for more in ([], [False], [True], [False, True], [True, False]):
+        world = World(WorldConfig(), SUBJECTS["memory"])
+        world.engine.add(RequestSpec("r1", 0, 9, 0, 2, 2))
+        for running in (False, *more):
+            assert world.apply(Action(Kind.RESET, {"running": running, "connector": False}))
+        digests.add(world.digest)
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_so_many_actions_are_taken(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(World, "act", lambda world, random: taken.append(random.random()))
+    World(WorldConfig(), SUBJECTS["memory"]).run(Random(3), count)
+    drawn = Random(3)
+    assert taken == [drawn.random() for _ in range(count)]
+
+
+def test_which_drafts_are_rejected_is_drawn() -> None:
+    rejected = set()
+    world, random = World(WorldConfig(spec_tokens=2, num_blocks=60), SUBJECTS["memory"]), Random(3)
+    for _ in range(150):
+        world.act(random)
+        rejected.update(world.history[-1].args.get("rejects", {}).values())
+    world.rest()
+    assert rejected == {1, 2}

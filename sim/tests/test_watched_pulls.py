@@ -1,0 +1,70 @@
+"""What a worker's half reports of holds and pulls is looked at: nothing ends before its time without a reason."""
+
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import P2P
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+
+class Holding:
+    """A request has ended and is held, and the time is what it is said to be."""
+
+    def __init__(self) -> None:
+        self.world = World(WorldConfig(prefix_caching=False, num_blocks=40), P2P)
+        connector: Any = self.world.engine.connectors[0]
+        self.worker: Any = connector.side
+        self.now = 100.0
+        self.worker.clock = lambda: self.now
+        self.add("r1")
+        self.step()
+        self.step()
+        assert [*self.worker.held_requests] == ["r1"]
+        self.seconds: int = self.worker._kv_transfer_config.kv_connector_extra_config["hold_seconds"]
+
+    def add(self, name: str) -> None:
+        self.world.engine.add(RequestSpec(name, 0, 9, 0, 1, 1))
+
+    def step(self) -> None:
+        assert self.world.apply(Action(Kind.STEP))
+
+    def lets_go(self) -> None:
+        del self.worker._held["r1"]
+        self.worker.wire.withdraw(self.worker._holds["r1"][0])
+
+
+def test_a_hold_that_ends_early_is_told_with_the_time_that_it_had() -> None:
+    made = Holding()
+    made.now += made.seconds - 2
+    made.step()
+    made.lets_go()
+    made.now += 0.5
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.invariant is Invariant.PROTOCOL
+    assert raised.value.message == (
+        "worker 0 side reports: request r1 is held no longer, but nobody pulled or declined it, and it had 1.5 "
+        "seconds left"
+    )
+
+
+@pytest.mark.parametrize("late", [0, 7])
+def test_a_hold_may_end_when_its_time_is_over(late: int) -> None:
+    made = Holding()
+    made.now += made.seconds + late
+    made.step()
+    assert [*made.worker.held_requests] == []
+    assert made.worker._holds == {}
+
+
+def test_who_knows_that_nobody_will_pull_it_may_let_it_go() -> None:
+    made = Holding()
+    made.worker.wire.over.add(made.worker._holds["r1"][0])
+    made.lets_go()
+    made.step()
+    assert (made.worker._holds, made.worker.wire.over) == ({}, set()), "it is forgotten"
