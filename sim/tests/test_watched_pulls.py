@@ -1,5 +1,6 @@
 """What a worker's half reports of holds and pulls is looked at: nothing ends before its time without a reason."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,3 +69,13 @@ def test_who_knows_that_nobody_will_pull_it_may_let_it_go() -> None:
     made.lets_go()
     made.step()
     assert (made.worker._holds, made.worker.wire.over) == ({}, set()), "it is forgotten"
+
+
+def test_a_hold_that_is_taken_back_may_end_at_once() -> None:
+    """Others that are, and of which nothing is known any more, are no matter."""
+    made = Holding()
+    tell = made.worker._told
+    made.worker._told = lambda: replace(tell(), revoked=["r9", "r1"])
+    made.step()
+    assert [*made.worker.held_requests] == []
+    assert made.worker._holds == {}

@@ -101,3 +101,24 @@ def test_which_drafts_are_rejected_is_drawn() -> None:
         rejected.update(world.history[-1].args.get("rejects", {}).values())
     world.rest()
     assert rejected == {1, 2}
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_an_id_is_taken_while_any_step_under_way_computes_it(back: int) -> None:
+    world = World(WorldConfig(run_ahead=1), SUBJECTS["memory"])
+    add = Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 4, 4).to_json()})
+    assert all(map(world.apply, (add, Action(Kind.SCHEDULE), Action(Kind.ABORT, {"request": "r1"}))))
+    assert world.engine.scheduler.requests == {}
+    if back:
+        assert world.apply(Action(Kind.EXECUTE, {"rank": 0}))
+        assert world.taken_ids() == {"r1"}
+        assert world.apply(Action(Kind.PROCESS))
+    assert world.taken_ids() == (set() if back else {"r1"})
+    assert world.apply(add) is bool(back)
+    world.rest()
+
+
+def test_an_action_in_a_line() -> None:
+    assert str(Action(Kind.STEP, {"rejects": {"r1": 1, "r2": 2}, "x": 3})) == "step     rejects=r1:1,r2:2 x=3"
+    assert str(Action(Kind.SCHEDULE)) == "schedule"
+    assert str(Action(Kind.ABORT, {"request": "r1"})) == "abort    request=r1"
