@@ -19,7 +19,7 @@ print(" ".join(sorted(new - set(sys.stdlib_module_names))))
 
 NEEDS = {
     "kv_vllm": [],
-    "kv_vllm.__main__": [],
+    "kv_vllm.__main__": ["kv_api"],
     "kv_vllm.installed": [],
     "kv_vllm.differential.trace": [],
     "kv_vllm.differential.comparison": [],
@@ -29,7 +29,7 @@ NEEDS = {
     "kv_vllm.handing_on": ["kv_api"],
     "kv_vllm.recording.schedule": ["kv_api"],
     "kv_vllm.recording.traffic": ["kv_api"],
-    "kv_vllm.smoke.run": [],
+    "kv_vllm.smoke.run": ["kv_api"],
     "kv_vllm.smoke.tiny_model": [],
 }
 

@@ -19,6 +19,7 @@ from kv_vllm.__main__ import main
 from kv_vllm.differential.matrix import CELLS
 from kv_vllm.driver.hunt import Found
 from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+from kv_vllm.smoke.run import CONNECTOR
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def noting(answer):
     asked = []
 
     def command(*arguments):
-        asked.append(arguments[:-1])
+        asked.append(tuple(one for one in arguments if one is not module._show))
         return answer
 
     return command, asked
@@ -215,7 +216,18 @@ def test_a_smoke_test_is_of_a_model(options, model, eager, is_fine, monkeypatch)
     smoke, asked = noting(is_fine)
     monkeypatch.setattr("kv_vllm.smoke.run.smoke", smoke)
     assert main(["smoke", *options]) == (0 if is_fine else 1)
-    assert asked == [(model, {"enforce_eager": eager})]
+    assert asked == [(model, {"enforce_eager": eager}, CONNECTOR)]
+
+
+def test_a_smoke_test_of_a_connector_of_ones_own(monkeypatch, capsys):
+    smoke, asked = noting(True)
+    monkeypatch.setattr("kv_vllm.smoke.run.smoke", smoke)
+    assert main(["smoke", "--kv-transfer-config", '{"kv_connector": "Mine"}']) == 0
+    assert asked == [(None, {"enforce_eager": False}, {"kv_connector": "Mine"})]
+    assert main(["smoke", "--kv-transfer-config", "{}"]) == 2
+    assert len(asked) == 1 and capsys.readouterr().err == (
+        "kv_vllm: --kv-transfer-config: expected an object with kv_connector, a name; got {}\n"
+    )
 
 
 HEAD = {

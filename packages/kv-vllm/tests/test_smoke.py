@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import pytest
 
+from kv_api import ConfigError
 from kv_vllm.installed import SETTINGS, MissingError
 from kv_vllm.smoke import run as module
-from kv_vllm.smoke.run import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, smoke
+from kv_vllm.smoke.run import CONNECTOR, READY_SECONDS, SHARED_TOKENS, Told, compare, prompts, read_transfer, smoke
 
 
 def test_prompts_share_their_beginning():
@@ -169,9 +170,9 @@ def test_one_vllm_after_the_other_without_hurry(runs):
     assert all(run[3].items() >= settled.items() for run in runs)
     assert not any("HF_HUB_OFFLINE" in run[3] for run in runs)  # a model may have to be fetched
     assert lines == [
-        "vLLM without the connector: it takes a minute to start, or several on busy cores",
-        "vLLM with the connector: it takes a minute to start, or several on busy cores",
-        f"vLLM 0.33.0, m: {SHARED_TOKENS} tokens loaded from host memory",
+        "vLLM without a connector: it takes a minute to start, or several on busy cores",
+        "vLLM with OffloadingConnector: it takes a minute to start, or several on busy cores",
+        f"vLLM 0.33.0, m: {SHARED_TOKENS} tokens loaded by OffloadingConnector",
         "the outputs are the same",
     ]
 
@@ -180,7 +181,7 @@ def test_a_difference_fails(runs):
     lines = []
     assert not smoke("m", {"hits": 1}, lines.append)
     assert lines[-3:] == [
-        "vLLM 0.33.0, m: 1 tokens loaded from host memory",
+        "vLLM 0.33.0, m: 1 tokens loaded by OffloadingConnector",
         f"  1 tokens were loaded, expected at least {SHARED_TOKENS}",
         "FAILED",
     ]
@@ -206,7 +207,35 @@ def test_what_the_user_has_set_wins(name, runs, monkeypatch):
 def test_one_that_does_not_start_is_told(name, breaks, runs):
     with pytest.raises(MissingError) as error:
         smoke("m", {"breaks": {name: breaks}}, lambda line: None)
-    assert str(error.value) == f"vLLM ended with {breaks[0]} {name} the connector: there is nothing to run it on?"
+    why = {
+        "without": "without a connector: there is nothing to run it on?",
+        "with": "with OffloadingConnector, and without it didn't: what it printed says why",
+    }
+    assert str(error.value) == f"vLLM ended with {breaks[0]} {why[name]}"
+
+
+def test_a_connector_of_ones_own(runs):
+    lines, mine = [], {"kv_connector": "Mine", "kv_connector_module_path": "my_vllm", "kv_role": "kv_both"}
+    assert smoke("m", {}, lines.append, mine)
+    assert [run[1] for run in runs] == [None, mine]
+    assert lines[1].startswith("vLLM with Mine: ") and lines[2].endswith(" tokens loaded by Mine")
+    with pytest.raises(MissingError, match=r"^vLLM ended with 1 with Mine, and without it didn't: "):
+        smoke("m", {"breaks": {"with": (1, False)}}, lines.append, mine)
+
+
+def test_what_is_typed_for_a_connector_is_an_object_that_names_one():
+    assert read_transfer('{"kv_connector": "Mine", "kv_role": "kv_both"}') == {
+        "kv_connector": "Mine",
+        "kv_role": "kv_both",
+    }
+    for text in ('["Mine"]', '"Mine"', "{}", '{"kv_connector": 7}'):
+        with pytest.raises(ConfigError) as error:
+            read_transfer(text)
+        assert str(error.value) == (
+            f"--kv-transfer-config: expected an object with kv_connector, a name; got {text}"
+        )
+    with pytest.raises(ConfigError, match=r"^--kv-transfer-config: this is no JSON: Expecting value: line 1"):
+        read_transfer("Mine")
 
 
 def test_without_vllm_nothing_is_begun(runs, monkeypatch):
@@ -246,4 +275,4 @@ def test_each_vllm_has_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "vllm_version", lambda: (0, 33))
     lines = []
     assert smoke("m", {}, lines.append)
-    assert lines[2:] == ["vLLM 0.33.0, m: 1000 tokens loaded from host memory", "the outputs are the same"]
+    assert lines[2:] == ["vLLM 0.33.0, m: 1000 tokens loaded by OffloadingConnector", "the outputs are the same"]

@@ -8,7 +8,6 @@ import pytest
 from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay.command.arguments import (
-    SAME_IN_ENGINE,
     add_replay_arguments,
     add_size_arguments,
     bytes_per_token,
@@ -17,6 +16,7 @@ from kv_sim.replay.command.arguments import (
     policies_of,
     trace_options,
 )
+from kv_sim.replay.command.foreign import SAME_IN_ENGINE
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing
@@ -50,10 +50,11 @@ USUAL = {
 def test_what_is_usual():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     own = {"fidelity": "cache", "policy": "lru", "store_threshold": 0, "stream": False, "write_oracle": None}
+    own |= {"disk_capacity": None, "disk_store_threshold": None}
     assert vars(parsed()) == USUAL | own | {"jobs": cores}
     parser = argparse.ArgumentParser()
     add_size_arguments(parser)
-    own = {"policy": "lru,arc,s3fifo,sieve", "points": None, "budget": None}
+    own = {"policy": "lru,arc,s3fifo,sieve", "points": None, "budget": None, "disk": None, "host_capacity": None}
     assert vars(parser.parse_args(["trace"])) == USUAL | own | {"jobs": cores}
     assert trace_options(parsed()) == TraceOptions()
     assert parsed("--jobs", "7").jobs == 7

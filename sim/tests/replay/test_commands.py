@@ -170,9 +170,11 @@ def test_the_table_of_size(small, capsys):
         "best": [most] * 4,
         "infinite": most,
         "gpu_alone": nothing,
+        "without": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
         "reason": "the knee: up to here a GiB buys more than on average, from here on less",
         "policy_module": None,
+        "disk": None,
         "model": "1,000 bytes a token",
         "capacities_bytes": [1_024_000, 1_536_000, 2_048_000, 2_560_000],
         "token_ratio_per_block": pytest.approx([512 / 5584, 512 / 5584, 0.0, 0.0]),
@@ -204,7 +206,7 @@ def test_json_has_everything(small, capsys, tmp_path):
     assert sum(window["cpu_hits"] for window in run["series"]) == run["loaded_blocks"] == 2
     assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
     assert set(data) == {field.name for field in fields(Replays)} | {"fidelity", "model", "age_edges_seconds"}
-    counted = {"capacity_bytes", "loaded_bytes", "stored_bytes"}
+    counted = {"capacity_bytes", "loaded_bytes", "stored_bytes", "disk_bytes"}
     assert set(run) == {field.name for field in fields(CacheReplay)} | counted
     assert (data["fidelity"], data["model"], data["age_edges_seconds"]) == ("cache", None, EDGES)
     assert (tmp_path / "out.json").read_text() == json.dumps(data, indent=1) + "\n"
@@ -284,6 +286,8 @@ FOREIGN = {
     "--store-threshold 3": "--connector-config",
     "--store-threshold 0": "--connector-config",
     "--store-thr=3": "--connector-config",
+    "--disk-capacity 3GiB": "",
+    "--disk-store-threshold 2": "",
     "--stream": "",
     "--jobs 3": "",
     "--html page.html": "",
@@ -310,13 +314,14 @@ def test_options_of_engine_fidelity_are_of_no_other(capsys, trace):
 
 def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
-    setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400)]
+    setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400, disk=700)]
     shares = {1: [], 2: []}
     one, two = (replay_all(trace, setups, jobs, shares[jobs].append) for jobs in (1, 2))
     assert shares[1] == sorted(shares[1]) and shares[1][-1] == 1.0 and len(set(shares[1])) > 4
     assert shares[2] == [1 / 3, 2 / 3, 1.0]
     for a, b in zip(one, two, strict=True):
-        assert (a.setup, a.stored, a.evicted, a.stores_refused) == (b.setup, b.stored, b.evicted, b.stores_refused)
+        assert (a.setup, a.host, a.disk) == (b.setup, b.host, b.disk)
+        assert a.disk_hits.tolist() == b.disk_hits.tolist()
         assert a.cpu_hits.tolist() == b.cpu_hits.tolist()
         assert a.gpu_hits.tolist() == b.gpu_hits.tolist()
 
@@ -328,8 +333,8 @@ def test_a_replay_in_no_process(synthetic):
 
 def test_a_store_threshold_skips_stores(synthetic):
     plain, choosy = replay_all(synthetic, [Setup("lru", 5000), Setup("lru", 5000, store_threshold=2)])
-    assert not plain.stores_skipped and choosy.stores_skipped > 30_000
-    assert choosy.stored < plain.stored
+    assert not plain.host.skipped and choosy.host.skipped > 30_000
+    assert choosy.host.stored < plain.host.stored
 
 
 POLICY = """

@@ -14,6 +14,7 @@ from kv_api import ConfigError
 from kv_sim.replay import bounds, stack, tally
 from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, replay_cache
 from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.medium import Traffic
 from kv_sim.replay.shape import shape_of, uses_again
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
@@ -166,6 +167,7 @@ def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
     assert Hits(0, 0, 0).ratios(Totals(0, 0, 0, 4)) == Ratios(0.0, 0.0, 0.0)
     assert Totals(1, 2, 3, 4).plus(Totals(10, 20, 30, 4)) == Totals(11, 22, 33, 4)
     assert Hits(1, 2, 3).plus(Hits(10, 20, 30)) == Hits(11, 22, 33)
+    assert Hits(11, 22, 33).minus(Hits(10, 20, 30)) == Hits(1, 2, 3)
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -183,41 +185,46 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     columns = trace_of([[1, 2, 3, 4, 5, 6]] * 2)
     outcome = replay_cache(columns, Setup("lru", 4))
     assert outcome.cpu_hits.tolist() == [0, 3]
-    assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+    assert outcome.host == Traffic(stored=3 + 3, evicted=2, refused=3)
     # The GPU has the first block. The second and the third are loaded, and the others fit beside the first.
     outcome = replay_cache(columns, Setup("lru", 4, gpu_blocks=1))
     assert (outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist()) == ([0, 1], [0, 2])
-    assert (outcome.stored, outcome.evicted, outcome.stores_refused) == (3 + 3, 2, 3)
+    assert outcome.host == Traffic(stored=3 + 3, evicted=2, refused=3)
     # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
     found = sweep(columns, shape_of(columns), ["lru"], [4, 6])
     assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
 
 
-@example(requests=[[1]], steps=[], capacity=1, gpu_blocks=0, windows=2)
+@example(requests=[[1]], steps=[], capacity=1, gpu_blocks=0, disk=0, windows=2)
 @given(
     requests=traces,
     steps=st.lists(st.sampled_from([0, 0.5, 1, 3, 700, 100_000]), min_size=40, max_size=40),
     capacity=st.integers(1, 60),
     gpu_blocks=st.integers(0, 6),
+    disk=st.sampled_from([0, 0, 5, 20, 60]),
     windows=st.integers(1, 5),
 )
-def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, gpu_blocks, windows):
+def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, gpu_blocks, disk, windows):
     arrivals = [0.0, *accumulate(steps)][: len(requests)]
     columns = trace_of(requests, arrivals=arrivals)
-    shape, outcome = shape_of(columns), replay_cache(columns, Setup("lru", capacity, gpu_blocks))
+    shape, outcome = shape_of(columns), replay_cache(columns, Setup("lru", capacity, gpu_blocks, disk=disk))
     width = arrivals[-1] / windows or 1.0
-    ages, used, counts = [], {}, [[0] * 4 for _ in range(windows)]
-    hits = zip(outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist(), strict=True)
-    for ids, now, (gpu, cpu) in zip(requests, arrivals, hits, strict=True):
-        ages += [now - used[block] for block in ids[gpu : gpu + cpu]]
+    ages, used, counts = [], {}, [[0] * 5 for _ in range(windows)]
+    hits = zip(*(of.tolist() for of in (outcome.gpu_hits, outcome.cpu_hits, outcome.disk_hits)), strict=True)
+    for ids, now, (gpu, cpu, of_disk) in zip(requests, arrivals, hits, strict=True):
+        ages += [now - used[block] for block in ids[gpu : gpu + cpu + of_disk]]
         window = counts[min(int(now / width), windows - 1)]
-        for place, count in enumerate((len(ids), gpu, cpu, sum(block in used for block in ids))):
+        for place, count in enumerate((len(ids), gpu, cpu, of_disk, sum(block in used for block in ids))):
             window[place] += count
         used |= dict.fromkeys(ids, now)
     gpu = sums(outcome.gpu_hits.tolist(), requests, columns)
     both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
+    everything = sums((outcome.gpu_hits + outcome.cpu_hits + outcome.disk_hits).tolist(), requests, columns)
     cpu = tuple(of_both - of_gpu for of_both, of_gpu in zip(both, gpu, strict=True))
-    assert [as_sums(tier) for tier in tally.hits_by_tier(columns, outcome)] == [gpu, cpu]
+    of_disk = tuple(of_all - of_both for of_all, of_both in zip(everything, both, strict=True))
+    tiers = tally.hits_by_tier(columns, outcome)
+    assert [as_sums(tier) for tier in tiers] == [gpu, cpu, of_disk]
+    assert as_sums(tiers.together()) == everything
     ages.sort()
     found, edges = tally.ages_of(columns, shape, outcome), (0, *tally.AGE_EDGES_SECONDS, float("inf"))
     assert found.counts == tuple(sum(low <= age < high for age in ages) for low, high in pairwise(edges))

@@ -92,7 +92,7 @@ def said(file):
 
 
 FACTS = [
-    "small.jsonl", "What a host cache for KV would have answered.", "requests", "4", "time", "6 s",
+    "small.jsonl", "What a cache for KV would have answered.", "requests", "4", "time", "6 s",
     "prompt tokens", "5584", "blocks of 512 tokens", "11", "different blocks", "6", "reusable tokens", "45.6%",
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from kv_sim.replay.units import Footprint
 
 SETUPS = [
     Setup("lru", 9), Setup("arc", 5, 3), Setup("s3fifo", 7), Setup("sieve", 4, 20), Setup("lru", 6, 0, 2),
-    Setup("lru", 0, 4),
+    Setup("lru", 0, 4), Setup("lru", 4, 2, disk=9), Setup("arc", 0, disk=5, disk_store_threshold=2),
 ]  # fmt: skip
 COUNTS = list(CacheCounts.__dataclass_fields__)
 
@@ -76,7 +76,7 @@ def test_caches_can_be_recounted_after_every_part():
             run.feed(columns_of([ids]))
             run.check()
         whole = replay_cache(columns_of(requests), setup)
-        assert (run.sums.stored, run.sums.evicted) == (whole.stored, whole.evicted)
+        assert (run.sums.host, run.sums.disk) == (whole.host, whole.disk)
 
 
 def columns_of(requests) -> Columns:

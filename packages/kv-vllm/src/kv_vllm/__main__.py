@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from time import monotonic
 
+from kv_api import ConfigError
 from kv_vllm.installed import MissingError
 
 
@@ -29,8 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
     fuzz.set_defaults(run=_fuzz)
-    smoke = commands.add_parser("smoke", help="run vLLM without and with our connector, and compare")
+    smoke = commands.add_parser("smoke", help="run vLLM without and with a connector, and compare")
     smoke.add_argument("--model", metavar="MODEL", help="as for vLLM (default: a tiny one, made on the spot)")
+    smoke.add_argument(
+        "--kv-transfer-config", metavar="JSON", help="the connector, as for vLLM (default: ours, with 1 GiB)"
+    )
     smoke.add_argument("--eager", action="store_true", help="without compilation and graphs: faster to start")
     smoke.set_defaults(run=_smoke)
     schedule = commands.add_parser("schedule", help="make a schedule of what a RecordingConnector wrote down")
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = options.run(options)
-    except (MissingError, OSError) as error:
+    except (ConfigError, MissingError, OSError) as error:
         print(f"kv_vllm: {error}", file=sys.stderr)
         return 2
     return code
@@ -115,20 +119,17 @@ def _fuzz(options: argparse.Namespace) -> int:
 
 
 def _smoke(options: argparse.Namespace) -> int:
-    from kv_vllm.smoke.run import smoke
+    from kv_vllm.smoke.run import CONNECTOR, read_transfer, smoke
 
-    return 0 if smoke(options.model, {"enforce_eager": options.eager}, _show) else 1
+    typed = options.kv_transfer_config
+    transfer = CONNECTOR if typed is None else read_transfer(typed)
+    return 0 if smoke(options.model, {"enforce_eager": options.eager}, _show, transfer) else 1
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    from kv_api import ConfigError
     from kv_vllm.recording.schedule import write_schedule_of
 
-    try:
-        _show(str(write_schedule_of(Path(options.calls), Path(options.schedule))))
-    except ConfigError as error:
-        print(f"kv_vllm: {error}", file=sys.stderr)
-        return 2
+    _show(str(write_schedule_of(Path(options.calls), Path(options.schedule))))
     return 0
 
 

@@ -21,13 +21,14 @@ def transfer(monkeypatch, tmp_path):
     for name, module in (("my_connector", connector), ("my_vllm", vllm)):
         (tmp_path / f"{name}.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    [said] = re.findall(r"--kv-transfer-config '(.*?)'", text, re.DOTALL)
-    return said
+    served, tried = (json.loads(said) for said in re.findall(r"--kv-transfer-config '(.*?)'", text, re.DOTALL))
+    assert served == tried
+    return served
 
 
 def test_outputs_are_identical(transfer):
     told = {}
-    for name, config in (("without", None), ("with", json.loads(transfer))):
+    for name, config in (("without", None), ("with", transfer)):
         engine = Engine(config) if config else Engine()
         told[name] = history(engine)
         if config:

@@ -12,6 +12,7 @@ from kv_vllm_runs import BLOCK, OURS, Engine, history, made_up, with_extra
 from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.transfer_config import disk_bytes_for, disk_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -84,8 +85,9 @@ def let_copies_end():
     """On busy cores a store may go on beside the next request, whose chunks then find other ones pinned."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    medium = get_kv_transfer_group().inner.side._medium
-    medium.wait({*medium._running})
+    side = get_kv_transfer_group().inner.side
+    for one in [child.connector.side for child in side._children] if hasattr(side, "_children") else [side]:
+        one._medium.wait({*one._medium._running})
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
@@ -104,3 +106,25 @@ def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch,
     small, large = (replay_cache(columns, Setup(policy=policy, capacity=size)) for size in (20, 1000))
     assert counted == BLOCK * int(small.cpu_hits.sum()) > 1000
     assert small.cpu_hits.sum() < 0.95 * large.cpu_hits.sum()
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_what_a_disk_behind_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch, policy):
+    """Either is too small, and the configuration is what ``kv-sim size --disk`` prints."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    files = disk_config(str(tmp_path / "files"), disk_bytes_for(45, CHUNK_BYTES), 20 * CHUNK_BYTES, policy)
+    engine = Engine(tracing(tmp_path / "traffic.jsonl", files))
+    for prompt in prompts(2):
+        engine.run([prompt], tokens=1)
+        let_copies_end()
+        assert engine.llm.reset_prefix_cache()
+    counted = engine.metric("vllm:external_prefix_cache_hits")
+    engine.close()
+    columns = open_trace(tmp_path / "traffic.jsonl", TraceOptions(format="recorded"))
+    both, host, disk = (
+        replay_cache(columns, Setup(policy, capacity, disk=room))
+        for capacity, room in ((20, 45), (20, 0), (0, 45))
+    )
+    assert counted == BLOCK * int(both.loaded.sum()) > 1000
+    assert both.cpu_hits.any() and both.disk_hits.any()
+    assert max(host.loaded.sum(), disk.loaded.sum()) <= both.loaded.sum()

@@ -11,7 +11,7 @@ from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.shape import shape_of
-from kv_sim.replay.sizing import Sizing, size_trace, usual_capacities
+from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
 __all__ = ["CacheReplay", "Columns", "Sizing", "TraceOptions", "open_trace", "replay", "size"]
@@ -29,15 +29,22 @@ def replay(
     model: str | None = None,
     bytes_per_token: int | None = None,
     store_threshold: int = 0,
+    disk_capacity: Capacity = 0,
+    disk_store_threshold: int = 0,
 ) -> CacheReplay:
-    """Replay a trace through the real manager with one policy at one capacity.
+    """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
     What a token takes, and the GPU's cache in front, are what the trace says of them, if nobody else does.
     """
     columns = _opened(trace)
     footprint = _footprint(columns, model, bytes_per_token)
     setup = Setup(
-        policy, _blocks(capacity, footprint), _gpu_blocks(gpu_capacity, columns, footprint), store_threshold
+        policy,
+        _blocks(capacity, footprint),
+        _gpu_blocks(gpu_capacity, columns, footprint),
+        store_threshold,
+        disk=_blocks(disk_capacity, footprint),
+        disk_store_threshold=disk_store_threshold,
     )
     [run] = results_of(columns, shape_of(columns), replay_all(columns, [setup]), footprint).runs
     return run
@@ -55,8 +62,13 @@ def size(
     bytes_per_token: int | None = None,
     jobs: int = 1,
     progress: Callable[[float], None] = lambda share: None,
+    disk: str | None = None,
+    host_capacity: Capacity = 0,
 ) -> Sizing:
-    """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``."""
+    """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
+
+    With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
+    """
     columns = _opened(trace)
     footprint, shape = _footprint(columns, model, bytes_per_token), shape_of(columns)
     if capacities is None:
@@ -73,6 +85,7 @@ def size(
         budget_blocks=None if budget is None else _blocks(budget, footprint),
         jobs=jobs,
         progress=progress,
+        disk=None if disk is None else Disk(disk, _blocks(host_capacity, footprint)),
     )
 
 

@@ -2,9 +2,13 @@
 
 Each request is one after the other what an engine and the offloading connector would make of it: as far as the
 GPU's prefix cache has it, nothing is asked; then the leading run of blocks that the manager has is loaded; then
-everything that was not loaded is offered for a store. If an offer doesn't fit, its first half is offered, and so
-on, as the connector does. Every copy has ended before the next request comes, so nothing is ever in flight or
-pinned meanwhile: what a real server loses to copies that are late is what engine fidelity is for.
+everything that was not loaded is offered for a store. Every copy has ended before the next request comes, so
+nothing is ever in flight or pinned meanwhile: what a real server loses to copies that are late is what engine
+fidelity is for.
+
+With files on a disk behind host memory there are two media, as MultiConnector has them with ``load_policy``
+``longest``: the one that has more of the request loads all that it has, of equals host memory, and each is offered
+what it didn't load itself.
 
 The GPU's prefix cache is an LRU in which, as in vLLM, a request's tail leaves before its head.
 """
@@ -13,15 +17,15 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kv_api import ConfigError, OffloadKey, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
-from kv_offload_cpu.stats import STORES_SKIPPED
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.gpu_tier import GpuTier
+from kv_sim.replay.medium import MediumRun, Traffic
 
 Progress = Callable[[int], None]
 """Told how many requests were replayed, now and then."""
@@ -43,35 +47,48 @@ class Setup:
     """Blocks of the GPU's prefix cache; 0: it keeps nothing."""
     store_threshold: int = 0
     policy_module: str | None = None
+    disk: int = 0
+    """Blocks of files behind host memory; 0: there are none."""
+    disk_store_threshold: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """What all of it holds, the GPU included."""
+        return self.gpu_blocks + self.capacity + self.disk
 
 
 @dataclass
 class Outcome:
-    """What happened: per request the hits of each tier, and sums, in blocks."""
+    """What happened: per request the hits of each tier, in blocks, and what the media stored.
+
+    Only one medium answers a request: of ``cpu_hits`` and ``disk_hits`` one is 0.
+    """
 
     setup: Setup
     gpu_hits: Ints
     cpu_hits: Ints
-    stored: int = 0
-    evicted: int = 0
-    stores_skipped: int = 0
-    """Not offered often enough yet (``store_threshold``)."""
-    stores_refused: int = 0
-    """Did not fit."""
+    disk_hits: Ints
+    host: Traffic = field(default_factory=Traffic)
+    disk: Traffic = field(default_factory=Traffic)
+
+    @property
+    def loaded(self) -> Ints:
+        """The hits of whichever medium answered."""
+        return self.cpu_hits + self.disk_hits
 
     def check(self, columns: Columns) -> None:
         """Recount what can be recounted."""
-        hits = self.gpu_hits + self.cpu_hits
-        assert (hits <= columns.counts).all(), "more hits than blocks"
-        kept = self.stored - self.evicted
-        assert 0 <= kept <= self.setup.capacity, f"{kept} chunks kept in {self.setup.capacity} slots"
+        assert (self.gpu_hits + self.loaded <= columns.counts).all(), "more hits than blocks"
+        assert not (self.cpu_hits * self.disk_hits).any(), "two media loaded for one request"
+        for slots, traffic in ((self.setup.capacity, self.host), (self.setup.disk, self.disk)):
+            kept = traffic.stored - traffic.evicted
+            assert 0 <= kept <= slots, f"{kept} chunks kept in {slots} slots"
 
 
 def replay_cache(columns: Columns, setup: Setup, progress: Progress = lambda count: None) -> Outcome:
     """Replay a trace through a manager."""
     run = CacheRun(setup, len(columns.blocks))
-    gpu_hits, cpu_hits = run.feed(columns, progress)
-    return run.outcome(gpu_hits, cpu_hits)
+    return run.outcome(*run.feed(columns, progress))
 
 
 class _Context(ReqContext):
@@ -103,81 +120,92 @@ class CacheRun:
     """
 
     def __init__(self, setup: Setup, most_blocks: int = sys.maxsize) -> None:
-        for name, value in (("capacity", setup.capacity), ("gpu_blocks", setup.gpu_blocks)):
+        sizes = (("capacity", setup.capacity), ("gpu_blocks", setup.gpu_blocks), ("disk", setup.disk))
+        for name, value in sizes:
             if value < 0:
                 raise ConfigError(f"{name}: expected at least 0 blocks, got {value}")
         self.setup = setup
-        self.sums = Outcome(setup, _NONE, _NONE)
+        self._most_blocks = max(1, most_blocks)
         self._served = 0
         self._gpu = GpuTier(setup.gpu_blocks) if setup.gpu_blocks else None
-        self._manager = (
-            CPUOffloadingManager(
-                min(setup.capacity, max(1, most_blocks)),
-                setup.policy,
-                setup.policy_module,
-                store_threshold=setup.store_threshold,
-            )
-            if setup.capacity
-            else None
-        )
+        self._host = self._medium(setup.capacity, setup.store_threshold)
+        self._disk = self._medium(setup.disk, setup.disk_store_threshold)
+        self._media = [medium for medium in (self._host, self._disk) if medium is not None]
+        self.sums = Outcome(setup, _NONE, _NONE, _NONE)
+        if self._host is not None:
+            self.sums.host = self._host.traffic
+        if self._disk is not None:
+            self.sums.disk = self._disk.traffic
 
-    def feed(self, columns: Columns, progress: Progress = lambda count: None) -> tuple[Ints, Ints]:
-        """Replay a trace, or the next part of one. Each request's hits: the GPU's, and host memory's."""
-        gpu, manager, before = self._gpu, self._manager, self._served
-        gpu_hits, cpu_hits = [0] * len(columns), [0] * len(columns)
+    def feed(self, columns: Columns, progress: Progress = lambda count: None) -> tuple[Ints, Ints, Ints]:
+        """Replay a trace, or the next part of one. Each request's hits: the GPU's, host memory's, the disk's."""
+        gpu, host, before = self._gpu, self._host, self._served
+        gpu_hits, cpu_hits, disk_hits = ([0] * len(columns) for _ in range(3))
         with _no_collection():
             for index, keys in enumerate(keys_of(columns)):
                 local = 0
                 if gpu is not None:
                     local = gpu_hits[index] = gpu.hits(keys)
                     gpu.use(keys)
-                if manager is not None:
-                    cpu_hits[index] = self._serve(manager, _Context(str(before + index), keys), keys, local)
+                if self._media:
+                    loader, hits = self._serve(_Context(str(before + index), keys), keys, local)
+                    (cpu_hits if loader is host else disk_hits)[index] = hits
                 if not index % _TELL_EVERY:
                     progress(index)
                     self._count_stats()
         self._count_stats()
         self._served += len(columns)
-        return np.array(gpu_hits, dtype=np.int64), np.array(cpu_hits, dtype=np.int64)
+        return _ints(gpu_hits), _ints(cpu_hits), _ints(disk_hits)
 
-    def outcome(self, gpu_hits: Ints, cpu_hits: Ints) -> Outcome:
+    def outcome(self, gpu_hits: Ints, cpu_hits: Ints, disk_hits: Ints) -> Outcome:
         """What happened so far, with the hits of those requests that the caller cares for."""
-        return replace(self.sums, gpu_hits=gpu_hits, cpu_hits=cpu_hits)
+        return replace(self.sums, gpu_hits=gpu_hits, cpu_hits=cpu_hits, disk_hits=disk_hits)
 
     def check(self) -> None:
         """Recount everything."""
-        if self._manager is not None:
-            self._manager.check()
+        for medium in self._media:
+            medium.manager.check()
         if self._gpu is not None:
             self._gpu.check()
 
-    def _serve(
-        self, manager: CPUOffloadingManager, context: ReqContext, keys: list[OffloadKey], local: int
-    ) -> int:
-        """One request of which the GPU has ``local`` blocks. Returns how many are loaded."""
-        manager.on_new_request(context)
-        hits = manager.load_prefix(keys[local:] if local else keys, context)
-        offer = keys[:local] + keys[local + hits :] if local else keys[hits:]
-        if offer:
-            self._store(manager, context, offer)
-        manager.on_request_finished(context)
-        return hits
+    def _medium(self, slots: int, store_threshold: int) -> MediumRun | None:
+        if not slots:
+            return None
+        setup, slots = self.setup, min(slots, self._most_blocks)
+        return MediumRun(
+            CPUOffloadingManager(slots, setup.policy, setup.policy_module, store_threshold=store_threshold)
+        )
 
-    def _store(self, manager: CPUOffloadingManager, context: ReqContext, offer: list[OffloadKey]) -> None:
-        count = len(offer)
-        while count:
-            stored = manager.store(offer if count == len(offer) else offer[:count], context)
-            if stored is not None:
-                self.sums.stored += len(stored.keys)
-                self.sums.evicted += len(stored.evicted)
-                break
-            count //= 2
-        self.sums.stores_refused += len(offer) - count
+    def _choose(self, keys: list[OffloadKey], local: int, context: ReqContext) -> MediumRun:
+        """Who loads for a request of which the GPU has ``local`` blocks. Where there is one, it isn't asked."""
+        first, *more = self._media
+        if not more:
+            return first
+        [second], missing = more, keys[local:]
+        return second if second.found(missing, context) > first.found(missing, context) else first
+
+    def _serve(self, context: ReqContext, keys: list[OffloadKey], local: int) -> tuple[MediumRun, int]:
+        """One request of which the GPU has ``local`` blocks. Returns who loads, and how many."""
+        for medium in self._media:
+            medium.manager.on_new_request(context)
+        loader = self._choose(keys, local, context)
+        hits = loader.load(keys[local:] if local else keys, context)
+        for medium in self._media:
+            offer = keys
+            if medium is loader and hits:
+                offer = keys[:local] + keys[local + hits :] if local else keys[hits:]
+            if offer:
+                medium.offer(offer, context)
+            medium.manager.on_request_finished(context)
+        return loader, hits
 
     def _count_stats(self) -> None:
-        """The manager counts until it is asked; asked never, its lists would grow with the trace."""
-        if self._manager is not None:
-            self.sums.stores_skipped += self._manager.get_stats().data.get(STORES_SKIPPED, 0)
+        for medium in self._media:
+            medium.count_stats()
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 @contextmanager

@@ -61,6 +61,10 @@ class Hits:
         """Both together."""
         return Hits(self.blocks + more.blocks, self.full_blocks + more.full_blocks, self.tokens + more.tokens)
 
+    def minus(self, fewer: "Hits") -> "Hits":
+        """What is in these alone."""
+        return Hits(self.blocks - fewer.blocks, self.full_blocks - fewer.full_blocks, self.tokens - fewer.tokens)
+
     def ratios(self, totals: Totals) -> Ratios:
         """As shares of everything; 0 of nothing is 0."""
         return Ratios(

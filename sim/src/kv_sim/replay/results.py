@@ -11,8 +11,20 @@ from kv_sim.replay.cache import Outcome, Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.curve import Ratios, Totals
 from kv_sim.replay.shape import Shape
-from kv_sim.replay.tally import Ages, Window, ages_of, hits_by_tier, series_of
+from kv_sim.replay.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.units import Footprint
+
+
+@dataclass(frozen=True)
+class DiskCounts:
+    """Of the files behind host memory, what ``CacheCounts`` has of that; all 0 where there are none."""
+
+    ratios: Ratios
+    loaded_blocks: int
+    stored_blocks: int
+    evicted_blocks: int
+    skipped_blocks: int
+    refused_blocks: int
 
 
 @dataclass(frozen=True)
@@ -23,27 +35,34 @@ class CacheCounts:
     gpu: Ratios
     cpu: Ratios
     both: Ratios
+    """Of what the GPU had and what was loaded, from wherever."""
     loaded_blocks: int
     stored_blocks: int
     evicted_blocks: int
     skipped_blocks: int
     refused_blocks: int
+    disk: DiskCounts
     footprint: Footprint
 
     @property
     def block_ratio(self) -> float:
-        """Blocks hit / blocks, both tiers together."""
+        """Blocks hit / blocks, all tiers together."""
         return self.both.block
 
     @property
     def token_ratio(self) -> float:
-        """Tokens in blocks hit / tokens, both tiers together."""
+        """Tokens in blocks hit / tokens, all tiers together."""
         return self.both.token
 
     @property
     def capacity_bytes(self) -> int | None:
         """Host memory, where the bytes of a token are known."""
         return self.footprint.bytes_of(self.setup.capacity)
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """The disk, where the bytes of a token are known."""
+        return self.footprint.bytes_of(self.setup.disk)
 
     @property
     def loaded_bytes(self) -> int | None:
@@ -61,7 +80,7 @@ class CacheReplay(CacheCounts):
     """One policy at one capacity."""
 
     best: Ratios
-    """MIN at the same capacity, host memory and GPU together."""
+    """MIN at the same capacity, all tiers together."""
     ages: Ages
     series: tuple[Window, ...]
 
@@ -80,6 +99,25 @@ class Replays:
     runs: tuple[CacheReplay, ...]
 
 
+def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footprint) -> CacheCounts:
+    """What can be said without the trace, of hits that were summed up."""
+    host, disk = outcome.host, outcome.disk
+    return CacheCounts(
+        outcome.setup,
+        tiers.gpu.ratios(totals),
+        tiers.cpu.ratios(totals),
+        tiers.together().ratios(totals),
+        tiers.cpu.blocks,
+        *(host.stored, host.evicted, host.skipped, host.refused),
+        DiskCounts(
+            tiers.disk.ratios(totals),
+            tiers.disk.blocks,
+            *(disk.stored, disk.evicted, disk.skipped, disk.refused),
+        ),
+        footprint,
+    )
+
+
 def results_of(columns: Columns, shape: Shape, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
     """Count everything."""
     totals = Totals.of(columns)
@@ -87,27 +125,16 @@ def results_of(columns: Columns, shape: Shape, outcomes: Sequence[Outcome], foot
     runs = []
     for outcome in outcomes:
         outcome.check(columns)
-        setup = outcome.setup
-        size = setup.capacity + setup.gpu_blocks
+        size = outcome.setup.blocks
         if size not in best:
             best[size] = min_hits(columns, shape, size).ratios(totals)
-        gpu, cpu = hits_by_tier(columns, outcome)
-        both = gpu.plus(cpu)
+        counts = counts_of(hits_by_tier(columns, outcome), outcome, totals, footprint)
         runs.append(
             CacheReplay(
-                setup,
-                gpu.ratios(totals),
-                cpu.ratios(totals),
-                both.ratios(totals),
-                int(outcome.cpu_hits.sum()),
-                outcome.stored,
-                outcome.evicted,
-                outcome.stores_skipped,
-                outcome.stores_refused,
-                footprint,
-                best[size],
-                ages_of(columns, shape, outcome),
-                tuple(series_of(columns, shape, outcome)),
+                **{name: getattr(counts, name) for name in CacheCounts.__dataclass_fields__},
+                best=best[size],
+                ages=ages_of(columns, shape, outcome),
+                series=tuple(series_of(columns, shape, outcome)),
             )
         )
     infinite = infinite_hits(columns, shape).ratios(totals)

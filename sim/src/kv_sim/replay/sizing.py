@@ -1,12 +1,14 @@
-"""How much memory to buy: hit ratios over capacities and policies, the knee, and a configuration for it.
+"""How much memory or disk to buy: hit ratios over capacities and policies, the knee, and a configuration for it.
+
+**What is sized** is host memory, or files on a disk; these may lie behind host memory of a size that is given.
 
 **Work shared.** LRU at all capacities comes from one pass over the trace; only capacities below the longest
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
 of c blocks answers together with it what an LRU of max(c, g) does, since both keep the most recent blocks in the
-same order.
+same order; and so do files behind host memory, if every prompt fits into either.
 
-**The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from no
-host memory to memory for everything: up to there a GiB buys more than on average, from there on less.
+**The knee** is the capacity at which the best policy's token ratio lies highest above the straight line from
+nothing to room for everything: up to there a GiB buys more than on average, from there on less.
 
 **The policy** of the recommended point is ``lru``, the default, unless another one is better there by more than
 `WORTH_CHANGING`.
@@ -18,7 +20,6 @@ from math import exp, log
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_offload_cpu.policy import POLICIES
 from kv_sim.replay.bounds import infinite_hits, min_hits
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
@@ -27,6 +28,7 @@ from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.shape import Shape
 from kv_sim.replay.stack import longest_prompt, lru_curve
 from kv_sim.replay.tally import hits_by_tier
+from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
 from kv_sim.replay.units import Footprint
 
 WORTH_CHANGING: Final = 0.005
@@ -42,7 +44,15 @@ class Point:
     policy: str
     capacity: int
     ratios: Ratios
-    """Of host memory and the GPU's tier together."""
+    """Of all tiers together."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Files in ``folder`` are sized, behind host memory of ``host_blocks``."""
+
+    folder: str
+    host_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,14 @@ class Sizing:
     best: tuple[Ratios, ...]
     infinite: Ratios
     gpu_alone: Ratios
+    without: Ratios
+    """What is answered without what is sized: by the GPU alone, or with host memory at its best in front."""
     recommended: Point
     reason: str
     policy_module: str | None = None
     """Where policies come from that kv-offload-cpu doesn't have."""
+    disk: Disk | None = None
+    """None: host memory is sized."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -75,14 +89,26 @@ class Sizing:
 
     @property
     def knee_gib(self) -> float | None:
-        """Host memory of the recommended point."""
+        """How large the recommended point is."""
         size = self.footprint.bytes_of(self.recommended.capacity)
         return None if size is None else size / 2**30
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether host memory of the recommended size answers anything that the GPU alone doesn't."""
-        return self.recommended.ratios.token > self.gpu_alone.token
+        """Whether it answers anything at the recommended size that isn't answered without it."""
+        return self.recommended.ratios.token > self.without.token
+
+    @property
+    def setup(self) -> Setup:
+        """What a replay of the recommended point runs on."""
+        return _setup(
+            self.recommended.policy, self.recommended.capacity, self.gpu_blocks, self.policy_module, self.disk
+        )
+
+    @property
+    def medium(self) -> str:
+        """What is sized, in words."""
+        return medium_sized(self.disk)
 
     def gains(self) -> list[float]:
         """At each capacity, by how much the best token ratio rises with one block more, on the way to the next."""
@@ -95,24 +121,20 @@ class Sizing:
     def config(self) -> dict[str, Any] | None:
         """The value of ``--kv-transfer-config`` for the recommended point.
 
-        None without the bytes of a token, and where host memory answers nothing.
+        None without the bytes of a token, and where nothing more would be answered.
         """
-        size = self.footprint.bytes_of(self.recommended.capacity)
-        if size is None or not self.is_worth_it:
+        chosen, block_bytes = self.recommended, self.footprint.block_bytes
+        if block_bytes is None or not self.is_worth_it:
             return None
-        return transfer_config(size, self.recommended.policy, self.policy_module)
+        if self.disk is None:
+            return host_config(chosen.capacity * block_bytes, chosen.policy, self.policy_module)
+        disk_bytes, host_bytes = disk_bytes_for(chosen.capacity, block_bytes), self.disk.host_blocks * block_bytes
+        return disk_config(self.disk.folder, disk_bytes, host_bytes, chosen.policy, self.policy_module)
 
 
-def transfer_config(cpu_bytes: int, policy: str, policy_module: str | None = None) -> dict[str, Any]:
-    """The configuration of a server with so much host memory for KV, over all its workers."""
-    module = {} if policy in POLICIES or policy_module is None else {"cache_policy_module_path": policy_module}
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_connector_module_path": "kv_vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": cpu_bytes, "eviction_policy": policy, **module},
-    }
+def medium_sized(disk: Disk | None) -> str:
+    """What is sized, in words."""
+    return "host memory" if disk is None else "the disk"
 
 
 def usual_capacities(unique_blocks: int, points: int) -> list[int]:
@@ -138,8 +160,9 @@ def size_trace(
     jobs: int = 1,
     progress: Callable[[float], None] = lambda share: None,
     policy_module: str | None = None,
+    disk: Disk | None = None,
 ) -> Sizing:
-    """Sweep, and recommend."""
+    """Sweep, and recommend; the capacities and the budget are host memory's, or those of a ``disk``."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
     totals = Totals.of(columns)
@@ -153,11 +176,19 @@ def size_trace(
         jobs=jobs,
         progress=progress,
         policy_module=policy_module,
+        disk=disk,
     )
     infinite = infinite_hits(columns, shape).ratios(totals)
-    gpu_alone = lru_curve(columns, shape, max(1, gpu_blocks)).at(gpu_blocks).ratios(totals)
-    chosen, reason = recommend(curves, sizes, gpu_alone.token, shape.unique_blocks, budget_blocks)
-    best = tuple(min_hits(columns, shape, size + gpu_blocks).ratios(totals) for size in sizes)
+    gpu_alone = without = lru_curve(columns, shape, max(1, gpu_blocks)).at(gpu_blocks).ratios(totals)
+    in_front = 0 if disk is None else disk.host_blocks
+    if in_front:
+        alone = [Setup(policy, in_front, gpu_blocks, policy_module=policy_module) for policy in policies]
+        answered = [hits_by_tier(columns, outcome).together() for outcome in replay_all(columns, alone, jobs)]
+        without = max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
+    chosen, reason = recommend(
+        curves, sizes, without.token, shape.unique_blocks, budget_blocks, medium_sized(disk)
+    )
+    best = tuple(min_hits(columns, shape, size + in_front + gpu_blocks).ratios(totals) for size in sizes)
     return Sizing(
         columns.name,
         columns.notes,
@@ -172,9 +203,11 @@ def size_trace(
         best,
         infinite,
         gpu_alone,
+        without,
         chosen,
         reason,
         policy_module,
+        disk,
     )
 
 
@@ -188,27 +221,30 @@ def sweep(
     jobs: int = 1,
     progress: Callable[[float], None] = lambda share: None,
     policy_module: str | None = None,
+    disk: Disk | None = None,
 ) -> dict[str, tuple[Ratios, ...]]:
     """The ratios of each policy at each capacity: LRU's from one pass where it is exact, all others replayed."""
     totals, found = Totals.of(columns), {}
-    longest = longest_prompt(columns)
-    if LRU in policies:
-        curve = lru_curve(columns, shape, max(*capacities, gpu_blocks, 1))
-        found = {(LRU, size): curve.at(max(size, gpu_blocks)) for size in capacities if size >= longest}
+    longest, in_front = longest_prompt(columns), 0 if disk is None else disk.host_blocks
+    if LRU in policies and (not in_front or in_front >= longest):
+        curve = lru_curve(columns, shape, max(*capacities, in_front, gpu_blocks, 1))
+        exact = [size for size in capacities if size >= longest]
+        found = {(LRU, size): curve.at(max(size, in_front, gpu_blocks)) for size in exact}
     wanted = [(policy, size) for policy in dict.fromkeys(policies) for size in capacities]
-    setups = [
-        Setup(policy, size, gpu_blocks, policy_module=policy_module)
-        for policy, size in wanted
-        if (policy, size) not in found
-    ]
-    for setup, outcome in zip(setups, replay_all(columns, setups, jobs, progress), strict=True):
-        gpu, cpu = hits_by_tier(columns, outcome)
-        both = gpu.plus(cpu)
-        found[setup.policy, setup.capacity] = both
+    left = [point for point in wanted if point not in found]
+    setups = [_setup(policy, size, gpu_blocks, policy_module, disk) for policy, size in left]
+    for point, outcome in zip(left, replay_all(columns, setups, jobs, progress), strict=True):
+        found[point] = hits_by_tier(columns, outcome).together()
     return {
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)
         for policy in dict.fromkeys(policies)
     }
+
+
+def _setup(policy: str, size: int, gpu_blocks: int, policy_module: str | None, disk: Disk | None) -> Setup:
+    if disk is None:
+        return Setup(policy, size, gpu_blocks, policy_module=policy_module)
+    return Setup(policy, disk.host_blocks, gpu_blocks, policy_module=policy_module, disk=size)
 
 
 def recommend(
@@ -217,6 +253,7 @@ def recommend(
     without: float,
     unique_blocks: int,
     budget_blocks: int | None,
+    medium: str = "host memory",
 ) -> tuple[Point, str]:
     """The knee of the best policy, or the budget if it ends before; and why."""
     tops = [max(curve[index].token for curve in curves.values()) for index in range(len(capacities))]
@@ -230,9 +267,7 @@ def recommend(
         reason = "the knee: up to here a GiB buys more than on average, from here on less"
         if budget_blocks is not None and capacities[index] > budget_blocks:
             index = max(place for place, size in enumerate(capacities) if size <= budget_blocks)
-            ends = (
-                "it ends before the knee" if tops[index] > without else "up to there host memory answers nothing"
-            )
+            ends = "it ends before the knee" if tops[index] > without else f"up to there {medium} answers nothing"
             reason = f"the budget: {ends}"
     policy = max(curves, key=lambda name: curves[name][index].token)
     if LRU in curves and curves[policy][index].token - curves[LRU][index].token <= WORTH_CHANGING:

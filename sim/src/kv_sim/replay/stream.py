@@ -19,8 +19,8 @@ from kv_sim.replay.cache import CacheRun, Setup
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 from kv_sim.replay.curve import Hits, Totals
 from kv_sim.replay.readers.opening import Opening
-from kv_sim.replay.results import CacheCounts
-from kv_sim.replay.tally import hits_by_tier
+from kv_sim.replay.results import CacheCounts, counts_of
+from kv_sim.replay.tally import Tiers, hits_by_tier
 from kv_sim.replay.units import Footprint
 
 PART_REQUESTS: Final = 1024
@@ -56,11 +56,12 @@ def replay_stream(
             f"{opening.name}: --stream takes requests in the order of the file, and these have to be sorted first"
         )
     for setup in setups:
-        if setup.capacity > MOST_BLOCKS:
-            raise ConfigError(
-                f"--capacity: that is {setup.capacity} blocks, and --stream keeps books of {MOST_BLOCKS} at most; "
-                "without it they are no more than the trace has"
-            )
+        for option, blocks in (("--capacity", setup.capacity), ("--disk-capacity", setup.disk)):
+            if blocks > MOST_BLOCKS:
+                raise ConfigError(
+                    f"{option}: that is {blocks} blocks, and --stream keeps books of {MOST_BLOCKS} at most; "
+                    "without it they are no more than the trace has"
+                )
     watch = _Watch()
     sums = [_Sums(CacheRun(setup)) for setup in setups]
     totals = Totals(0, 0, 0, opening.block_tokens)
@@ -93,26 +94,13 @@ class _Sums:
 
     def __init__(self, run: CacheRun) -> None:
         self._run = run
-        self._gpu = self._cpu = Hits(0, 0, 0)
+        self._tiers = Tiers(*[Hits(0, 0, 0)] * 3)
 
     def feed(self, part: Columns) -> None:
-        gpu, cpu = hits_by_tier(part, self._run.outcome(*self._run.feed(part)))
-        self._gpu, self._cpu = self._gpu.plus(gpu), self._cpu.plus(cpu)
+        self._tiers = self._tiers.plus(hits_by_tier(part, self._run.outcome(*self._run.feed(part))))
 
     def counts(self, totals: Totals, footprint: Footprint) -> CacheCounts:
-        done = self._run.sums
-        return CacheCounts(
-            done.setup,
-            self._gpu.ratios(totals),
-            self._cpu.ratios(totals),
-            self._gpu.plus(self._cpu).ratios(totals),
-            self._cpu.blocks,
-            done.stored,
-            done.evicted,
-            done.stores_skipped,
-            done.stores_refused,
-            footprint,
-        )
+        return counts_of(self._tiers, self._run.sums, totals, footprint)
 
 
 def _parts(opening: Opening, watch: _Watch) -> Iterator[Columns]:

@@ -4,7 +4,7 @@ The *age* of a hit is the time since a request last used the block, in the trace
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ AGE_EDGES_SECONDS: Final = (1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_0
 
 @dataclass(frozen=True)
 class Ages:
-    """How old the blocks were that host memory answered."""
+    """How old the blocks were that host memory or the disk answered."""
 
     counts: tuple[int, ...]
     """Blocks by age: younger than the first edge, than the second, ..., and all older ones."""
@@ -36,23 +36,40 @@ class Window:
     blocks: int
     gpu_hits: int
     cpu_hits: int
+    disk_hits: int
     reusable: int
     """What an infinite cache would have answered."""
 
 
-def hits_by_tier(columns: Columns, outcome: Outcome) -> tuple[Hits, Hits]:
-    """The hits of the GPU's tier, and those of host memory."""
-    gpu = _sum(columns, outcome.gpu_hits)
-    both = _sum(columns, outcome.gpu_hits + outcome.cpu_hits)
-    cpu = Hits(both.blocks - gpu.blocks, both.full_blocks - gpu.full_blocks, both.tokens - gpu.tokens)
-    return gpu, cpu
+class Tiers(NamedTuple):
+    """Hits by who answered them."""
+
+    gpu: Hits
+    cpu: Hits
+    disk: Hits
+
+    def plus(self, more: "Tiers") -> "Tiers":
+        """Both together."""
+        return Tiers(*(one.plus(other) for one, other in zip(self, more, strict=True)))
+
+    def together(self) -> Hits:
+        """Whoever answered."""
+        return self.gpu.plus(self.cpu).plus(self.disk)
+
+
+def hits_by_tier(columns: Columns, outcome: Outcome) -> Tiers:
+    """The hits of the GPU's tier, of host memory and of the disk."""
+    up_to_gpu = _sum(columns, outcome.gpu_hits)
+    up_to_cpu = _sum(columns, outcome.gpu_hits + outcome.cpu_hits)
+    up_to_disk = _sum(columns, outcome.gpu_hits + outcome.loaded)
+    return Tiers(up_to_gpu, up_to_cpu.minus(up_to_gpu), up_to_disk.minus(up_to_cpu))
 
 
 def ages_of(columns: Columns, shape: Shape, outcome: Outcome) -> Ages:
-    """The ages of what host memory answered."""
+    """The ages of what was loaded."""
     request = shape.request
     first = np.maximum(shape.start, outcome.gpu_hits[request])
-    stop = np.minimum(shape.start + shape.length, (outcome.gpu_hits + outcome.cpu_hits)[request])
+    stop = np.minimum(shape.start + shape.length, (outcome.gpu_hits + outcome.loaded)[request])
     weights = np.maximum(stop - first, 0) * (shape.user != NOBODY)
     used = np.flatnonzero(weights)
     ages = columns.arrivals[request[used]] - columns.arrivals[shape.user[used]]
@@ -74,7 +91,7 @@ def series_of(columns: Columns, shape: Shape, outcome: Outcome, windows: int = W
     place = np.minimum((columns.arrivals / width).astype(np.int64), windows - 1)
     reusable: Ints = np.zeros(len(columns), dtype=np.int64)
     np.add.at(reusable, shape.request, shape.length * (shape.user != NOBODY))
-    parts = (columns.counts, outcome.gpu_hits, outcome.cpu_hits, reusable)
+    parts = (columns.counts, outcome.gpu_hits, outcome.cpu_hits, outcome.disk_hits, reusable)
     sums = [np.bincount(place, weights=part, minlength=windows).astype(np.int64).tolist() for part in parts]
     return [Window(index * width, *values) for index, values in enumerate(zip(*sums, strict=True))]
 

@@ -1,15 +1,16 @@
-"""``python -m kv_vllm smoke``: one vLLM without our connector and one with it, and whether they say the same.
+"""``python -m kv_vllm smoke``: one vLLM without a connector and one with it, and whether they say the same.
 
 Prompts with a common prefix are run, the engine's own prefix cache is emptied, and they are run again, so that
-what they share comes from host memory. It is what to run first on a machine that nobody has tried. Each vLLM has a
-process of its own, since a device's memory is only given back when its process ends.
+what they share comes from where the connector has it. It is what to run first on a machine that nobody has tried,
+and with a connector that no vLLM has had yet. Each vLLM has a process of its own, since a device's memory is only
+given back when its process ends.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any, Final
 
+from kv_api import ConfigError
 from kv_vllm.installed import SETTINGS, MissingError, vllm_version
 
 GIGABYTE: Final = 1 << 30
@@ -30,13 +32,14 @@ PAUSE_SECONDS: Final = 0.02
 REST_SECONDS: Final = 120
 """How long stores may hold blocks after the last answer; while they do, no cache can be reset."""
 
-CONNECTOR: Final[dict[str, Any]] = {
+CONNECTOR: Final[Mapping[str, Any]] = {
     "kv_connector": "OffloadingConnector",
     "kv_connector_module_path": "kv_vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"cpu_bytes_to_use": GIGABYTE},
 }
+"""What is tried where nobody says another."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,24 @@ def compare(without: Told, with_it: Told) -> list[str]:
     return wrong
 
 
-def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None]) -> bool:
-    """Compare both, with ``options`` of vLLM's. True: nothing is wrong."""
+def read_transfer(text: str) -> dict[str, Any]:
+    """What was typed for vLLM's ``--kv-transfer-config``: an object that names a connector."""
+    try:
+        transfer = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--kv-transfer-config: this is no JSON: {error}") from None
+    if not isinstance(transfer, dict) or not isinstance(transfer.get("kv_connector"), str):
+        raise ConfigError(f"--kv-transfer-config: expected an object with kv_connector, a name; got {text}")
+    return transfer
+
+
+def smoke(
+    model: str | None,
+    options: dict[str, Any],
+    show: Callable[[str], None],
+    transfer: Mapping[str, Any] = CONNECTOR,
+) -> bool:
+    """Compare both, with ``options`` of vLLM's, and ``transfer`` for a connector. True: nothing is wrong."""
     environment = _environment(model)  # the next line settles more in this process than a model may bear
     vllm_version()
     with TemporaryDirectory() as folder:
@@ -108,11 +127,11 @@ def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None
 
             model = str(make_model(Path(folder, "model")))
         told = []
-        for transfer, name in ((None, "without"), (CONNECTOR, "with")):
-            show(f"vLLM {name} the connector: it takes a minute to start, or several on busy cores")
-            told.append(_in_a_process(model, transfer, options, Path(folder), environment))
+        for tried, name in ((None, "without a connector"), (transfer, f"with {transfer['kv_connector']}")):
+            show(f"vLLM {name}: it takes a minute to start, or several on busy cores")
+            told.append(_in_a_process(model, tried, options, Path(folder), environment))
     wrong = compare(*told)
-    show(f"vLLM {told[1].version}, {model}: {told[1].hits:g} tokens loaded from host memory")
+    show(f"vLLM {told[1].version}, {model}: {told[1].hits:g} tokens loaded by {transfer['kv_connector']}")
     for line in wrong:
         show(f"  {line}")
     show("the outputs are the same" if not wrong else "FAILED")
@@ -120,17 +139,22 @@ def smoke(model: str | None, options: dict[str, Any], show: Callable[[str], None
 
 
 def _in_a_process(
-    model: str, transfer: dict[str, Any] | None, options: dict[str, Any], folder: Path, environment: dict[str, str]
+    model: str,
+    transfer: Mapping[str, Any] | None,
+    options: dict[str, Any],
+    folder: Path,
+    environment: dict[str, str],
 ) -> Told:
     out = folder / "told.json"
     out.unlink(missing_ok=True)
     given = json.dumps([model, transfer, options, str(out)])
     done = subprocess.run([sys.executable, "-m", "kv_vllm.smoke.run", given], check=False, env=environment)
     if done.returncode or not out.exists():
-        with_it = "with" if transfer else "without"
-        raise MissingError(
-            f"vLLM ended with {done.returncode} {with_it} the connector: there is nothing to run it on?"
-        )
+        if transfer is None:
+            ended = "without a connector: there is nothing to run it on?"
+        else:
+            ended = f"with {transfer['kv_connector']}, and without it didn't: what it printed says why"
+        raise MissingError(f"vLLM ended with {done.returncode} {ended}")
     return Told(**json.loads(out.read_text()))
 
 

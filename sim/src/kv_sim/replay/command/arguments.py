@@ -1,22 +1,23 @@
 """The options of ``kv-sim replay`` and ``kv-sim size``, and what they mean."""
 
 import argparse
-import contextlib
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES, find_policy
+from kv_sim.replay.command.foreign import add_refused
 from kv_sim.replay.models import DTYPES, MODELS, find_model
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
+from kv_sim.replay.sizing import Disk
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
 
@@ -25,13 +26,6 @@ ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
-
-
-SAME_IN_ENGINE: Final[Mapping[str, str]] = {
-    "--store-threshold": "--connector-config",
-    "--cache-policy-module-path": "--connector-config",
-}
-"""option of cache fidelity -> the one of engine fidelity that says the same, where there is one"""
 
 
 class Fidelity(Enum):
@@ -55,7 +49,9 @@ def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) 
     _add_json(parser)
     if _fidelity(typed) == Fidelity.ENGINE.value:
         importlib.import_module(TIMED).add_arguments(parser)
-        _add_refused(parser)
+        other = argparse.ArgumentParser(add_help=False)
+        _add_cache(other)
+        add_refused(parser, other)
     else:
         _add_cache(parser)
 
@@ -68,17 +64,13 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
     parser.add_argument("--points", type=int, metavar="N", help=f"or so many of them (default {USUAL_POINTS})")
     parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
+    parser.add_argument(
+        "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
+    )
+    parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
     _add_gpu(parser)
     _add_json(parser)
     _add_jobs_and_page(parser)
-
-
-def refuse_foreign(options: argparse.Namespace) -> None:
-    """What is of cache fidelity says nothing to an engine."""
-    for option in getattr(options, "foreign", ()):
-        same = SAME_IN_ENGINE.get(option)
-        instead = f"engine has {same}" if same else "--help lists what engine has"
-        raise ConfigError(f"{option} is of --fidelity cache; {instead}")
 
 
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
@@ -151,6 +143,21 @@ def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: Eng
     return (
         0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
     )
+
+
+def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
+    """The disk that is sized, where it is one."""
+    if options.disk is None:
+        if options.host_capacity is not None:
+            raise ConfigError(
+                "--host-capacity lies in front of --disk, which isn't given; --capacity is host memory"
+            )
+        return None
+    if not options.disk:
+        raise ConfigError("--disk: expected a folder of the server, got nothing")
+    if options.host_capacity is None:
+        return Disk(options.disk)
+    return Disk(options.disk, parse_capacity(options.host_capacity, footprint, "--host-capacity"))
 
 
 def points_of(options: argparse.Namespace) -> int:
@@ -236,7 +243,13 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", metavar="SIZES", help=f"host memory, one or more: {EXPECTED}")
     _add_gpu(parser)
     parser.add_argument(
+        "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
+    )
+    parser.add_argument(
         "--store-threshold", type=int, default=0, metavar="N", help="store a block from its N-th offer on"
+    )
+    parser.add_argument(
+        "--disk-store-threshold", type=int, metavar="N", help="the same of the disk (default: store all)"
     )
     parser.add_argument(
         "--stream",
@@ -245,31 +258,6 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         "hits over time, which need all of it",
     )
     _add_jobs_and_page(parser)
-
-
-class _Foreign(argparse.Action):
-    """An option of another fidelity: noted, to be refused."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Note it by its whole name."""
-        namespace.foreign = [*getattr(namespace, "foreign", ()), *self.option_strings]
-
-
-def _add_refused(parser: argparse.ArgumentParser) -> None:
-    """Let the parser of an engine know what it doesn't have, so that it can say what there is instead."""
-    other = argparse.ArgumentParser(add_help=False)
-    _add_cache(other)
-    for action in other._actions:
-        with contextlib.suppress(argparse.ArgumentError):  # it has its own of this name
-            parser.add_argument(
-                *action.option_strings, action=_Foreign, nargs=action.nargs, help=argparse.SUPPRESS
-            )
 
 
 def _fidelity(typed: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ from kv_sim.replay.cache import Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import arguments
 from kv_sim.replay.command.arguments import Fidelity
+from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import Progress
 from kv_sim.replay.oracle import write_oracle
@@ -33,7 +34,7 @@ USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
 
 def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
-    arguments.refuse_foreign(options)
+    refuse_foreign(options)
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         arguments.take_old_names(options, note)
     check_outputs(options)
@@ -47,8 +48,7 @@ def replay(options: argparse.Namespace) -> int:
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
     policies = arguments.policies_of(options)
     shape = shape_of(columns)
-    capacities = _capacities(options, footprint) or _usual(shape.unique_blocks)
-    setups = _setups(options, policies, capacities, gpu_blocks)
+    setups = _setups(options, policies, footprint, gpu_blocks, _usual(shape.unique_blocks))
     outcomes = replay_all(columns, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
     found = results_of(columns, shape, outcomes, footprint)
@@ -68,7 +68,8 @@ def size(options: argparse.Namespace) -> int:
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
     shape, policies = shape_of(columns), arguments.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    capacities = _capacities(options, footprint) or usual_capacities(shape.unique_blocks, points)
+    disk = arguments.disk_of(options, footprint)
+    capacities = _capacities(options.capacity, footprint) or usual_capacities(shape.unique_blocks, points)
     found = size_trace(
         columns,
         shape,
@@ -80,18 +81,13 @@ def size(options: argparse.Namespace) -> int:
         jobs=options.jobs,
         progress=lambda share: progress.share("sweeping", share),
         policy_module=options.cache_policy_module_path,
+        disk=disk,
     )
     progress.clear()
     model = arguments.bytes_per_token(options, columns.engine)[1]
 
     def page() -> str:
-        setup = Setup(
-            found.recommended.policy,
-            found.recommended.capacity,
-            gpu_blocks,
-            policy_module=options.cache_policy_module_path,
-        )
-        [run] = results_of(columns, shape, [replay_cache(columns, setup)], footprint).runs
+        [run] = results_of(columns, shape, [replay_cache(columns, found.setup)], footprint).runs
         return size_page(found, model, run)
 
     _report(options, sizing_as_json(found, model), size_lines(found, model), page)
@@ -110,13 +106,13 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
     for option, place in (("--html", options.html), ("--write-oracle", options.write_oracle)):
         if place is not None:
             raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
-    if options.capacity is None:
+    if options.capacity is None and options.disk_capacity is None:
         raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
     opening = open_stream(options.trace, arguments.trace_options(options))
     footprint = arguments.footprint_of(options, opening.block_tokens, opening.engine)
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, opening.engine)
     policies = arguments.policies_of(options)
-    setups = _setups(options, policies, _capacities(options, footprint), gpu_blocks)
+    setups = _setups(options, policies, footprint, gpu_blocks, [])
     found = replay_stream(opening, setups, footprint, lambda count: progress.count("replaying requests", count))
     progress.clear()
     model = arguments.bytes_per_token(options, opening.engine)[1]
@@ -125,12 +121,28 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
 
 
 def _setups(
-    options: argparse.Namespace, policies: Sequence[str], capacities: Sequence[int], gpu_blocks: int
+    options: argparse.Namespace, policies: Sequence[str], footprint: Footprint, gpu_blocks: int, usual: list[int]
 ) -> list[Setup]:
-    module, threshold = options.cache_policy_module_path, options.store_threshold
-    if threshold < 0:
-        raise ConfigError(f"--store-threshold: expected at least 0, got {threshold}")
-    return [Setup(policy, size, gpu_blocks, threshold, module) for policy in policies for size in capacities]
+    """Each policy with each capacity; with the ``usual`` ones, where nobody says how much of anything."""
+    disks = _capacities(options.disk_capacity, footprint, "--disk-capacity")
+    capacities = _capacities(options.capacity, footprint) or ([0] if disks else usual)
+    threshold = _threshold(options.store_threshold, "--store-threshold")
+    if options.disk_store_threshold is not None and not disks:
+        raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
+    disk_threshold = _threshold(options.disk_store_threshold or 0, "--disk-store-threshold")
+    module = options.cache_policy_module_path
+    return [
+        Setup(policy, size, gpu_blocks, threshold, module, disk, disk_threshold)
+        for policy in policies
+        for size in capacities
+        for disk in disks or [0]
+    ]
+
+
+def _threshold(offers: int, option: str) -> int:
+    if offers < 0:
+        raise ConfigError(f"{option}: expected at least 0, got {offers}")
+    return offers
 
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
@@ -144,10 +156,10 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
     return FINE
 
 
-def _capacities(options: argparse.Namespace, footprint: Footprint) -> list[int]:
-    if options.capacity is None:
+def _capacities(typed: str | None, footprint: Footprint, option: str = "--capacity") -> list[int]:
+    if typed is None:
         return []
-    sizes = [parse_capacity(text, footprint) for text in options.capacity.split(",")]
+    sizes = [parse_capacity(text, footprint, option) for text in typed.split(",")]
     return list(dict.fromkeys(sizes))
 
 

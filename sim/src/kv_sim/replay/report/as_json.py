@@ -18,6 +18,7 @@ def replays_as_json(found: Replays | StreamReplays, model: str | None = None) ->
     for run, values in zip(found.runs, data["runs"], strict=True):
         values["capacity_bytes"] = run.capacity_bytes
         values["loaded_bytes"], values["stored_bytes"] = run.loaded_bytes, run.stored_bytes
+        values["disk_bytes"] = run.disk_bytes
     return data
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import show_seconds
+from kv_sim.replay.report.text import nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
@@ -18,7 +18,7 @@ _COLOURS = 5
 def size_page(found: Sizing, model: str | None, recommended: CacheReplay) -> str:
     """The page of ``size``; ``recommended`` is a replay of its recommended point."""
     parts = [*_head(found, model), _answer(found), _curves_of_sizing(found), *_details(recommended)]
-    return _page(f"{found.trace}: how much host memory", [*parts, _size_table(found)])
+    return _page(f"{found.trace}: how much {_what(found)}", [*parts, _size_table(found)])
 
 
 def replay_page(found: Replays, model: str | None) -> str:
@@ -51,7 +51,7 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
         "reusable tokens": f"{infinite.token:.1%}",
     }
     yield f"<header><h1>{escape(found.trace)}</h1>"
-    yield '<p class="soft">What a host cache for KV would have answered.</p><dl class="facts">'
+    yield '<p class="soft">What a cache for KV would have answered.</p><dl class="facts">'
     yield "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     notes = [*found.notes, *([model] if model else [])]
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
@@ -61,10 +61,12 @@ def _answer(found: Sizing) -> str:
     chosen, foot = found.recommended, found.footprint
     reason = f'<p class="soft">{escape(found.reason[0].upper() + found.reason[1:])}.</p>'
     if not found.is_worth_it:
-        return f'<section class="answer"><h2>Recommended</h2><p class="big">No host memory</p>{reason}</section>'
+        big = f"No {nothing_more(found)}"
+        return f'<section class="answer"><h2>Recommended</h2><p class="big">{escape(big)}</p>{reason}</section>'
     size, config = foot.bytes_of(chosen.capacity), found.config()
     tokens = f"{show_count(chosen.capacity * foot.block_tokens)} tokens"
-    big = f"{show_bytes(size)} of host memory" if size is not None else f"{tokens} in host memory"
+    what = _what(found)
+    big = f"{show_bytes(size)} of {what}" if size is not None else f"{tokens} in {found.medium}"
     ratios = chosen.ratios
     code = (
         f"<pre>--kv-transfer-config '{escape(json.dumps(config), quote=False)}'</pre>"
@@ -88,25 +90,31 @@ def _curves_of_sizing(found: Sizing) -> str:
     ]
     lines += _bounds(capacities, [ratios.token for ratios in found.best], found.infinite.token)
     mark = Mark(
-        chosen.capacity, chosen.ratios.token, f"{_size(found.footprint, chosen.capacity)}, {chosen.policy}"
+        chosen.capacity, chosen.ratios.token, f"{size_shown(found.footprint, chosen.capacity)}, {chosen.policy}"
     )
-    return _curves(lines, found.footprint, mark if len(capacities) > 1 and found.is_worth_it else None)
+    shown = mark if len(capacities) > 1 and found.is_worth_it else None
+    return _curves(lines, found.footprint, shown, _what(found))
 
 
 def _curves_of_runs(found: Replays) -> Iterator[str]:
-    by_policy: dict[str, list[CacheReplay]] = {}
-    for run in found.runs:
-        by_policy.setdefault(run.setup.policy, []).append(run)
-    sizes = sorted({run.setup.capacity for run in found.runs})
-    if len(sizes) < 2:
+    """Over the sizes of host memory; over those of the disk, where host memory has but one."""
+    sizes, disks = (sorted({getattr(run.setup, name) for run in found.runs}) for name in ("capacity", "disk"))
+    x, what = ("disk", "disk") if len(sizes) < 2 else ("capacity", "host memory")
+    if len(sizes) < 2 and len(disks) < 2:
         return
+    by_name: dict[str, list[tuple[float, float]]] = {}
+    best: dict[int, float] = {}
+    for run in found.runs:
+        size = getattr(run.setup, x)
+        several = x == "capacity" and len(disks) > 1
+        behind = f", {size_shown(run.footprint, run.setup.disk)} of disk" if several else ""
+        by_name.setdefault(run.setup.policy + behind, []).append((size, run.both.token))
+        best[size] = max(best.get(size, 0.0), run.best.token)
     lines = [
-        Line(f"c{index % _COLOURS}", name, sorted((run.setup.capacity, run.both.token) for run in runs))
-        for index, (name, runs) in enumerate(by_policy.items())
+        Line(f"c{index % _COLOURS}", name, sorted(points)) for index, (name, points) in enumerate(by_name.items())
     ]
-    best = {run.setup.capacity: run.best.token for run in found.runs}
-    lines += _bounds(sizes, [best[size] for size in sizes], found.infinite.token)
-    yield _curves(lines, found.runs[0].footprint, None)
+    lines += _bounds(sorted(best), [best[size] for size in sorted(best)], found.infinite.token)
+    yield _curves(lines, found.runs[0].footprint, None, what)
 
 
 def _bounds(sizes: Sequence[int], best: Sequence[float], infinite: float) -> list[Line]:
@@ -117,9 +125,9 @@ def _bounds(sizes: Sequence[int], best: Sequence[float], infinite: float) -> lis
     ]
 
 
-def _curves(lines: Sequence[Line], foot: Footprint, mark: Mark | None) -> str:
+def _curves(lines: Sequence[Line], foot: Footprint, mark: Mark | None, what: str) -> str:
     title = "Prompt tokens answered, by capacity"
-    unit = "host memory" if foot.block_bytes is not None else "capacity in tokens"
+    unit = what if foot.block_bytes is not None else "capacity in tokens"
     # In the unit that is shown, so that its round numbers get the ticks.
     scale = foot.block_bytes / 2**30 if foot.block_bytes is not None else float(foot.block_tokens)
     scaled = [Line(x.style, x.name, [(size * scale, y) for size, y in x.points], x.has_dots) for x in lines]
@@ -130,12 +138,16 @@ def _curves(lines: Sequence[Line], foot: Footprint, mark: Mark | None) -> str:
 
 
 def _details(run: CacheReplay) -> Iterator[str]:
-    what = f"{run.setup.policy}, {_size(run.footprint, run.setup.capacity)}"
+    setup, foot = run.setup, run.footprint
+    behind = f", {size_shown(foot, setup.disk)} of disk" if setup.disk else ""
+    what = f"{setup.policy}, {size_shown(foot, setup.capacity)}{behind}"
     series = run.series
     end = series[1].begin_seconds * len(series) if len(series) > 1 else 1.0
     scale, unit = (60.0, "minutes") if end < 14_400 else (3600.0, "hours")
     layers = [("c0", "host memory", [one.cpu_hits / max(1, one.blocks) for one in series])]
-    if run.setup.gpu_blocks:
+    if setup.disk:
+        layers.append(("c1", "disk", [one.disk_hits / max(1, one.blocks) for one in series]))
+    if setup.gpu_blocks:
         layers.insert(0, ("c2", "GPU", [one.gpu_hits / max(1, one.blocks) for one in series]))
     over = ("infinite cache", [one.reusable / max(1, one.blocks) for one in series])
     chart = series_chart(layers, over, "blocks answered over time", end / scale, f"{unit} of the trace")
@@ -150,7 +162,8 @@ def _details(run: CacheReplay) -> Iterator[str]:
     text = (
         f"Half of them younger than {show_seconds(ages.p50_seconds)}, 99 % than {show_seconds(ages.p99_seconds)}."
     )
-    yield f'<section><h2>Age of what host memory answered</h2><p class="soft">{text}</p>{chart}</section>'
+    answered = "host memory and the disk" if setup.disk else "host memory"
+    yield f'<section><h2>Age of what {answered} answered</h2><p class="soft">{text}</p>{chart}</section>'
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
@@ -168,7 +181,7 @@ def _size_table(found: Sizing) -> str:
     head = ["capacity", "tokens", *found.policies, "MIN", gain]
     rows = []
     for index, (size, step) in enumerate(zip(found.capacities, found.gains(), strict=True)):
-        cells = [_size(foot, size), show_count(size * foot.block_tokens)]
+        cells = [size_shown(foot, size), show_count(size * foot.block_tokens)]
         cells += [f"{curve[index].token:.1%}" for curve in found.curves.values()]
         rows.append([*cells, f"{found.best[index].token:.1%}", f"+{100 * step * scale:.2g} %"])
     here = found.capacities.index(found.recommended.capacity)
@@ -178,16 +191,24 @@ def _size_table(found: Sizing) -> str:
 def _replay_table(found: Replays) -> str:
     head = ["policy", "capacity", "tokens", "blocks hit", "tokens hit", "full blocks hit", "by GPU", "MIN"]
     head += ["loaded", "stored", "evicted", "refused"]
+    has_disk = any(run.setup.disk for run in found.runs)
+    if has_disk:
+        head += ["disk", "by disk", "loaded from it", "stored", "evicted", "refused"]
     rows = []
     for run in found.runs:
-        foot, both = run.footprint, run.both
-        cells = [run.setup.policy, _size(foot, run.setup.capacity)]
+        foot, both, disk = run.footprint, run.both, run.disk
+        cells = [run.setup.policy, size_shown(foot, run.setup.capacity)]
         cells.append(show_count(run.setup.capacity * foot.block_tokens))
         cells += [
             f"{value:.1%}" for value in (both.block, both.token, both.full_block, run.gpu.token, run.best.token)
         ]
-        moved = (run.loaded_blocks, run.stored_blocks, run.evicted_blocks, run.refused_blocks)
-        rows.append([*cells, *(_size(foot, count) for count in moved)])
+        moved = [run.loaded_blocks, run.stored_blocks, run.evicted_blocks, run.refused_blocks]
+        cells += [size_shown(foot, count) for count in moved]
+        if has_disk:
+            moved = [disk.loaded_blocks, disk.stored_blocks, disk.evicted_blocks, disk.refused_blocks]
+            cells += [size_shown(foot, run.setup.disk), f"{disk.ratios.token:.1%}"]
+            cells += [size_shown(foot, count) for count in moved]
+        rows.append(cells)
     return _table("All runs", head, rows, None)
 
 
@@ -203,6 +224,5 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], here:
     )
 
 
-def _size(foot: Footprint, blocks: int) -> str:
-    size = foot.bytes_of(blocks)
-    return f"{blocks:,} blocks" if size is None else show_bytes(size)
+def _what(found: Sizing) -> str:
+    return "host memory" if found.disk is None else "disk"

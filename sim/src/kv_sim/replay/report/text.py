@@ -1,7 +1,7 @@
 """What ``replay`` and ``size`` print."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kv_sim.command.table import aligned
 from kv_sim.replay.curve import Ratios
@@ -47,33 +47,51 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
     """The table of ``replay``."""
     yield from trace_lines(found, model)
     has_gpu = any(run.setup.gpu_blocks for run in found.runs)
+    has_disk = any(run.setup.disk for run in found.runs)
     yield ""
-    heads, rows = [], []
-    for run in found.runs:
-        cells = list(_replay_cells(run, has_gpu))
-        heads = [head for head, _ in cells]
-        rows.append([text for _, text in cells])
-    yield from aligned([heads, *rows])
+    yield from _table(list(_replay_cells(run, has_gpu, has_disk)) for run in found.runs)
     yield ""
-    where = "host memory and the GPU's prefix cache" if has_gpu else "host memory"
-    yield f"Ratios are hits of {where}: of all blocks, of all prompt tokens, of all full blocks."
+    if has_disk:
+        yield "the disk behind it:"
+        yield from _table(list(_disk_cells(run)) for run in found.runs)
+        yield ""
+    where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
+    yield f"Ratios are hits of {listed(where)}: of all blocks, of all prompt tokens, of all full blocks."
     if not isinstance(found, StreamReplays):
         yield "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %."
 
 
-def _replay_cells(run: CacheCounts, has_gpu: bool) -> Iterator[tuple[str, str]]:
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
+    """Rows of cells, each with its head."""
+    listed_rows = [*rows]
+    heads = [head for head, _ in listed_rows[0]] if listed_rows else []
+    yield from aligned([heads, *([text for _, text in row] for row in listed_rows)])
+
+
+def _replay_cells(run: CacheCounts, has_gpu: bool, has_disk: bool) -> Iterator[tuple[str, str]]:
     """A row of the table, each cell with its head."""
     setup, foot = run.setup, run.footprint
     yield "policy", setup.policy
     yield "blocks", f"{setup.capacity:,}"
     yield "tokens", show_count(setup.capacity * foot.block_tokens)
     yield "memory", _bytes(foot, setup.capacity)
+    if has_disk:
+        yield "disk", size_shown(foot, setup.disk)
     yield "block", f"{run.both.block:.3f}"
     yield "token", f"{run.both.token:.3f}"
     yield "full block", f"{run.both.full_block:.3f}"
     if has_gpu:
         yield "GPU token", f"{run.gpu.token:.3f}"
+    if has_gpu or has_disk:
         yield "CPU token", f"{run.cpu.token:.3f}"
+    if has_disk:
+        yield "disk token", f"{run.disk.ratios.token:.3f}"
     if isinstance(run, CacheReplay):
         yield "MIN", f"{run.best.token:.3f}"
     yield "loaded", _traffic(foot, run.loaded_blocks)
@@ -85,11 +103,29 @@ def _replay_cells(run: CacheCounts, has_gpu: bool) -> Iterator[tuple[str, str]]:
         yield "90 %", show_seconds(run.ages.p90_seconds)
 
 
+def _disk_cells(run: CacheCounts) -> Iterator[tuple[str, str]]:
+    """What the disk did in a row of the table."""
+    setup, foot, disk = run.setup, run.footprint, run.disk
+    yield "policy", setup.policy
+    yield "memory", size_shown(foot, setup.capacity)
+    yield "blocks", f"{setup.disk:,}"
+    yield "tokens", show_count(setup.disk * foot.block_tokens)
+    yield "disk", _bytes(foot, setup.disk)
+    yield "loaded", _traffic(foot, disk.loaded_blocks)
+    yield "stored", _traffic(foot, disk.stored_blocks)
+    yield "evicted", _traffic(foot, disk.evicted_blocks)
+    yield "refused", _traffic(foot, disk.refused_blocks)
+
+
 def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
     """The table of ``size``, the recommendation and the configuration."""
     yield from trace_lines(found, model)
     if found.gpu_blocks:
         yield f"the GPU's prefix cache alone ({found.gpu_blocks:,} blocks): {ratios_shown(found.gpu_alone)}"
+    if found.disk is not None and found.disk.host_blocks:
+        beside = " and the GPU's prefix cache" if found.gpu_blocks else ""
+        size = size_shown(found.footprint, found.disk.host_blocks)
+        yield f"host memory ({size}){beside}, without the disk: {ratios_shown(found.without)}"
     yield ""
     yield "hits by prompt tokens:"
     yield from aligned(_size_rows(found))
@@ -100,7 +136,8 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
 def _size_rows(found: Sizing) -> list[list[str]]:
     foot = found.footprint
     per = "+1 GiB" if foot.block_bytes else "+1M tokens"
-    rows = [["blocks", "tokens", "memory", *found.policies, "MIN", per, ""]]
+    room = "memory" if found.disk is None else "disk"
+    rows = [["blocks", "tokens", room, *found.policies, "MIN", per, ""]]
     for index, (size, gain) in enumerate(zip(found.capacities, found.gains(), strict=True)):
         scale = 2**30 / foot.block_bytes if foot.block_bytes else 1e6 / foot.block_tokens
         row = [f"{size:,}", show_count(size * foot.block_tokens), _bytes(foot, size)]
@@ -114,14 +151,15 @@ def _size_rows(found: Sizing) -> list[list[str]]:
 def _recommendation(found: Sizing) -> Iterator[str]:
     chosen, foot = found.recommended, found.footprint
     if not found.is_worth_it:
-        beside = " beside the GPU's prefix cache" if found.gpu_blocks else ""
-        yield f"recommended: no host memory{beside}"
+        yield f"recommended: no {nothing_more(found)}"
         yield f"  {found.reason}"
         return
     size = foot.bytes_of(chosen.capacity)
     memory = f" = {show_bytes(size)}" if size is not None else ""
+    on_disk = "" if found.disk is None else " of disk"
     tokens = chosen.capacity * foot.block_tokens
-    yield f"recommended: {chosen.policy}, {chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}"
+    much = f"{chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}{on_disk}"
+    yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  answers {ratios_shown(chosen.ratios)}"
     config = found.config()
@@ -129,6 +167,20 @@ def _recommendation(found: Sizing) -> Iterator[str]:
         yield "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N"
     else:
         yield f"--kv-transfer-config '{json.dumps(config)}'"
+
+
+def nothing_more(found: Sizing) -> str:
+    """What is not recommended, beside what there is."""
+    disk = found.disk
+    there = ["host memory"] if disk is not None and disk.host_blocks else []
+    there += ["the GPU's prefix cache"] if found.gpu_blocks else []
+    return ("host memory" if disk is None else "disk") + (f" beside {listed(there)}" if there else "")
+
+
+def size_shown(foot: Footprint, blocks: int) -> str:
+    """In bytes, where these are known."""
+    size = foot.bytes_of(blocks)
+    return f"{blocks:,} blocks" if size is None else show_bytes(size)
 
 
 def _bytes(foot: Footprint, blocks: int) -> str:

@@ -1,0 +1,55 @@
+"""``MediumRun``: one offloading medium under a replay, with the manager that it has in a server.
+
+A request is served in two calls: `load`, where the medium is the one that loads, and `offer` of everything that it
+didn't load itself. Copies end at once.
+"""
+
+from dataclasses import dataclass
+
+from kv_api import OffloadKey, ReqContext
+from kv_offload_cpu import CPUOffloadingManager
+from kv_offload_cpu.stats import STORES_SKIPPED
+
+
+@dataclass
+class Traffic:
+    """What became of what a medium was offered, in blocks."""
+
+    stored: int = 0
+    evicted: int = 0
+    skipped: int = 0
+    """Not offered often enough yet (``store_threshold``)."""
+    refused: int = 0
+    """Did not fit."""
+
+
+class MediumRun:
+    """A manager and what it was made to do."""
+
+    def __init__(self, manager: CPUOffloadingManager) -> None:
+        self.manager = manager
+        self.traffic = Traffic()
+
+    def found(self, keys: list[OffloadKey], context: ReqContext) -> int:
+        """How long the leading run of blocks is that it has. Changes nothing."""
+        return self.manager.lookup_prefix(keys, context).hits
+
+    def load(self, keys: list[OffloadKey], context: ReqContext) -> int:
+        """Load the leading run of blocks that it has, and say how long that is."""
+        return self.manager.load_prefix(keys, context)
+
+    def offer(self, keys: list[OffloadKey], context: ReqContext) -> None:
+        """Store what is worth it; if that doesn't fit, the first half of it, and so on, as the connector does."""
+        count = len(keys)
+        while count:
+            stored = self.manager.store(keys if count == len(keys) else keys[:count], context)
+            if stored is not None:
+                self.traffic.stored += len(stored.keys)
+                self.traffic.evicted += len(stored.evicted)
+                break
+            count //= 2
+        self.traffic.refused += len(keys) - count
+
+    def count_stats(self) -> None:
+        """The manager counts until it is asked; asked never, its lists would grow with the trace."""
+        self.traffic.skipped += self.manager.get_stats().data.get(STORES_SKIPPED, 0)

@@ -1,0 +1,58 @@
+"""``--kv-transfer-config`` for a server with what was found worth it: host memory, files on a disk, or both."""
+
+from typing import Any
+
+from kv_offload_cpu.policy import POLICIES
+from kv_offload_file import FileOffloadingSpec
+
+
+def host_config(cpu_bytes: int, policy: str, policy_module: str | None = None) -> dict[str, Any]:
+    """A server with so much host memory for KV, over all its workers."""
+    return _server("OffloadingConnector", _host(cpu_bytes, policy, policy_module))
+
+
+def disk_config(
+    folder: str, disk_bytes: int, cpu_bytes: int, policy: str, policy_module: str | None = None
+) -> dict[str, Any]:
+    """A server with so much room for KV in files in ``folder``, behind so much host memory; 0: behind none."""
+    files = {
+        "spec_name": "FileOffloadingSpec",
+        "spec_module_path": "kv_offload_file",
+        "file_dir": folder,
+        "file_bytes_to_use": disk_bytes,
+        **_leaves(policy, policy_module),
+    }
+    if not cpu_bytes:
+        return _server("OffloadingConnector", files)
+    media = [_host(cpu_bytes, policy, policy_module), {"name": "files", **files}]
+    children = [
+        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": medium}
+        for medium in media
+    ]
+    return _server("MultiConnector", {"load_policy": "longest", "connectors": children})
+
+
+def disk_bytes_for(blocks: int, block_bytes: int) -> int:
+    """The room in files that so many blocks take: each in pages of the disk, with a row beside it."""
+    page = FileOffloadingSpec.SLOT_ALIGNMENT
+    return blocks * (-(-block_bytes // page) * page + FileOffloadingSpec.ROW_BYTES)
+
+
+def _server(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kv_connector": connector,
+        "kv_connector_module_path": "kv_vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def _host(cpu_bytes: int, policy: str, policy_module: str | None) -> dict[str, Any]:
+    return {"cpu_bytes_to_use": cpu_bytes, **_leaves(policy, policy_module)}
+
+
+def _leaves(policy: str, policy_module: str | None) -> dict[str, Any]:
+    """Who leaves when there is no room."""
+    module = {} if policy in POLICIES or policy_module is None else {"cache_policy_module_path": policy_module}
+    return {"eviction_policy": policy, **module}
