@@ -64,14 +64,14 @@ def test_children_that_go_on_are_named_and_told_in_order(machine: Machine) -> No
 
 @pytest.mark.parametrize("how", ["maps", "opens"])
 def test_segments_are_this_processes_if_it_alone_has_them(machine: Machine, how: str) -> None:
-    mine, first, last = (machine.runs(number) for number in (os.getpid(), 1, 9_999_999))
-    has = getattr(machine, how)
-    for name in ("mine", "first's", "last's", "old"):
+    mine, others = machine.runs(os.getpid()), [9_999_990 + number for number in range(8)]
+    has, theirs = getattr(machine, how), tuple(f"of {number}" for number in others)
+    for name in ("mine", *theirs, "old"):
         has(mine, name)
-    has(first, "first's")
-    has(last, "last's")
-    has(last, "its own")
-    segments = ("mine", "first's", "last's", "old", "its own", "nobody's")
+    for number, name in zip(others, theirs, strict=True):
+        has(machine.runs(number), name)
+    has(machine.processes / str(others[0]), "its own")
+    segments = ("mine", *theirs, "old", "its own", "nobody's")
     now, before = holdings(segments=segments), holdings(segments=("old",))
     assert now.segments_since(before) == {("mine", 1)}
     assert now.segments_since(now) == set()
@@ -109,3 +109,18 @@ def test_shared_memory_is_listed_by_name_and_number(machine: Machine) -> None:
     assert dict(Holdings.now().since(Holdings.now(), found)) == {
         str(machine.memory / name): 1 for name in ("a", "b", "a link")
     }
+
+
+def test_what_has_a_number_of_this_run_is_told_without_it_and_a_path_as_it_is() -> None:
+    opened = frozenset({(3, "/tmp/log [12]"), (4, "pipe:[7]"), (5, "pipe:[8]"), (6, "anon_inode:[eventfd]")})
+    now = Holdings(opened, frozenset(), frozenset())
+    assert dict(now.since(holdings())) == {"/tmp/log [12]": 1, "pipe:[…]": 2, "anon_inode:[eventfd]": 1}
+
+
+def test_children_are_those_of_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}").mkdir()
+        if number % 2:  # of the others the thread has ended meanwhile
+            (tmp_path / f"{number}" / "children").write_text(f"{number}1 {number}2 ")
+    monkeypatch.setattr(left_open, "TASKS", tmp_path)
+    assert Holdings.now().children == {11, 12, 31, 32, 51, 52, 71, 72}

@@ -87,3 +87,15 @@ def test_what_was_held_is_pulled_by_nobody_who_begins_after_it() -> None:
         "HITS  request r2: what was held when the cache was reset is pulled in a step after that"
     )
     ends(tickets, made)
+
+
+def test_another_request_with_the_id_of_one_that_was_too_late() -> None:
+    tickets = held()
+    tickets.hear("reset_cache", (), True)
+    tickets.hear("build_connector_meta", (None,), None)
+    made = comes(tickets, "r2")
+    pulls(tickets, made)
+    ends(tickets, comes(tickets, "r2"))
+    pulls(tickets, made)
+    with pytest.raises(Violation, match="request r2: what was held when the cache was reset is pulled"):
+        ends(tickets, made)

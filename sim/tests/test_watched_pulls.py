@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from kv_api import KVConnectorTransferResults
+from kv_p2p import P2PWorkerSide
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -79,3 +81,29 @@ def test_a_hold_that_is_taken_back_may_end_at_once() -> None:
     made.step()
     assert [*made.worker.held_requests] == []
     assert made.worker._holds == {}
+
+
+def test_a_router_learns_of_a_hold_by_its_prompt() -> None:
+    made = Holding()
+    connector: Any = made.world.engine.connectors[-1]
+    (ended,) = made.world.engine.outcome.ended
+    assert (len(ended.all_token_ids), len(ended.prompt_token_ids)) == (10, 9)
+    assert [*connector.side._router._known] == [tuple(ended.prompt_token_ids)]
+
+
+def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Holding()
+    made.add("r2")
+    made.step()
+    assert [*made.worker.pulling_requests] == ["r2"]
+    seconds = made.worker._kv_transfer_config.kv_connector_extra_config["pull_seconds"]
+    del made.worker._pulling["r2"]
+    results = KVConnectorTransferResults(finished_recving={"r2"}, failed_recving={"r2"})
+    monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
+    made.now += 0.5
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.message == (
+        "worker 0 side reports: the pull of request r2 failed, but none of its copies did, and it had "
+        f"{seconds - 0.5:g} seconds left"
+    )
