@@ -107,3 +107,14 @@ def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: 
         "worker 0 side reports: the pull of request r2 failed, but none of its copies did, and it had "
         f"{seconds - 0.5:g} seconds left"
     )
+
+
+def test_blocks_of_a_pull_that_failed_are_unfilled_in_that_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Holding()
+    monkeypatch.setattr(P2PWorkerSide, "get_block_ids_with_load_errors", lambda side: {7, 5})
+    made.worker._lost.update((5, 7))
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.message == (
+        "worker 0 side reports: blocks [5, 7] weren't filled, but no pull of them failed in this step"
+    )
