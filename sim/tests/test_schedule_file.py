@@ -129,10 +129,23 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         read_schedule(tmp_path / "bytes")
 
 
+def check_error(error: str, line: int, message: str) -> None:
+    """What is wrong stands first, and what might have been meant last."""
+    head = f"some.jsonl: line {line}: "
+    assert error.startswith(head)
+    if message.startswith("did you mean"):
+        assert error.endswith(f"; {message}")
+    else:
+        assert error.removeprefix(head).startswith(message.removeprefix(f"line {line}: "))
+
+
 HEADERS = [
     ({"format": "csv"}, "line 1: this is no schedule file: 'format' is 'csv', expected 'kv-sim schedule'"),
     ({"format": ...}, "line 1: this is no schedule file: 'format' is None"),
-    ({"version": 2}, "line 1: format version 2; this kv-sim reads version 1"),
+    (
+        {"version": 2},
+        "format version 2; this kv-sim reads version 1: use the kv-sim that wrote it, or write it anew",
+    ),
     ({"sed": 3}, "line 1: header: unknown key 'sed'; known: format"),
     ({"sed": 3}, "did you mean 'seed'?"),
     ({"violation": ...}, "line 1: header: 'violation' missing"),
@@ -149,6 +162,10 @@ HEADERS = [
     ),
     ({"subject": {"kv_connector": "X", "traits": [], "path": 1}}, "subject: unknown key 'path'"),
     ({"subject": {"kv_connector": "X", "traits": [], "keeps_from": 0}}, "subject.keeps_from: at least 1, got 0"),
+    (
+        {"subject": {"kv_connector": "X", "traits": [], "blocks_per_chunk": 0}},
+        "subject.blocks_per_chunk: at least 1, got 0",
+    ),
     (
         {"subject": {"kv_connector": "X", "traits": [], "evicts_oldest": 1}},
         "subject.evicts_oldest: expected true or false, got 1",
@@ -168,9 +185,7 @@ HEADERS = [
 
 @pytest.mark.parametrize(("changes", "message"), HEADERS)
 def test_a_mistake_in_the_header_is_named(changes: dict[str, Any], message: str) -> None:
-    error = error_of(lines_of(**changes))
-    assert error.startswith("some.jsonl: line 1: ")
-    assert message in error
+    check_error(error_of(lines_of(**changes)), 1, message)
 
 
 SIZES = {name for name, kind in get_type_hints(WorldConfig).items() if kind is int}
@@ -232,6 +247,11 @@ ACTIONS = [
     ('{"action": "add", "spec": {"request_id": "r"}}', "add.spec: 'conversation', 'shared_tokens'"),
     (json.dumps({**ADD, "spec": {**SPEC, "tokens": 1}}), "add.spec: unknown key 'tokens'"),
     (json.dumps({**ADD, "spec": {**SPEC, "salt": 1}}), "add.spec.salt: expected a string or null, got 1"),
+    (
+        json.dumps({**ADD, "spec": {**SPEC, "shared_tokens": -1}}),
+        "add.spec.shared_tokens: not less than 0, got -1",
+    ),
+    (json.dumps({**ADD, "spec": {**SPEC, "own_tokens": -1}}), "add.spec.own_tokens: not less than 0, got -1"),
     (json.dumps({**ADD, "spec": {**SPEC, "shared_tokens": 0}}), "add.spec: the prompt has no token"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 0}}), "add.spec.output_tokens: at least 1, got 0"),
     (json.dumps({**ADD, "spec": {**SPEC, "output_tokens": 5}}), "add.spec.max_tokens: at least output_tokens, 5"),
@@ -249,9 +269,7 @@ ACTIONS = [
 
 @pytest.mark.parametrize(("line", "message"), ACTIONS)
 def test_a_mistake_in_an_action_is_named(line: str, message: str) -> None:
-    error = error_of([*lines_of(), "", line])
-    assert error.startswith("some.jsonl: line 4: ")
-    assert message in error
+    check_error(error_of([*lines_of(), "", line]), 4, message)
 
 
 @pytest.mark.parametrize(

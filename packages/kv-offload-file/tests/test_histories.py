@@ -27,13 +27,15 @@ actions = st.lists(
 class History:
     """An engine, and its chunks: ``whole`` are there and right, ``spoilt`` may be wrong or not there."""
 
-    def __init__(self, folder, ranks, policy):
-        self.folder, self.ranks, self.policy = folder, ranks, policy
+    def __init__(self, folder, ranks, policy, replicated):
+        self.folder, self.ranks, self.policy, self.replicated = folder, ranks, policy, replicated
+        self.files = 1 if replicated else ranks
         self.rig = self.start()
         self.whole, self.spoilt = set(), set()
 
     def start(self):
-        return Rig(self.folder, CHUNKS, ranks=self.ranks, eviction_policy=self.policy, events=True)
+        settings = {"replicated": self.replicated, "eviction_policy": self.policy}
+        return Rig(self.folder, CHUNKS, ranks=self.ranks, events=True, **settings)
 
     def store(self, first, count):
         numbers = [*range(first, first + count)]
@@ -88,7 +90,7 @@ class History:
 
     def change(self, first, count):
         """A byte of a rank's file is another one."""
-        path = self.rig.folder / f"rank-{first % self.ranks}.slots"
+        path = self.rig.folder / f"rank-{first % self.files}.slots"
         place = first * path.stat().st_size // 10
         with path.open("r+b", buffering=0) as file:
             file.seek(place)
@@ -100,7 +102,7 @@ class History:
 
     def cut(self, first, count):
         """The rows of a rank are gone."""
-        path = self.rig.folder / f"rank-{first % self.ranks}.rows"
+        path = self.rig.folder / f"rank-{first % self.files}.rows"
         with path.open("r+b") as file:
             file.seek(256 * (1 + first % CHUNKS))
             file.write(bytes(256 * count))
@@ -109,13 +111,14 @@ class History:
 
 
 @settings(max_examples=60)
-@given(actions, st.integers(1, 2), st.sampled_from(["lru", "s3fifo"]))
-@example([("store", 0, 4), ("kill", 0, 1), ("store", 4, 4), ("stop", 0, 1), ("load", 0, 4)], 2, "lru")
-@example([("store", 0, 4), ("reset", 0, 1), ("store", 2, 1), ("kill", 0, 1), ("load", 0, 4)], 1, "lru")
-@example([("store", 0, 4), ("change", 0, 1), ("stop", 0, 1), ("load", 0, 4), ("kill", 0, 1)], 2, "lru")
-def test_any_history(acts, ranks, policy):
+@given(actions, st.integers(1, 2), st.sampled_from(["lru", "s3fifo"]), st.booleans())
+@example([("store", 0, 4), ("kill", 0, 1), ("store", 4, 4), ("stop", 0, 1), ("load", 0, 4)], 2, "lru", False)
+@example([("store", 0, 4), ("reset", 0, 1), ("store", 2, 1), ("kill", 0, 1), ("load", 0, 4)], 1, "lru", False)
+@example([("store", 0, 4), ("change", 0, 1), ("stop", 0, 1), ("load", 0, 4), ("kill", 0, 1)], 2, "lru", False)
+@example([("store", 0, 4), ("change", 0, 1), ("load", 0, 4), ("stop", 0, 1), ("load", 0, 4)], 2, "lru", True)
+def test_any_history(acts, ranks, policy, replicated):
     with tempfile.TemporaryDirectory() as folder:
-        history = History(Path(folder), ranks, policy)
+        history = History(Path(folder), ranks, policy, replicated)
         for name, first, count in acts:
             getattr(history, name)(first, count)
             history.rig.check()

@@ -174,7 +174,6 @@ def test_all_that_a_medium_is_told():
     )
     cache = kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 9)))
     cache.kv_cache_groups[0].layer_names = ["a", "b"]
-    cache.replicated_layout = True
     assert describe_engine(config, cache).config == OffloadingConfig(
         groups=(OffloadingGroupConfig(4, ("a", "b"), 0), OffloadingGroupConfig(4, ("layer1",), 1, 2)),
         worker_kv_bytes_per_block=64,
@@ -184,10 +183,51 @@ def test_all_that_a_medium_is_told():
         model=OffloadingModelConfig("m", "bfloat16", 99),
         cache=OffloadingCacheConfig(4, 2),
         parallel=OffloadingParallelConfig(1, 6, 2, 3, 4, 5, 7, 9, 8, False),
-        replicated_layout=True,
         canonical_layout=True,
         kv_cache_layout="HND",
     )
+
+
+REPLICATED = {
+    "model_config.use_mla": True,
+    "parallel_config.world_size": 4,
+    "parallel_config.tensor_parallel_size": 4,
+    "parallel_config.decode_context_parallel_size": 1,
+    "parallel_config.distributed_executor_backend": "mp",
+    "parallel_config.nnodes_within_dp": 1,
+    "kv_cache_config.kv_tp_replicas": 4,
+}
+"""An engine whose workers all hold the same bytes, in processes of one machine."""
+
+
+def is_replicated(changed):
+    config, cache = vllm_config(), kv_cache_config()
+    config.model_config = SimpleNamespace(model="m", dtype="torch.bfloat16", max_model_len=99)
+    for path, value in {**REPLICATED, **changed}.items():
+        place, name = path.split(".")
+        setattr(cache if place == "kv_cache_config" else getattr(config, place), name, value)
+    return describe_engine(config, cache).config.replicated_layout
+
+
+def test_workers_that_hold_the_same_bytes_need_one_copy():
+    assert is_replicated({}) is True
+    assert is_replicated(dict.fromkeys((n for n, value in REPLICATED.items() if value == 4), 2)) is True
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model_config.use_mla": False},
+        {"parallel_config.world_size": 8},
+        {"parallel_config.decode_context_parallel_size": 2},
+        {"parallel_config.distributed_executor_backend": "ray"},
+        {"parallel_config.nnodes_within_dp": 2},
+        {"kv_cache_config.kv_tp_replicas": 2},
+        dict.fromkeys((name for name, value in REPLICATED.items() if value == 4), 1),
+    ],
+)
+def test_workers_that_do_not_or_can_not_get_at_the_first_ones_copy_keep_one_each(changed):
+    assert is_replicated(changed) is False
 
 
 def test_what_a_small_engine_need_not_have():

@@ -117,6 +117,8 @@ def test_as_much_as_a_replay_takes():
     refuse_too_late(0, 1e9)
     settings = EngineSettings()
     refuse_too_much(settings, replace(plan(settings, 512), gpu_blocks=MOST_BLOCKS))
+    # Who brings a connector has host memory by that one's settings, whatever the default's would be.
+    refuse_too_much(replace(settings, connector={}, cpu_bytes_to_use=1 << 60), plan(settings, 512))
 
 
 def test_a_sweep_reaches_beyond_all_blocks(run, tmp_path):

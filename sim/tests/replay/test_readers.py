@@ -282,6 +282,7 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
         (100, 512, 0.0099, "10,101 requests a second"),
         (100, 512, 0.01, None),
         (99, 512, 1e-6, None),
+        (100, 512, 1e-6, "100,000,000 requests a second"),
         (100, 100_000, 0.49, "20,408,163 prompt tokens a second"),
         (100, 100_000, 0.5, None),
         (99, 100_000, 0.49, None),

@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from hypothesis import given
@@ -188,6 +188,10 @@ def test_json_has_everything() -> None:
     assert values["settings"]["stepping"] == "fused"
     assert values["settings"]["gpu"]["link_bandwidth"] == 1e9
     assert values["sizes"]["gpu_blocks"] == 5
+    for what in (replay.settings, replay.sizes):
+        shown = values["settings" if what is replay.settings else "sizes"]
+        assert list(shown) == [field.name for field in fields(what)]
+    assert list(values["settings"]["gpu"]) == [field.name for field in fields(replay.settings.gpu)]
     assert values["kv_transfer_config"]["kv_connector"] == "OffloadingConnector"
     assert values["without"]["ttft"]["count"] == 0
     assert "not replayed: 4 requests, each of which is longer than the model's maximum" in replay.table()

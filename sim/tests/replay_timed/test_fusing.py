@@ -33,6 +33,11 @@ FULL = trace_of(
 )
 """Whoever runs alone preempts itself, while another one has loaded and waits."""
 
+OUTPUTS_TOO = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": 60 * PAGE, "offload_prompt_only": False},
+}
+
 TINY = toy(
     connector={
         "kv_connector": "OffloadingConnector",
@@ -100,6 +105,44 @@ def test_a_busy_server(changes: dict[str, object]) -> None:
     fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
     assert comparable(fused) == comparable(single)
     assert fused.requests == 60
+
+
+@pytest.mark.parametrize("stores", [1, 2])
+def test_what_outputs_complete_is_stored_in_the_same_steps(stores: int) -> None:
+    """Each of the connectors counts steps, until a chunk is full."""
+    several = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": [OUTPUTS_TOO] * stores},
+    }
+    settings = toy(gpu_blocks=60, connector={"kv_role": "kv_both", **several})
+    trace = trace_of((0, 8, 60, [1, 2]), (3, 5, 3, [7, 8]))
+    fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+    assert comparable(fused) == comparable(single)
+    assert fused.fused_steps > 20 and fused.stores.jobs == 16 * stores
+
+
+def test_whose_store_was_refused_takes_every_step() -> None:
+    trace, settings = trace_of((0, 16, 40, [1, 2, 3, 4])), toy(chunks=2)
+    fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+    assert comparable(fused) == comparable(single)
+    assert (fused.connector[REFUSALS], fused.steps, fused.fused_steps) == (1, 41, 0)
+
+
+def test_who_was_put_off_once_keeps_nobody_awake_later() -> None:
+    late = ((5000, 3, 60, [3]), (5005, 3, 60, [4]))
+    put_off = ((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2]))
+    settings = toy(copy_microseconds=50.0, max_running=1)
+    early, both, alone = (answer(trace_of(*of), settings) for of in (put_off, put_off + late, late))
+    assert both.fused_steps == early.fused_steps + alone.fused_steps
+
+
+def test_steps_that_wait_for_memory_agree() -> None:
+    """The sleepers' contexts are read in every step, whoever is awake in it."""
+    settings = toy(gpu=replace(TOY_GPU, hbm_bandwidth=1e7), gpu_blocks=100, page_tokens=32)
+    trace = trace_of((0, 3, 60, [1]), (1000, 3, 60, [2]), (4000, 3, 60, [3]), block_tokens=32)
+    fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
+    assert comparable(fused) == comparable(single)
+    assert (fused.steps, fused.fused_steps) == (94, 79)
 
 
 COMES_BACK = trace_of((0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7]))

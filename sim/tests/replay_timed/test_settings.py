@@ -80,6 +80,11 @@ def test_every_number_has_an_option() -> None:
     assert set(said) == others | NUMBERS.keys()
 
 
+@pytest.mark.parametrize("stepping", Stepping)
+def test_steps_can_be_fused_or_single(stepping: Stepping) -> None:
+    assert settings_of(parsed(f"--stepping {stepping.value}")).stepping is stepping
+
+
 def test_a_connector_of_its_own_and_checks() -> None:
     config = {"kv_connector": "MultiConnector"}
     options = parsed(f"--check-contents --connector-config {json.dumps(config, separators=(',', ':'))}")
@@ -123,6 +128,8 @@ def test_another_arrival_rate() -> None:
     assert answer(trace, toy()).queueing.worst == 8_145e-9
     assert answer(trace, toy(arrival_scale=1.5)).queueing.worst == 3_145e-9
     assert answer(trace, toy(arrival_scale=2.0)).queueing.worst == 0.0
+    later = trace_of((0, 8, 1, [1, 2]), (1e9, 8, 1, [3, 4]))
+    assert answer(later, toy(arrival_scale=0)).seconds < 1e-3, "all come at once"
 
 
 def test_smaller_blocks_than_the_traces() -> None:
@@ -157,6 +164,10 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         (
             "--idle-step-microseconds 0",
             "idle_step_microseconds: expected more than 0, or waiting for a copy takes no time",
+        ),
+        (
+            "--idle-step-microseconds inf",
+            "idle_step_microseconds: expected a number of at least 0, got inf",
         ),
         ("--arrival-scale nan", "arrival_scale: expected a number of at least 0, got nan"),
         ("--gpu-flops inf", "--gpu-flops: expected more than 0, got inf"),
@@ -240,6 +251,12 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
     ("config", "message"),
     [
         ({}, "connector config.kv_connector: expected a name, got None"),
+        ({"kv_connector": 5}, "connector config.kv_connector: expected a name, got 5"),
+        (
+            OFFLOADING,
+            "kv_transfer_config.kv_role: required because kv_connector is 'OffloadingConnector'; choices: "
+            "kv_producer, kv_consumer, kv_both",
+        ),
         ({**OFFLOADING, EXTRA: 3}, f"connector config.{EXTRA}: expected a mapping, got 3"),
         (
             {"kv_connector": "MemoryConnector", "kv_connector_module_path": "kv_sim.examples.memory"},
@@ -267,6 +284,7 @@ def test_connectors_that_cannot_be_timed(config: dict[str, Any], message: str) -
 
 
 def test_servers_at_the_edge() -> None:
+    assert EngineSettings(arrival_scale=1e15, step_microseconds=1e15).arrival_scale == 1e15
     settings = EngineSettings(
         **dict.fromkeys(("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"), 1),
         **dict.fromkeys(("step_microseconds", "copy_microseconds", "arrival_scale"), 0),

@@ -3,13 +3,13 @@
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.worker import HostMemory
 from kv_offload_file.label import Label
-from kv_offload_file.slot_file import SlotFile
+from kv_offload_file.slot_file import SlotFile, SlotReader
 
 
 class FileSlots:
-    """The slots of ``file``, each as large as a bay of ``memory``."""
+    """The slots of ``file``, each as large as a bay of ``memory``; of a mere reader only to be read."""
 
-    def __init__(self, file: SlotFile, memory: HostMemory) -> None:
+    def __init__(self, file: SlotReader, memory: HostMemory) -> None:
         assert isinstance(memory, MappedMemory), (
             f"{type(memory).__name__}: whoever makes other memory makes the slots"
         )
@@ -18,6 +18,7 @@ class FileSlots:
 
     def write(self, slot: int, label: Label, bay: int) -> None:
         """Fill a slot with what is in a bay."""
+        assert isinstance(self._file, SlotFile), f"{self._file.path} is another worker's"
         self._file.write(slot, label, self._bytes(bay))
 
     def read(self, slot: int, label: Label, bay: int) -> None:

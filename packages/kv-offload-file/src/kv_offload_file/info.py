@@ -17,12 +17,12 @@ class FileOffloadingInfo(ConfigInfo):
     file_kv_cache_size_tokens: int | None
 
 
-def offloading_info(config: OffloadingConfig, layout: HostLayout) -> FileOffloadingInfo:
-    """The facts about files of ``layout``, one for each worker."""
+def offloading_info(config: OffloadingConfig, layout: HostLayout, copies: int) -> FileOffloadingInfo:
+    """The facts about ``copies`` files of ``layout``."""
     host = host_info(config, layout)
     return FileOffloadingInfo(
         host.cpu_num_chunks,
         host.cpu_blocks_per_chunk,
-        host.cpu_kv_cache_size_bytes * config.parallel.world_size,
+        host.cpu_kv_cache_size_bytes * copies,
         host.cpu_kv_cache_size_tokens,
     )

@@ -1,5 +1,8 @@
 """The chunks of one rank: a file with their bytes, and one with a row for each slot that says what it holds.
 
+The worker whose chunks they are has them as a ``SlotFile``. Where all workers hold the same bytes the others only
+read them, as a ``SlotReader``.
+
 **Which files are trusted.** What a process wrote is there for the next one however it ended, since the system has
 it; only when the machine goes down bytes get lost. So the first row says on which start of the machine the files
 were last open, and whether they were closed after everything had reached the disk. Files that are neither from
@@ -56,10 +59,10 @@ def this_boot() -> str:
         return ""
 
 
-class SlotFile:
-    """``num_slots`` slots of ``slot_bytes`` for rank ``rank``, in two files of ``folder``, maybe there already.
+class SlotReader:
+    """``num_slots`` slots of ``slot_bytes`` of rank ``rank``, in two files of ``folder``, to be read.
 
-    Slots may be read and written by several threads at once, as long as they are different ones.
+    Whose they are may begin them later. Slots may be read by several threads at once.
     """
 
     def __init__(self, folder: Path, rank: int, num_slots: int, slot_bytes: int, *, direct: bool = False) -> None:
@@ -80,13 +83,6 @@ class SlotFile:
             self._close_both()
             raise
 
-    def write(self, slot: int, label: Label, data: memoryview) -> None:
-        """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
-        row = pack_row(Row(label, zlib.crc32(data)))
-        self._write_row(self._check(slot), _NOTHING)
-        _write_all(self._slots, data, slot * self.slot_bytes)
-        self._write_row(slot, row)
-
     def read(self, slot: int, label: Label, into: memoryview) -> None:
         """Read what a slot holds, if it is the chunk and of the epoch that the label says; else `DamagedError`."""
         row = unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
@@ -98,6 +94,40 @@ class SlotFile:
         if zlib.crc32(into) != row.data_sum:
             self._write_row(slot, _NOTHING)
             raise DamagedError(f"{where} has other bytes than were stored of chunk {label.key.hex()}")
+
+    def close(self) -> None:
+        """Close both. May be repeated."""
+        self._close_both()
+
+    # Steps of the above
+
+    def _close_both(self) -> None:
+        for fd in (self._slots, self._rows):
+            if fd >= 0:
+                os.close(fd)
+        self._slots = self._rows = -1
+
+    def _begin(self) -> None:
+        """Both are open."""
+
+    def _write_row(self, slot: int, row: bytes) -> None:
+        _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
+
+    def _check(self, slot: int) -> int:
+        if not 0 <= slot < self.num_slots:
+            raise KVError(f"slot {slot} of {self.path}: there are 0 to {self.num_slots - 1}")
+        return slot
+
+
+class SlotFile(SlotReader):
+    """The slots of this worker, maybe filled already. Different ones may be read and written at once."""
+
+    def write(self, slot: int, label: Label, data: memoryview) -> None:
+        """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
+        row = pack_row(Row(label, zlib.crc32(data)))
+        self._write_row(self._check(slot), _NOTHING)
+        _write_all(self._slots, data, slot * self.slot_bytes)
+        self._write_row(slot, row)
 
     def close(self) -> None:
         """Have everything reach the disk, then say so, unless it can't. May be repeated."""
@@ -143,20 +173,6 @@ class SlotFile:
         body = body.ljust(ROW_BYTES - _SUM.size, b"\0")
         _write_all(self._rows, memoryview(_SUM.pack(zlib.crc32(body)) + body), 0)
         os.fsync(self._rows)
-
-    def _write_row(self, slot: int, row: bytes) -> None:
-        _write_all(self._rows, memoryview(row), (1 + slot) * ROW_BYTES)
-
-    def _check(self, slot: int) -> int:
-        if not 0 <= slot < self.num_slots:
-            raise KVError(f"slot {slot} of {self.path}: there are 0 to {self.num_slots - 1}")
-        return slot
-
-    def _close_both(self) -> None:
-        for fd in (self._slots, self._rows):
-            if fd >= 0:
-                os.close(fd)
-        self._slots = self._rows = -1
 
 
 def rows_path(folder: Path, rank: int) -> Path:

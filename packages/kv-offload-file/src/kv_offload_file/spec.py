@@ -33,7 +33,9 @@ _LEAST_BAYS = 4
 
 
 class FileOffloadingSpec(OffloadingSpec):
-    """Chunks in files of ``file_bytes_to_use`` bytes, one for each worker; ``options`` has all settings.
+    """Chunks in files of ``file_bytes_to_use`` bytes, one for each worker, or one where all hold the same bytes.
+
+    ``options`` has all settings.
 
     A subclass may keep them elsewhere (``open_home``, ``find``, ``make_slots``), and have other memory and another
     copy engine between that and the GPU, as one of `CPUOffloadingSpec` may.
@@ -47,16 +49,18 @@ class FileOffloadingSpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self.options: FileOptions = read_options(config.extra_config)
+        self.replicated_layout = config.replicated_layout
+        self.num_files = 1 if self.replicated_layout else config.parallel.world_size
         slot_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
         self.slot_bytes = -(-slot_bytes // self.SLOT_ALIGNMENT) * self.SLOT_ALIGNMENT
-        taken = (self.slot_bytes + self.ROW_BYTES) * config.parallel.world_size
+        taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files
         self.num_chunks = self.options.file_bytes_to_use // taken
         if self.num_chunks < 1:
             raise ConfigError(
                 f"file_bytes_to_use: {self.options.file_bytes_to_use} bytes are less than one chunk, which takes "
                 f"{taken}: {config.worker_kv_bytes_per_block} bytes a block × {self.blocks_per_chunk} blocks, in "
                 f"pages of {self.SLOT_ALIGNMENT}, and a row of {self.ROW_BYTES}, "
-                f"× {config.parallel.world_size} workers"
+                f"× {self.num_files} workers"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
         if self.num_bays < _LEAST_BAYS:
@@ -65,7 +69,7 @@ class FileOffloadingSpec(OffloadingSpec):
                 f"of {self.slot_bytes}"
             )
         self.folder = home_folder(self.options.file_dir, config, self.options.file_tag)
-        self.file_info = offloading_info(config, self.layout())
+        self.file_info = offloading_info(config, self.layout(), self.num_files)
         self._manager: FileOffloadingManager | None = None
         self._worker: FileOffloadingWorker | None = None
 
@@ -100,9 +104,11 @@ class FileOffloadingSpec(OffloadingSpec):
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> "FileOffloadingWorker":
+        from kv_offload_cpu import StoreRole
         from kv_offload_file.worker import FileOffloadingWorker
 
         if self._worker is None:
+            role = StoreRole.WRITES if self._has_file else StoreRole.ACKNOWLEDGES
             bays = HostLayout(self.num_bays, self.blocks_per_chunk, self.slot_bytes, 1, self.slot_bytes)
             with ExitStack() as undo:
                 memory = self.make_memory(bays)
@@ -112,7 +118,8 @@ class FileOffloadingSpec(OffloadingSpec):
                 slots = self.make_slots(memory)
                 undo.callback(slots.close)
                 engine = self.make_engine(inner, slots, _num_blocks(kv_caches))
-                self._worker = FileOffloadingWorker(engine, memory, self.layout(), len(kv_caches.group_data_refs))
+                num_groups = len(kv_caches.group_data_refs)
+                self._worker = FileOffloadingWorker(engine, memory, self.layout(), num_groups, role)
                 undo.pop_all()
         return self._worker
 
@@ -129,7 +136,7 @@ class FileOffloadingSpec(OffloadingSpec):
     def find(self, epoch: int) -> Found:
         """What is there already."""
         rows_of = partial(read_rows, self.folder, num_slots=self.num_chunks)
-        return find_stores(rows_of, self.config.parallel.world_size, epoch)
+        return find_stores(rows_of, self.num_files, epoch)
 
     def make_memory(self, layout: HostLayout) -> "HostMemory":
         """Staging memory, with ``layout.num_chunks`` bays."""
@@ -156,10 +163,10 @@ class FileOffloadingSpec(OffloadingSpec):
     def make_slots(self, memory: "HostMemory") -> "Slots":
         """This worker's slots, which are read into the bays of ``memory`` and written from them."""
         from kv_offload_file.bays import FileSlots
-        from kv_offload_file.slot_file import SlotFile
+        from kv_offload_file.slot_file import SlotFile, SlotReader
 
-        rank = self.config.parallel.rank
-        file = SlotFile(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
+        kind, rank = (SlotFile, self.config.parallel.rank) if self._has_file else (SlotReader, 0)
+        file = kind(Path(self.folder), rank, self.num_chunks, self.slot_bytes, direct=self.options.file_direct)
         return FileSlots(file, memory)
 
     def make_engine(self, inner: "CopyEngine", slots: "Slots", num_blocks: list[int]) -> "FileCopyEngine":
@@ -167,6 +174,11 @@ class FileOffloadingSpec(OffloadingSpec):
         from kv_offload_file.engine import FileCopyEngine
 
         return FileCopyEngine(inner, slots, self.num_bays, num_blocks, self._threads)
+
+    @property
+    def _has_file(self) -> bool:
+        """Whether this worker has a file of its own, or reads the first one's, which holds the same."""
+        return self.config.parallel.rank < self.num_files
 
     def _threads(self, direction: "Direction") -> ThreadPoolExecutor:
         """All of them begin now: where one can't begin later, a job would neither end nor be let be."""

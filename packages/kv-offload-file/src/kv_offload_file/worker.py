@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from kv_api import GPULoadStoreSpec, LoadStoreSpec
-from kv_offload_cpu import CPUOffloadingWorker, Direction, HostLayout, HostMemory
+from kv_offload_cpu import CPUOffloadingWorker, Direction, HostLayout, HostMemory, StoreRole
 from kv_offload_file.engine import FileCopyEngine
 from kv_offload_file.load_store_spec import labels_of
 from kv_offload_file.stats import DAMAGED, ERRORS
@@ -13,8 +13,15 @@ from kv_offload_file.stats import DAMAGED, ERRORS
 class FileOffloadingWorker(CPUOffloadingWorker):
     """Moves bytes between KV caches of ``num_groups`` groups and a file of ``layout.num_chunks`` slots."""
 
-    def __init__(self, engine: FileCopyEngine, memory: HostMemory, layout: HostLayout, num_groups: int) -> None:
-        super().__init__(engine, memory, layout, num_groups)
+    def __init__(
+        self,
+        engine: FileCopyEngine,
+        memory: HostMemory,
+        layout: HostLayout,
+        num_groups: int,
+        store_role: StoreRole = StoreRole.WRITES,
+    ) -> None:
+        super().__init__(engine, memory, layout, num_groups, store_role)
         self._files = engine
         self._told = {DAMAGED: 0, ERRORS: 0}
 

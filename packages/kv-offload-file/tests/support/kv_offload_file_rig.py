@@ -27,11 +27,23 @@ TAKEN = ALIGNMENT + ROW_BYTES
 """By a chunk of a worker whose pages fit one page of the disk."""
 
 
-def config(folder, chunks=6, *, rank=0, ranks=1, blocks_per_chunk=2, events=False, engine="engine", **extra):
+def config(
+    folder,
+    chunks=6,
+    *,
+    rank=0,
+    ranks=1,
+    replicated=False,
+    blocks_per_chunk=2,
+    events=False,
+    engine="engine",
+    **extra,
+):
     """What an engine tells the spec; room for so many chunks."""
+    copies = 1 if replicated else ranks
     own = {
         "file_dir": str(folder),
-        "file_bytes_to_use": chunks * TAKEN * ranks,
+        "file_bytes_to_use": chunks * TAKEN * copies,
         "file_staging_bytes": 6 * ALIGNMENT,
         "file_threads": 2,
     }
@@ -44,6 +56,7 @@ def config(folder, chunks=6, *, rank=0, ranks=1, blocks_per_chunk=2, events=Fals
         model=OffloadingModelConfig("org/model", "float16", 64),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=blocks_per_chunk),
         parallel=OffloadingParallelConfig(rank, ranks, ranks, 1, 1, 1, 0, 1, None, False),
+        replicated_layout=replicated,
     )
 
 
@@ -61,7 +74,7 @@ def content(key, rank, size):
 
 
 class Rank:
-    """A worker and its GPU: ``num_blocks`` blocks of two layers."""
+    """A worker and its GPU: ``num_blocks`` blocks of two layers, which hold what those of ``rank`` do."""
 
     def __init__(self, spec, rank, num_blocks=32):
         self.rank = rank
@@ -96,15 +109,18 @@ class Rank:
 
 
 class Rig:
-    """An engine of one or more ranks, in this process."""
+    """An engine of one or more ranks, in this process; where they are ``replicated`` all hold the same bytes."""
 
-    def __init__(self, folder, chunks=6, *, ranks=1, **settings):
+    def __init__(self, folder, chunks=6, *, ranks=1, replicated=False, **settings):
+        settings["replicated"] = replicated
         specs = [
             FileOffloadingSpec(config(folder, chunks, rank=rank, ranks=ranks, **settings)) for rank in range(ranks)
         ]
         self.folder = specs[0].folder
         self.manager = specs[0].get_manager()
-        self.ranks = [Rank(spec, rank) for rank, spec in enumerate(specs)]
+        # The last rank first: others may be ready before the one whose files they read.
+        made = [Rank(specs[rank], 0 if replicated else rank) for rank in reversed(range(ranks))]
+        self.ranks = made[::-1]
         self.blocks_per_chunk = specs[0].blocks_per_chunk
         self._jobs = 0
         self.context = ReqContext("request")

@@ -175,7 +175,7 @@ def _offloading_config(
         model=_model(vllm_config),
         cache=OffloadingCacheConfig(layout.tokens_per_hash, layout.groups[0].blocks_per_chunk),
         parallel=_parallel(vllm_config),
-        replicated_layout=bool(getattr(kv_cache_config, "replicated_layout", False)),
+        replicated_layout=_is_replicated(vllm_config, kv_cache_config),
         canonical_layout=bool(extra.get("canonical_layout", False)),
         kv_cache_layout=getattr(cache, "kv_cache_layout", None),
     )
@@ -197,6 +197,24 @@ def _model(vllm_config: VllmConfig) -> OffloadingModelConfig:
         str(getattr(model, "model", "")),
         str(dtype).removeprefix("torch."),
         int(getattr(model, "max_model_len", 0) or 0),
+    )
+
+
+def _is_replicated(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether all workers hold the same bytes, as with MLA, so that one copy is enough.
+
+    Only where nothing but tensor parallelism cuts the engine, into processes of one machine: the copy is the first
+    worker's, and the others must get at it.
+    """
+    parallel = vllm_config.parallel_config
+    workers = parallel.tensor_parallel_size
+    return bool(
+        getattr(getattr(vllm_config, "model_config", None), "use_mla", False)
+        and workers == parallel.world_size > 1
+        and getattr(kv_cache_config, "kv_tp_replicas", 1) == workers
+        and getattr(parallel, "decode_context_parallel_size", 1) == 1
+        and getattr(parallel, "distributed_executor_backend", None) == "mp"
+        and getattr(parallel, "nnodes_within_dp", 1) == 1
     )
 
 

@@ -143,9 +143,8 @@ def parse_schedule(text: str, name: str) -> Schedule:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise ScheduleError(f"{name}: line 1: the file is empty; it begins with a header line")
-    number = 1
+    number, line = lines[0]
     try:
-        number, line = lines[0]
         head = _header(read_object(line))
         history = []
         for number, line in lines[1:]:  # noqa: B007 - an error names it
@@ -223,7 +222,7 @@ def _world(values: dict[str, Any]) -> WorldConfig:
 
 def _action(values: dict[str, Any], config: WorldConfig) -> Action:
     name = values.get("action")
-    if not isinstance(name, str) or name not in list(Kind):
+    if name not in list(Kind):
         kinds = [kind.value for kind in Kind]
         raise Bad(f"unknown action {name!r}; known: {', '.join(kinds)}{nearest(name, kinds)}")
     wanted = ARGUMENTS[Kind(name)]

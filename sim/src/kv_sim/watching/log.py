@@ -142,8 +142,7 @@ class Log(Watcher):
 
     def _changes(self) -> tuple[list[str], list[str]]:
         """Lines about kernels, and lines about copies, since the last look."""
-        if self._world is None:
-            return [], []
+        assert self._world is not None
         engine = self._world.engine
         kernels = [
             _line(f"rank {change.rank}", f"step {change.step} retires")

@@ -170,9 +170,6 @@ class Tracker:
                 if before is None:
                     yield CopyChange(rank, "begins", copy)
                     before = (0, State.RUNNING)
-                if now == before:
-                    self._copies[key] = now
-                    continue
                 if now[0] != before[0]:
                     yield CopyChange(rank, "moves", copy)
                 if now[1] is not before[1]:

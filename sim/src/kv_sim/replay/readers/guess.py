@@ -45,9 +45,8 @@ def guess_block_tokens(records: Sequence[Record], usual: int | None) -> int | No
     for size in _USUAL_BLOCKS:
         if agreement(records, size) >= _AGREEMENT:
             return size
-    if pairs:
-        tokens, count = max(pairs, key=lambda pair: pair[1])
-        for size in dict.fromkeys((-(-tokens // count), tokens // count)):
-            if size and agreement(records, size) >= _AGREEMENT:
-                return size
+    tokens, count = max(pairs, key=lambda pair: pair[1])  # there are some, or any size would have agreed
+    for size in dict.fromkeys((-(-tokens // count), tokens // count)):
+        if size and agreement(records, size) >= _AGREEMENT:
+            return size
     return usual

@@ -71,9 +71,7 @@ def _shape(line: str) -> _Shape:
     text = line.strip()
     if text[0] not in "{[":
         return _Shape.TABLE
-    if isinstance(_parsed(text)[1], Broken):
-        return _Shape.LINES if text[0] == "{" and text[-1] == "}" else _Shape.DOCUMENT
-    return _Shape.LINES if text[0] == "{" else _Shape.DOCUMENT
+    return _Shape.LINES if text[0] == "{" and text[-1] == "}" else _Shape.DOCUMENT
 
 
 def _json_lines(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Found]:

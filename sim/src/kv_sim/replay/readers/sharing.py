@@ -86,7 +86,7 @@ class Sharer:
         random, size = self._random, self._block_tokens
         shared = random.random() < self._sharing.share
         drawn = random.random() * self._weights[-1]
-        rank = min(bisect_left(self._weights, drawn), len(self._weights) - 1)
+        rank = bisect_left(self._weights, drawn)
         common = min(self._sharing.tokens, input_tokens) // size if shared else 0
         blocks = -(-input_tokens // size)
         return [f"prefix {rank} {i}" if i < common else f"own {self._count} {i}" for i in range(blocks)]

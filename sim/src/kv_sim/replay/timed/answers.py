@@ -214,6 +214,6 @@ def _cells(answers: Answers) -> dict[str, str]:
 
 
 def _seconds(value: float) -> str:
-    if value and abs(value) < 0.1:
+    if 0 < value < 0.1:
         return f"{value * 1e3:.3f} ms"
     return f"{value:,.3f} s"

@@ -6,7 +6,7 @@ taken for GiB, which is what a driver shows, within two percent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
@@ -119,8 +119,3 @@ def _find(kind: str, name: str, known: Mapping[str, _T]) -> _T:
         if own.lower() == name.lower():
             return found
     raise ConfigError(unknown_name(kind, name, known))
-
-
-def describe(thing: Any) -> dict[str, Any]:
-    """A preset's numbers, for a report."""
-    return {key: value for key, value in vars(thing).items() if key != "name"}

@@ -28,7 +28,7 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 def timed_config(written: Mapping[str, Any]) -> dict[str, Any]:
     """The same configuration with timed media. Who can't be timed is refused by name."""
     config = _timed(written, _PLACE, role=None)
-    KVTransferConfig.from_mapping(config)
+    KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
     return config
 
 

@@ -1,0 +1,75 @@
+"""What a reader notes of a trace: how much doesn't fit, what was left out, what was assumed."""
+
+import json
+
+import pytest
+
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError, TraceOptions
+from kv_sim.replay.readers.sharing import parse_sharing
+
+
+def request(time, tokens, ids):
+    return {"timestamp": time, "input_length": tokens, "output_length": 1, "hash_ids": ids}
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """Writes records, and reads what is noted of them beside their format."""
+
+    def notes(records, options=None):
+        file = tmp_path / "trace.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return [note.replace(f"{file}:", "line ") for note in open_trace(file, options).notes[1:]]
+
+    return notes
+
+
+def test_of_many_malformed_records_the_first_three_are_shown(notes):
+    records = [request(0, 512, [1]), *({"hash_ids": []} for _ in range(5))]
+    why = "input_length: no such field, and it isn't of format mooncake without"
+    assert notes(records, TraceOptions(on_error=OnError.SKIP)) == [
+        f"5 malformed records were skipped, first: line 2: {why}; line 3: {why}; line 4: {why}"
+    ]
+
+
+def test_prompts_without_blocks_say_nothing_about_their_size(notes):
+    assert notes([request(0, 0, []), request(0, 0, [])]) == []
+
+
+def test_requests_that_all_come_at_once_have_no_rate(notes):
+    assert notes([request(5, 100_000, [])] * 100, TraceOptions(block_tokens=100_001)) == []
+
+
+@pytest.mark.parametrize(
+    ("fitting", "said"),
+    [(3, []), (2, []), (1, ["lengths and ids of only 33% of requests fit blocks of 512 tokens"])],
+)
+def test_a_usual_block_that_fits_few_requests_is_said(notes, fitting, said):
+    records = [request(0, 512, [1])] * fitting + [request(0, 100_000, [1])] * 2
+    shown = [note for note in notes(records) if "of requests fit" in note]
+    assert shown == said
+
+
+def test_a_request_that_lacks_the_id_of_its_last_full_block_is_said(notes):
+    short = "1 requests have fewer ids than full blocks: the rest is never a hit"
+    options = TraceOptions(block_tokens=512)
+    assert notes([request(0, 1535, [1, 2])], options) == []
+    assert notes([request(0, 1536, [1, 2])], options) == [short]
+
+
+def test_an_assumption_that_nothing_is_shared_is_said(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,5\n")
+    assert open_trace(file, TraceOptions(sharing=parse_sharing("none"))).notes == (
+        "format: vidur",
+        "the trace has no ids; assumed: nothing is shared (--assume-sharing none)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("tokens=128", "100 prefixes of 128 tokens"), ("share=0.5,prefixes=7", "7 prefixes of 1024 tokens")],
+)
+def test_counts_of_an_assumption_are_whole(setting, said):
+    assert f"one of {said}, " in str(parse_sharing(f"zipf:{setting}"))

@@ -1,0 +1,199 @@
+"""Scenarios as tests of pytest, without a pytest around them; and what a scenario hands on of its options."""
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.conformance import items, report, scenarios
+from kv_sim.conformance.items import KEY, Conformance, ConnectorBroke, ScenarioItem
+from kv_sim.conformance.scenarios import Claim, Outcome, Scenario
+from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
+from kv_sim.fuzz import Failure, Run
+from kv_sim.history.coverage import Coverage
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Violation
+
+RANKS = Scenario("ranks", frozenset({Trait.RANKS}), Trait.RANKS)
+
+
+def plan_of(**options: Any) -> Conformance:
+    """Of options without their ``--kv-``, in a folder that is called so."""
+    given = {f"--kv-{name}": value for name, value in options.items()}
+    config: Any = SimpleNamespace(getoption=lambda name: given.get(name), rootpath=Path("/the root"))
+    return Conformance(config)
+
+
+def test_options_become_a_plan(tmp_path: Path) -> None:
+    plan = plan_of(connector="later")
+    assert (plan.name, plan.extra, plan.start, plan.histories) == ("later", None, 0, 100)
+    assert (plan.folder, plan.subject) == (Path("/the root"), LATER)
+    plan = plan_of(
+        connector="later", seed="0x20", histories=3, save=str(tmp_path), extra='{"a": 1}', traits="ranks,failures"
+    )
+    assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 3, tmp_path, '{"a": 1}')
+    assert (plan.subject.traits, plan.subject.extra_config["a"]) == ({Trait.RANKS, Trait.FAILURES}, 1)
+    medium = "kv_sim.offload:WorldCPUOffloadingSpec"
+    plan = plan_of(spec=medium)
+    assert (plan.name, plan.subject.kv_connector) == (medium, "OffloadingConnector")
+    assert '"spec_name": "WorldCPUOffloadingSpec"' in str(plan.extra)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "x"}, "a seed is a whole number or 0x…, got 'x'"),
+        ({"histories": 0}, "--kv-histories: more than 0, got 0"),
+        ({"save": __file__}, f"--kv-save {__file__}: {__file__} is no folder"),
+    ],
+)
+def test_wrong_options_are_pytest_s_to_tell(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        plan_of(connector="later", **options)
+    assert str(caught.value) == message
+
+
+class Reporter:
+    """A terminal."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.line = self.lines.append
+
+    def section(self, title: str) -> None:
+        self.lines.append(f"= {title}")
+
+
+def test_what_tests_found_is_summed_up() -> None:
+    plan, reporter = plan_of(connector="later"), Reporter()
+    told: Any = reporter
+    plan.pytest_terminal_summary(told)
+    assert not reporter.lines, "no test of it ran"
+    rows = [("plain", "made", 3, 20, "holds"), ("ranks", "made", 4, 30, "holds")]
+    for when in ("setup", "call"):
+        for row in rows:
+            found = {"row": list(row), "situations": {"a copy fails": 2}}
+            one: Any = SimpleNamespace(when=when, user_properties=[("other", 1), (KEY, found)])
+            plan.pytest_runtest_logreport(one)
+    somebody_else: Any = SimpleNamespace(when="call", user_properties=[])
+    plan.pytest_runtest_logreport(somebody_else)
+    plan.pytest_terminal_summary(told)
+    situations = Counter({"a copy fails": 4})
+    assert reporter.lines == [
+        "= conformance of later",
+        *report.scenario_table(rows),
+        "",
+        *report.situation_table(situations),
+        *(f"note: {note}" for note in report.notes(LATER, situations)),
+    ]
+
+
+def failed(seed: int = 7) -> Failure:
+    config = WorldConfig(engine="strange")
+    return Failure(MEMORY, config, [], Violation(Invariant.WORK, "x"), seed)
+
+
+@pytest.mark.parametrize("failure", [None, failed()])
+def test_a_test_runs_its_scenario_and_keeps_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: Failure | None
+) -> None:
+    plan = plan_of(connector="later", extra='{"a": 1}', seed="5", histories=3, save=str(tmp_path))
+    outcome, asked, told = Outcome(RANKS, 3, 20, failure=failure), [], []
+    outcome.coverage.situations["a copy fails"] = 2
+
+    def run_scenario(*args: Any, **options: Any) -> Outcome:
+        asked.append((args, options))
+        return outcome
+
+    def tell_failure(*args: Any, say: Any, note: Any) -> None:
+        told.append(args)
+        say("FAIL")
+        note("not saved")
+
+    monkeypatch.setattr(items.scenarios, "run_scenario", run_scenario)
+    monkeypatch.setattr(items.report, "tell_failure", tell_failure)
+    item: Any = SimpleNamespace(plan=plan, scenario=RANKS, user_properties=[], name="later[ranks]")
+    if failure is None:
+        ScenarioItem.runtest(item)
+    else:
+        with pytest.raises(ConnectorBroke) as caught:
+            ScenarioItem.runtest(item)
+        excinfo: Any = SimpleNamespace(value=caught.value)
+        assert ScenarioItem.repr_failure(item, excinfo) == "FAIL\nnote: not saved"
+    assert asked == [((plan.subject, RANKS), {"start": 5, "histories": 3, "engine": BUILTIN_ENGINE})]
+    assert told == ([] if failure is None else [("later", '{"a": 1}', failure, tmp_path)])
+    found = {"row": report.row_of(outcome), "situations": {"a copy fails": 2}}
+    assert item.user_properties == [(KEY, found)]
+    assert ScenarioItem.reportinfo(item) == (tmp_path, None, "later[ranks]")
+
+
+# -- scenarios ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trait", "shows", "plain"),
+    [
+        (Trait.FINE, WorldConfig(hashes_per_block=2), WorldConfig()),
+        (Trait.RANKS, WorldConfig(tp_size=2), WorldConfig()),
+    ],
+)
+def test_a_scenario_runs_in_the_engine_that_was_asked_for_with_seeds_that_show_its_trait(
+    monkeypatch: pytest.MonkeyPatch, trait: Trait, shows: WorldConfig, plain: WorldConfig
+) -> None:
+    drawn, ran = iter([plain, shows, plain, shows, shows]), []
+    engines: list[str] = []
+
+    def config_for(subject: Subject, random: Any, engine: str = BUILTIN_ENGINE) -> WorldConfig:
+        engines.append(engine)
+        return next(drawn)
+
+    def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
+        ran.append((subject.traits, seed, options))
+        return Run(Coverage(), 5, "", failed(seed) if seed == 14 else None)
+
+    monkeypatch.setattr(scenarios, "config_for", config_for)
+    monkeypatch.setattr(scenarios, "run_seed", run_seed)
+    scenario = Scenario("one", frozenset({trait}), trait)
+    outcome = scenarios.run_scenario(OFFLOAD, scenario, start=10, histories=9, actions=6, engine="strange")
+    options = {"actions": 6, "engine": "strange"}
+    assert ran == [({trait}, seed, options) for seed in (11, 13, 14)]
+    assert set(engines) == {"strange"}
+    assert (outcome.histories, outcome.steps, outcome.seed) == (3, 15, 14)
+    assert outcome.failure is not None
+
+
+def test_a_scenario_whose_trait_no_world_shows_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def shows(subject: Subject, trait: Any, seed: int, engine: str) -> bool:
+        looked.append(seed)
+        return False
+
+    monkeypatch.setattr(scenarios, "_shows", shows)
+    outcome = scenarios.run_scenario(OFFLOAD, RANKS, start=3, histories=2, engine=BUILTIN_ENGINE)
+    assert looked == list(range(3, 3 + 2 * scenarios.MOST_SEEDS))
+    assert report.row_of(outcome) == ("ranks", "made", 0, 0, "no world shows it")
+
+
+def test_the_line_to_paste_names_engine_and_traits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(report.telling, "tell", lambda *args, **options: told.append(args))
+    found, traits = failed(), ",".join(sorted(MEMORY.traits)) or "none"
+    report.tell_failure("memory", '{"a": 1}', found, tmp_path, say=print, note=print)
+    options = f"""--connector memory --extra '{{"a": 1}}' --traits {traits} --engine strange --seed 7 --log"""
+    assert told == [(found, f"kv-sim fuzz {options}", tmp_path, "fail-memory-7")]
+
+
+def test_a_summary_names_every_refusal_and_every_claim_that_was_not_made() -> None:
+    probes = [Scenario(name, frozenset(), None, Claim.PROBED) for name in ("a", "b", "c")]
+    refused = [Outcome(probe, refusal=said) for probe, said in zip(probes, ("two", None, "one"), strict=True)]
+    lines = report.summary_lines(Subject("X", traits=frozenset()), refused, lambda outcome: "")
+    notes = [line for line in lines if line.startswith("note: ")]
+    assert notes[:2] == ["note: one", "note: two"]
+    assert notes[-1] == (
+        "note: not claimed, so not tried: "
+        "groups, states, fine, ranks, failures, losses, repeats, zeroing, reset, keeps, events, counts"
+    )

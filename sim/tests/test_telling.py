@@ -1,0 +1,73 @@
+"""What is told of a failure: whether its actions fail again, and what shrinking them comes to in odd cases."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import MEMORY
+from kv_sim.failures.shrink import shrink
+from kv_sim.failures.telling import tell
+from kv_sim.fuzz import Failure
+from kv_sim.violation import Invariant, Violation
+
+PLAINEST = WorldConfig(max_step_tokens=64, num_blocks=40)
+"""Nothing of it can be plainer."""
+
+
+def failing(*kinds: Kind) -> Failure:
+    return Failure(MEMORY, PLAINEST, [Action(kind) for kind in kinds], Violation(Invariant.HITS, "m"), 7)
+
+
+@pytest.mark.parametrize(
+    ("broken", "again"),
+    [(Invariant.HITS, None), (Invariant.WORK, 0), (None, 0)],
+)
+def test_another_failure_is_not_the_same_one_again(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, broken: Invariant | None, again: int | None
+) -> None:
+    asked, silent, notes = [], frozenset({Invariant.GEOMETRY}), list[str]()
+
+    def replay(*args: Any) -> tuple[Any, Violation | None]:
+        asked.append(args)
+        return None, Violation(broken, "other words") if broken else None
+
+    found = failing(Kind.STEP)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.replay", replay)
+    tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, silent=silent)
+    assert asked == [(found.subject, found.config, found.history, silent)] * 3
+    told = [note.partition(":")[0] for note in notes]
+    assert told == ([] if again is None else [f"taken 3 times more, these actions break HITS {again} times"])
+
+
+def shrunk(monkeypatch: pytest.MonkeyPatch, fails: Any, *kinds: Kind) -> tuple[Failure, int]:
+    """What is left where a history fails if ``fails`` says so of its kinds, and after how many tries."""
+    tried = []
+
+    def replay(subject: Any, config: WorldConfig, history: Sequence[Action], silent: Any) -> tuple[Any, Any]:
+        tried.append(history)
+        failed = fails([action.kind for action in history])
+        return SimpleNamespace(history=history), Violation(Invariant.HITS, "m") if failed else None
+
+    monkeypatch.setattr("kv_sim.failures.shrink.replay", replay)
+    return shrink(failing(*kinds)), len(tried)
+
+
+def test_one_action_that_is_not_needed_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shrunk(monkeypatch, lambda kinds: True, Kind.PROCESS)[0].history == []
+
+
+def test_two_actions_become_one_where_neither_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wholes = [Kind.SCHEDULE, Kind.PROCESS], [Kind.STEP]
+    best, _ = shrunk(monkeypatch, lambda kinds: kinds in wholes, *wholes[0])
+    assert best.history == [Action(Kind.STEP)]
+
+
+def test_a_plain_world_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, tries = shrunk(monkeypatch, lambda kinds: True, Kind.STEP, Kind.STEP)
+    assert (best.config, best.history) == (PLAINEST, [])
+    assert tries < 10
