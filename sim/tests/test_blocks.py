@@ -175,6 +175,52 @@ def test_a_hit_that_ends_within_a_block_takes_one_more_of_each_group(
 
 
 @pytest.mark.parametrize("per_block", [2, 4, 8])
+def test_a_hit_ends_within_a_block_wherever_that_is_named(per_block: int) -> None:
+    size, hashes = 8 // per_block, [bytes([index]) for index in range(2 * per_block)]
+    for count in range(1, per_block):
+        blocks = KVCacheManager(WorldConfig(num_blocks=9, block_size=8, hashes_per_block=per_block))
+        whole, end = blocks.block_pool.allocate(2)
+        blocks.block_pool.cache(0, hashes[per_block - 1], whole)
+        blocks.block_pool.cache(0, hashes[per_block + count - 1], end)
+        for most in range(17):
+            tables, tokens = blocks.find_hit(hashes, most)
+            reaches = most >= 8 + count * size
+            assert tables == ([whole, end] if reaches else [whole] if most >= 8 else [],)
+            assert tokens == (8 + count * size if reaches else most // 8 * 8)
+
+
+def test_what_slid_out_of_a_window_is_freed_once() -> None:
+    blocks = manager(5)
+    assert blocks.allocate("r1", 20, computed_tokens=0)
+    full, window = blocks.tables_of("r1").get_block_ids()
+    assert [blocks.drop_passed("r1", tokens) for tokens in (7, 8, 8, 16, 20)] == [
+        [],
+        window[:1],
+        [],
+        [window[2], window[1]],
+        [window[3]],
+    ]
+    assert blocks.tables_of("r1").get_block_ids() == (full, [NULL] * 4 + window[4:])
+
+
+def test_nobody_goes_on_from_a_state_in_the_step_that_copies_it() -> None:
+    """Its bytes are there when that step has run."""
+    made = Steps(
+        num_blocks=40, block_size=8, hashes_per_block=4, groups=(GroupConfig(), STATE), hands_over_states=True
+    )
+    made.add("r1", 13, 4, shared=13)
+    assert made.step() == {"r1": 12}
+    made.add("r2", 15, shared=13)
+    assert (made.schedule(), made.queues[1]) == ({"r1": 1}, ["r2"])
+    ((source, target),) = made.under_way[-1].output.kv_cache_block_copies or ()
+    assert source in made.scheduler.blocks.tables["r1"].groups[1]
+    made.process()
+    assert made.schedule()["r2"] == 2
+    copies = made.under_way[-1].output.kv_cache_block_copies or ()
+    assert target in [copy.src_block_id for copy in copies]
+
+
+@pytest.mark.parametrize("per_block", [2, 4, 8])
 def test_a_prefix_with_a_state_is_gone_on_from_at_its_last_hash(per_block: int) -> None:
     """Wherever that is: at the first token, at a block's end, or within one after others."""
     size = 8 // per_block

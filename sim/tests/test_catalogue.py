@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS, offloading, several
 from kv_sim.subject import Subject, Trait
 
@@ -118,6 +119,35 @@ def test_what_is_driven_and_spared(name: str) -> None:
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
     assert subject.serves_peers == any(name == P2P[0] for name, _ in connectors)
+
+
+def test_children_of_children_get_the_room_of_the_world_and_the_role_of_their_parent() -> None:
+    """Unless they have their own. What is no child is told of by who reads it."""
+    world = WorldConfig(role="kv_consumer", host_slots=8)
+    room = {"host_slots": 8, "cpu_bytes_to_use": world.host_bytes}
+    odd: list[Any] = [7, {"kv_connector_extra_config": [1]}, {"kv_connector_extra_config": None}]
+    inner = {"kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": [{}, {"kv_role": "kv_both"}]}}
+    children = [{"kv_connector": "A"}, {"kv_connector_extra_config": {"host_slots": 2}}, inner, *odd]
+    subject = Subject("MultiConnector", extra_config={"connectors": children, "other": 1})
+    told = subject.transfer_config(world)
+    assert (told.kv_role, told.engine_id, told.kv_load_failure_policy) == ("kv_consumer", "world", "recompute")
+
+    def child(role: str, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"kv_role": role, "kv_connector_extra_config": {**room, **extra}, **more}
+
+    grandchildren = [child("kv_producer", {}), child("kv_both", {})]
+    assert told.kv_connector_extra_config == {
+        **room,
+        "other": 1,
+        "connectors": [
+            child("kv_consumer", {}, kv_connector="A"),
+            child("kv_consumer", {"host_slots": 2}),
+            child("kv_producer", {"connectors": grandchildren}),
+            *odd,
+        ],
+    }
+    alone = Subject("A", extra_config={"connectors": "none"}).transfer_config(world)
+    assert alone.kv_connector_extra_config == {**room, "connectors": "none"}
 
 
 def test_several_count_if_all_of_them_do() -> None:

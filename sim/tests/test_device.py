@@ -81,6 +81,7 @@ def test_a_step_leaves_what_it_computes_and_nothing_else(config: WorldConfig, st
     fill(made, start)
     last = end // SIZE
     poisoned = tables_of(config)[0][last if start <= last * SIZE else last + 1 :][:1]  # nothing that it reads
+    made.memory[[*poisoned]] = 5
     expected = made.memory.copy()
     for block in poisoned:
         expected[block] = POISON
@@ -329,7 +330,7 @@ def test_kernels_that_prepare_blocks_ask_and_write() -> None:
     assert made.retired_steps == 1, "a copy comes after what was launched before"
     for act, blocks, said in asks[2:4]:
         assert refused(act, blocks, 3) == said
-    made.memory[16], made.memory[20] = 7, 8
+    made.memory[16], made.memory[20], made.memory[22] = 7, 8, 9
     made.copy_blocks([(16, 17), (20, 18)], 3)
     made.zero([16, 19], 4)
     made.poison([22])
@@ -511,7 +512,25 @@ def test_a_layer_reads_what_its_step_loads(group: int, wrong: Slot | None, token
         assert problem.message.endswith("step 7, in which it is loaded, when wait_for_layer_load returned)")
 
 
-@pytest.mark.parametrize("page", [b"12345678", 0, np.zeros(1, np.int8)], ids=["bytes", "number", "int8"])
-def test_what_is_no_page_is_not_written(page: Any) -> None:
-    with pytest.raises(TypeError, match=r"KVCache\.write, block 1: a page is \d+ uint64 words, got "):
-        device().kv_cache(0).write(1, page)
+WORDS_OF_BYTES = "(numpy.frombuffer(page, numpy.uint64) makes words of them)"
+
+
+@pytest.mark.parametrize(
+    ("page", "got"),
+    [
+        (b"12345678", f"8 bytes {WORDS_OF_BYTES}"),
+        (bytearray(32), f"32 bytes {WORDS_OF_BYTES}"),
+        (memoryview(b"1234"), f"4 bytes {WORDS_OF_BYTES}"),
+        (0, "0 (int)"),
+        (np.zeros(4, np.int8), "an array of shape (4,) and dtype int8"),
+        (np.zeros(5, np.uint64), "an array of shape (5,) and dtype uint64"),
+        (np.zeros((1, 4), np.uint64), "an array of shape (1, 4) and dtype uint64"),
+    ],
+)
+def test_what_is_no_page_is_not_written(page: Any, got: str) -> None:
+    made = device()
+    made.launch(step(CONFIG, (0, 3)))
+    with pytest.raises(TypeError) as raised:
+        made.kv_cache(0).write(1, page)
+    assert str(raised.value) == f"KVCache.write, block 1: a page is 4 uint64 words, got {got}"
+    assert made.retired_steps == 0, "nobody waited"

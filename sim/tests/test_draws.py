@@ -214,6 +214,12 @@ def test_sizes_that_follow_from_others(config: WorldConfig, longest: int, host_b
     assert WorldConfig.from_json(config.to_json()) == config
 
 
+def test_where_a_step_of_drafts_takes_more_than_there_is_no_request_ends_for_sure() -> None:
+    small = WorldConfig(num_blocks=3, block_size=2, spec_tokens=4)
+    assert (small.max_model_len, small.longest_request) == (4, 0)
+    assert (replace(small, spec_tokens=3).longest_request, replace(small, spec_tokens=1).longest_request) == (1, 3)
+
+
 # -- requests -----------------------------------------------------------------------------------
 
 
@@ -298,6 +304,17 @@ def test_beside_every_request_there_is_room_for_a_step_of_drafts(block_size: int
     sizes = {spec.total_tokens for spec in arrivals(config)}
     slack = config.max_model_len - 2 * spec_tokens - 1
     assert max(sizes) == min(config.longest_request, slack)
+
+
+@pytest.mark.parametrize("windows", [(), (4,), (8, 5)])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_half_of_those_whose_windows_are_not_found_want_one_token(
+    windows: tuple[int, ...], prefix_caching: bool
+) -> None:
+    groups = (FULL, *(GroupConfig("sliding", size) for size in windows))
+    drawn = arrivals(replace(ROOMY, groups=groups, num_blocks=120, prefix_caching=prefix_caching))
+    share = sum(spec.output_tokens == spec.max_tokens == 1 for spec in drawn) / len(drawn)
+    assert (share > 0.5) == (bool(windows) and not prefix_caching), share
 
 
 def test_some_ids_come_back() -> None:

@@ -125,6 +125,17 @@ def test_watchers_hear_nothing_of_what_comes_after_a_failure() -> None:
     assert not [line for line in lines if "shutdown" in line]
 
 
+def test_of_a_replay_that_goes_no_further_nothing_is_told_if_nobody_looks() -> None:
+    class Clumsy(World):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            halves(self)[-1].on_new_request = lambda request: {}["nowhere"]
+
+    made, violation = replay(MEMORY, TWO_RANKS, [ADD], frozenset({Invariant.NO_CRASH}), make_world=Clumsy)
+    assert made is not None
+    assert (violation, made.history) == (None, [ADD])
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_log_shows_the_end(breaks: bool) -> None:
     lines: list[str] = []

@@ -7,6 +7,7 @@ from kv_sim_steps import Steps
 
 from kv_sim.config import GroupConfig
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.memory.kernels import ContentProblem
 from kv_sim.violation import Violation
 
 TWO = (GroupConfig(), GroupConfig("sliding", 8))
@@ -130,6 +131,25 @@ def test_of_several_only_those_fail_whose_load_did(policy: Any) -> None:
             **({} if failed else {"r2": 0}),
             "r3": 9,
         }
+
+
+@pytest.mark.parametrize(("policy", "shown"), [("recompute", None), ("fail", ([1, 2],))])
+def test_who_ends_because_its_load_failed_shows_the_blocks_that_it_was_for(policy: Any, shown: Any) -> None:
+    made, request = loading(failure_policy=policy)
+    made.process(finished_recving={"r1"}, failed_recving={"r1"})
+    assert made.connector.take("ended") == ([] if shown is None else [("r1", shown)])
+    assert made.scheduler.failed_loads == (set() if shown else {"r1"})
+    assert request.status.is_finished == (shown is not None)
+
+
+def test_what_was_computed_from_wrong_bytes_is_found_no_more() -> None:
+    """Of each kernel that read some, when a block is said not to be filled."""
+    made, request = loading(17, is_async=False, max_step_tokens=32)
+    (table,) = made.scheduler.blocks.tables["r1"].groups
+    made.under_way[0].problems += [ContentProblem("r1", 9, "", (table[place],)) for place in (0, 2)]
+    made.process(invalid_block_ids={23})
+    find = made.scheduler.blocks.block_pool.find
+    assert [find(0, name) for name in request.prompt_hashes] == [None, table[1], None, table[3]]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -43,7 +43,10 @@ class Scripted:
     answer: Any = None
     raises: BaseException | None = None
 
+    heard: tuple[Any, ...] = ()
+
     def reply(self, *args: Any, **kwargs: Any) -> Any:
+        self.heard = *args, *kwargs.items()
         if self.raises is not None:
             raise self.raises
         return self.answer
@@ -74,7 +77,9 @@ def test_calls_are_forwarded_and_written_down() -> None:
     connector.answer = ended = (True, None)
     for name in ("take_events", "request_finished_all_groups", "take_events"):
         assert getattr(guard, name)(1, 2) is ended
+        assert connector.heard == (1, 2)
     assert guard.start_load_kv(3, more=4) is ended
+    assert connector.heard == (3, ("more", 4))
     assert calls == [
         ("scheduler", "take_events", (1, 2), ended),
         ("scheduler", "request_finished_all_groups", (1, 2), ended),

@@ -1,5 +1,6 @@
 """HITS, where engines serve each other: what nobody may pull after a reset."""
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -41,13 +42,21 @@ def ends(tickets: Tickets, made: SimRequest, *, well: bool = True) -> None:
     tickets.hear("update_connector_output", (output,), None)
 
 
-def test_no_ticket_is_taken_that_came_before_a_reset() -> None:
+class Foreign(Enum):
+    """Sources as another package has them: no strings."""
+
+    P2P = "p2p"
+    HOST = "host"
+
+
+@pytest.mark.parametrize("kind", [CacheHitSource, Foreign])
+def test_no_ticket_is_taken_that_came_before_a_reset(kind: Any) -> None:
     tickets = held()
     made, other = comes(tickets, "r2"), comes(tickets, "r3")
     tickets.hear("reset_cache", (), True)
-    pulls(tickets, other, HOST)
+    pulls(tickets, other, {kind.HOST: 8})
     with pytest.raises(Violation) as raised:
-        pulls(tickets, made)
+        pulls(tickets, made, {kind.P2P: 8})
     said = "HITS  request r2: 8 tokens are pulled by a ticket that came before the last reset"
     assert str(raised.value) == said
     pulls(tickets, comes(tickets, "r2"))
@@ -78,3 +87,15 @@ def test_what_was_held_is_pulled_by_nobody_who_begins_after_it() -> None:
         "HITS  request r2: what was held when the cache was reset is pulled in a step after that"
     )
     ends(tickets, made)
+
+
+def test_another_request_with_the_id_of_one_that_was_too_late() -> None:
+    tickets = held()
+    tickets.hear("reset_cache", (), True)
+    tickets.hear("build_connector_meta", (None,), None)
+    made = comes(tickets, "r2")
+    pulls(tickets, made)
+    ends(tickets, comes(tickets, "r2"))
+    pulls(tickets, made)
+    with pytest.raises(Violation, match="request r2: what was held when the cache was reset is pulled"):
+        ends(tickets, made)

@@ -211,6 +211,23 @@ def test_the_end_of_a_prompt_leaves_the_cache_before_its_beginning(ahead: int) -
     assert list(made.scheduler.blocks.block_pool.free_queue)[-3:] == blocks[::-1]
 
 
+def test_a_connector_hears_of_a_report_before_what_that_frees_is_free() -> None:
+    made = Steps()
+    made.connector.holds = {"r1"}
+    made.add("r1", 9)
+    made.step()
+    heard: list[tuple[list[str], int]] = []
+
+    def hears(report: Any) -> None:
+        heard.append((list(made.scheduler.requests), made.scheduler.blocks.block_pool.num_free))
+
+    made.connector.update_connector_output = hears  # type: ignore[attr-defined]
+    made.schedule()
+    made.process(finished_sending={"r1"})
+    assert heard == [(["r1"], 20)]
+    assert (made.scheduler.requests, made.scheduler.blocks.block_pool.num_free) == ({}, 23)
+
+
 def test_whose_blocks_two_reports_free_loses_them_once() -> None:
     """A connector that holds the blocks of an aborted load, and is forgiven, may tell both ends in one report."""
     made = Steps()
@@ -241,6 +258,20 @@ def test_freed_blocks_wait_for_the_steps_that_were_scheduled_before(role: Any, a
         made.schedule()  # for this one nobody waits
     waits = 3 if ahead and role != "kv_producer" else 0
     assert free == [21 - waits] * (ahead + 1) + [21]
+
+
+def test_of_those_that_wait_only_what_no_step_writes_any_more_is_freed() -> None:
+    made = Steps(run_ahead=1, async_scheduling=True, max_step_tokens=32)
+    made.add("r1", 9, 8)
+    made.add("r2", 5, 8)
+    for name in ("r1", "r2"):
+        made.schedule()
+        made.outcome.finish([name], Status.FINISHED_ABORTED)
+    free = [made.scheduler.blocks.block_pool.num_free]
+    for _ in range(2):
+        made.process()
+        free.append(made.scheduler.blocks.block_pool.num_free)
+    assert free == [23 - 3 - 2, 23 - 2, 23]
 
 
 def test_blocks_that_no_step_computed_come_back_with_the_report_of_their_load() -> None:

@@ -167,6 +167,14 @@ def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
     assert [*router._known] == [(count,) for count in range(2, KNOWN_TICKETS + 1)]
 
 
+def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> None:
+    router = Router()
+    for prompt, name in (((1, 2), "old"), ((1, 2, 3), "longer"), ((1, 2), "new")):
+        router.learn(prompt, ticket(name))
+    assert router.params_for((1, 2, 3, 4))["remote_request_id"] == "new"
+    assert router.params_for((1, 2, 3, 4))["remote_request_id"] == "longer"
+
+
 # -- the wire ----------------------------------------------------------------------------------
 
 

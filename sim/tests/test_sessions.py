@@ -11,7 +11,6 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.violation import Violation
 from kv_sim.watching.log import describe, describe_state
 from kv_sim.world import World
 
@@ -44,9 +43,32 @@ def test_a_turn_begins_with_all_but_the_last_token() -> None:
             made.begin_turn()
 
 
+@pytest.mark.parametrize("per_block", [1, 2, 4])
+def test_it_has_known_the_full_blocks_of_each_turn(per_block: int) -> None:
+    """In earlier turns with the token that it dropped."""
+    for output in range(2, 7):
+        made = SimRequest(RequestSpec("r1", 2, 5, 1, output, 9, turns=(Turn(4, 2, 3),)), 4, 40, per_block)
+        made.num_output_tokens, known = output, []
+        for _ in range(2):
+            now = [int(made.hashes[end - 1]).to_bytes(8, "big") for end in range(4, made.num_tokens + 1, 4)]
+            assert [list(names) for names in made.known_hashes()] == [*known, now]
+            if not made.turn:
+                known.append(now)
+                made.begin_turn()
+
+
 def test_sessions_of_one_conversation_get_the_same_tokens() -> None:
     one, other = (RequestSpec(name, 1, 8, 0, 1, 1, turns=(TURN,)) for name in ("r1", "r2"))
     assert one.said_in(1) == other.said_in(1) != RequestSpec("r1", 2, 8, 0, 1, 1, turns=(TURN,)).said_in(1)
+
+
+def test_conversations_and_their_turns_have_nothing_in_common() -> None:
+    told = []
+    for conversation in range(5):
+        one = RequestSpec("r1", conversation, 30, 0, 1, 1, turns=(Turn(30, 1, 1),) * 3)
+        told += [one.prompt, *(one.said_in(turn) for turn in (1, 2, 3))]
+    parts = [tokens[place : place + 3] for tokens in told for place in range(28)]
+    assert len(set(parts)) == len(parts) == 5 * 4 * 28
 
 
 @pytest.mark.parametrize("turns", [None, (), (TURN, Turn(1, 1, 4))])
@@ -221,47 +243,6 @@ def test_at_rest_a_session_gets_its_turns_and_ends(count: int) -> None:
     world.rest()
     first = world.engine.outcome.ended[0]
     assert (first.request_id, first.turn, first.turns_arrived) == ("r1", 2, 3)
-
-
-def test_at_rest_sessions_that_wait_for_each_others_blocks_are_given_up() -> None:
-    """Each has half of the blocks and needs more, and none is taken away from either."""
-    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
-    for name, conversation in (("r1", 0), ("r2", 1)):
-        made = RequestSpec(name, conversation, 15, 0, 1, 1, turns=(Turn(8, 1, 1),))
-        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
-    world.apply(Action(Kind.STEP))
-    assert world.engine.scheduler.blocks.block_pool.num_free == 0
-    world.rest()
-    ended = {request.request_id: request.turn for request in world.engine.outcome.ended[:2]}
-    assert ended == {"r1": 1, "r2": 1}
-
-
-def test_at_rest_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
-    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
-    session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
-    for made in (session, RequestSpec("r2", 1, 8, 0, 10, 10)):
-        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
-    for _ in range(2):
-        world.apply(Action(Kind.STEP))
-    world.rest()
-    ended = {request.request_id: request.num_tokens for request in world.engine.outcome.ended[:2]}
-    assert ended == {"r1": 7 + 16 + 1, "r2": 8 + 10}
-
-
-def test_at_rest_nobody_else_is_given_up() -> None:
-    """A plain request that was loaded, and has no room to go on."""
-    world = World(WorldConfig(), SUBJECTS["later"])
-    for name, tokens in (("r1", 9), ("r2", 17)):
-        world.engine.scheduler.blocks.block_pool.reset()
-        world.apply(Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}))
-        for kind in (Kind.STEP, Kind.STEP, Kind.SETTLE, Kind.STEP)[: 4 if name == "r1" else 1]:
-            world.apply(Action(kind))
-    r2, pool = world.engine.scheduler.requests["r2"], world.engine.scheduler.blocks.block_pool
-    assert r2.status is Status.WAITING_FOR_REMOTE_KVS
-    pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
-    with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
-        world.rest()
 
 
 def test_worlds_draw_sessions_where_no_state_could_have_run_ahead() -> None:

@@ -402,6 +402,7 @@ def test_it_is_not_asked_where_it_can_not_be_known() -> None:
         (RECENT, {"role": "kv_consumer"}, (), [request()]),
         (RECENT, {"role": "kv_producer"}, (), [request()]),
         (RECENT, {}, (copies(), copies(running=1)), [request()]),
+        (RECENT, {}, (copies(running=1), copies()), [request()]),
         (RECENT, {}, (), []),
         (RECENT, {}, (), [request("short", 3)]),
     ):

@@ -102,9 +102,10 @@ def test_nobody_asks_where_it_is_not_known(of: dict[str, Any], world: dict[str, 
 
 
 def test_nobody_asks_while_a_copy_is_under_way_or_a_request() -> None:
-    engine = Engine([], lambda spec: 0, copies(), copies(running=1))
-    assert judge(engine, OLDEST, WINDOW) == []
-    assert engine.did == []
+    for devices in ((copies(), copies(running=1)), (copies(running=1), copies())):
+        engine = Engine([], lambda spec: 0, *devices)
+        assert judge(engine, OLDEST, WINDOW) == []
+        assert engine.did == []
     engine = Engine([], lambda spec: 0)
     engine.works = lambda: True
     assert judge(engine, OLDEST, WINDOW) == []

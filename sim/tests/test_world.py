@@ -71,3 +71,54 @@ def test_what_is_taken_and_not_applied_leaves_no_record() -> None:
     assert (one.engine.num_steps, [*other.engine.scheduler.requests]) == (other.engine.num_steps, [])
     other.rest()
     assert other.history == []
+
+
+def test_a_digest_tells_what_was_done_although_nothing_came_of_it() -> None:
+    digests = set()
+    for more in ([], [False], [True], [False, True], [True, False]):
+        world = World(WorldConfig(), SUBJECTS["memory"])
+        world.engine.add(RequestSpec("r1", 0, 9, 0, 2, 2))
+        for running in (False, *more):
+            assert world.apply(Action(Kind.RESET, {"running": running, "connector": False}))
+        digests.add(world.digest)
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_so_many_actions_are_taken(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(World, "act", lambda world, random: taken.append(random.random()))
+    World(WorldConfig(), SUBJECTS["memory"]).run(Random(3), count)
+    drawn = Random(3)
+    assert taken == [drawn.random() for _ in range(count)]
+
+
+def test_which_drafts_are_rejected_is_drawn() -> None:
+    rejected = set()
+    world, random = World(WorldConfig(spec_tokens=2, num_blocks=60), SUBJECTS["memory"]), Random(3)
+    for _ in range(150):
+        world.act(random)
+        rejected.update(world.history[-1].args.get("rejects", {}).values())
+    world.rest()
+    assert rejected == {1, 2}
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_an_id_is_taken_while_any_step_under_way_computes_it(back: int) -> None:
+    world = World(WorldConfig(run_ahead=1), SUBJECTS["memory"])
+    add = Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 4, 4).to_json()})
+    assert all(map(world.apply, (add, Action(Kind.SCHEDULE), Action(Kind.ABORT, {"request": "r1"}))))
+    assert world.engine.scheduler.requests == {}
+    if back:
+        assert world.apply(Action(Kind.EXECUTE, {"rank": 0}))
+        assert world.taken_ids() == {"r1"}
+        assert world.apply(Action(Kind.PROCESS))
+    assert world.taken_ids() == (set() if back else {"r1"})
+    assert world.apply(add) is bool(back)
+    world.rest()
+
+
+def test_an_action_in_a_line() -> None:
+    assert str(Action(Kind.STEP, {"rejects": {"r1": 1, "r2": 2}, "x": 3})) == "step     rejects=r1:1,r2:2 x=3"
+    assert str(Action(Kind.SCHEDULE)) == "schedule"
+    assert str(Action(Kind.ABORT, {"request": "r1"})) == "abort    request=r1"

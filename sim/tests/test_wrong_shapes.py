@@ -7,11 +7,14 @@ import pytest
 
 from kv_api import CacheHitSource, KVConnectorMetadata, KVConnectorTransferResults, TwoSidedConnector
 from kv_sim.checkers.answers import SHAPES, complaint, is_match
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.engine import Engine
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
+from kv_sim.world import World
 
 END = "a pair: whether its blocks are held, True or False, and a dict or None"
 SETS = "KVConnectorTransferResults, whose fields are sets of request ids"
@@ -131,6 +134,23 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
     assert failure.violation.message == f"scheduler side, request_finished answered None, expected {END}"
 
 
+class Promising(Engine):
+    """Says that it has one group, whatever it has."""
+
+    def describe(self, subject: Subject, rank: int) -> Any:
+        told = super().describe(subject, rank)
+        told.scheduler_config.disable_hybrid_kv_cache_manager = True
+        return told
+
+
+def test_nor_is_it_driven_with_several() -> None:
+    subject, groups = Subject("OneGroup", __name__), (GroupConfig(), GroupConfig("sliding", 8))
+    World(WorldConfig(), subject, engine_class=Promising)
+    with pytest.raises(ValueError, match=r"^OneGroup doesn't support several KV cache groups$"):
+        World(WorldConfig(groups=groups), subject, engine_class=Promising)
+    World(WorldConfig(groups=groups), Subject("Odd", __name__), engine_class=Promising)
+
+
 @pytest.mark.parametrize(
     ("name", "answers"),
     [
@@ -141,6 +161,7 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
             [
                 KVConnectorTransferResults(),
                 KVConnectorTransferResults({"r"}, {"s"}, {"s"}),
+                KVConnectorTransferResults(*(frozenset({name}) for name in "rst")),  # type: ignore[arg-type]
                 KVConnectorTransferResults(None, {"s"}),  # type: ignore[arg-type]
                 KVConnectorTransferResults({"r"}, None),  # type: ignore[arg-type]
             ],

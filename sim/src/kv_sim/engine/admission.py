@@ -103,7 +103,7 @@ class Admission:
             return False
         self._state.own(request)
         if not is_async:
-            self._state.blocks.cache_blocks(request, min(total, request.num_tokens))
+            self._state.blocks.cache_blocks(request, total)
         self._announce(plan, request, computed - external, external, is_async)
         if is_async:
             request.status = Status.WAITING_FOR_REMOTE_KVS

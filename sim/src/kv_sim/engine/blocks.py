@@ -169,7 +169,7 @@ class KVCacheManager:
         for tokens in (computed_tokens, total_tokens):  # what is loaded comes before what is computed
             for group, table in enumerate(self.tables[request_id].groups):
                 more = max(-(-tokens // self.config.block_size) - len(table), 0)
-                nulls = min(max(self.first_needed(group, computed_tokens) - len(table), 0), more)
+                nulls = max(self.first_needed(group, computed_tokens) - len(table), 0)
                 blocks = self.block_pool.allocate(more - nulls)
                 self.fresh += blocks
                 table.extend([NULL] * nulls + blocks)
@@ -226,7 +226,7 @@ class KVCacheManager:
                 self._unwritten.add(block)
 
     def drop_passed(self, request_id: str, tokens: int) -> list[int]:
-        """Free what slid out of a window after ``tokens`` processed tokens."""
+        """Free what slid out of a window after ``tokens`` processed tokens, and return it, the last first."""
         tables, freed = self.tables.get(request_id), []
         for group, table in enumerate(tables.groups if tables else ()):
             for index in range(min(self.first_needed(group, tokens), len(table)) - 1, -1, -1):

@@ -239,8 +239,6 @@ class SimRequest:
     def hashes_up_to(self, tokens: int) -> Sequence[bytes]:
         """The hashes of the full blocks of the first ``tokens`` tokens, known or not."""
         full = tokens // self._block_size
-        if self.hashes_per_block == 1:
-            return self._block_hashes[:full]
         return self._block_hashes[self.hashes_per_block - 1 : full * self.hashes_per_block : self.hashes_per_block]
 
     def fine_hashes_up_to(self, tokens: int) -> Sequence[bytes]:

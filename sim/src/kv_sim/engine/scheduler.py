@@ -103,7 +103,7 @@ class Scheduler(Queues):
         if not self.blocks.allocate(request.request_id, total, computed_tokens=known):
             return False
         self.own(request)
-        self.blocks.cache_blocks(request, min(total, request.num_tokens))
+        self.blocks.cache_blocks(request, total)
         tables = self.blocks.tables[request.request_id].groups
         plan.new_blocks[request.request_id] = tuple(
             table[start:] for table, start in zip(tables, before, strict=True)

@@ -64,7 +64,7 @@ class Tails:
 
     def keep(self, request: SimRequest, tables: Groups, tokens: int) -> list[int]:
         """The next step ends after ``tokens``. Returns the blocks whose states get a name for it."""
-        if tokens not in self.boundaries(request) or tokens > request.num_prompt_tokens:
+        if tokens not in self.boundaries(request):
             return []
         blocks = [tables[group][tokens // self._config.block_size] for group in self._states]
         for group, block in zip(self._states, blocks, strict=True):

@@ -1,0 +1,66 @@
+"""At rest everybody gets on or is given up: sessions that keep others from blocks, and nobody else."""
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, Status, Turn
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.violation import Violation
+from kv_sim.world import World
+
+
+def test_sessions_that_wait_for_each_others_blocks_are_given_up() -> None:
+    """Each has half of the blocks and needs more, and none is taken away from either."""
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
+    for name, conversation in (("r1", 0), ("r2", 1)):
+        made = RequestSpec(name, conversation, 15, 0, 1, 1, turns=(Turn(8, 1, 1),))
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    world.apply(Action(Kind.STEP))
+    assert world.engine.scheduler.blocks.block_pool.num_free == 0
+    world.rest()
+    ended = {request.request_id: request.turn for request in world.engine.outcome.ended[:2]}
+    assert ended == {"r1": 1, "r2": 1}
+
+
+def test_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
+    session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
+    for made in (session, RequestSpec("r2", 1, 8, 0, 10, 10)):
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    for _ in range(2):
+        world.apply(Action(Kind.STEP))
+    world.rest()
+    ended = {request.request_id: request.num_tokens for request in world.engine.outcome.ended[:2]}
+    assert ended == {"r1": 7 + 16 + 1, "r2": 8 + 10}
+
+
+def test_who_computes_its_prompt_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=2), SUBJECTS["memory"])
+    session = RequestSpec("r1", 0, 7, 0, 1, 1, turns=(Turn(16, 1, 1),))
+    for made in (session, RequestSpec("r2", 1, 24, 0, 1, 1)):
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    for _ in range(11):
+        world.apply(Action(Kind.STEP))
+    r2 = world.engine.scheduler.requests["r2"]
+    assert (r2.is_prefill_chunk, world.engine.scheduler.blocks.block_pool.num_free) == (True, 2)
+    world.rest()
+    ended = {request.request_id: request.num_tokens for request in world.engine.outcome.ended[:2]}
+    assert ended == {"r1": 7 + 16 + 1, "r2": 25}
+
+
+def test_nobody_else_is_given_up() -> None:
+    """A plain request that was loaded, and has no room to go on."""
+    world = World(WorldConfig(), SUBJECTS["later"])
+    for name, tokens in (("r1", 9), ("r2", 17)):
+        world.engine.scheduler.blocks.block_pool.reset()
+        world.apply(Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}))
+        for kind in (Kind.STEP, Kind.STEP, Kind.SETTLE, Kind.STEP)[: 4 if name == "r1" else 1]:
+            world.apply(Action(kind))
+    r2, pool = world.engine.scheduler.requests["r2"], world.engine.scheduler.blocks.block_pool
+    assert r2.status is Status.WAITING_FOR_REMOTE_KVS
+    pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
+    with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
+        world.rest()

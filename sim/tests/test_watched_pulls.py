@@ -1,0 +1,120 @@
+"""What a worker's half reports of holds and pulls is looked at: nothing ends before its time without a reason."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kv_api import KVConnectorTransferResults
+from kv_p2p import P2PWorkerSide
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import P2P
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
+
+
+class Holding:
+    """A request has ended and is held, and the time is what it is said to be."""
+
+    def __init__(self) -> None:
+        self.world = World(WorldConfig(prefix_caching=False, num_blocks=40), P2P)
+        connector: Any = self.world.engine.connectors[0]
+        self.worker: Any = connector.side
+        self.now = 100.0
+        self.worker.clock = lambda: self.now
+        self.add("r1")
+        self.step()
+        self.step()
+        assert [*self.worker.held_requests] == ["r1"]
+        self.seconds: int = self.worker._kv_transfer_config.kv_connector_extra_config["hold_seconds"]
+
+    def add(self, name: str) -> None:
+        self.world.engine.add(RequestSpec(name, 0, 9, 0, 1, 1))
+
+    def step(self) -> None:
+        assert self.world.apply(Action(Kind.STEP))
+
+    def lets_go(self) -> None:
+        del self.worker._held["r1"]
+        self.worker.wire.withdraw(self.worker._holds["r1"][0])
+
+
+def test_a_hold_that_ends_early_is_told_with_the_time_that_it_had() -> None:
+    made = Holding()
+    made.now += made.seconds - 2
+    made.step()
+    made.lets_go()
+    made.now += 0.5
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.invariant is Invariant.PROTOCOL
+    assert raised.value.message == (
+        "worker 0 side reports: request r1 is held no longer, but nobody pulled or declined it, and it had 1.5 "
+        "seconds left"
+    )
+
+
+@pytest.mark.parametrize("late", [0, 7])
+def test_a_hold_may_end_when_its_time_is_over(late: int) -> None:
+    made = Holding()
+    made.now += made.seconds + late
+    made.step()
+    assert [*made.worker.held_requests] == []
+    assert made.worker._holds == {}
+
+
+def test_who_knows_that_nobody_will_pull_it_may_let_it_go() -> None:
+    made = Holding()
+    made.worker.wire.over.add(made.worker._holds["r1"][0])
+    made.lets_go()
+    made.step()
+    assert (made.worker._holds, made.worker.wire.over) == ({}, set()), "it is forgotten"
+
+
+def test_a_hold_that_is_taken_back_may_end_at_once() -> None:
+    """Others that are, and of which nothing is known any more, are no matter."""
+    made = Holding()
+    tell = made.worker._told
+    made.worker._told = lambda: replace(tell(), revoked=["r9", "r1"])
+    made.step()
+    assert [*made.worker.held_requests] == []
+    assert made.worker._holds == {}
+
+
+def test_a_router_learns_of_a_hold_by_its_prompt() -> None:
+    made = Holding()
+    connector: Any = made.world.engine.connectors[-1]
+    (ended,) = made.world.engine.outcome.ended
+    assert (len(ended.all_token_ids), len(ended.prompt_token_ids)) == (10, 9)
+    assert [*connector.side._router._known] == [tuple(ended.prompt_token_ids)]
+
+
+def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Holding()
+    made.add("r2")
+    made.step()
+    assert [*made.worker.pulling_requests] == ["r2"]
+    seconds = made.worker._kv_transfer_config.kv_connector_extra_config["pull_seconds"]
+    del made.worker._pulling["r2"]
+    results = KVConnectorTransferResults(finished_recving={"r2"}, failed_recving={"r2"})
+    monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
+    made.now += 0.5
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.message == (
+        "worker 0 side reports: the pull of request r2 failed, but none of its copies did, and it had "
+        f"{seconds - 0.5:g} seconds left"
+    )
+
+
+def test_blocks_of_a_pull_that_failed_are_unfilled_in_that_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Holding()
+    monkeypatch.setattr(P2PWorkerSide, "get_block_ids_with_load_errors", lambda side: {7, 5})
+    made.worker._lost.update((5, 7))
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.message == (
+        "worker 0 side reports: blocks [5, 7] weren't filled, but no pull of them failed in this step"
+    )
