@@ -191,6 +191,14 @@ def test_the_table_of_size(small, capsys):
 EDGES = [1, 3, 10, 30, 60, 180, 600, 1800, 3600, 10_800, 36_000, 86_400]
 
 
+def test_json_that_is_printed_is_written_nowhere(small, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.iterdir()}
+    for command in ("replay", "size"):
+        assert main([command, str(small), "--capacity", "5blocks", "--jobs", "1", "--json", "-"]) == 0
+    assert {*tmp_path.iterdir()} == before
+
+
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0

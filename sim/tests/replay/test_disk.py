@@ -198,6 +198,12 @@ def test_what_size_says_of_a_disk_behind_host_memory(small, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["disk"] == {"folder": "/mnt/nvme/kv", "host_blocks": 3}
     assert (data["without"]["block"], data["gpu_alone"]["block"]) == (3 / 11, 2 / 11)
+    one_more = [*command, "--capacity", "1block", "--policy", "lru", "--json", "-"]
+    best = []
+    for blocks in ("1block", "3blocks"):
+        assert main([*one_more, "--host-capacity", blocks]) == 0
+        best += json.loads(capsys.readouterr().out)["best"]
+    assert [ratios["block"] for ratios in best] == [4 / 11, 5 / 11], "of host memory and the disk together"
     config = data["kv_transfer_config"]
     assert (config["kv_connector"], config["kv_load_failure_policy"]) == ("MultiConnector", "recompute")
     extra = config["kv_connector_extra_config"]
@@ -259,6 +265,10 @@ def test_the_tables_of_a_replay_with_a_disk(small, capsys):
     ]
     assert main([*command, "--disk-capacity", "6blocks", "--gpu-capacity", "2blocks", "--json", "-"]) == 0
     run = json.loads(capsys.readouterr().out)["runs"][0]
+    threshold = ["--disk-capacity", "6blocks", "--store-threshold", "3", "--disk-store-threshold", "2"]
+    assert main([*command, *threshold, "--json", "-"]) == 0
+    setup = json.loads(capsys.readouterr().out)["runs"][0]["setup"]
+    assert (setup["store_threshold"], setup["disk_store_threshold"]) == (3, 2)
     assert run["setup"] == {
         "policy": "lru", "capacity": 2, "gpu_blocks": 2, "store_threshold": 0, "policy_module": None,
         "disk": 6, "disk_store_threshold": 0,
@@ -321,6 +331,9 @@ def test_the_pages_say_what_is_the_disks(small, tmp_path, capsys):
     assert re.search(r'<p class="big">[\d.]+ MiB of disk, policy \w+</p>', text)
     assert "disk (logarithmic)" in text and "Age of what host memory and the disk answered" in text
     assert re.search(r'<p class="soft">\w+, 1.46 MiB, [\d.]+ MiB of disk</p>', text)
+    over_time = text.split("<h2>Blocks answered over time</h2>")[1].split("<h2>")[0]
+    shown = dict(re.findall(r'class="line (\w+)"[^>]*/></svg>([^<]*)</li>', over_time))
+    assert shown == {"c0": "host memory", "c1": "disk", "bound": "infinite cache"}
     command = ["replay", str(small), "--bytes-per-token", "1000", "--html", str(page)]
     assert main([*command, "--capacity", "2blocks,3blocks", "--disk-capacity", "4blocks,6blocks"]) == 0
     text = page.read_text(encoding="utf-8")
