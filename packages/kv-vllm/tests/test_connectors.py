@@ -173,6 +173,45 @@ def test_what_they_do_not_work_with(base, cache, name):
     assert str(refused.value) == f"parallel_config.{name}: got 2; these connectors work with 1 only"
 
 
+MLA_ON_CPUS = {"use_mla": True, "is_cpu": True, "enable_prefix_caching": False, "kv_role": "kv_both"}
+
+
+def with_mla(monkeypatch, **changed):
+    """A configuration where vLLM passes over what is loaded, but for what is ``changed``."""
+    from kv_vllm.connectors import inside
+
+    setting = {**MLA_ON_CPUS, **changed}
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])
+    config.model_config = SimpleNamespace(model="m", dtype="bf16", max_model_len=9, use_mla=setting["use_mla"])
+    config.cache_config.enable_prefix_caching = setting["enable_prefix_caching"]
+    config.kv_transfer_config.kv_role = setting["kv_role"]
+    monkeypatch.setattr(inside, "current_platform", SimpleNamespace(is_cpu=lambda: setting["is_cpu"]))
+    return config
+
+
+def test_loads_that_vllm_passes_over_are_refused(base, cache, monkeypatch):
+    from kv_vllm import OffloadingConnector
+
+    config = with_mla(monkeypatch)
+    with pytest.raises(ConfigError) as refused:
+        OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == (
+        "OffloadingConnector: with MLA vLLM computes no prompt from its middle on here (it has turned prefix "
+        "caching off), so what is loaded would be passed over, and outputs be wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"use_mla": False}, {"is_cpu": False}, {"enable_prefix_caching": True}, {"kv_role": "kv_producer"}],
+)
+def test_others_are_not(base, cache, monkeypatch, changed):
+    from kv_vllm import OffloadingConnector
+
+    config = with_mla(monkeypatch, **changed)
+    OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()
+
+
 def test_what_is_asked_of_the_classes(base):
     from kv_vllm import MultiConnector
 

@@ -127,6 +127,35 @@ def model_of_states():
     return write_model(Path(gettempdir(), f"kv-vllm-tiny-lfm2-{os.getuid()}"), config, weights)
 
 
+def model_of_mla():
+    """The folder of a tiny DeepSeek V2 without experts: latents, which tensor-parallel workers all hold."""
+    own = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_key_value_heads": CONFIG["num_attention_heads"],
+        **{"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 128, "first_k_dense_replace": CONFIG["num_hidden_layers"], "moe_layer_freq": 1},
+        **{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    }
+    config = {**{key: value for key, value in CONFIG.items() if key != "head_dim"}, **own}
+    width, heads, latent = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    rope, plain, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+    attention = {
+        "self_attn.q_proj": (heads * (plain + rope), width),
+        "self_attn.kv_a_proj_with_mqa": (latent + rope, width),
+        "self_attn.kv_a_layernorm": (latent,),
+        "self_attn.kv_b_proj": (heads * (plain + value), latent),
+        "self_attn.o_proj": (width, heads * value),
+    }
+    others = {name: shape for name, shape in shapes(CONFIG).items() if "self_attn" not in name}
+    others |= {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(config["num_hidden_layers"])
+        for name, shape in attention.items()
+    }
+    return write_model(Path(gettempdir(), f"kv-vllm-tiny-deepseek-{os.getuid()}"), config, others)
+
+
 class Engine:
     """One vLLM."""
 

@@ -1,5 +1,6 @@
 """Specs for tests: kv-offload-cpu's, with another copy engine."""
 
+import zlib
 from typing import ClassVar
 
 from kv_offload_cpu import CPUOffloadingSpec
@@ -146,3 +147,11 @@ class Failing(CPUOffloadingSpec):
 
     def make_copy_engine(self, kv_caches, layout, memory):
         return EveryOtherLoadFails(super().make_copy_engine(kv_caches, layout, memory))
+
+
+def block_sums(worker):
+    """What each block of a worker's GPU holds, of all layers together; for vLLM's ``collective_rpc``."""
+    import torch
+
+    caches = [cache.contiguous().view(torch.uint8).flatten(1).numpy() for cache in worker.model_runner.kv_caches]
+    return {zlib.crc32(b"".join(cache[block].tobytes() for cache in caches)) for block in range(len(caches[0]))}

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from vllm.platforms import current_platform
 
 import kv_api
-from kv_api import ConfigError, KVConnectorStats
+from kv_api import ConfigError, KVConnectorRole, KVConnectorStats
 from kv_vllm.translate import events_to_vllm, group_kind, role_of, to_vllm
 from kv_vllm.versions import require_version
 
@@ -25,6 +26,8 @@ class InsideVllm:
         require_version()
         _refuse_context_parallelism(vllm_config)
         ours = role_of(role)
+        if ours is KVConnectorRole.SCHEDULER:
+            refuse_loads_that_nothing_reads(vllm_config)
         KVConnectorBase_V1.__init__(self, vllm_config, to_vllm(ours), kv_cache_config)
         super().__init__(vllm_config, ours, kv_cache_config)  # type: ignore[call-arg]
         self._vllm_role = to_vllm(ours)
@@ -65,6 +68,21 @@ def inside_vllm(connector_class: type[kv_api.KVConnectorBase_V1]) -> type[Any]:
     bases = VLLM_BASES if issubclass(connector_class, kv_api.SupportsHMA) else (KVConnectorBase_V1,)
     body = {"__module__": connector_class.__module__, "__doc__": connector_class.__doc__}
     return type(connector_class.__name__, (InsideVllm, connector_class, *bases), body)
+
+
+def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
+    """On CPUs without AMX vLLM computes with MLA every prompt as if nothing were before it, and says so.
+
+    It turns its own prefix cache off there; a connector it asks all the same, and what that loads is passed over.
+    """
+    transfer, model = vllm_config.kv_transfer_config, getattr(vllm_config, "model_config", None)
+    if not (transfer.is_kv_consumer and getattr(model, "use_mla", False) and current_platform.is_cpu()):
+        return
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            f"{transfer.kv_connector}: with MLA vLLM computes no prompt from its middle on here (it has turned "
+            "prefix caching off), so what is loaded would be passed over, and outputs be wrong"
+        )
 
 
 def _refuse_context_parallelism(vllm_config: Any) -> None:
