@@ -4,7 +4,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
-from kv_offload_configs import FULL, STATE, WINDOW, kv_cache_config, vllm_config
+from kv_offload_configs import FULL, STATE, WINDOW, hold_the_same, kv_cache_config, vllm_config
 
 import kv_factory
 from kv_api import (
@@ -188,46 +188,35 @@ def test_all_that_a_medium_is_told():
     )
 
 
-REPLICATED = {
-    "model_config.use_mla": True,
-    "parallel_config.world_size": 4,
-    "parallel_config.tensor_parallel_size": 4,
-    "parallel_config.decode_context_parallel_size": 1,
-    "parallel_config.distributed_executor_backend": "mp",
-    "parallel_config.nnodes_within_dp": 1,
-    "kv_cache_config.kv_tp_replicas": 4,
-}
-"""An engine whose workers all hold the same bytes, in processes of one machine."""
-
-
-def is_replicated(changed):
-    config, cache = vllm_config(), kv_cache_config()
-    config.model_config = SimpleNamespace(model="m", dtype="torch.bfloat16", max_model_len=99)
-    for path, value in {**REPLICATED, **changed}.items():
-        place, name = path.split(".")
-        setattr(cache if place == "kv_cache_config" else getattr(config, place), name, value)
+def is_replicated(ranks=4, **changed):
+    """Of an engine whose workers all hold the same bytes, but for what is ``changed``."""
+    config, cache = vllm_config(world_size=ranks), kv_cache_config()
+    hold_the_same(config, cache)
+    for path, value in changed.items():
+        place, name = path.split("__")
+        setattr({"cache": cache}.get(place) or getattr(config, place), name, value)
     return describe_engine(config, cache).config.replicated_layout
 
 
 def test_workers_that_hold_the_same_bytes_need_one_copy():
-    assert is_replicated({}) is True
-    assert is_replicated(dict.fromkeys((n for n, value in REPLICATED.items() if value == 4), 2)) is True
+    assert is_replicated() is True
+    assert is_replicated(ranks=2) is True
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"model_config.use_mla": False},
-        {"parallel_config.world_size": 8},
-        {"parallel_config.decode_context_parallel_size": 2},
-        {"parallel_config.distributed_executor_backend": "ray"},
-        {"parallel_config.nnodes_within_dp": 2},
-        {"kv_cache_config.kv_tp_replicas": 2},
-        dict.fromkeys((name for name, value in REPLICATED.items() if value == 4), 1),
+        {"ranks": 1},
+        {"model_config__use_mla": False},
+        {"parallel_config__world_size": 8},
+        {"parallel_config__decode_context_parallel_size": 2},
+        {"parallel_config__distributed_executor_backend": "ray"},
+        {"parallel_config__nnodes_within_dp": 2},
+        {"cache__kv_tp_replicas": 2},
     ],
 )
 def test_workers_that_do_not_or_can_not_get_at_the_first_ones_copy_keep_one_each(changed):
-    assert is_replicated(changed) is False
+    assert is_replicated(**changed) is False
 
 
 def test_what_a_small_engine_need_not_have():

@@ -282,17 +282,13 @@ def test_who_gets_the_blocks_of_a_load_that_was_given_up_waits(worker, monkeypat
 @pytest.mark.parametrize("canonical", [True, False])
 @pytest.mark.parametrize("replicated", [True, False])
 def test_who_stores(worker, rank, replicated, canonical):
-    cache = kv_cache_config()
-    cache.replicated_layout = replicated
-    connector, medium = worker(rank=rank, world_size=2, cache=cache, canonical_layout=canonical)
+    connector, medium = worker(rank=rank, world_size=2, replicated=replicated, canonical_layout=canonical)
     run(connector, {1: store()})
     assert medium.calls == ([("store", 1)] if rank == 0 or canonical or not replicated else [])
 
 
 def test_only_the_first_of_replicas_stores(worker):
-    cache = kv_cache_config()
-    cache.replicated_layout = True
-    connector, medium = worker(rank=1, world_size=2, cache=cache)
+    connector, medium = worker(rank=1, world_size=2, replicated=True)
     told, _, meta = run(connector, {1: store(is_held=True, is_computed=True), 2: store("b")}, {3: load()})
     assert (told, meta) == (results(sending={"a"}), OffloadingWorkerMetadata({1: 1, 2: 1}))
     assert medium.calls == [("load", 3)]

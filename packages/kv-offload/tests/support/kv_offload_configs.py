@@ -32,6 +32,14 @@ def vllm_config(role="kv_both", world_size=1, rank=0, events=True, retention=Non
     )
 
 
+def hold_the_same(config, cache):
+    """Let all workers of an engine hold the same bytes, in processes of one machine."""
+    config.model_config = SimpleNamespace(model="m", dtype="bf16", max_model_len=9, use_mla=True)
+    config.parallel_config.distributed_executor_backend = "mp"
+    config.parallel_config.nnodes_within_dp = 1
+    cache.kv_tp_replicas = config.parallel_config.world_size
+
+
 def kv_cache_config(groups=((FULL, 4, 0),), num_blocks=64, tokens_per_hash=None, hands_over=False):
     """`groups`: (kind, tokens of a block, window). `hands_over`: the engine hands over states."""
     specs = [
@@ -67,9 +75,11 @@ def caches(config):
     }
 
 
-def make(side=KVConnectorRole.SCHEDULER, *, cache=None, **config):
-    cache = cache or kv_cache_config()
-    connector = OffloadingConnector(vllm_config(**config), side, cache)
+def make(side=KVConnectorRole.SCHEDULER, *, cache=None, replicated=False, **config):
+    cache, config = cache or kv_cache_config(), vllm_config(**config)
+    if replicated:
+        hold_the_same(config, cache)
+    connector = OffloadingConnector(config, side, cache)
     if side is KVConnectorRole.WORKER:
         connector.register_kv_caches(caches(cache))
     return connector

@@ -54,7 +54,7 @@ class Conformance:
             self._rows.append(tuple(found["row"]))
             self._situations.update(found["situations"])
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
         """Print what was tried and how often."""
         if not self._rows:
             return

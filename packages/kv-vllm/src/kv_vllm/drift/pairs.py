@@ -121,7 +121,10 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (
         "KVCacheConfig",
         _LAYOUT,
-        ("hash_block_size", "kv_cache_tensors", "needs_kv_cache_zeroing", "prefix_cacheable_group_ids"),
+        (
+            *("hash_block_size", "kv_cache_tensors", "kv_tp_replicas", "needs_kv_cache_zeroing"),
+            "prefix_cacheable_group_ids",
+        ),
     ),
     ("KVCacheGroupSpec", _LAYOUT, ("is_eagle_group",)),
     (
@@ -141,9 +144,10 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         (
             *("data_parallel_index", "data_parallel_rank_local", "data_parallel_size"),
             *("decode_context_parallel_size", "prefill_context_parallel_size"),
+            *("distributed_executor_backend", "nnodes_within_dp"),
         ),
     ),
-    ("ModelConfig", "vllm.config", ("dtype", "max_model_len", "model")),
+    ("ModelConfig", "vllm.config", ("dtype", "max_model_len", "model", "use_mla")),
     ("LoRARequest", "vllm.lora.request", ("lora_int_id", "lora_name")),
 )
 """A class of vLLM's, its module, and what our connectors look for in it and can do without.
