@@ -51,8 +51,7 @@ class FileOffloadingSpec(OffloadingSpec):
         self.options: FileOptions = read_options(config.extra_config)
         self.replicated_layout = config.replicated_layout
         self.num_files = 1 if self.replicated_layout else config.parallel.world_size
-        slot_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
-        self.slot_bytes = -(-slot_bytes // self.SLOT_ALIGNMENT) * self.SLOT_ALIGNMENT
+        self.slot_bytes = self.slot_bytes_for(config.worker_kv_bytes_per_block * self.blocks_per_chunk)
         taken = (self.slot_bytes + self.ROW_BYTES) * self.num_files
         self.num_chunks = self.options.file_bytes_to_use // taken
         if self.num_chunks < 1:
@@ -72,6 +71,11 @@ class FileOffloadingSpec(OffloadingSpec):
         self.file_info = offloading_info(config, self.layout(), self.num_files)
         self._manager: FileOffloadingManager | None = None
         self._worker: FileOffloadingWorker | None = None
+
+    @classmethod
+    def slot_bytes_for(cls, chunk_bytes: int) -> int:
+        """How large the slot of a chunk is: whole pages of the disk."""
+        return -(-chunk_bytes // cls.SLOT_ALIGNMENT) * cls.SLOT_ALIGNMENT
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:

@@ -90,19 +90,24 @@ def let_copies_end():
         one._medium.wait({*one._medium._running})
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
-def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch, policy):
-    """It is too small, so chunks leave; the GPU's cache is emptied before each request."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    behind = with_extra(OURS, cpu_bytes_to_use=20 * CHUNK_BYTES, eviction_policy=policy)
-    engine = Engine(tracing(tmp_path / "traffic.jsonl", behind))
+def counted_and_written(file, behind):
+    """The hits that an engine counts, its own cache emptied before each prompt, and the trace it wrote."""
+    engine = Engine(tracing(file, behind))
     for prompt in prompts(2):
         engine.run([prompt], tokens=1)
         let_copies_end()
         assert engine.llm.reset_prefix_cache()
     counted = engine.metric("vllm:external_prefix_cache_hits")
     engine.close()
-    columns = open_trace(tmp_path / "traffic.jsonl", TraceOptions(format="recorded"))
+    return counted, open_trace(file, TraceOptions(format="recorded"))
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_what_host_memory_answers_is_what_the_replay_says(tmp_path, monkeypatch, policy):
+    """It is too small, so chunks leave; the GPU's cache is emptied before each request."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    behind = with_extra(OURS, cpu_bytes_to_use=20 * CHUNK_BYTES, eviction_policy=policy)
+    counted, columns = counted_and_written(tmp_path / "traffic.jsonl", behind)
     small, large = (replay_cache(columns, Setup(policy=policy, capacity=size)) for size in (20, 1000))
     assert counted == BLOCK * int(small.cpu_hits.sum()) > 1000
     assert small.cpu_hits.sum() < 0.95 * large.cpu_hits.sum()
@@ -113,14 +118,7 @@ def test_what_a_disk_behind_host_memory_answers_is_what_the_replay_says(tmp_path
     """Either is too small, and the configuration is what ``kv-sim size --disk`` prints."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     files = disk_config(str(tmp_path / "files"), disk_bytes_for(45, CHUNK_BYTES), 20 * CHUNK_BYTES, policy)
-    engine = Engine(tracing(tmp_path / "traffic.jsonl", files))
-    for prompt in prompts(2):
-        engine.run([prompt], tokens=1)
-        let_copies_end()
-        assert engine.llm.reset_prefix_cache()
-    counted = engine.metric("vllm:external_prefix_cache_hits")
-    engine.close()
-    columns = open_trace(tmp_path / "traffic.jsonl", TraceOptions(format="recorded"))
+    counted, columns = counted_and_written(tmp_path / "traffic.jsonl", files)
     both, host, disk = (
         replay_cache(columns, Setup(policy, capacity, disk=room))
         for capacity, room in ((20, 45), (20, 0), (0, 45))

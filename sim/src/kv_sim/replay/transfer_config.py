@@ -33,9 +33,8 @@ def disk_config(
 
 
 def disk_bytes_for(blocks: int, block_bytes: int) -> int:
-    """The room in files that so many blocks take: each in pages of the disk, with a row beside it."""
-    page = FileOffloadingSpec.SLOT_ALIGNMENT
-    return blocks * (-(-block_bytes // page) * page + FileOffloadingSpec.ROW_BYTES)
+    """The room in files that so many blocks take: each in a slot, with a row beside it."""
+    return blocks * (FileOffloadingSpec.slot_bytes_for(block_bytes) + FileOffloadingSpec.ROW_BYTES)
 
 
 def _server(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
