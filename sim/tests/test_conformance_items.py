@@ -30,7 +30,7 @@ def plan_of(**options: Any) -> Conformance:
 def test_options_become_a_plan(tmp_path: Path) -> None:
     plan = plan_of(connector="later")
     assert (plan.name, plan.extra, plan.start, plan.histories) == ("later", None, 0, 100)
-    assert (plan.folder, plan.subject) == (Path("/the root"), LATER)
+    assert (plan.folder, plan.subject, plan.engine) == (Path("/the root"), LATER, BUILTIN_ENGINE)
     plan = plan_of(
         connector="later", seed="0x20", histories=3, save=str(tmp_path), extra='{"a": 1}', traits="ranks,failures"
     )

@@ -344,3 +344,11 @@ def test_no_world_gets_too_small_for_its_requests(shrunk: Any, prompt: int, draf
     config = replace(PLAINEST, num_blocks=100, spec_tokens=drafts)
     best, _ = shrunk(rule, [add("r1", prompt)], config)
     assert (best.config.num_blocks, best.history) == (blocks, [add("r1", prompt)])
+
+
+def test_when_enough_was_tried_the_best_so_far_is_left(shrunk: Any) -> None:
+    left = iter([True] * 3)  # the history itself, whether to go on, and half of it
+    best, replays = shrunk(holds(STEP), [*numbered("settle", 8), STEP], goes_on=lambda: next(left, False))
+    assert (len(replays.tried), len(best.history)) == (2, 5)
+    best, replays = shrunk(holds(STEP), [*numbered("settle", 8), STEP], goes_on=lambda: False)
+    assert (replays.tried, len(best.history)) == ([], 9)

@@ -9,6 +9,7 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import MEMORY
+from kv_sim.failures.deadline import within
 from kv_sim.failures.shrink import shrink
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
@@ -36,12 +37,29 @@ def test_another_failure_is_not_the_same_one_again(
         return None, Violation(broken, "other words") if broken else None
 
     found = failing(Kind.STEP)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: failure)
     monkeypatch.setattr("kv_sim.failures.telling.replay", replay)
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append, silent=silent)
     assert asked == [(found.subject, found.config, found.history, silent)] * 3
     told = [note.partition(":")[0] for note in notes]
     assert told == ([] if again is None else [f"taken 3 times more, these actions break HITS {again} times"])
+
+
+def test_that_shrinking_took_too_long_is_said(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, asked = list[str](), []
+    violation = Violation(Invariant.HITS, "m")
+    monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, violation))
+    monkeypatch.setattr("kv_sim.failures.telling.within", lambda seconds: asked.append(seconds) or (lambda: False))
+    tell(failing(Kind.STEP), "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
+    assert notes == ["after 300 s of shrinking this is as short as it got: a replay takes long"]
+    assert asked == [300]
+
+
+def test_a_time_lasts_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 12.9, 13.0])
+    monkeypatch.setattr("kv_sim.failures.deadline.monotonic", lambda: next(times))
+    goes_on = within(3)
+    assert (goes_on(), goes_on()) == (True, False)
 
 
 def shrunk(monkeypatch: pytest.MonkeyPatch, fails: Any, *kinds: Kind) -> tuple[Failure, int]:

@@ -358,7 +358,7 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
     lines: list[str] = []
     asked: list[tuple[Failure, frozenset[Invariant]]] = []
 
-    def shrink(failure: Failure, silent: frozenset[Invariant] = frozenset()) -> Failure:
+    def shrink(failure: Failure, silent: frozenset[Invariant], goes_on: object) -> Failure:
         asked.append((failure, silent))
         return shrunk
 
@@ -374,7 +374,7 @@ def test_a_failure_is_shrunk_and_saved_without_what_is_switched_off(
 def test_a_failure_that_its_actions_alone_do_not_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a connector with a thread: the same actions pass when they are taken once more."""
     answers, notes, found = iter([True, False, False]), list[str](), failure(2)
-    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent: failure)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: failure)
     monkeypatch.setattr("kv_sim.failures.telling._fails_again", lambda *_: next(answers))
     tell(found, "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
     (said,) = notes

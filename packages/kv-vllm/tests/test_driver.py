@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
+from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -326,13 +327,15 @@ def test_whose_a_request_is(salt, adapter, engine):
 
 
 def test_whose_connector_it_is(engine):
-    from kv_vllm.driver.setup import is_vllms
+    from kv_vllm.driver.classes import is_vllms
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
 
     for theirs in (*VLLM_SUBJECTS.values(), *OUR_SUBJECTS.values()):
-        assert is_vllms(theirs)
-    for other in (SUBJECTS["memory"], Subject("MultiConnector"), Subject("Nobody", "kv_vllm.driver.setup")):
-        assert not is_vllms(other)
+        assert is_vllms(theirs.kv_connector, theirs.module_path)
+    for other in (SUBJECTS["memory"], Subject("MultiConnector")):
+        assert not is_vllms(other.kv_connector, other.module_path)
+    with pytest.raises(ConfigError, match=r"'Nobody' \(kv_vllm.driver.setup:Nobody"):
+        is_vllms("Nobody", "kv_vllm.driver.setup")
 
 
 def test_each_world_has_a_folder_of_its_own_as_long_as_it_lives(engine):

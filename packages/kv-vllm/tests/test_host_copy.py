@@ -1,4 +1,4 @@
-"""The host-copy worker: which block goes to which slot, against the obvious; tensors on the testbed's memory."""
+"""The host-copy worker: which block goes to which slot, against the obvious."""
 
 from random import Random
 from types import SimpleNamespace
@@ -10,10 +10,10 @@ pytest.importorskip("kv_sim")
 import numpy as np
 
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Direction, Result, State
-from kv_sim.memory.device import Device
+from kv_sim.memory.copies import Result, State
 from kv_sim.memory.shadow import Shadow
-from kv_sim.violation import Referee, Violation
+from kv_sim.violation import Referee
+from kv_vllm.driver.device import TensorDevice
 from kv_vllm.installed import vllm_version
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -61,7 +61,7 @@ def test_blocks_and_chunks_that_do_not_match_are_a_bug():
 
 @pytest.fixture
 def device():
-    return Device(0, WorldConfig(num_blocks=6, layers=2), Shadow(1, Referee()))
+    return TensorDevice(0, WorldConfig(num_blocks=6, layers=2), Shadow(1, Referee()))
 
 
 @pytest.fixture
@@ -127,94 +127,3 @@ def test_a_copy_that_never_ends_is_named(device, make_worker):
         AssertionError, match=rf"copies \[{copy.copy_id}\] never end, and this worker has no timeout"
     ):
         worker.wait({5})
-
-
-def test_a_tensor_shows_its_layer_of_the_device(device):
-    from kv_vllm.driver.tensors import device_of, device_tensor
-
-    tensor = device_tensor(device, 1)
-    device.memory[3, 1] = [7, 8, 9, 10]
-    assert tuple(tensor.shape) == (6, 1, 4, 1)
-    assert tensor[3, :, 2].tolist() == [[9]]
-    assert device_of(tensor) is device
-
-
-def test_writing_without_a_right_is_found(device):
-    import torch
-
-    from kv_vllm.driver.tensors import device_tensor
-
-    tensor = device_tensor(device, 0)
-    with pytest.raises(Violation, match=r"block 2 .*: the connector writes it, but no load"):
-        tensor[torch.tensor([2]), :, torch.tensor([0])] = torch.tensor([[[1]]])
-    device.shadow.load_rights[2] = "r"
-    tensor[torch.tensor([2]), :, torch.tensor([0])] = torch.tensor([[[1]]])
-    assert device.memory[2, 0, 0] == 1
-
-
-@pytest.mark.parametrize("index", ["several", "with slots", "all", "a slice"])
-def test_every_block_that_is_written_needs_a_right(device, index):
-    import torch
-
-    from kv_vllm.driver.tensors import device_tensor
-
-    tensor, some = device_tensor(device, 0), torch.tensor([2, 4])
-    of = {"several": some, "with slots": (some, 0, 1), "all": ..., "a slice": slice(2, 5, 2)}[index]
-    device.shadow.load_rights |= dict.fromkeys((0, 1, 2, 3, 5), "r")
-    with pytest.raises(Violation, match=r"block 4 .*: the connector writes it, but no load"):
-        tensor[of] = 1
-    assert 1 not in device.memory
-    device.shadow.load_rights[4] = "r"
-    tensor[of] = 1
-    assert (device.memory[2] == 1).any() and (device.memory[4] == 1).any()
-    assert device.shadow.last_writer[0][4] == "the connector"
-
-
-@pytest.mark.parametrize(
-    ("direction", "block", "message"),
-    [
-        (
-            Direction.LOAD,
-            2,
-            "rank 0 block 2 (of nobody): the connector reads it while load copy 0 (begun for nobody)",
-        ),
-        (Direction.LOAD, 3, None),
-        (Direction.STORE, 2, None),
-    ],
-)
-def test_nothing_is_read_while_a_load_writes_it(device, direction, block, message):
-    from kv_vllm.driver.tensors import device_tensor
-
-    tensor = device_tensor(device, 0)
-    device.copies.open().submit(direction, [(2, device.allocate_host(1))])
-    if message is None:
-        assert tensor[block].shape == (1, 4, 1)
-    else:
-        with pytest.raises(Violation) as found:
-            tensor[block]
-        assert found.value.message.startswith(message)
-
-
-def test_what_is_not_on_a_device_is_nobodys(device):
-    import torch
-
-    from kv_vllm.driver.tensors import DeviceTensor, device_tensor
-
-    tensor, plain = device_tensor(device, 0), torch.zeros(6, 1, 4, 1, dtype=torch.int64)
-    device.memory[3, 0] = [7, 8, 9, 10]
-    plain[:] = tensor
-    assert plain[3, 0, :, 0].tolist() == [7, 8, 9, 10]
-    plain.as_subclass(DeviceTensor)[3] = 0
-    assert torch.amax(tensor, dim=(1, 2, 3)).tolist()[3] == 10
-
-
-def test_a_tensor_that_lies_elsewhere_is_refused():
-    import torch
-
-    from kv_api import ConfigError
-    from kv_vllm.driver.tensors import device_of
-
-    with pytest.raises(
-        ConfigError, match=r"^the testbed copies what lies on its own devices, and this tensor doesn't$"
-    ):
-        device_of(torch.zeros(3))

@@ -1,9 +1,9 @@
 """Offloading media that copy memory by themselves, and what stands for them in the testbed."""
 
-from typing import Final
+from typing import Any, Final
 
 from kv_api import KVTransferConfig, OffloadingSpec
-from kv_factory import KVConnectorFactory, OffloadingSpecFactory
+from kv_factory import OffloadingSpecFactory
 from kv_offload import OffloadingConnector
 from kv_offload_cpu import CPUOffloadingSpec
 from kv_offload_file import FileOffloadingSpec
@@ -17,12 +17,12 @@ STAND_INS: Final[dict[type[OffloadingSpec], tuple[str, type[OffloadingSpec]]]] =
 """A medium; the subject that is the same with copies of the testbed's, and its medium."""
 
 
-def why_not_driven(transfer: KVTransferConfig) -> str | None:
+def why_not_driven(connector_class: type[Any], transfer: KVTransferConfig) -> str | None:
     """What is wrong with a connector whose medium copies by itself, and what to try. None: it doesn't.
 
     A world's memory is written by its devices alone, so with such a medium nothing can be tested.
     """
-    if not issubclass(KVConnectorFactory.get_connector_class(transfer), OffloadingConnector):
+    if not issubclass(connector_class, OffloadingConnector):
         return None
     medium = OffloadingSpecFactory.get_spec_cls(transfer.kv_connector_extra_config)
     if medium not in STAND_INS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-ABOUT_IT = ("--kv-extra", "--kv-traits", "--kv-histories", "--kv-seed", "--kv-save")
+ABOUT_IT = ("--kv-extra", "--kv-traits", "--kv-engine", "--kv-histories", "--kv-seed", "--kv-save")
 """Options that say more of what is tested."""
 
 
@@ -27,6 +27,7 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     )
     group.addoption("--kv-extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    group.addoption("--kv-engine", metavar="NAME", help="which engine drives it (default builtin)")
     group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")
     group.addoption("--kv-seed", metavar="N", help="the first seed (default 0; 0x… is one, too)")
     group.addoption("--kv-save", metavar="DIR", help="where to put schedules of failures (default: rootdir)")

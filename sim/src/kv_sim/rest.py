@@ -32,6 +32,8 @@ def come_to_rest(world: WorldState) -> bool:
         before = _progress(engine)
         world.take(Kind.STEP)
         stands = stands + 1 if _progress(engine) == before else 0
+        if stands:
+            engine.let_others_work()
         if stands >= PATIENCE:
             _give_up_a_session(world)
     return False

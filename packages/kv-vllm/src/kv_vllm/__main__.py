@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from time import monotonic
 
 from kv_api import ConfigError
 from kv_vllm.installed import MissingError
@@ -24,8 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.set_defaults(run=_differential)
     drift = commands.add_parser("drift", help="compare the contract with the installed vLLM's classes")
     drift.set_defaults(run=_drift)
-    fuzz = commands.add_parser("fuzz", help="drive vLLM's own connectors until time is up")
-    fuzz.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: all of vLLM's")
+    fuzz = commands.add_parser("fuzz", help="drive connectors by vLLM's engine until time is up")
+    fuzz.add_argument("--subject", nargs="+", action="extend", metavar="NAME", help="default: some of vLLM's own")
+    fuzz.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
+    fuzz.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
+    fuzz.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
     fuzz.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
     fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
@@ -96,24 +98,29 @@ def _drift(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     _need_the_testbed()
     from kv_sim.command.console import let_connectors_log_nothing
+    from kv_sim.command.selection import choose_subject, look_in_this_folder
     from kv_sim.examples.catalogue import SUBJECTS
+    from kv_sim.failures.deadline import within
     from kv_vllm.driver.hunt import hunt, show_found
     from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
     from kv_vllm.installed import vllm_version
 
     known = {**VLLM_SUBJECTS, **OUR_SUBJECTS, **SUBJECTS}
-    names = options.subject or list(VLLM_SUBJECTS)
+    names = options.subject or ([] if options.connector else list(VLLM_SUBJECTS))
     unknown = [name for name in names if name not in known]
     if unknown:
         print(f"unknown subject {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     let_connectors_log_nothing()
     version = vllm_version()
+    if options.connector is not None:
+        look_in_this_folder()
+        known[options.connector] = choose_subject(options.connector, options.extra, options.traits, "vllm")
+        names = [*names, options.connector]
     _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
     failed = False
     for name in names:
-        until = monotonic() + 60 * options.minutes / len(names)
-        found = hunt(known[name], count(options.seed), lambda until=until: monotonic() < until)  # type: ignore[misc]
+        found = hunt(known[name], count(options.seed), within(60 * options.minutes / len(names)))
         failed |= show_found(name, found, Path(options.save), _show)
     return 1 if failed else 0
 

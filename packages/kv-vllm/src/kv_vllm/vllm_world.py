@@ -31,6 +31,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheTensor,
     MambaSpec,
     SlidingWindowSpec,
 )
@@ -42,13 +43,22 @@ from kv_sim.config import STATE, WORD_BYTES, GroupConfig, WorldConfig
 VOCABULARY: Final = 60_000
 """More than the tokens of the testbed."""
 
+HEAD_SIZE: Final = 1
+KV_HEADS: Final = 1
+DTYPE: Final = torch.float32
+"""Key and value of a token in a layer are one word of the testbed's."""
+
+LAYOUT: Final = "LBHNC"
+"""vLLM's word for: each layer's pages lie together."""
+
 MODEL: Final = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
+    "hidden_size": 2,
+    "intermediate_size": 2,
+    "head_dim": HEAD_SIZE,
+    "num_attention_heads": KV_HEADS,
+    "num_key_value_heads": KV_HEADS,
     "num_hidden_layers": 1,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4096,
@@ -120,6 +130,8 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.world = world
     config.model_config = copy.copy(base.model_config)
     config.model_config.max_model_len = world.max_model_len
+    config.model_config.model_arch_config = arch = copy.copy(base.model_config.model_arch_config)
+    arch.total_num_hidden_layers = len(world.groups) * world.layers
     config.scheduler_config = scheduler = copy.copy(base.scheduler_config)
     scheduler.max_num_seqs = world.max_running
     scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = world.max_step_tokens
@@ -128,6 +140,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.cache_config = copy.copy(base.cache_config)
     config.cache_config.block_size = world.block_size
     config.cache_config.enable_prefix_caching = world.prefix_caching
+    config.cache_config.kv_cache_layout = LAYOUT
     if world.has_tails:
         config.cache_config.hash_block_size = config.cache_config.prefix_match_unit = hash_tokens(world)
     config.cache_config.num_gpu_blocks = world.num_blocks
@@ -156,12 +169,25 @@ class WorldKVCacheConfig(KVCacheConfig):  # type: ignore[misc]
 
 
 def kv_cache_config(world: WorldConfig) -> WorldKVCacheConfig:
-    """Groups and their layers; a page of a layer is as large as the testbed's."""
-    groups = [
-        KVCacheGroupSpec([layer_name(number, layer) for layer in range(world.layers)], _spec(world, group))
-        for number, group in enumerate(world.groups)
-    ]
-    config = WorldKVCacheConfig(num_blocks=world.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    """Groups and their layers; a page of a layer is as large as the testbed's. All groups share the memory."""
+    names = [[layer_name(group, layer) for layer in range(world.layers)] for group in range(len(world.groups))]
+    layer_bytes = world.num_blocks * world.page_bytes
+    config = WorldKVCacheConfig(
+        num_blocks=world.num_blocks,
+        kv_cache_tensors=[
+            KVCacheTensor(
+                size=world.layers * layer_bytes,
+                layers=layers,
+                layer_stride=layer_bytes,
+                block_stride=world.page_bytes,
+            )
+            for layers in names
+        ],
+        kv_cache_groups=[
+            KVCacheGroupSpec(layers, _spec(world, group))
+            for layers, group in zip(names, world.groups, strict=True)
+        ],
+    )
     config.prefix_cache_retention_interval = _retention_tokens(world)
     config.is_zeroed = world.zero_new_blocks
     return config
@@ -183,7 +209,7 @@ def _spec(world: WorldConfig, group: GroupConfig) -> Any:
         return MambaSpec(
             block_size=world.block_size, shapes=((words,),), dtypes=(torch.int64,), mamba_cache_mode="align"
         )
-    size = {"block_size": world.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    size = {"block_size": world.block_size, "num_kv_heads": KV_HEADS, "head_size": HEAD_SIZE, "dtype": DTYPE}
     return SlidingWindowSpec(**size, sliding_window=group.window) if group.window else FullAttentionSpec(**size)
 
 

@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     seeds = selection.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
     without = selection.parse_checkers(options.without)
-    subjects = selection.choose_subjects(options.connector, options.extra, options.traits)
     find_engine(options.engine)  # before anything runs: a wrong name or path is known now
+    subjects = selection.choose_subjects(options.connector, options.extra, options.traits, options.engine)
     _make_world(options)
     if options.perfetto and len(subjects) > 1:
         raise ConfigError("--perfetto writes one history: name its connector with --connector")
@@ -176,19 +176,19 @@ def _make_world(options: argparse.Namespace) -> Callable[..., World]:
 
 def _replay(options: argparse.Namespace) -> int:
     schedule = read_schedule(Path(options.file))
+    engine = schedule.config.engine if options.engine is None else options.engine
+    find_engine(engine)
+    schedule = replace(schedule, config=replace(schedule.config, engine=engine))
     if options.connector is not None:
-        subject = selection.choose_subject(options.connector, options.extra, options.traits)
+        subject = selection.choose_subject(options.connector, options.extra, options.traits, engine)
         schedule = replace(schedule, subject=subject)
     elif options.extra is not None or options.traits is not None:
         raise ConfigError("--extra and --traits are about another connector: name it with --connector")
-    if options.engine is not None:
-        schedule = replace(schedule, config=replace(schedule.config, engine=options.engine))
-    find_engine(schedule.config.engine)
     missing = selection.unclaimed(schedule)
     if missing:
         say(f"note: {schedule.subject.kv_connector} doesn't claim what this schedule needs: {', '.join(missing)}")
     if len(schedule.config.groups) > 1:
-        selection.check_groups(schedule.subject)
+        selection.check_groups(schedule.subject, engine)
     history = schedule.history
     make_world = _make_world(options)
     world, violation = replay(schedule.subject, schedule.config, history, schedule.without, make_world=make_world)

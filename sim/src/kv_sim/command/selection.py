@@ -19,9 +19,9 @@ from typing import Any
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
 from kv_api.errors import nearest_name, unknown_name
-from kv_factory import KVConnectorFactory
 from kv_sim.actions import Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for
@@ -41,14 +41,16 @@ def look_in_this_folder() -> None:
         sys.path.append(os.getcwd())
 
 
-def choose_subjects(connector: str | None, extra: str | None, traits: str | None) -> dict[str, Subject]:
+def choose_subjects(
+    connector: str | None, extra: str | None, traits: str | None, engine: str = BUILTIN_ENGINE
+) -> dict[str, Subject]:
     """The subjects to run, by name; the whole catalogue if no connector is named."""
     if connector is None:
         for option, given in (("--extra", extra), ("--traits", traits)):
             if given is not None:
                 raise ConfigError(f"{option} is about one connector: name it with --connector")
         return dict(SUBJECTS)
-    return {connector: choose_subject(connector, extra, traits)}
+    return {connector: choose_subject(connector, extra, traits, engine)}
 
 
 def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
@@ -60,20 +62,22 @@ def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
     return options.name, options.extra
 
 
-def choose_subject(connector: str, extra: str | None = None, traits: str | None = None) -> Subject:
-    """One subject."""
-    subject = _named(connector)
+def choose_subject(
+    connector: str, extra: str | None = None, traits: str | None = None, engine: str = BUILTIN_ENGINE
+) -> Subject:
+    """One subject, for one engine: which connectors there are depends on that."""
+    subject = _named(connector, engine)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
-    _check_class(connector, subject)
+    _check_class(connector, subject, engine)
     if extra is not None:
-        _check_medium(connector, parse_extra(extra), subject)
+        _check_medium(connector, parse_extra(extra), subject, engine)
     return subject
 
 
-def _named(connector: str) -> Subject:
+def _named(connector: str, engine: str) -> Subject:
     if connector in SUBJECTS:
         return SUBJECTS[connector]
     module, colon, attribute = connector.partition(":")
@@ -82,25 +86,24 @@ def _named(connector: str) -> Subject:
             raise ConfigError(f"--connector {connector!r}: expected module:Class")
         return Subject(attribute, module, traits=frozenset())
     try:
-        KVConnectorFactory.get_connector_class_by_name(connector)
+        return find_engine(engine).subject_named(connector)
     except UnknownNameError as error:
         message = unknown_name("connector", connector, SUBJECTS, hint="or give one of your own as module:Class")
         raise ConfigError(f"--connector: {message} (installed connectors: {error})") from None
-    return Subject(connector, None, traits=frozenset())
 
 
-def _check_class(connector: str, subject: Subject) -> None:
+def _check_class(connector: str, subject: Subject, engine: str) -> None:
     """The connector can be imported, can be made, and can do what it claims."""
     transfer = subject.transfer_config(WorldConfig())
-    _refuse_own_copies(connector, transfer)
+    _refuse_own_copies(connector, transfer, engine)
     if Trait.GROUPS in subject.traits:
-        check_groups(subject)
+        check_groups(subject, engine)
     try:
-        World(config_for(subject, Random(0)), subject)
+        World(config_for(subject, Random(0), engine), subject).break_off(None)
     except Violation as violation:
         if not isinstance(violation, NotCreated):
             for child in _children(transfer):
-                _refuse_own_copies(connector, child)
+                _refuse_own_copies(connector, child, engine)
             return  # it is for a history to report
         raise ConfigError(
             f"--connector {connector!r}: it can't be created: {violation.message} "
@@ -108,14 +111,14 @@ def _check_class(connector: str, subject: Subject) -> None:
         ) from None
 
 
-def _check_medium(connector: str, extra: dict[str, Any], subject: Subject) -> None:
+def _check_medium(connector: str, extra: dict[str, Any], subject: Subject, engine: str) -> None:
     """Who is given an offloading medium uses it: one that isn't there can't be used, so it is refused."""
     if "spec_name" not in extra:
         return
     absent = {"spec_name": "Absent", "spec_module_path": "kv_sim.absent"}
     plain = replace(subject, traits=frozenset(), extra_config={**subject.extra_config, **absent})
     try:
-        World(config_for(plain, Random(0)), plain)
+        World(config_for(plain, Random(0), engine), plain).break_off(None)
     except (ConfigError, Violation):
         return
     raise ConfigError(
@@ -124,10 +127,26 @@ def _check_medium(connector: str, extra: dict[str, Any], subject: Subject) -> No
     )
 
 
-def _refuse_own_copies(connector: str, transfer: KVTransferConfig) -> None:
-    problem = why_not_driven(transfer)
+def _refuse_own_copies(connector: str, transfer: KVTransferConfig, engine: str) -> None:
+    try:
+        found = find_engine(engine).connector_class(transfer)
+    except ConfigError:
+        if not _is_vllms(transfer):
+            raise
+        raise ConfigError(
+            f"--connector {connector!r}: it derives from vLLM's own base class, so vLLM's engine has to drive it: "
+            "fuzz and conform with --engine vllm, pytest with --kv-engine vllm, from the package kv-vllm"
+        ) from None
+    problem = why_not_driven(found, transfer)
     if problem is not None:
         raise ConfigError(f"--connector {connector!r}: {problem}")
+
+
+def _is_vllms(transfer: KVTransferConfig) -> bool:
+    """Whether a class that was refused is one of vLLM's; its module was imported then."""
+    module = sys.modules.get(transfer.kv_connector_module_path or "")
+    found = getattr(module, transfer.kv_connector or "", None)
+    return isinstance(found, type) and any(base.__module__.partition(".")[0] == "vllm" for base in found.__mro__)
 
 
 def _children(transfer: KVTransferConfig) -> Iterator[KVTransferConfig]:
@@ -137,10 +156,10 @@ def _children(transfer: KVTransferConfig) -> Iterator[KVTransferConfig]:
         yield from _children(child)
 
 
-def check_groups(subject: Subject) -> None:
+def check_groups(subject: Subject, engine: str = BUILTIN_ENGINE) -> None:
     """Refuse a connector that works with one KV cache group where there are several."""
     transfer = subject.transfer_config(WorldConfig())
-    if not KVConnectorFactory.supports_hma_config(transfer):
+    if not find_engine(engine).supports_groups(transfer):
         raise ConfigError(
             f"{subject.kv_connector} can't be used with several KV cache groups (the trait 'groups'): "
             "its class is no SupportsHMA"

@@ -19,7 +19,7 @@ def conform(options: argparse.Namespace) -> int:
     """Run the command; a claim that doesn't hold ends it."""
     find_engine(options.engine)
     name, extra = selection.choose_name(options)
-    subject = selection.choose_subject(name, extra, options.traits)
+    subject = selection.choose_subject(name, extra, options.traits, options.engine)
     start = selection.parse_seed(options.seed)
     outcomes: list[scenarios.Outcome] = []
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):

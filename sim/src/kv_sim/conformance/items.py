@@ -28,7 +28,8 @@ class Conformance:
     """Adds the tests of one connector to a session, and sums up."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.name, self.subject, self.extra = _subject(config)
+        self.engine = config.getoption("--kv-engine") or BUILTIN_ENGINE
+        self.name, self.subject, self.extra = _subject(config, self.engine)
         self.start = _checked(selection.parse_seed, config.getoption("--kv-seed") or "0")
         histories = config.getoption("--kv-histories")
         self.histories = scenarios.USUAL_HISTORIES if histories is None else histories
@@ -78,7 +79,7 @@ class ScenarioItem(pytest.Item):
         """Run its histories."""
         plan = self.plan
         outcome = scenarios.run_scenario(
-            plan.subject, self.scenario, start=plan.start, histories=plan.histories, engine=BUILTIN_ENGINE
+            plan.subject, self.scenario, start=plan.start, histories=plan.histories, engine=plan.engine
         )
         found = {"row": report.row_of(outcome), "situations": dict(outcome.coverage.situations)}
         self.user_properties.append((KEY, found))
@@ -105,13 +106,13 @@ class ScenarioItem(pytest.Item):
         return self.plan.folder, None, self.name
 
 
-def _subject(config: pytest.Config) -> tuple[str, Subject, str | None]:
+def _subject(config: pytest.Config, engine: str) -> tuple[str, Subject, str | None]:
     connector, spec = config.getoption("--kv-connector"), config.getoption("--kv-spec")
     extra, traits = config.getoption("--kv-extra"), config.getoption("--kv-traits")
     if spec is not None:
         extra = _checked(selection.with_spec, spec, extra)
     name = connector or MEDIUM_CONNECTOR
-    return spec or name, _checked(selection.choose_subject, name, extra, traits), extra
+    return spec or name, _checked(selection.choose_subject, name, extra, traits, engine), extra
 
 
 def _checked(function: Any, *arguments: Any) -> Any:

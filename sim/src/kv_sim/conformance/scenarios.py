@@ -134,7 +134,7 @@ def fill(outcome: Outcome, subject: Subject, *, start: int, histories: int, acti
     narrowed = replace(subject, traits=scenario.traits)
     if scenario.claim is Claim.PROBED and Trait.GROUPS in scenario.traits:
         try:
-            check_groups(subject)
+            check_groups(subject, engine)
         except ConfigError as error:
             outcome.refusal = str(error)
             return

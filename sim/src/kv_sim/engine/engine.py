@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from kv_api import KVConnectorBase_V1, KVConnectorOutput, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_api import (
+    KVConnectorBase_V1,
+    KVConnectorOutput,
+    KVConnectorRole,
+    KVOutputAggregator,
+    KVTransferConfig,
+    SupportsHMA,
+)
+from kv_factory import KVConnectorFactory
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
@@ -43,6 +51,26 @@ class Engine:
     def fit(cls, config: WorldConfig) -> WorldConfig:
         """The world nearest to ``config`` that this engine can be."""
         return config
+
+    # -- which connectors it can drive: of other classes, or by other names, than our factory's -----
+
+    @classmethod
+    def subject_named(cls, name: str) -> Subject:
+        """The connector that goes by a name here; it claims nothing. Unknown: ``UnknownNameError``."""
+        KVConnectorFactory.get_connector_class_by_name(name)
+        return Subject(name, None, traits=frozenset())
+
+    @classmethod
+    def connector_class(cls, transfer: KVTransferConfig) -> type[Any]:
+        """The class that a configuration stands for."""
+        return KVConnectorFactory.get_connector_class(transfer)
+
+    @classmethod
+    def supports_groups(cls, transfer: KVTransferConfig) -> bool:
+        """Whether a configured connector works with several KV cache groups."""
+        return KVConnectorFactory.supports_hma_config(transfer)
+
+    # -- making one ----------------------------------------------------------------------------
 
     def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
         self.config = config
@@ -78,6 +106,9 @@ class Engine:
         self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
         guarded.set_xfer_handshake_metadata_pp_aware({})
         self.outcome = Outcome(self.scheduler, referee)
+
+    def let_others_work(self) -> None:
+        """Nothing moves, and the world has no copy to end. Is it waiting for threads that aren't the world's?"""
 
     def describe(self, subject: Subject, rank: int) -> Any:
         """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""

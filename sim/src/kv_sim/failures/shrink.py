@@ -6,6 +6,7 @@ worlds plainer, runs of small actions become one ``step``, ``settle`` or ``reset
 since those that were removed took their numbers with them. All of it again, until nothing gets simpler.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,13 +44,22 @@ MOST_COPIES: Final = 6
 """Copy numbers that are tried in the place of one."""
 
 
-def shrink(failure: Failure, *, silent: frozenset[Invariant] = frozenset(), most_replays: int = 2000) -> Failure:
-    """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries."""
-    shrinker = Shrinker(failure, silent, most_replays)
+def shrink(
+    failure: Failure,
+    *,
+    silent: frozenset[Invariant] = frozenset(),
+    most_replays: int = 2000,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Failure:
+    """A failure of the same invariant with as few actions as can be found in ``most_replays`` tries.
+
+    Where a replay takes long, ``goes_on`` says when enough was tried.
+    """
+    shrinker = Shrinker(failure, silent, most_replays, goes_on)
     if not shrinker.try_history(failure.history):
         return failure
     before = None
-    while before != (shrinker.best.history, shrinker.best.config) and shrinker.left > 0:
+    while before != (shrinker.best.history, shrinker.best.config) and shrinker.may_try:
         before = (shrinker.best.history, shrinker.best.config)
         shrinker.remove_chunks()
         shrinker.simplify_requests()
@@ -62,17 +72,25 @@ def shrink(failure: Failure, *, silent: frozenset[Invariant] = frozenset(), most
 class Shrinker:
     """The best failure so far, and how many tries are left."""
 
-    def __init__(self, failure: Failure, silent: frozenset[Invariant], most_replays: int) -> None:
+    def __init__(
+        self, failure: Failure, silent: frozenset[Invariant], most_replays: int, goes_on: Callable[[], bool]
+    ) -> None:
         self.best = failure
         self.left = most_replays
+        self._goes_on = goes_on
         self._silent = silent
         self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
+
+    @property
+    def may_try(self) -> bool:
+        """Whether there is a try left."""
+        return self.left > 0 and self._goes_on()
 
     def try_history(self, history: list[Action], config: WorldConfig | None = None) -> bool:
         """Keep a history, and maybe another world, if it still fails."""
         config = config or self.best.config
         key = (config, tuple(map(str, history)))
-        if self.left <= 0 or key in self._tried or not self._has_room(history, config):
+        if not self.may_try or key in self._tried or not self._has_room(history, config):
             return False
         self.left -= 1
         self._tried.add(key)

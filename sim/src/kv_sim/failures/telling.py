@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from kv_sim.failures.deadline import within
 from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
@@ -11,6 +12,9 @@ from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 
 Say = Callable[[str], object]
+
+MOST_SECONDS: Final = 300
+"""For shrinking. Where the testbed owns all copies, it takes seconds."""
 
 TIMES_AGAIN: Final = 3
 """How often what is left is taken once more, to see whether its actions are all there is to it."""
@@ -30,7 +34,10 @@ def tell(
     say(fail_line(found))
     for text in found.violation.notes:
         note(text)
-    shrunk = shrink(found, silent=silent)
+    goes_on = within(MOST_SECONDS)
+    shrunk = shrink(found, silent=silent, goes_on=goes_on)
+    if not goes_on():
+        note(f"after {MOST_SECONDS} s of shrinking this is as short as it got: a replay takes long")
     again = sum(_fails_again(shrunk, silent) for _ in range(TIMES_AGAIN))
     if again < TIMES_AGAIN:
         note(

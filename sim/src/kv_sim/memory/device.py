@@ -27,9 +27,9 @@ class Device:
         self.rank = rank
         self.config = config
         self.shadow = shadow
-        self.memory: Words = np.full(
-            (config.num_blocks, config.layers, config.block_size), POISON, dtype=np.uint64
-        )
+        by_layer = np.full((config.layers, config.num_blocks, config.block_size), POISON, dtype=np.uint64)
+        self.memory: Words = by_layer.transpose(1, 0, 2)
+        """By block, layer and slot; the pages of a layer lie together."""
         self.kernels = Kernels(rank, config, shadow, self.memory)
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()

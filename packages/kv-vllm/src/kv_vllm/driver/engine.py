@@ -20,6 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from kv_api import KVTransferConfig
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
@@ -28,12 +29,13 @@ from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
-from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import Attention
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
+from kv_vllm.driver import classes
 from kv_vllm.driver.crash import crashes
+from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import SchedulerView
@@ -78,6 +80,21 @@ class VllmEngine(Engine):
             config = replace(config, spec_tokens=0)
         return replace(config, silent=config.silent | {"same_id"})
 
+    @classmethod
+    def subject_named(cls, name: str) -> Subject:
+        """As the testbed's engine knows it, or one of vLLM's."""
+        return classes.subject_named(name)
+
+    @classmethod
+    def connector_class(cls, transfer: KVTransferConfig) -> type[Any]:
+        """One of ours or of vLLM's."""
+        return classes.class_of(transfer.kv_connector, transfer.kv_connector_module_path)
+
+    @classmethod
+    def supports_groups(cls, transfer: KVTransferConfig) -> bool:
+        """As its class says, or its children."""
+        return classes.supports_groups(transfer)
+
     def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
         self.config = config
         self.referee = referee
@@ -88,15 +105,20 @@ class VllmEngine(Engine):
         self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
-        self.devices = [Device(rank, config, self.shadow) for rank in range(config.world_size)]
+        self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
+        self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger)
-        self.workers = [setup.worker(device) for device in self.devices]  # type: ignore[misc]
+        self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
         self.guard.set_xfer_handshake_metadata_pp_aware({})
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
         self.outcome = Ended(self.ledger)  # type: ignore[assignment]
+
+    def let_others_work(self) -> None:
+        """A connector of vLLM's may copy by itself, in threads of its own."""
+        self._devices[0].let_others_work()
 
     def _logged(self, log: LogCall) -> LogCall:
         """Watchers know the testbed's requests and steps, not vLLM's."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kv_sim.failures.deadline import within
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay, run_seed
@@ -18,6 +19,8 @@ from kv_sim.violation import Violation
 
 MOST_REPLAYS = 600
 """Tries to make a history shorter."""
+MOST_SECONDS = 120
+"""For that: who copies in threads of its own, or asks a server, may take seconds for a history."""
 
 
 @dataclass
@@ -61,7 +64,7 @@ def hunt(
 
 
 def _keep(found: Found, failure: Failure) -> None:
-    short = shrink(failure, most_replays=MOST_REPLAYS)
+    short = shrink(failure, most_replays=MOST_REPLAYS, goes_on=within(MOST_SECONDS))
     kind = kind_of(short.violation)
     again = [replay(short.subject, short.config, short.history)[1] for _ in range(2)]
     if any(violation is None or kind_of(violation) != kind for violation in again):

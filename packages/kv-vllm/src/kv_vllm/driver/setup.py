@@ -2,35 +2,38 @@
 
 Whose connector it is decides who makes it and what it gets for a layer: one of a class of vLLM's is made by vLLM's
 factory and gets tensors; any other is made by ours and gets the testbed's ``KVCache``. Both get vLLM's
-configuration. ``{folder}`` in a text of the extra config is a folder of this world's own, for those with files.
+configuration. A world is a deployment of its own: its model has a name that no other has, for those whose store
+outlives them, and ``{folder}`` in a text of the extra config is a folder of its own, for those with files.
 """
 
 import shutil
 import tempfile
 import weakref
-from importlib import import_module
 from typing import Any
+from uuid import uuid4
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole as VllmRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA as VllmSupportsHMA
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as VllmBase
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
-from kv_sim.config import WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
-from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee
+from kv_vllm.driver.classes import is_vllms
 from kv_vllm.driver.connector import BEHIND_KEY
 from kv_vllm.driver.crash import crashes
+from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.tensors import device_tensor
+from kv_vllm.driver.ranks import at_work
+from kv_vllm.driver.streams import stand_in_for_streams
+from kv_vllm.driver.tensors import device_tensor, state_tensors
 from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
 from kv_vllm.vllm_world import (
     WorldVllmConfig,
@@ -94,8 +97,9 @@ class Setup:
         self._referee = referee
         self._log = log
         self._ledger = ledger
+        self._model = f"kv-sim/{uuid4().hex}"
         self._transfer = self._transfer_values(subject)
-        self._is_vllms = is_vllms(subject)
+        self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
 
     def _transfer_values(self, subject: Subject) -> dict[str, Any]:
         config = subject.transfer_config(self._world)
@@ -123,7 +127,9 @@ class Setup:
         return value
 
     def _config(self, rank: int = 0) -> WorldVllmConfig:
-        return vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
+        config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
+        config.model_config.model = config.model_config.served_model_name = self._model
+        return config
 
     def _driven(self, guard: Guard, told: Any, connector: str, rank: int = 0) -> WorldVllmConfig:
         """The configuration of the connector that vLLM holds."""
@@ -145,18 +151,28 @@ class Setup:
         self.connectors.append(made)
         return made
 
-    def worker(self, device: Device) -> VllmWorker:
+    def worker(self, device: TensorDevice) -> VllmWorker:
         """The worker of a rank."""
-        guard = Guard(self._create("WORKER", device.rank), f"worker {device.rank}", self._referee, self._log)
+        if self._is_vllms:
+            device.is_read_by_address = True
+            stand_in_for_streams()
+        with at_work(device.rank, self._world.world_size):
+            connector = self._create("WORKER", device.rank)
+        guard = Guard(connector, f"worker {device.rank}", self._referee, self._log)
         caches = {
-            layer_name(group, layer): device_tensor(device, layer) if self._is_vllms else device.kv_cache(layer)
-            for group in range(len(self._world.groups))
+            layer_name(number, layer): self._cache(device, group, layer)
+            for number, group in enumerate(self._world.groups)
             for layer in range(self._world.layers)
         }
         kind = VllmWorkerV2 if self._world.runner == 2 else VllmWorker
         return kind(
             self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
         )
+
+    def _cache(self, device: TensorDevice, group: GroupConfig, layer: int) -> Any:
+        if not self._is_vllms:
+            return device.kv_cache(layer)
+        return state_tensors(device, layer) if group == STATE else device_tensor(device, layer)
 
     def scheduler(self, served: Served) -> tuple[Any, Guard]:
         """The scheduler of vLLM, and the guard of its connector."""
@@ -186,11 +202,3 @@ class Setup:
             update(output)
 
         pool.get_new_blocks, scheduler._update_from_kv_xfer_finished = get_new_blocks, reported
-
-
-def is_vllms(subject: Subject) -> bool:
-    """Whether the connector is of a class of vLLM's. One without a module is one that our factory knows."""
-    if subject.module_path is None:
-        return False
-    found = getattr(import_module(subject.module_path), subject.kv_connector, None)
-    return isinstance(found, type) and issubclass(found, VllmBase)

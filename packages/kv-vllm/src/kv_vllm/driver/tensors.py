@@ -1,72 +1,162 @@
 """``DeviceTensor``: a layer of the testbed's memory as a torch tensor in vLLM's layout.
 
-Where such a tensor lies is plain to see; whoever reads or writes elements of it does that at once: the device
-first finishes what it was given, and the ledger of rights is asked about every block that is touched.
+Where such a tensor lies is plain to see, and a view of it is one, too. Whoever reads or writes elements does that
+at once: the device first finishes what it was given, and the ledger of rights is asked about every block that is
+touched. Code that reads by an address isn't seen; so a device runs a step as soon as it is launched, unless a
+worker has asked for the device itself, to copy through the testbed (``device_of``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import torch
 
 from kv_api import ConfigError
-from kv_sim.memory.device import Device
+from kv_vllm.driver.device import TensorDevice
+from kv_vllm.vllm_world import DTYPE, HEAD_SIZE
 
-READS: Final = frozenset({torch.Tensor.__getitem__})
-WRITES: Final = frozenset({torch.Tensor.__setitem__})
+LOOKS: Final = frozenset(
+    {
+        *("__array__", "__dlpack__", "__dlpack_device__", "__get__", "__hash__", "__len__", "__set__"),
+        *(
+            "as_strided",
+            "as_subclass",
+            "chunk",
+            "data_ptr",
+            "detach",
+            "dim",
+            "element_size",
+            "expand",
+            "get_device",
+        ),
+        *("is_contiguous", "is_pinned", "movedim", "ndimension", "numel", "numpy", "permute", "requires_grad_"),
+        *("size", "split", "squeeze", "storage_offset", "stride", "swapaxes", "t", "tensor_split", "transpose"),
+        *("unbind", "unflatten", "unsqueeze", "untyped_storage", "view", "view_as"),
+    }
+)
+"""What touches no elements, or gives a view of them."""
+
+TAKES_PART: Final = frozenset({"__getitem__", "gather", "index_select", "narrow", "select", "take"})
+"""What reads of its first argument only what the others say."""
 
 
 class DeviceTensor(torch.Tensor):  # type: ignore[misc]
-    """The pages of one layer: ``(blocks, heads, slots, width)``, as vLLM hands them to a connector."""
+    """The pages of one layer: ``(blocks, heads, slots, width)``, as vLLM hands them to a connector; or a part."""
 
-    _device: Device
+    _device: TensorDevice
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let the device finish before elements are touched, and ask for the right to."""
-        if func in READS or func in WRITES:
-            tensor = args[0]
-            if isinstance(tensor, cls) and hasattr(tensor, "_device"):
-                _touch(tensor, args[1], writes=func in WRITES)
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name not in LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                _touch(func, name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            return _kept(func(*args, **kwargs))
 
 
-def _touch(tensor: DeviceTensor, index: Any, *, writes: bool) -> None:
-    device = tensor._device
+def _touch(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    written = args[0] if in_place else kwargs.get("out")
+    for tensor in _device_tensors((args, tuple(kwargs.values()))):
+        numbers = _block_numbers(tensor)
+        if tensor is written:
+            _about_to_write(tensor._device, _distinct(_written_part(name, numbers, args[1:])))
+            continue
+        if name in TAKES_PART and tensor is args[0]:
+            numbers = func(numbers, *args[1:], **{key: value for key, value in kwargs.items() if key != "out"})
+        _about_to_read(tensor._device, _distinct(numbers))
+
+
+def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any]) -> torch.Tensor:
+    """What a method that works in place writes of a tensor, by what was said to it after the tensor."""
+    if name in ("__setitem__", "index_put_"):
+        return numbers[said[0]]
+    if name.startswith("index_"):
+        return numbers.index_select(said[0], said[1])
+    return numbers
+
+
+def _about_to_read(device: TensorDevice, blocks: list[int]) -> None:
     device.synchronize()
-    first = index[0] if isinstance(index, tuple) else index
-    with torch._C.DisableTorchFunctionSubclass():
-        every = torch.arange(tensor.shape[0])
-        blocks = sorted(set(every[first].reshape(-1).tolist()))
-    copies = device.copies.running.values()
-    if not writes:
-        device.shadow.about_to_read(device.rank, blocks, "the connector reads it", copies)
-        return
+    device.shadow.about_to_read(device.rank, blocks, "the connector reads it", device.copies.running.values())
+
+
+def _about_to_write(device: TensorDevice, blocks: list[int]) -> None:
+    device.synchronize()
     for block in blocks:
-        device.shadow.about_to_load(device.rank, block, "the connector writes it", copies)
+        device.shadow.about_to_load(device.rank, block, "the connector writes it", device.copies.running.values())
         device.shadow.last_writer[device.rank][block] = "the connector"
 
 
-_DEVICES: Final[WeakValueDictionary[int, Device]] = WeakValueDictionary()
+def _block_numbers(tensor: DeviceTensor) -> torch.Tensor:
+    """For each element of a tensor, the block that it is in."""
+    config, size = tensor._device.config, tensor.element_size()
+    elements = torch.arange(tensor.untyped_storage().nbytes() // size)
+    pages = elements * size // config.page_bytes
+    return torch.as_strided(pages % config.num_blocks, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _distinct(numbers: torch.Tensor) -> list[int]:
+    return sorted(set(numbers.reshape(-1).tolist()))
+
+
+def _device_tensors(values: Iterable[Any]) -> Iterator[DeviceTensor]:
+    """Those among arguments, at any depth."""
+    for value in values:
+        if isinstance(value, DeviceTensor):
+            if hasattr(value, "_device"):
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from _device_tensors(value)
+
+
+_DEVICES: Final[WeakValueDictionary[int, TensorDevice]] = WeakValueDictionary()
 """Address of a device's memory -> the device."""
 
 
-def device_tensor(device: Device, layer: int) -> DeviceTensor:
-    """A layer of a device."""
+def _kept(result: Any) -> Any:
+    """A view of a device's memory is a ``DeviceTensor``."""
+    if isinstance(result, tuple | list):
+        return type(result)(map(_kept, result)) if type(result) in (tuple, list) else result
+    if not isinstance(result, torch.Tensor):
+        return result
+    device = _DEVICES.get(result.untyped_storage().data_ptr())
+    return result if device is None else _of_device(result, device)
+
+
+def _of_device(tensor: torch.Tensor, device: TensorDevice) -> DeviceTensor:
+    found: DeviceTensor = tensor.as_subclass(DeviceTensor)
+    found._device = device
+    return found
+
+
+def device_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
+    """A layer of a device: of each slot of a block its key and its value."""
+    tokens: DeviceTensor = _layer(device, layer).view(DTYPE)[:, None].unflatten(2, (-1, 2 * HEAD_SIZE))
+    return tokens
+
+
+def state_tensors(device: TensorDevice, layer: int) -> list[DeviceTensor]:
+    """The same of a layer that keeps states, which has a list of tensors in vLLM."""
+    return [_layer(device, layer)]
+
+
+def _layer(device: TensorDevice, layer: int) -> DeviceTensor:
     words = torch.from_numpy(device.memory.view("int64"))
-    tensor: DeviceTensor = words[:, layer][:, None, :, None].as_subclass(DeviceTensor)
-    tensor._device = device
-    _DEVICES[words.data_ptr()] = device
-    return tensor
+    _DEVICES[words.untyped_storage().data_ptr()] = device
+    return _of_device(words[:, layer], device)
 
 
-def device_of(tensor: torch.Tensor) -> Device:
-    """The device whose memory a tensor shows."""
-    device = _DEVICES.get(tensor.untyped_storage().data_ptr())
+def device_of(tensor: torch.Tensor | Sequence[torch.Tensor]) -> TensorDevice:
+    """The device whose memory a tensor, or each of several, shows. Who asks copies through it."""
+    one = tensor if isinstance(tensor, torch.Tensor) else tensor[0]
+    device = _DEVICES.get(one.untyped_storage().data_ptr())
     if device is None:
         raise ConfigError("the testbed copies what lies on its own devices, and this tensor doesn't")
+    device.is_read_by_address = False
     return device

@@ -10,7 +10,7 @@ waits for the draft model (V2: since 0.33). The device runs all layers of a step
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,16 +27,18 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.memory.kernels import LaunchedStep
 from kv_vllm.driver.connector import DrivenConnector
+from kv_vllm.driver.ranks import at_work
 from kv_vllm.vllm_world import kv_cache_config, layer_name
 
 
 @contextmanager
-def process_of(connector: DrivenConnector) -> Iterator[None]:
+def process_of(connector: DrivenConnector, rank: int, world_size: int) -> Iterator[None]:
     """Be the worker process that has this connector: vLLM has one for each."""
     assert kv_transfer_state._KV_CONNECTOR_AGENT is None, "two workers of a process are at work at the same time"
     kv_transfer_state._KV_CONNECTOR_AGENT = connector
     try:
-        yield
+        with at_work(rank, world_size):
+            yield
     finally:
         kv_transfer_state._KV_CONNECTOR_AGENT = None
 
@@ -58,10 +60,13 @@ class VllmWorker:
         self._new_blocks: Collection[int] = ()
         self._load_targets: list[int] = []
         self.connector = DrivenConnector(self._config, KVConnectorRole.WORKER, kv_cache_config(world))
-        with process_of(self.connector):
+        with self._process():
             self.connector.get_mem_pool_context()
             self._start()
             self.connector.get_handshake_metadata()
+
+    def _process(self) -> AbstractContextManager[None]:
+        return process_of(self.connector, self._config.parallel_config.rank, self.world.world_size)
 
     def _start(self) -> None:
         self.connector.register_kv_caches(self._layers)
@@ -79,7 +84,7 @@ class VllmWorker:
         output: Any = step.output
         if self.world.world_size > 1:  # each process has a copy of its own
             output = pickle.loads(pickle.dumps(output))
-        with process_of(self.connector):
+        with self._process():
             report = self._execute(output, step)
         return report if report is not None else KVConnectorOutput()
 

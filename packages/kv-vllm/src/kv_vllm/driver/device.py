@@ -1,0 +1,29 @@
+"""``TensorDevice``: the testbed's device, whose memory vLLM's connectors see as tensors."""
+
+from time import sleep
+
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
+
+PAUSE_SECONDS = 0.01
+
+
+class TensorDevice(Device):
+    """A device of which somebody may have an address.
+
+    Code that reads by an address isn't seen, and can't be made to wait for a step. So a step runs as soon as it is
+    launched, unless who copies does that through the testbed.
+    """
+
+    is_read_by_address = False
+
+    def launch(self, step: LaunchedStep) -> None:
+        """Queue a step, and run it if nobody would wait for it."""
+        super().launch(step)
+        if self.is_read_by_address:
+            self.synchronize()
+
+    def let_others_work(self) -> None:
+        """Give threads of a connector's own, which may be copying, some time."""
+        if self.is_read_by_address:
+            sleep(PAUSE_SECONDS)

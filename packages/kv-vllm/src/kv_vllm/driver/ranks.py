@@ -1,0 +1,71 @@
+"""What a worker's process knows of the others: vLLM's groups of ranks, for the ranks of a world.
+
+All ranks of a world live in one process, so which of them is at work is told here, around each call. A group says
+who is in it. With one rank, what it says to itself it hears; with several nothing can be said, since the others
+don't run meanwhile: a connector that wants to is told so.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from vllm.distributed import parallel_state
+
+from kv_api import ConfigError
+
+TALKS: Final = frozenset(
+    {
+        *("all_gather", "all_reduce", "barrier", "broadcast", "broadcast_object", "broadcast_object_list"),
+        *("broadcast_tensor_dict", "gather", "recv", "recv_object", "reduce_scatter", "send", "send_object"),
+    }
+)
+"""What a rank of vLLM's says to the others, or hears from them."""
+
+
+class Ranks:
+    """A group of ranks as one of them sees it; fits what connectors ask of ``GroupCoordinator``."""
+
+    def __init__(self, name: str, rank: int, ranks: list[int]) -> None:
+        self.unique_name = name
+        self.rank = rank
+        self.ranks = ranks
+        self.local_rank = rank
+        self.world_size = len(ranks)
+        self.rank_in_group = ranks.index(rank)
+        self.first_rank, self.last_rank = ranks[0], ranks[-1]
+        self.is_first_rank, self.is_last_rank = rank == ranks[0], rank == ranks[-1]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in TALKS:
+            raise AttributeError(f"the testbed's group of ranks {self.unique_name!r} has no {name!r}")
+        if self.world_size > 1:
+            raise ConfigError(
+                f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
+                "process, so none can hear another; a connector that needs it can be tried with one rank"
+            )
+        return _to_itself
+
+
+def _to_itself(*args: Any, **kwargs: Any) -> Any:
+    """What the only rank of a group hears when it talks: what it said."""
+    said = [*args, *kwargs.values()]
+    return said[0] if said else None
+
+
+@contextmanager
+def at_work(rank: int, tensor_parallel: int) -> Iterator[None]:
+    """Be the process of a rank: what it asks of its groups is answered."""
+    alone = [rank]
+    groups = {
+        "_WORLD": Ranks("world", rank, list(range(tensor_parallel))),
+        "_TP": Ranks("tp", rank, list(range(tensor_parallel))),
+        **{f"_{name.upper()}": Ranks(name, rank, alone) for name in ("pp", "dp", "dcp", "pcp", "ep")},
+    }
+    before = {name: getattr(parallel_state, name) for name in groups if hasattr(parallel_state, name)}
+    for name in before:
+        setattr(parallel_state, name, groups[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(parallel_state, name, value)
