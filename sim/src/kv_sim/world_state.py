@@ -47,7 +47,7 @@ class WorldState:
         self._digest = blake2b(digest_size=16)
         self._observe = observe
         self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
-        self.arrivals = Arrivals(config)
+        self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
 
     # -- applying ------------------------------------------------------------------------------
 

@@ -212,3 +212,16 @@ class NewHoldsSurviveReset(RoutedP2PConnector):
     """What no worker knew to be held when the cache was reset is held and served after it."""
 
     scheduler_class = _DropsRevoked
+
+
+class _PullsAllOrNothing(RoutedSchedulerSide):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if num_computed_tokens:
+            return 0, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class DeclinesWithLocalHits(RoutedP2PConnector):
+    """Who has the beginning of a prompt already lets its ticket go, and computes the rest."""
+
+    scheduler_class = _PullsAllOrNothing

@@ -210,6 +210,7 @@ _HANDED_OVER: Final = (
     plant(pulls.HoldsSurviveReset, "", _I.HITS, P2P),
     plant(pulls.NewHoldsSurviveReset, "", _I.HITS, P2P),
     plant(pulls.OldTicketLeft, "", _I.HITS, P2P),
+    plant(pulls.DeclinesWithLocalHits, "", _I.HITS, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),
