@@ -241,3 +241,14 @@ def test_a_prefix_with_a_state_is_gone_on_from_at_its_last_hash(per_block: int) 
         blocks = -(-found // 8)
         assert [len(table) for table in tables] == [blocks, blocks]
         assert tables[1][:-1] == [NULL] * (blocks - 1)
+
+
+def test_blocks_that_are_evicted_are_found_by_nobody_and_stay_whose_they_are() -> None:
+    pool = BlockPool(6)
+    first, second, third = pool.allocate(3)
+    for block, name in ((first, b"a"), (second, b"b")):
+        pool.cache(0, name, block)
+    pool.evict_blocks({second, third})
+    assert [pool.find(0, name) for name in (b"a", b"b")] == [first, None]
+    assert [pool.ref_counts[block] for block in (first, second, third)] == [1, 1, 1]
+    pool.check()

@@ -202,7 +202,7 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
     made.kv_transfer_params = {"do_remote_decode": changes.get("wanted", True)}
     made.status = changes.get("status", Status.FINISHED_STOPPED)
     made.num_computed_tokens = changes.get("computed", SHARED)
-    call = ("request_finished", (made, []), (False, changes.get("ticket")))
+    call = ("request_finished", (made, []), ("ticket" in changes, changes.get("ticket")))
     if not is_judged:
         tickets.hear(*call)
         return

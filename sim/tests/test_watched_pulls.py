@@ -118,3 +118,37 @@ def test_blocks_of_a_pull_that_failed_are_unfilled_in_that_step_only(monkeypatch
     assert raised.value.message == (
         "worker 0 side reports: blocks [5, 7] weren't filled, but no pull of them failed in this step"
     )
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_nothing_has_ended_of_which_a_copy_may_still_move(is_sent: bool, is_lost: bool) -> None:
+    """Maybe only when it is found."""
+    made = Holding()
+    made.add("r2")
+    made.step()
+    (device,) = made.world.engine.devices
+    if is_sent:
+        device.copies.advance(device.copies.running[0], 3)
+        made.step()
+    (copy,) = device.copies.running.values()
+    if is_lost:
+        device.lose(copy)
+    report = made.worker.get_transfer_results
+
+    def reports(finished: set[str]) -> KVConnectorTransferResults:
+        (made.worker._pulling if is_sent else made.worker._held).clear()
+        results: KVConnectorTransferResults = report(finished)
+        return results
+
+    made.worker.get_transfer_results = reports
+    made.now += 0 if is_sent else made.seconds
+    with pytest.raises(Violation) as raised:
+        made.step()
+    assert raised.value.invariant is Invariant.OWNERSHIP
+    state = "was lost" if is_lost else "is under way"
+    what = {
+        True: f"the pull of request r2 has ended, but load copy 1, which {state}, may still write its blocks",
+        False: f"request r1 is held no longer, but store copy 0, which {state}, may still read its blocks",
+    }[is_sent]
+    assert raised.value.message == f"worker 0 side reports: {what} {copy.blocks_left}"

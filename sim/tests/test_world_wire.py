@@ -8,7 +8,7 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Copy
+from kv_sim.memory.copies import Copy, Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire
@@ -99,3 +99,31 @@ def test_it_is_remembered_which_holds_are_over_and_whose_pulls_failed(wire: Worl
     wire.poll()
     assert (wire.over, wire.failed) == ({"r1.1", "r5.1"}, {"r6"})
     assert (wire.holds, wire.sent, wire.received) == ({}, {}, {})
+
+
+def test_what_was_begun_is_forgotten_by_hold_and_by_request_with_what_may_still_move(wire: WorldWire) -> None:
+    wire.pull(PULL)
+    wire.pull(ANOTHER)
+    mine, other = running(wire)
+    assert wire.forget(Direction.LOAD, "r2") == []
+    assert wire.forget(Direction.STORE, "r2") == [], "it is of a hold"
+    assert wire.forget(Direction.STORE, "r1.1") == [mine]
+    assert wire.forget(Direction.STORE, "r1.1") == [], "nobody asks twice"
+    assert [*wire.begun] == [other.copy_id]
+    run(wire)
+    mine, other = running(wire)
+    assert wire.forget(Direction.STORE, "r5.1") == [], "it was sent"
+    assert [*wire.begun] == [mine.copy_id, other.copy_id]
+    for copy in (mine, other):
+        wire.device.copies.lose(copy)
+    assert wire.give_up("r6")
+    assert wire.forget(Direction.LOAD, "r6") == [], "it is lost for good"
+    assert wire.forget(Direction.LOAD, "r2") == [mine], "it may be found"
+    assert wire.begun == {}
+
+
+def test_that_is_known_although_the_wire_has_forgotten_it(wire: WorldWire) -> None:
+    wire.pull(PULL)
+    (mine,) = running(wire)
+    wire.sent.clear()
+    assert wire.forget(Direction.STORE, "r1.1") == [mine]

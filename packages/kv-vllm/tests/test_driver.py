@@ -105,8 +105,11 @@ def test_both_engines_give_their_devices_the_same_work(name, engine, monkeypatch
     assert seen.keys() >= work - ({"read_loaded"} if name == "later" else set())  # "memory" loads in the step
 
 
-@pytest.mark.parametrize("name", ["memory", "later", "p2p"])
-def test_so_they_do_without_a_prefix_cache(name, engine):
+@pytest.mark.parametrize(
+    ("name", "prefix_caching"), [("memory", False), ("later", False), ("p2p", False), ("p2p", True)]
+)
+def test_so_they_do_without_a_prefix_cache_and_with_one_that_forgets(name, prefix_caching, engine):
+    """Where blocks are pulled a cache forgets half of what is held."""
     from kv_vllm.driver.subjects import OUR_SUBJECTS
 
     compared = 0
@@ -115,8 +118,28 @@ def test_so_they_do_without_a_prefix_cache(name, engine):
         if vllm_version() < (0, 33) and config.runner == 2 and config.spec_tokens:
             continue
         in_vllm = OUR_SUBJECTS.get(f"our-{name}")
-        compared += same_calls(engine, SUBJECTS[name], seed, in_vllm, prefix_caching=False)
+        compared += same_calls(engine, SUBJECTS[name], seed, in_vllm, prefix_caching=prefix_caching)
     assert compared > 1000
+
+
+def test_tickets_are_judged_in_vllm_too(engine, monkeypatch):
+    """It is vLLM's request that comes with one."""
+    from kv_sim.checkers.tickets import Tickets
+    from kv_vllm.driver.subjects import OUR_SUBJECTS
+
+    check, demanded = Tickets._check_match, []
+
+    def checks(tickets, request, local, count):
+        issued = tickets._brought.get(request.request_id)
+        if issued is not None and not issued.is_spent and issued.request.is_held and count:
+            demanded.append(local > 0)
+        check(tickets, request, local, count)
+
+    monkeypatch.setattr(Tickets, "_check_match", checks)
+    for seed in range(60):
+        assert run_seed(OUR_SUBJECTS["our-p2p"], seed, engine="vllm").failure is None
+    assert sum(demanded) > 5
+    assert len(demanded) > sum(demanded) + 5
 
 
 def test_ours_pull_from_each_other_as_vllm_loads_them(engine, monkeypatch):

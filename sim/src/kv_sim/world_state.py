@@ -47,7 +47,7 @@ class WorldState:
         self._digest = blake2b(digest_size=16)
         self._observe = observe
         self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
-        self.arrivals = Arrivals(config)
+        self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
 
     # -- applying ------------------------------------------------------------------------------
 
@@ -76,6 +76,12 @@ class WorldState:
         under_way = (step.output.num_scheduled_tokens for step in self.engine.steps)
         return set(self.engine.scheduler.requests).union(*under_way)
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether copies are under way, and all of them are lost."""
+        states = {copy.state for device in self.engine.devices for copy in device.copies.running.values()}
+        return states == {State.LOST}
+
     def _add(self, args: dict[str, Any], random: Random | None) -> bool:
         spec = RequestSpec.from_json(args["spec"])
         if spec.request_id in self.taken_ids() or spec.total_tokens > self.config.max_model_len:
@@ -87,6 +93,8 @@ class WorldState:
         request = self.engine.scheduler.requests.get(args["request"])
         if request is None or request.status.is_finished:
             return False
+        if request.awaits_load and self.stands_still:
+            self.coverage.situation("a load that stands still is aborted")
         self.engine.abort(args["request"])
         return True
 

@@ -4,6 +4,8 @@ Nothing breaks if a connector holds nothing, refuses a ticket or takes part of i
 demanded here, in the words of vLLM's routers, and only where nobody could have a reason: the request that was held
 ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
 
+A ticket that a request leaves is of blocks that are held: its own, or those of one before it that is held.
+
 After a reset no ticket is taken that came before it, and what was held then is pulled by nobody who begins in a
 step after the one that told the workers.
 """
@@ -43,6 +45,10 @@ class Tickets:
         self._referee = referee
         self._is_on = is_on
         self._issued: dict[str, Issued] = {}
+        self._holders: dict[str, SimRequest] = {}
+        """By ticket: whose blocks it is for, also after a reset."""
+        self._untold: set[str] = set()
+        """Tickets of holds of which the workers will be told in the next step."""
         self._stale: set[str] = set()
         """Requests whose ticket came before a reset."""
         self._before_reset: set[str] = set()
@@ -55,6 +61,21 @@ class Tickets:
         """By request: the name of the ticket that it came with."""
         self._brought: dict[str, Issued] = {}
         """By request: the ticket that it came with and that it neither took nor refused yet."""
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether there is a ticket of a hold that the workers don't know of yet."""
+        return bool(self._untold)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether something is held that a ticket is for."""
+        return any(issued.request.is_held for issued in self._issued.values())
+
+    @property
+    def has_revoked(self) -> bool:
+        """Whether something is held still that was held when the cache was reset."""
+        return any(self._holders[name].is_held for name in self._reset | self._before_reset)
 
     def hear(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         """The scheduler's side was called, and answered."""
@@ -71,7 +92,8 @@ class Tickets:
             self._carries.pop(args[0].request_id, None)
             self._stale.discard(args[0].request_id)
             tables = args[1] if name == "request_finished_all_groups" else (args[1],)
-            self._ends(args[0], answer[1] or {}, [self._first_token(table) for table in tables])
+            first_tokens = [self._first_token(table) for table in tables]
+            self._ends(args[0], answer[1] or {}, first_tokens, is_held=answer[0])
         elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
             self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
             self._stale.update(self._carries)
@@ -82,6 +104,7 @@ class Tickets:
         elif name == "build_connector_meta":
             self._before_reset |= self._reset
             self._reset.clear()
+            self._untold.clear()
         elif name == "update_connector_output":
             self._check_pulled(args[0])
 
@@ -168,9 +191,11 @@ class Tickets:
                 return False
         return True
 
-    def _ends(self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int]) -> None:
+    def _ends(
+        self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int], *, is_held: bool
+    ) -> None:
         if ticket.get(TICKET):
-            self._issued[_name_of(ticket)] = Issued(request, request.num_prompt_tokens, tuple(first_tokens))
+            self._leaves(request, _name_of(ticket), first_tokens, is_held=is_held)
             return
         is_wanted = (request.kv_transfer_params or {}).get(WANTED) and self._config.role != "kv_consumer"
         tokens = request.num_prompt_tokens
@@ -181,6 +206,22 @@ class Tickets:
                 f"request {request.request_id}: its blocks are wanted by another engine, it ended well and its "
                 "prompt is computed, but it got no ticket when it ended",
             )
+
+    def _leaves(self, request: SimRequest, ticket: str, first_tokens: Sequence[int], *, is_held: bool) -> None:
+        """A request leaves a ticket when it ends. If it isn't held itself, the ticket is one of before."""
+        if is_held:
+            self._issued[ticket] = Issued(request, request.num_prompt_tokens, tuple(first_tokens))
+            self._holders[ticket] = request
+            self._untold.add(ticket)
+            return
+        holder = self._holders.get(ticket)
+        if holder is not None and holder.is_held and ticket not in self._reset | self._before_reset:
+            return
+        whose = f"; those of request {holder.request_id}, whose ticket it is, were withdrawn" if holder else ""
+        self._referee.fail(
+            Invariant.HITS,
+            f"request {request.request_id}: it left a ticket when it ended, but its blocks aren't held{whose}",
+        )
 
 
 def _name_of(ticket: dict[str, Any]) -> str:

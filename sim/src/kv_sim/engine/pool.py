@@ -4,7 +4,8 @@ A block is free, or held by one or more requests. Free blocks stand in a queue: 
 freed blocks with a cached hash go to its back (last out), those without to its front. A cached block keeps its
 hash until it is allocated anew. Block 0 is the null block: it stands for what slid out of a window.
 
-A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that.
+A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are vLLM's names for that, and
+``evict_blocks`` is for letting nobody find some.
 """
 
 from collections import Counter, OrderedDict
@@ -99,6 +100,11 @@ class BlockPool:
             blocks.remove(block)
             if not blocks:
                 del self.cached[key]
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Let nobody find these any more."""
+        for block in sorted(block_ids):
+            self.uncache(block)
 
     def move_name(self, source: int, target: int) -> None:
         """Let others find ``target`` in the place of ``source``, if anybody could."""

@@ -2,8 +2,9 @@
 
 Prompts come from a few conversations, the first ones much more often than the last (Zipf); lengths lie at or next
 to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them. Where an
-engine finds nothing in its own blocks, most prompts came before; and where it has windows, too, half of the
-requests want one token: with each one more that is made, less is left of what the prompt's last one read.
+engine finds nothing in its own blocks, or serves others, most prompts came before; and if it has windows, too,
+half of the requests want one token: with each one more that is made, less is left of what the last one of the
+prompt read.
 """
 
 from collections.abc import Container
@@ -21,8 +22,9 @@ MOST_BLOCKS = 12
 class Arrivals:
     """Draws requests for one world."""
 
-    def __init__(self, config: WorldConfig) -> None:
+    def __init__(self, config: WorldConfig, *, of_peers: bool = False) -> None:
         self._config = config
+        self._come_again = of_peers or not config.prefix_caching
         self._count = 0
         self._turns: list[int] = [0] * CONVERSATIONS
         self._before: RequestSpec | None = None
@@ -52,7 +54,7 @@ class Arrivals:
             adapter=random.choices([None, "s"], [8, 1])[0],
             skip_reading_prefix_cache=random.random() < 0.04,
         )
-        if not config.prefix_caching:
+        if self._come_again:
             spec = self._maybe_again(random, spec)
             if any(group.window for group in config.groups) and random.random() < 0.5:
                 spec = replace(spec, output_tokens=1, max_tokens=1)

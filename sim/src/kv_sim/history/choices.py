@@ -43,6 +43,16 @@ TROUBLE = (Kind.FAIL, Kind.SPOIL, Kind.LOSE, Kind.FIND, Kind.REPEAT, Kind.RESTAR
 WHILE_LOADING = 6
 """How much more often the cache is reset while a load is under way, since few are."""
 
+WHILE_HELD = 3
+"""The same while something is held for another engine."""
+WHILE_UNTOLD = 9
+"""The same while no worker knows of that yet, which lasts until the next step."""
+
+AFTER_RESET = 3
+"""How much more often requests arrive while something of before a reset is held: one of them may ask for it."""
+
+WHERE_COPIES_ARE_LOST = 6
+"""How much more often requests are aborted while blocks are pulled and all copies are lost."""
 
 WHERE_STEPS_LOAD = 6
 """How much more often a copy that is waited for fails, at least, once a step has waited for a load."""
@@ -75,13 +85,20 @@ def _weight(world: WorldState, kind: Kind) -> int:
     weight = WEIGHTS[kind]
     if world.subject.serves_peers:
         weight *= OF_PULLS.get(kind, 1)
+        if kind is Kind.ADD and world.tickets.has_revoked:
+            weight *= AFTER_RESET
+        if kind is Kind.ABORT and _is_loading(world) and world.stands_still:
+            weight *= WHERE_COPIES_ARE_LOST
     if kind in TROUBLE:
         trouble = world.config.trouble
         if trouble and kind is Kind.SPOIL and _has_loaded_in_step(world):
             trouble = max(trouble, WHERE_STEPS_LOAD)
         return weight * trouble
-    if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET) and _is_loading(world):
-        return weight * WHILE_LOADING
+    if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET):
+        if _is_loading(world):
+            weight *= WHILE_LOADING
+        if world.tickets.has_held:
+            weight *= WHILE_UNTOLD if world.tickets.has_untold else WHILE_HELD
     return weight
 
 
@@ -115,8 +132,10 @@ def legal_choices(world: WorldState) -> Choices:
     _add_trouble_of_ranks(world, choices)
     if unfinished:
         choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
+    # While something is held, vLLM raises at a reset with the running requests.
+    with_running = 0.2 if world.tickets.has_held else 0.5
     choices[Kind.RESET] = lambda random: {
-        "running": random.random() < 0.5,
+        "running": random.random() < with_running,
         "connector": _may(world, "reset_all", Trait.RESET) and random.random() < 0.5,
     }
     for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):

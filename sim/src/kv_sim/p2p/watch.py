@@ -1,20 +1,24 @@
 """``TimedP2PWorkerSide``: the worker's half with a clock of the world's, and a watch on what it reports."""
 
-from typing import Any
+from typing import Any, Final
 
 from kv_api import ForwardContext, KVCaches, KVConnectorTransferResults
 from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.metadata import Pull
+from kv_sim.memory.copies import Copy, Direction, State
 from kv_sim.memory.device import Device
 from kv_sim.p2p.wire import WorldWire
 from kv_sim.violation import Invariant
+
+STATES: Final = {State.RUNNING: "is under way", State.LOST: "was lost"}
 
 
 class TimedP2PWorkerSide(P2PWorkerSide):
     """Its time is the steps that computed nothing and in which no copy was under way that will ever end.
 
     It looks at its own reports: a hold that ends early serves nobody, a pull that fails without a reason is
-    computed instead, and nothing else breaks.
+    computed instead, and nothing else breaks. And what ends while a copy of it may still move something, maybe one
+    that was lost and is found much later, seldom meets anybody there.
     """
 
     _seconds = 0
@@ -55,11 +59,15 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         self._lost.clear()
         for request_id in [name for name in self._holds if name not in self.held_requests]:
             hold_id, end = self._holds.pop(request_id)
+            self._must_be_over(wire.forget(Direction.STORE, hold_id), f"request {request_id} is held no longer")
             if hold_id not in wire.over and now < end:
                 what = f"request {request_id} is held no longer, but nobody pulled or declined it"
                 self._refuse(what, end - now)
         for request_id in [name for name in self._pulls if name not in self.pulling_requests]:
             pull, end = self._pulls.pop(request_id)
+            self._must_be_over(
+                wire.forget(Direction.LOAD, request_id), f"the pull of request {request_id} has ended"
+            )
             if request_id in results.failed_recving:
                 self._lost.update(pull.block_ids)
                 if request_id not in wire.failed and now < end:
@@ -73,6 +81,13 @@ class TimedP2PWorkerSide(P2PWorkerSide):
         if more := sorted(unfilled - self._lost):
             self._refuse(f"blocks {more} weren't filled, but no pull of them failed in this step")
         return unfilled
+
+    def _must_be_over(self, copies: list[Copy], what: str) -> None:
+        for copy in copies:
+            may = "may still read" if copy.direction is Direction.STORE else "may still write"
+            but = f"but {copy}, which {STATES[copy.state]}, {may} its blocks {copy.blocks_left}"
+            where = f"worker {self._device.rank} side reports"
+            self._device.shadow.violation(Invariant.OWNERSHIP, f"{where}: {what}, {but}")
 
     def _refuse(self, what: str, seconds: float | None = None) -> None:
         left = f", and it had {seconds:g} seconds left" if seconds is not None else ""

@@ -39,6 +39,8 @@ class WorldWire:
     """Holds that were pulled or declined."""
     failed: set[str] = field(default_factory=set)
     """Requests whose pull failed, since it was last forgotten."""
+    begun: dict[int, OnTheWay] = field(default_factory=dict)
+    """By copy, whatever became of it since: what the watch goes by."""
 
     def __post_init__(self) -> None:
         self.copies = self.device.copies.open()
@@ -67,7 +69,8 @@ class WorldWire:
         there = self._there(hold, pull) if hold is not None and is_meant else None
         if there is not None:
             pairs = list(zip(there, on_the_way.slots, strict=True))
-            self.sent[self.copies.submit(Direction.STORE, pairs)] = on_the_way
+            copy = self.copies.submit(Direction.STORE, pairs)
+            self.sent[copy] = self.begun[copy] = on_the_way
         else:
             copy = self._receive(on_the_way)
             self.device.copies.fail(self.device.copies.running[copy])
@@ -124,7 +127,7 @@ class WorldWire:
     def _receive(self, on_the_way: OnTheWay) -> int:
         pairs = list(zip(on_the_way.pull.block_ids, on_the_way.slots, strict=True))
         copy = self.copies.submit(Direction.LOAD, pairs, after_compute=False)
-        self.received[copy] = on_the_way
+        self.received[copy] = self.begun[copy] = on_the_way
         return copy
 
     def _received(self, on_the_way: OnTheWay, *, success: bool) -> None:
@@ -141,6 +144,21 @@ class WorldWire:
         """Those whose copy may still move something."""
         running: dict[int, Copy] = self.device.copies.running
         return [one for copy, one in kind.items() if copy in running and running[copy].state is not State.LOST]
+
+    def forget(self, direction: Direction, name: str) -> list[Copy]:
+        """Forget what was begun: what is sent of a hold, or what is received for a request.
+
+        Returns the copies among it that may still move something. One that was lost may, unless it is so for good.
+        """
+        running: dict[int, Copy] = self.device.copies.running
+        left = []
+        for copy_id, one in list(self.begun.items()):
+            copy = running.get(copy_id)
+            whose = one.pull.source.hold_id if direction is Direction.STORE else one.pull.request_id
+            if copy is None or (copy.direction is direction and whose == name):
+                del self.begun[copy_id]
+                left += [copy] if copy is not None and not copy.is_over else []
+        return left
 
     def wait(self, seconds: float) -> None:
         """Time is the world's."""

@@ -1,12 +1,12 @@
 """Planted where something was given up: a copy that was lost may be found, and still read and write."""
 
-from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, VllmConfig
+from kv_api import KVCacheConfig, KVCaches, KVConnectorMetadata, KVConnectorTransferResults, VllmConfig
 from kv_offload.scheduler.outcomes import Outcomes
 from kv_offload.scheduler.state.jobs import Report
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
-from kv_sim.p2p import RoutedP2PConnector, WorldWire
+from kv_sim.p2p import RoutedP2PConnector, TimedP2PWorkerSide, WorldWire
 from kv_sim.zoo.offload import PartedScheduler
 
 
@@ -56,3 +56,40 @@ class GivenUpPullGoesOn(RoutedP2PConnector):
         self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
     ) -> Wire:
         return _GoesOn(next(iter(kv_caches.values())).device)
+
+
+class _SendsOn(WorldWire):
+    def withdraw(self, hold_id: str) -> bool:
+        if any(one.pull.source.hold_id == hold_id for one in self._that_move(self.sent)):
+            return False
+        self.holds.pop(hold_id, None)
+        return True
+
+
+class WithdrawnHoldIsSent(RoutedP2PConnector):
+    """A hold ends while somebody who has stood still for long may go on sending its blocks, whosever they are."""
+
+    def make_wire(
+        self, kv_caches: KVCaches, options: Options, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None
+    ) -> Wire:
+        return _SendsOn(next(iter(kv_caches.values())).device)
+
+
+class _ForgetsAborted(TimedP2PWorkerSide):
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        wire = self.wire
+        assert isinstance(wire, WorldWire), f"the wire is {wire!r}"
+        moving = {one.pull.request_id for kind in (wire.sent, wire.received) for one in wire._that_move(kind)}
+        for request_id in sorted((finished_req_ids & self._pulling.keys()) - moving):
+            for kind in (wire.sent, wire.received):
+                for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
+                    del kind[copy]
+            self._end_pull(request_id, results)
+        return results
+
+
+class AbortedPullGoesOn(RoutedP2PConnector):
+    """A request is aborted whose pull stands still: nobody waits for that, but it isn't told to end."""
+
+    worker_class = _ForgetsAborted

@@ -179,3 +179,49 @@ class HoldsSurviveReset(RoutedP2PConnector):
     """What was held when the cache was reset is held and served after it."""
 
     scheduler_class = _HoldsLiveOn
+
+
+class _LeavesTheOldTicket(RoutedSchedulerSide):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        hold, ticket = super().request_finished_all_groups(request, block_ids)
+        left: dict[str, dict[str, Any]] = self.__dict__.setdefault("left", {})
+        if ticket is None or left.setdefault(ticket["remote_digest"], ticket) is ticket:
+            return hold, ticket
+        self._next.holds.pop()
+        self._count_held(-self._holding.pop(request.request_id))
+        return False, left[ticket["remote_digest"]]
+
+
+class OldTicketLeft(RoutedP2PConnector):
+    """A prompt that was held isn't held again: its first ticket is handed on, also when that hold is over."""
+
+    scheduler_class = _LeavesTheOldTicket
+
+
+class _DropsRevoked(RoutedSchedulerSide):
+    def reset_cache(self) -> bool:
+        super().reset_cache()
+        untold = {hold.request_id for hold in self._next.holds}
+        self._next.revoked = [request_id for request_id in self._next.revoked if request_id not in untold]
+        return True
+
+
+class NewHoldsSurviveReset(RoutedP2PConnector):
+    """What no worker knew to be held when the cache was reset is held and served after it."""
+
+    scheduler_class = _DropsRevoked
+
+
+class _PullsAllOrNothing(RoutedSchedulerSide):
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if num_computed_tokens:
+            return 0, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class DeclinesWithLocalHits(RoutedP2PConnector):
+    """Who has the beginning of a prompt already lets its ticket go, and computes the rest."""
+
+    scheduler_class = _PullsAllOrNothing

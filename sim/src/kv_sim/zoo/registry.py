@@ -149,6 +149,8 @@ _GIVEN_UP: Final = (
     plant(late.GivenUpIsNotFenced, "", _I.OWNERSHIP, _HASTY, _I.CONTENT),
     plant(late.GivenUpRoomIsFree, "", _I.OWNERSHIP, SUBJECTS["offload-hasty"], _I.CONTENT),
     plant(late.GivenUpPullGoesOn, "SGLang#35049", _I.OWNERSHIP, SUBJECTS["p2p-hasty"], _I.CONTENT),
+    plant(late.WithdrawnHoldIsSent, "", _I.OWNERSHIP, P2P, _I.CONTENT),
+    plant(late.AbortedPullGoesOn, "SGLang#35049", _I.OWNERSHIP, P2P, _I.CONTENT),
 )
 
 
@@ -206,6 +208,9 @@ _HANDED_OVER: Final = (
     plant(pulls.DeclinesWhenAskedAgain, "", _I.HITS, P2P),
     plant(pulls.TicketsSurviveReset, "", _I.HITS, P2P),
     plant(pulls.HoldsSurviveReset, "", _I.HITS, P2P),
+    plant(pulls.NewHoldsSurviveReset, "", _I.HITS, P2P),
+    plant(pulls.OldTicketLeft, "", _I.HITS, P2P),
+    plant(pulls.DeclinesWithLocalHits, "", _I.HITS, P2P),
     plant(pulls.HoldsEndEarly, "", _I.PROTOCOL, P2P),
     plant(pulls_of_groups.LastTokenFromAWindowPassed, "", _I.CONTENT, P2P),
     plant(pulls_of_groups.GroupsSwapped, "", _I.CONTENT, P2P),

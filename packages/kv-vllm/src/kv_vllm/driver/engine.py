@@ -131,7 +131,11 @@ class VllmEngine(Engine):
     def _known(self, value: Any) -> Any:
         if isinstance(value, VllmSchedulerOutput):
             return SchedulerOutput(**{part.name: getattr(value, part.name) for part in fields(SchedulerOutput)})
-        return self.ledger.twins.get(getattr(value, "request_id", ""), value)
+        twin = self.ledger.twins.get(getattr(value, "request_id", ""))
+        if twin is None:
+            return value
+        twin.kv_transfer_params = value.kv_transfer_params
+        return twin
 
     # -- requests ------------------------------------------------------------------------------
 
