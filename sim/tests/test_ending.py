@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,35 @@ def test_a_thread_of_a_history_that_failed_is_not_told(stop: threading.Event) ->
 
     with pytest.raises(Violation, match="KeyError"):
         end_with(begin)
+
+
+class Stubborn:
+    """Nobody can reach it, and it waits when it is collected."""
+
+    def __init__(self, stop: threading.Event, began: threading.Event) -> None:
+        self.itself, self.stop, self.began = self, stop, began
+
+    def __del__(self) -> None:
+        self.began.set()
+        self.stop.wait(20)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
+    stop: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(ending, "COLLECTING_SECONDS", 0.1)
+    began, kept = threading.Event(), []
+
+    def begin() -> None:
+        kept.append((tmp_path / f"{len(kept)}").open("w"))
+        Stubborn(stop, began)
+        if fails:
+            raise KeyError("nowhere")
+
+    with pytest.raises(Violation, match="KeyError") if fails else nullcontext():
+        end_with(begin)
+    assert began.is_set()
+    assert not stop.is_set()
+    for file in kept:
+        file.close()

@@ -27,6 +27,8 @@ PATIENCE_SECONDS: Final = 1.0
 """A thread or process that was told to end may take so long for it."""
 LOOKS: Final = 50
 """How often it is looked whether they have."""
+COLLECTING_SECONDS: Final = 10.0
+"""Collecting what nobody can reach any more takes far less, unless something waits for ever when it is closed."""
 
 
 Again: TypeAlias = Callable[[], Counter[str] | None]
@@ -63,12 +65,14 @@ class Ending:
         for guard in engine.guards:
             with suppress(Violation, HistoryEnds, TestbedError):
                 guard.shutdown()
+        if Holdings.now().since(self._before, self._made):
+            _close_what_nobody_can_reach()
 
     def left_open(self) -> Counter[str]:
         """What was opened since the history began and still is, when all that goes on has had time to end."""
         left = Holdings.now().since(self._before, self._made)
         if left:
-            gc.collect()  # what nobody can reach any more is closed
+            _close_what_nobody_can_reach()
             for _ in range(LOOKS):
                 # In this order: who ends after it was looked for has closed what it had when that is looked at.
                 goes_on = self._new_threads() or Holdings.now().children_since(self._before)
@@ -107,3 +111,10 @@ class Ending:
     def _should_end(self, thread: threading.Thread) -> bool:
         pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
         return not thread.daemon and thread not in self._threads_before and thread not in pools
+
+
+def _close_what_nobody_can_reach() -> None:
+    """In a thread: what waits for ever when it is closed, such as a context of sockets in use, keeps nobody."""
+    collector = threading.Thread(target=gc.collect, daemon=True)
+    collector.start()
+    collector.join(COLLECTING_SECONDS)
