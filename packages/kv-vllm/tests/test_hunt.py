@@ -31,10 +31,10 @@ def test_kinds_leave_out_what_differs_from_one_history_to_the_next(message, kind
     assert kind_of(Violation(Invariant.CONTENT, message)) == f"CONTENT  {kind}"
 
 
-def found_in(name, tries):
+def found_in(name, tries, **options):
     (planted,) = [planted for planted in PLANTED if planted.subject.kv_connector == name]
     left = iter(range(tries))
-    return hunt(planted.subject, count(), lambda: next(left, None) is not None, engine="builtin")
+    return hunt(planted.subject, count(), lambda: next(left, None) is not None, engine="builtin", **options)
 
 
 def test_one_short_history_of_each_kind_is_kept(tmp_path):
@@ -55,6 +55,16 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     assert file.name.startswith("some-protocol-request-r") and file.name.count("-") == 4
     again = read_schedule(file)
     assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
+
+
+def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
+    silent = frozenset({Invariant.PROTOCOL})
+    assert all(kind.startswith("PROTOCOL") for kind in found_in("ReportsEveryEnd", 4).counts)
+    found = found_in("ReportsEveryEnd", 4, silent=silent)
+    assert found.counts
+    assert not any(kind.startswith("PROTOCOL") for kind in found.counts)
+    show_found("Some", found, tmp_path, lambda line: None)
+    assert {read_schedule(file).without for file in tmp_path.iterdir()} == {silent}
 
 
 def test_nothing_found_is_said(tmp_path):
@@ -79,13 +89,13 @@ def hunted(monkeypatch):
     def hunt_in(*seeds):
         shown = [iter(again) for _, _, _, again in seeds]
 
-        def run_seed(subject, seed, *, engine, actions):
+        def run_seed(subject, seed, *, engine, actions, silent):
             assert (subject, engine) == ("a subject", "vllm")
             violation = seeds[seed][0]
             failure = None if violation is None else Failure(subject, WorldConfig(), [], violation, seed)
             return SimpleNamespace(failure=failure)
 
-        def shrink(failure, *, most_replays):
+        def shrink(failure, *, most_replays, silent, goes_on):
             shrunk.append(failure.seed)
             _, violation, length, _ = seeds[failure.seed]
             return replace(failure, history=[Action(Kind.STEP)] * length, violation=violation)

@@ -155,20 +155,21 @@ def test_what_is_compared(options, cells, names, seeds, agrees, some_vllm, monke
 @pytest.fixture
 def hunted(some_vllm, monkeypatch):
     """Subjects that were fuzzed, the first two seeds of each, and for how long; one in ``breaking`` fails."""
-    told, now, breaking = [], [1000.0], []
+    told, now, breaking, quiet = [], [1000.0], [], [SUBJECTS["patient"]]
 
-    def hunt(subject, seeds, goes_on):
+    def hunt(subject, seeds, goes_on, *, silent):
         begun = now[0]
         while goes_on():
             now[0] += 1
         told.append((subject, next(seeds), next(seeds), now[0] - begun))
+        assert silent == (frozenset() if subject not in quiet else {Invariant.CONTENT, Invariant.WORK})
         if subject not in breaking:
             return Found(histories=3)
         failure = Failure(subject, WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)
         return Found(3, {"a kind": failure}, Counter({"a kind": 2}))
 
     monkeypatch.setattr("kv_vllm.driver.hunt.hunt", hunt)
-    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    monkeypatch.setattr("kv_sim.failures.deadline.monotonic", lambda: now[0])
     return told, breaking
 
 
@@ -183,6 +184,14 @@ def test_fuzzing_shares_its_time_and_begins_with_a_seed(hunted, capsys):
         "vLLM 0.33: memory, vllm-example, our-offloading, 1.5 minutes in all",
         *[f"{name}: 3 histories, 0 failures" for name in names],
     ]
+
+
+def test_checkers_are_switched_off_by_name(hunted, capsys):
+    told, _ = hunted
+    assert main(["fuzz", "--subject", "patient", "--without", "content", "work", "--minutes", "1"]) == 0
+    assert len(told) == 1
+    assert main(["fuzz", "--subject", "patient", "--without", "contents"]) == 2
+    assert "--without: unknown checker 'contents'; known: CONTENT, " in capsys.readouterr().err
 
 
 def test_fuzzing_is_of_all_of_vllms_for_ten_minutes(hunted):

@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fuzz.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
     fuzz.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     fuzz.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    fuzz.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+    )
     fuzz.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
     fuzz.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     fuzz.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
@@ -98,7 +101,7 @@ def _drift(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     _need_the_testbed()
     from kv_sim.command.console import let_connectors_log_nothing
-    from kv_sim.command.selection import choose_subject, look_in_this_folder
+    from kv_sim.command.selection import choose_subject, look_in_this_folder, parse_checkers
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_sim.failures.deadline import within
     from kv_vllm.driver.hunt import hunt, show_found
@@ -112,6 +115,7 @@ def _fuzz(options: argparse.Namespace) -> int:
         print(f"unknown subject {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     let_connectors_log_nothing()
+    without = parse_checkers(options.without)
     version = vllm_version()
     if options.connector is not None:
         look_in_this_folder()
@@ -120,7 +124,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
     failed = False
     for name in names:
-        found = hunt(known[name], count(options.seed), within(60 * options.minutes / len(names)))
+        found = hunt(known[name], count(options.seed), within(60 * options.minutes / len(names)), silent=without)
         failed |= show_found(name, found, Path(options.save), _show)
     return 1 if failed else 0
 

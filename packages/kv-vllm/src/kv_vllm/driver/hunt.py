@@ -15,7 +15,7 @@ from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay, run_seed
 from kv_sim.subject import Subject
-from kv_sim.violation import Violation
+from kv_sim.violation import Invariant, Violation
 
 MOST_REPLAYS = 600
 """Tries to make a history shorter."""
@@ -33,7 +33,9 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     """Kind -> how many seeds led to it."""
     unsteady: list[str] = field(default_factory=list)
-    """Failures that a replay didn't show again: a matter of the driver."""
+    """Failures that a replay didn't show again: a matter of the driver, or of threads of the connector's own."""
+    silent: frozenset[Invariant] = frozenset()
+    """Checkers that were switched off."""
 
 
 def kind_of(violation: Violation) -> str:
@@ -45,15 +47,21 @@ def kind_of(violation: Violation) -> str:
 
 
 def hunt(
-    subject: Subject, seeds: Iterable[int], goes_on: Callable[[], bool], *, engine: str = "vllm", actions: int = 80
+    subject: Subject,
+    seeds: Iterable[int],
+    goes_on: Callable[[], bool],
+    *,
+    engine: str = "vllm",
+    actions: int = 80,
+    silent: frozenset[Invariant] = frozenset(),
 ) -> Found:
     """Run seeds while ``goes_on``, and shrink the first failure of each kind."""
-    found = Found()
+    found = Found(silent=silent)
     for seed in seeds:
         if not goes_on():
             break
         found.histories += 1
-        failure = run_seed(subject, seed, engine=engine, actions=actions).failure
+        failure = run_seed(subject, seed, engine=engine, actions=actions, silent=silent).failure
         if failure is None:
             continue
         kind = kind_of(failure.violation)
@@ -64,9 +72,9 @@ def hunt(
 
 
 def _keep(found: Found, failure: Failure) -> None:
-    short = shrink(failure, most_replays=MOST_REPLAYS, goes_on=within(MOST_SECONDS))
+    short = shrink(failure, silent=found.silent, most_replays=MOST_REPLAYS, goes_on=within(MOST_SECONDS))
     kind = kind_of(short.violation)
-    again = [replay(short.subject, short.config, short.history)[1] for _ in range(2)]
+    again = [replay(short.subject, short.config, short.history, found.silent)[1] for _ in range(2)]
     if any(violation is None or kind_of(violation) != kind for violation in again):
         found.unsteady.append(f"seed {failure.seed}: {failure.violation}")
         return
@@ -82,7 +90,7 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         show(f"  {times} times: {kind}")
     for failure in found.failures.values():
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
-        file = write_schedule(Schedule.of(failure), folder, "-".join([name, *words[:4]]).lower())
+        file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([name, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
     for line in found.unsteady:
         show(f"  not shown by a replay: {line}")
