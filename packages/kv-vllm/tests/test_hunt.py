@@ -1,5 +1,6 @@
 """Hunting, with the testbed's own engine: kinds of failures, and what is kept of each."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant, Violation
 from kv_sim.zoo.registry import PLANTED
 from kv_vllm.driver.hunt import Found, hunt, kind_of, show_found
+
+NOTHING = "no match ever found anything, so no load was tried: does it store what it should?"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +72,11 @@ def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
 
 def test_nothing_found_is_said(tmp_path):
     lines = []
-    assert not show_found("Some", Found(histories=3), tmp_path, lines.append)
+    loads = Counter({"match: load in the step": 1})
+    assert not show_found("Some", Found(histories=3, situations=loads), tmp_path, lines.append)
     assert lines == ["Some: 3 histories, 0 failures"]
+    assert not show_found("Some", Found(histories=3), tmp_path, lines.append)
+    assert lines[1:] == [lines[0], f"  note: {NOTHING}"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,6 +92,8 @@ def hunted(monkeypatch):
     """Hunts among seeds of which one fails with a violation, shrinks to another, and shows some when replayed."""
     shrunk = []
 
+    loads = Counter({"match: load in the step": 1})
+
     def hunt_in(*seeds):
         shown = [iter(again) for _, _, _, again in seeds]
 
@@ -93,7 +101,7 @@ def hunted(monkeypatch):
             assert (subject, engine) == ("a subject", "vllm")
             violation = seeds[seed][0]
             failure = None if violation is None else Failure(subject, WorldConfig(), [], violation, seed)
-            return SimpleNamespace(failure=failure)
+            return SimpleNamespace(failure=failure, coverage=SimpleNamespace(situations=loads))
 
         def shrink(failure, *, most_replays, silent, goes_on):
             shrunk.append(failure.seed)

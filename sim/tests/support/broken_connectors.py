@@ -20,6 +20,17 @@ class Hasty(TwoSidedConnector):
     worker_class = LaterWorker
 
 
+class LazyScheduler(MemoryScheduler):
+    """Keeps nothing, so it finds nothing."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        return 0, False
+
+
+class Lazy(MemoryConnector):
+    scheduler_class = LazyScheduler
+
+
 class GrowingScheduler(LaterScheduler):
     """Has more to do the longer a request is, and the more there were."""
 

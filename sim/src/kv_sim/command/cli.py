@@ -8,6 +8,7 @@ can't be run as it stands; 3 the testbed itself failed, which is never the conne
 import argparse
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure, Run, replay, run_seed
 from kv_sim.growth.command import growth
 from kv_sim.history import legal
+from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.replay.command import run as replaying
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -46,6 +48,9 @@ from kv_sim.watching.log import Log
 from kv_sim.watching.perfetto import Perfetto
 from kv_sim.watching.watch import WatchedWorld, Watcher
 from kv_sim.world import World
+
+ENOUGH_TO_LOAD: Final = 10
+"""Histories in which something should have been found."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +102,7 @@ def _fuzz_one(
     """Run the seeds of one subject up to the first failure."""
     run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
     watched = _make_world(options) if len(seeds) == 1 else World
-    steps, seed = 0, seeds.start
+    steps, seed, situations = 0, seeds.start, Counter[str]()
     try:
         for seed in seeds:
             line = _line_to_paste(options, name, seed, without)
@@ -105,6 +110,7 @@ def _fuzz_one(
             if run is None:
                 return BROKEN
             steps += run.steps
+            situations += run.coverage.situations
             if options.digest:
                 say(f"{name} {seed} {run.digest}")
             if run.failure is not None:
@@ -118,6 +124,9 @@ def _fuzz_one(
         raise
     if not options.digest:
         say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
+        little = why_little_is_shown(situations)
+        if little is not None and len(seeds) >= ENOUGH_TO_LOAD:
+            note(little)
     if options.perfetto and len(seeds) > 1:
         say(f"{options.perfetto} was not written: no history failed; --seed N writes that one's")
     return FINE

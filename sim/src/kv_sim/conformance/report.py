@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kv_sim.command.table import aligned
-from kv_sim.conformance.scenarios import LOADS, Claim, Outcome
+from kv_sim.conformance.scenarios import Claim, Outcome
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
-from kv_sim.history.coverage import Coverage
+from kv_sim.history.coverage import Coverage, why_little_is_shown
 from kv_sim.history.legal import FORGETS, SITUATIONS
 from kv_sim.subject import Subject, Trait
 
@@ -65,9 +65,8 @@ def notes(
     subject: Subject, situations: Mapping[str, int], tried: frozenset[Trait | None] = frozenset()
 ) -> list[str]:
     """What one should know before one believes the table."""
-    found = []
-    if not any(situations.get(name) for name in LOADS):
-        found.append("no match ever found anything, so no load was tried: does it store what it should?")
+    little = why_little_is_shown(situations)
+    found = [] if little is None else [little]
     if Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]

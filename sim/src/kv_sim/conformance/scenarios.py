@@ -23,9 +23,6 @@ NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}
 USUAL_HISTORIES: Final = 100
 """Of each scenario."""
 
-LOADS: Final = ("match: asynchronous load", "match: load in the step")
-"""Situations in which something was found."""
-
 MOST_SEEDS: Final = 40
 """Seeds that are looked at for a world that shows a trait, for each history."""
 

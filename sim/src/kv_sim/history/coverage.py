@@ -1,12 +1,23 @@
 """What a campaign reached: (action, state of a request) pairs, and named situations of the contract."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
 from kv_sim.engine.request import SimRequest, Status
+
+LOADS: Final = ("match: asynchronous load", "match: load in the step")
+"""Situations in which something was found."""
+
+
+def why_little_is_shown(situations: Mapping[str, int]) -> str | None:
+    """What one should know before one believes that nothing is wrong."""
+    if any(situations.get(name) for name in LOADS):
+        return None
+    return "no match ever found anything, so no load was tried: does it store what it should?"
 
 
 class Coverage:

@@ -14,6 +14,7 @@ from kv_sim.failures.deadline import within
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay, run_seed
+from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 
@@ -32,6 +33,8 @@ class Found:
     """Kind -> the shortest history of it."""
     counts: Counter[str] = field(default_factory=Counter)
     """Kind -> how many seeds led to it."""
+    situations: Counter[str] = field(default_factory=Counter)
+    """What was reached, and how often."""
     unsteady: list[str] = field(default_factory=list)
     """Failures that a replay didn't show again: a matter of the driver, or of threads of the connector's own."""
     silent: frozenset[Invariant] = frozenset()
@@ -61,7 +64,9 @@ def hunt(
         if not goes_on():
             break
         found.histories += 1
-        failure = run_seed(subject, seed, engine=engine, actions=actions, silent=silent).failure
+        run = run_seed(subject, seed, engine=engine, actions=actions, silent=silent)
+        found.situations += run.coverage.situations
+        failure = run.failure
         if failure is None:
             continue
         kind = kind_of(failure.violation)
@@ -92,6 +97,9 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
         file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([name, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
+    little = why_little_is_shown(found.situations)
+    if little is not None and found.histories:
+        show(f"  note: {little}")
     for line in found.unsteady:
         show(f"  not shown by a replay: {line}")
     return bool(found.counts)
