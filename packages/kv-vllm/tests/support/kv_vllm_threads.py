@@ -155,7 +155,7 @@ class ThreadedConnector(KVConnectorBase_V1):
 class SlowConnector(ThreadedConnector):
     """A copy takes longer than a step."""
 
-    seconds = 0.3
+    seconds = 0.15
 
 
 class CarelessConnector(SlowConnector):
