@@ -120,3 +120,15 @@ def test_who_loads_again_waits_for_that_load_and_resumes_after_it() -> None:
     made.process(finished_recving={"r1"})
     assert made.schedule() == {"r1": 2}
     assert made.under_way[-1].output.scheduled_cached_reqs.resumed_req_ids == {"r1"}
+
+
+def test_who_is_preempted_in_its_prefill_does_not_reserve_against_its_load() -> None:
+    """There are three blocks, and it needs them all."""
+    made = Steps(num_blocks=4, max_step_tokens=4)
+    request = made.add("r1", 9)
+    assert made.step() == {"r1": 4}
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.scheduler.blocks.block_pool.reset()
+    made.connector.has["r1"] = (8, True)
+    assert made.schedule() == {}
+    assert (request.status, made.queues) == (Status.WAITING_FOR_REMOTE_KVS, ([], [], ["r1"]))
