@@ -12,7 +12,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers.children import Children
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
-from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS, several
+from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -63,6 +64,20 @@ def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> 
     assert notes.told == []
 
 
+SPECS = [RequestSpec(name, 0, 9, 0, 1, 1).to_json() for name in ("r1", "r2")]
+STEPS = [Action(Kind.STEP), Action(Kind.SETTLE)] * 8
+HISTORY = [action for spec in SPECS for action in (Action(Kind.ADD, {"spec": spec}), *STEPS)]
+"""The second request finds what the first has left."""
+
+
+def parent_in_a_world(subject: Subject, name: str, answer: Callable[[Any], object]) -> World:
+    """One whose method answers something else, for which it may ask its children."""
+    made = World(WorldConfig(prefix_caching=False), subject)
+    parent: Any = made.engine.connectors[-1]
+    setattr(parent, name, lambda *args: answer(parent.sub_connectors))
+    return made
+
+
 @pytest.mark.parametrize(
     ("name", "mistake", "told"),
     [
@@ -76,10 +91,12 @@ def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> 
 )
 def test_a_world_looks_at_what_a_parent_says(name: str, mistake: Callable[[Any], object], told: str) -> None:
     """It names another source than its children, or keeps their events to itself."""
-    made = World(WorldConfig(prefix_caching=False), SUBJECTS["offload+offload"])
-    parent: Any = made.engine.connectors[-1]
-    setattr(parent, name, lambda *args: mistake(parent.sub_connectors))
-    specs = [RequestSpec(request, 0, 9, 0, 1, 1).to_json() for request in ("r1", "r2")]
-    steps = [Action(Kind.STEP), Action(Kind.SETTLE)] * 8
+    made = parent_in_a_world(SUBJECTS["offload+offload"], name, mistake)
     with pytest.raises(Violation, match=told):
-        made.replay([action for spec in specs for action in (Action(Kind.ADD, {"spec": spec}), *steps)])
+        made.replay(HISTORY)
+
+
+def test_nothing_is_demanded_by_a_world_where_a_child_may_be_switched_off() -> None:
+    children = several(OFFLOAD, OFFLOAD, settings={"on_child_error": "quarantine"})
+    made = parent_in_a_world(children, "get_external_cache_hit_sources", lambda children: DISK)
+    made.replay(HISTORY)
