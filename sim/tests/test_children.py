@@ -1,12 +1,21 @@
 """ACCOUNTING, of a connector that has others below it: what children tell arrives, and a hit has its sources."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from kv_sim_notes import Notes
 
 from kv_api import CacheHitSource
+from kv_sim.actions import Action, Kind
 from kv_sim.checkers.children import Children
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS, several
+from kv_sim.subject import Subject
+from kv_sim.violation import Violation
+from kv_sim.world import World
 
 HOST, DISK = {CacheHitSource.HOST: 8}, {CacheHitSource.DISK: 8}
 
@@ -53,3 +62,41 @@ def test_nothing_is_demanded_of_who_has_no_children_or_may_switch_them_off() -> 
     alone: Any = SimpleNamespace()
     Children(alone, notes, is_on=True).check_sources("r1", HOST)
     assert notes.told == []
+
+
+SPECS = [RequestSpec(name, 0, 9, 0, 1, 1).to_json() for name in ("r1", "r2")]
+STEPS = [Action(Kind.STEP), Action(Kind.SETTLE)] * 8
+HISTORY = [action for spec in SPECS for action in (Action(Kind.ADD, {"spec": spec}), *STEPS)]
+"""The second request finds what the first has left."""
+
+
+def parent_in_a_world(subject: Subject, name: str, answer: Callable[[Any], object]) -> World:
+    """One whose method answers something else, for which it may ask its children."""
+    made = World(WorldConfig(prefix_caching=False), subject)
+    parent: Any = made.engine.connectors[-1]
+    setattr(parent, name, lambda *args: answer(parent.sub_connectors))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "told"),
+    [
+        ("get_external_cache_hit_sources", lambda children: DISK, "r2: the sources of its hit are"),
+        (
+            "take_events",
+            lambda children: [list(child.take_events()) for child in children] and (),
+            "children told",
+        ),
+    ],
+)
+def test_a_world_looks_at_what_a_parent_says(name: str, mistake: Callable[[Any], object], told: str) -> None:
+    """It names another source than its children, or keeps their events to itself."""
+    made = parent_in_a_world(SUBJECTS["offload+offload"], name, mistake)
+    with pytest.raises(Violation, match=told):
+        made.replay(HISTORY)
+
+
+def test_nothing_is_demanded_by_a_world_where_a_child_may_be_switched_off() -> None:
+    children = several(OFFLOAD, OFFLOAD, settings={"on_child_error": "quarantine"})
+    made = parent_in_a_world(children, "get_external_cache_hit_sources", lambda children: DISK)
+    made.replay(HISTORY)

@@ -70,6 +70,14 @@ def test_the_last_hash_that_a_prompt_like_it_can_hit_names_its_end(prompt: int, 
     assert bool(step.output.kv_cache_block_copies) is (found % 4 != 0)
 
 
+def test_it_does_as_soon_as_its_last_token_is_computed() -> None:
+    """One more of the prompt is left, and is computed beside who goes on from there."""
+    made = world(request("r1", 7), config=replace(CONFIG, max_step_tokens=6))
+    made.apply(STEP)
+    made.engine.add(request("r2", 11))
+    assert schedule(made).output.num_scheduled_tokens == {"r1": 1, "r2": 5}
+
+
 def test_only_the_last_hash_does() -> None:
     _, step = after_one(request("r1", 8), request("r2", 4, own=4), replace(CONFIG, hashes_per_block=4))
     assert step.output.num_scheduled_tokens == {"r2": 4}, "token 5 is hashed, and names nothing"

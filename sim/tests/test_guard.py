@@ -52,7 +52,7 @@ class Scripted:
         return self.answer
 
     get_num_new_matched_tokens = get_external_cache_hit_sources = get_kv_connector_stats = reply
-    take_events = request_finished_all_groups = start_load_kv = hidden = _hidden = reply
+    take_events = request_finished_all_groups = start_load_kv = has_connector_metadata = hidden = _hidden = reply
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any]) -> Stats:
@@ -216,9 +216,20 @@ def test_a_constructor_that_raises(
     assert is_silent or unborn.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
 
 
-def test_who_quits_a_debugger_interrupts() -> None:
+def test_who_quits_a_debugger_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in a connector that is: nothing is told of it."""
     with pytest.raises(KeyboardInterrupt), crashes(Referee(), "a call"):
         raise bdb.BdbQuit
+    connector, guard, _ = guarded()
+    connector.raises = bdb.BdbQuit()
+    for name in ("take_events", "has_connector_metadata"):
+        with pytest.raises(KeyboardInterrupt):
+            getattr(guard, name)()
+    monkeypatch.setattr(Unborn, "raises", bdb.BdbQuit(), raising=False)
+    world = WorldConfig()
+    config = vllm_config(world, Subject("Unborn", __name__), 0)
+    with pytest.raises(KeyboardInterrupt):
+        create(config, KVConnectorRole.WORKER, kv_cache_config(world), Referee())
 
 
 def test_a_crash_in_a_library_names_who_called_it() -> None:

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from kv_sim_steps import Steps
 
-from kv_sim.engine.request import Status
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec, Status
+from kv_sim.examples.catalogue import MEMORY
+from kv_sim.world import World
 
 
 def crowded(**config: Any) -> Steps:
@@ -106,6 +109,16 @@ def test_what_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
     assert (made.schedule(), request.num_output_tokens) == ({"r1": 2}, 1)
 
 
+def test_a_single_token_that_was_to_be_dropped_is_dropped_until_it_came_back() -> None:
+    made = Steps(run_ahead=2, async_scheduling=True, prefix_caching=False)
+    request = made.add("r1", 5, 8)
+    made.step()
+    for drop, stale in ((True, 1), (False, 1 + 6)):
+        made.schedule()
+        made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=drop)
+        assert (request.drop_stale_output, request.num_stale_output_tokens) == (True, stale)
+
+
 def test_who_loads_again_waits_for_that_load_and_resumes_after_it() -> None:
     made = Steps()
     made.connector.has["r1"] = (4, True)
@@ -120,3 +133,25 @@ def test_who_loads_again_waits_for_that_load_and_resumes_after_it() -> None:
     made.process(finished_recving={"r1"})
     assert made.schedule() == {"r1": 2}
     assert made.under_way[-1].output.scheduled_cached_reqs.resumed_req_ids == {"r1"}
+
+
+def test_who_is_preempted_in_its_prefill_does_not_reserve_against_its_load() -> None:
+    """There are three blocks, and it needs them all."""
+    made = Steps(num_blocks=4, max_step_tokens=4)
+    request = made.add("r1", 9)
+    assert made.step() == {"r1": 4}
+    made.scheduler.preempt(made.scheduler.running.pop(), drop_stale_output=False)
+    made.scheduler.blocks.block_pool.reset()
+    made.connector.has["r1"] = (8, True)
+    assert made.schedule() == {}
+    assert (request.status, made.queues) == (Status.WAITING_FOR_REMOTE_KVS, ([], [], ["r1"]))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_what_is_under_way_of_all_who_run_is_dropped_at_a_reset(run_ahead: int) -> None:
+    engine = World(WorldConfig(run_ahead=run_ahead, async_scheduling=run_ahead > 0), MEMORY).engine
+    requests = [engine.add(RequestSpec(name, number, 5, 0, 4, 4)) for number, name in enumerate(("r1", "r2"))]
+    engine.schedule(lambda name, drafts: 0)
+    engine.reset(running=True, connector=False)
+    engine.finish_step()
+    assert [(each.num_output_tokens, each.num_preemptions) for each in requests] == [(0, 1), (0, 1)]

@@ -236,6 +236,15 @@ def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, lo
     assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
 
 
+def test_drafts_for_which_a_step_has_no_room_are_none_of_the_next() -> None:
+    """Which knows of no more tokens, since the first has not come back."""
+    made = Steps(spec_tokens=2, max_step_tokens=2, run_ahead=1)
+    made.add("r1", 2, 8)
+    assert made.step() == {"r1": 2}
+    assert (made.schedule(), made.drafts) == ({"r1": 2}, {"r1": 1})
+    assert made.schedule() == {}
+
+
 # -- room for loads -----------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ def test_a_turn_begins_with_all_but_the_last_token() -> None:
         before = held
         if made.turn < 2:
             made.begin_turn()
+    assert made.spec.total_tokens == len(before)
 
 
 @pytest.mark.parametrize("per_block", [1, 2, 4])

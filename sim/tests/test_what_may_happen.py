@@ -1,6 +1,7 @@
 """What is legal in a world, what is done with what isn't, and that only what is legal and claimed is chosen."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import product
 from random import Random
@@ -18,6 +19,7 @@ from kv_sim.history.choices import TROUBLE, WEIGHTS, WHERE_STEPS_LOAD, WHILE_LOA
 from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Direction, State
 from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee, Violation
@@ -152,7 +154,21 @@ def test_what_was_lost_is_found_where_new_blocks_are_written_after_the_fence(
     assert made.coverage.situations["a lost copy is found"] == may
 
 
-def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them() -> None:
+def run_a_step(device: Device, **uses: set[int]) -> None:
+    device.launch(LaunchedStep(1, [], [], [], 4, (0,), **uses))
+    device.retire()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda device: device.take_over([2]),
+        lambda device: run_a_step(device, reads={2}),
+        lambda device: run_a_step(device, writes={2}),
+    ],
+)
+def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them(use: Callable[[Device], None]) -> None:
+    """One that gets them, and one that only goes on in them."""
     shadow = Shadow(1, Referee())
     device = Device(0, CONFIG, shadow)
     slot = device.allocate_host(4)
@@ -162,7 +178,7 @@ def test_a_lost_load_may_write_its_blocks_until_a_step_uses_them() -> None:
     device.lose(copy)
     shadow.load_rights.clear()
     assert copy.given_up_to == {1, 2, 3}, "nothing was ever loaded into the last one"
-    device.take_over([2])
+    use(device)
     device.copies.find(copy)
     device.copies.advance(copy, 1)
     with pytest.raises(Violation, match=r"rank 0 block 2 .*no load into it is announced"):

@@ -1,5 +1,7 @@
 """Workers that hold the same bytes: one file has them, its first worker writes them, and all read them."""
 
+import os
+
 from kv_offload_file_rig import TAKEN, Rig, config, make_keys
 
 from kv_api import GPULoadStoreSpec
@@ -50,6 +52,13 @@ def test_the_others_copy_nothing_for_a_store(tmp_path):
     assert not rig.load([1]), "nobody stored it"
     assert sum(rank.worker.take_counts()["vllm:kv_offload_file_damaged"] for rank in rig.ranks) == 2
     rig.stop()
+
+
+def test_who_only_reads_leaves_nothing_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    rig = Rig(tmp_path, ranks=2, replicated=True)
+    rig.stop()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_who_only_reads_says_nothing_of_the_files(tmp_path):

@@ -155,3 +155,6 @@ def test_a_store_of_nothing() -> None:
     with pytest.raises(ConfigError) as refused:
         LocalStore(0)
     assert str(refused.value) == "capacity_bytes: expected at least 1, got 0"
+    least = LocalStore(1)
+    least.put("a", np.ones(1, np.uint8))
+    assert least.get("a") is not None
