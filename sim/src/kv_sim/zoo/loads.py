@@ -12,6 +12,7 @@ from kv_api import (
     KVConnectorOutput,
     KVConnectorTransferResults,
     Request,
+    SchedulerOutput,
 )
 from kv_sim.examples.later import Jobs, LaterConnector, LaterScheduler, LaterWorker, Pages
 from kv_sim.examples.layerwise import LayerwiseConnector, LayerwiseWorker
@@ -40,6 +41,19 @@ class FirstLoadUnpins(LaterConnector):
     """A slot that several requests load is pinned once, and the first load that ends unpins it for all."""
 
     scheduler_class = _FirstLoadUnpins
+
+
+class _ForgetsWhatResumes(LaterScheduler):
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._jobs.loads.pop(request_id, None)
+        return super().build_connector_meta(scheduler_output)
+
+
+class ForgetsWhatResumes(LaterConnector):
+    """What a step preempts is forgotten in the end: by then it may have blocks again, and a load to come."""
+
+    scheduler_class = _ForgetsWhatResumes
 
 
 @dataclass(eq=False)

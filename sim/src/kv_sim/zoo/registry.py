@@ -80,6 +80,7 @@ _LOADED: Final = (
     plant(loads.ToldAtFirstFailure, "#56104", _I.OWNERSHIP, LATER, _I.CONTENT),
     plant(loads.ResetFreesLoaded, "", _I.CONSERVATION, LATER, _I.OWNERSHIP, _I.CONTENT),
     plant(loads.KeepsWhatRestsOnFailures, "", _I.CONTENT, PATIENT),
+    plant(loads.ForgetsWhatResumes, "", _I.LIVENESS, LATER),
     plant(loads.TrustsItsAnswer, "", _I.OWNERSHIP, LATER, _I.NO_CRASH, _I.PROTOCOL, _I.CONTENT),
     plant(loads.WaitsInTheLastLayer, "", _I.CONTENT, LAYERWISE),
 )
