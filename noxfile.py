@@ -316,8 +316,11 @@ def install_vllm(session: nox.Session) -> None:
 
 
 def use_newer_vllm(session: nox.Session) -> None:
-    """From here on the installed vLLM is the newer one's Python over the older one's compiled files."""
-    wheels, folder = RUN / "vllm-wheel", RUN / "vllm-newer"
+    """From here on the installed vLLM is the newer one's Python over the older one's compiled files.
+
+    Those are of one Python, so each session has a folder of its own.
+    """
+    wheels, folder = RUN / "vllm-wheel", RUN / f"vllm-newer-{session.name}"
     session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}", VLLM_NEWER)
     session.run("python", VLLM_SETUP, "newer", str(wheels), str(folder))
     session.install(*str(session.run("python", VLLM_SETUP, "newer-needs", silent=True)).split())
