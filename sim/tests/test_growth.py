@@ -14,7 +14,7 @@ from kv_sim.config import STATE, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
-from kv_sim.growth.models import MODELS, Model, models_for
+from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
 from kv_sim.subject import Subject
 from kv_sim.world import World
@@ -243,11 +243,14 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
 def test_the_table_is_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(subject: Subject, model: Model, size: int) -> UnitWork:
+    def measure(make: Any, size: int) -> UnitWork:
+        subject, model, engine = make.args
+        assert (subject, engine) == (MEMORY, "builtin")
         return UnitWork(100.4 * len(model.groups) + size, "f")
 
-    def double(subject: Subject, model: Model, size: int) -> UnitWork:
-        return UnitWork(5.0 * size if model is MODELS["full attention"] else 5.0 * size - 1, f"f{size}")
+    def double(make: Any, size: int) -> UnitWork:
+        is_plain = make.args[1] is MODELS["full attention"]
+        return UnitWork(5.0 * size if is_plain else 5.0 * size - 1, f"f{size}")
 
     made = {
         "a quiet one": Situation("step", "blocks", (1, 8, 64), measure),

@@ -45,7 +45,7 @@ ORDER = {
     "fuzz": "connector extra traits seed seeds histories actions log perfetto save digest without engine",
     "replay-schedule": "file connector extra traits engine log perfetto",
     "conform": "name spec extra traits probe histories seed actions engine save",
-    "growth": "name spec extra traits",
+    "growth": "name spec extra traits engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",
     "subjects": "",

@@ -98,7 +98,7 @@ def test_one_of_vllms_is_sent_to_its_engine(monkeypatch: pytest.MonkeyPatch) -> 
         selection.choose_subject("of_vllms:Theirs")
     assert str(found.value) == (
         "--connector 'of_vllms:Theirs': it derives from vLLM's own base class, so vLLM's engine has to drive it: "
-        "fuzz and conform with --engine vllm, pytest with --kv-engine vllm, from the package kv-vllm"
+        "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
     )
     with pytest.raises(ConfigError, match="Nobodys is no connector"):
         selection.choose_subject("of_vllms:Nobodys")

@@ -11,6 +11,7 @@ from kv_sim.command import selection
 from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
+from kv_sim.growth.situations import SITUATIONS
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
@@ -130,6 +131,27 @@ def test_a_hunt_of_any_connector(capsys, tmp_path):
     assert list(tmp_path.iterdir())
     assert main(["fuzz", "--connector", "nobody:Nobody"]) == 2
     assert "connector 'Nobody' (nobody:Nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("ThreadedConnector", 0, "nothing grows"),
+        (
+            "GrowingConnector",
+            1,
+            "GROWS: a prompt's last steps, full attention: with 256 blocks instead of 64, a step is ",
+        ),
+    ],
+)
+def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
+    row = "a prompt's last steps"
+    one = {row: SITUATIONS[row]._replace(sizes=(64, 128, 256))}
+    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", one)
+    assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{name}: bytecodes in the calls of its scheduler's side"
+    assert out[-1].startswith(said)
 
 
 # -- threads, events and ranks of its own ------------------------------------------------------

@@ -158,6 +158,21 @@ class SlowConnector(ThreadedConnector):
     seconds = 0.15
 
 
+class GrowingConnector(ThreadedConnector):
+    """In each step it has something to do for every token that ever came."""
+
+    tokens = 0
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        self.tokens += request.num_tokens
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Plan:
+        for _ in range(self.tokens):
+            pass
+        return super().build_connector_meta(scheduler_output)
+
+
 class CarelessConnector(SlowConnector):
     """Blocks are freed while they are read."""
 

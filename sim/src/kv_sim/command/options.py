@@ -77,6 +77,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
     grows = command("growth", "say whether a connector's work grows with what it should not depend on")
     _add_name(grows)
+    _add_engine(grows, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
 
     long = command("campaign", "run all subjects for long, and say what was reached")
     long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")

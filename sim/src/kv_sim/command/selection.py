@@ -135,7 +135,7 @@ def _refuse_own_copies(connector: str, transfer: KVTransferConfig, engine: str) 
             raise
         raise ConfigError(
             f"--connector {connector!r}: it derives from vLLM's own base class, so vLLM's engine has to drive it: "
-            "fuzz and conform with --engine vllm, pytest with --kv-engine vllm, from the package kv-vllm"
+            "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
         ) from None
     problem = why_not_driven(found, transfer)
     if problem is not None:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.command.table import aligned
+from kv_sim.engines import find_engine
 from kv_sim.growth.models import models_for
 from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
 from kv_sim.violation import Violation
@@ -31,12 +32,13 @@ class Row(NamedTuple):
 def growth(options: argparse.Namespace) -> int:
     """Run the command."""
     name, extra = selection.choose_name(options)
-    subject = selection.choose_subject(name, extra, options.traits)
+    find_engine(options.engine)
+    subject = selection.choose_subject(name, extra, options.traits, options.engine)
     rows: list[Row] = []
     for model_name, model in models_for(subject).items():
         for row, situation in SITUATIONS.items():
             try:
-                works = [situation.measure(subject, model, size) for size in situation.sizes]
+                works = [situation.measure(subject, model, size, options.engine) for size in situation.sizes]
             except Violation as violation:
                 say(f"FAIL {row}, {model_name}: {violation}")
                 say(f"it is no use to measure what is wrong: kv-sim conform {name}")

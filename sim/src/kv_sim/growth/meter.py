@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from kv_api import KVConnectorBase_V1
-from kv_api.contract import CONTRACT, Kind, Side
+from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
 
 
 class Meter:
@@ -24,7 +24,7 @@ class Meter:
     def __init__(self, connector: KVConnectorBase_V1) -> None:
         self.work: Counter[str] = Counter()
         self._is_counting = False
-        for member in CONTRACT:
+        for member in (*CONTRACT, *HMA_CONTRACT):
             method = getattr(connector, member.name, None)
             if member.side in (Side.SCHEDULER, Side.BOTH) and member.kind is Kind.METHOD and method is not None:
                 setattr(connector, member.name, self._counted(member.name, method))

@@ -6,11 +6,13 @@ a step, a block or a request.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.engine.request import Status
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import Model
 from kv_sim.subject import Subject
@@ -35,7 +37,7 @@ class UnitWork(NamedTuple):
 class Server:
     """A world with a meter in it."""
 
-    def __init__(self, subject: Subject, model: Model, blocks: int, max_running: int = 4) -> None:
+    def __init__(self, subject: Subject, model: Model, engine: str, blocks: int, max_running: int = 4) -> None:
         """It has room for ``blocks`` of each group, on the GPU and beside it."""
         blocks *= len(model.groups)
         self._world = World(
@@ -47,6 +49,7 @@ class Server:
                 max_running=max_running,
                 max_step_tokens=max(STEP_BLOCKS * BLOCK_TOKENS, max_running),
                 host_slots=blocks,
+                engine=engine,
             ),
             subject,
         )
@@ -87,7 +90,8 @@ class Server:
     @property
     def running(self) -> int:
         """How many requests run."""
-        return len(self._world.engine.scheduler.running)
+        requests = self._world.engine.scheduler.requests.values()
+        return sum(request.status is Status.RUNNING for request in requests)
 
     def forget(self) -> None:
         """The GPU's blocks hold nothing any more; what the connector stored it still has."""
@@ -103,15 +107,19 @@ class Server:
         assert is_legal, f"{kind} with {args} is not legal"
 
 
+MakeServer: TypeAlias = Callable[..., Server]
+"""Of so many blocks; by name, how many requests run at most."""
+
+
 def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
     total = sum(steps, Counter[str]())
     ((most, _),) = total.most_common(1) or [("", 0)]
     return UnitWork(total.total() / max(units, 1), most)
 
 
-def _step_of_a_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
+def _step_of_a_prompt(make: MakeServer, blocks: int) -> UnitWork:
     """The last full steps of a prompt: what came before may not count."""
-    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
+    server = make(2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     full = blocks // STEP_BLOCKS
     last = server.run()[full - full // 4 : full]
@@ -119,17 +127,17 @@ def _step_of_a_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
     return _per_unit(last, len(last))
 
 
-def _whole_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
-    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
+def _whole_prompt(make: MakeServer, blocks: int) -> UnitWork:
+    server = make(2 * blocks + STEP_BLOCKS)
     server.add(blocks)
     steps = server.run()
     server.end()
     return _per_unit(steps, blocks)
 
 
-def _known_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
+def _known_prompt(make: MakeServer, blocks: int) -> UnitWork:
     """A prompt that was computed before and has left the GPU. A connector that stored it loads it now."""
-    server = Server(subject, model, 2 * blocks + STEP_BLOCKS)
+    server = make(2 * blocks + STEP_BLOCKS)
     server.add(blocks, conversation=1)
     server.run()
     server.forget()
@@ -139,9 +147,9 @@ def _known_prompt(subject: Subject, model: Model, blocks: int) -> UnitWork:
     return _per_unit(steps, blocks)
 
 
-def _decoding(subject: Subject, model: Model, requests: int) -> UnitWork:
+def _decoding(make: MakeServer, requests: int) -> UnitWork:
     """A step in which so many requests sample a token each."""
-    server = Server(subject, model, 16 * requests, max_running=requests)
+    server = make(16 * requests, max_running=requests)
     for _ in range(requests):
         server.add(1, outputs=OUTPUTS)
     steps: list[Counter[str]] = []
@@ -155,9 +163,9 @@ def _decoding(subject: Subject, model: Model, requests: int) -> UnitWork:
     return _per_unit(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
 
 
-def _beside_others(subject: Subject, model: Model, requests: int) -> UnitWork:
+def _beside_others(make: MakeServer, requests: int) -> UnitWork:
     """A step of one request that decodes, while so many wait for their turn."""
-    server = Server(subject, model, 32, max_running=1)
+    server = make(32, max_running=1)
     server.add(1, outputs=OUTPUTS)
     server.step()
     for _ in range(requests):
@@ -168,9 +176,9 @@ def _beside_others(subject: Subject, model: Model, requests: int) -> UnitWork:
     return _per_unit(steps[1:], len(steps[1:]))  # in the first one, the others were told to have arrived
 
 
-def _after_others(subject: Subject, model: Model, requests: int) -> UnitWork:
+def _after_others(make: MakeServer, requests: int) -> UnitWork:
     """One request after so many others that have come and gone."""
-    server = Server(subject, model, 3 * requests + STEP_BLOCKS)
+    server = make(3 * requests + STEP_BLOCKS)
     for _ in range(requests):
         server.add(2)
         server.run()
@@ -188,7 +196,12 @@ class Situation(NamedTuple):
     of: str
     """What is counted by its sizes."""
     sizes: tuple[int, ...]
-    measure: Callable[[Subject, Model, int], UnitWork]
+    take: Callable[[MakeServer, int], UnitWork]
+    """Measures it in one size."""
+
+    def measure(self, subject: Subject, model: Model, size: int, engine: str = BUILTIN_ENGINE) -> UnitWork:
+        """The work of a connector in one size, with one model, in one engine."""
+        return self.take(partial(Server, subject, model, engine), size)
 
 
 _BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)
