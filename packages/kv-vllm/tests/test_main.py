@@ -164,7 +164,7 @@ def hunted(some_vllm, monkeypatch):
         told.append((subject, next(seeds), next(seeds), now[0] - begun))
         assert silent == (frozenset() if subject not in quiet else {Invariant.CONTENT, Invariant.WORK})
         if subject not in breaking:
-            return Found(histories=3)
+            return Found(histories=3, situations=Counter({"match: load in the step": 1}))
         failure = Failure(subject, WorldConfig(), [], Violation(Invariant.CONTENT, "some block"), 7)
         return Found(3, {"a kind": failure}, Counter({"a kind": 2}))
 
