@@ -1,5 +1,8 @@
 """With a vLLM: connectors of vLLM's own base class, which nobody wrote for the testbed, under it."""
 
+import re
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +116,18 @@ def test_conform_finds_what_vllms_example_does_wrong(name, capsys, tmp_path):
     [file] = tmp_path.iterdir()
     assert kv_sim(["replay-schedule", str(file)]) == 1
     assert "FAIL actions=" in capsys.readouterr().out
+
+
+def test_the_guide_shows_what_is_printed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[3] / "docs" / "connector.md").read_text(encoding="utf-8")
+    block = re.search(r"```text\n\$ kv-sim (.*?ExampleConnector.*?)```", guide, re.DOTALL)
+    typed, *printed = block[1].splitlines()
+    assert kv_sim(shlex.split(typed)) == 1
+    out = capsys.readouterr().out.splitlines()[: len(printed)]
+    folder = re.compile(r"\S*/kv_vllm-\w+/|torch.py:\d+")
+    if vllm_version() == (0, 32):
+        assert [folder.sub("", line) for line in out] == [folder.sub("", line) for line in printed]
 
 
 def test_several_groups_of_one_that_knows_one_are_refused(capsys):
