@@ -35,7 +35,7 @@ def test_a_tensor_shows_its_layer_of_the_device(device):
     assert tuple(tensor.shape) == (6, 1, 4, 2)
     assert tensor[3, :, 2].view(torch.int64).tolist() == [[9]]
     assert (tensor.is_contiguous(), tensor.element_size()) == (True, 4)
-    assert device_of(tensor) is device
+    assert device_of(tensor) is device_of([tensor]) is device
 
 
 def test_writing_without_a_right_is_found(device):
