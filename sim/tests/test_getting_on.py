@@ -1,5 +1,7 @@
 """At rest everybody gets on or is given up: sessions that keep others from blocks, and nobody else."""
 
+from typing import Any
+
 import pytest
 
 from kv_sim.actions import Action, Kind
@@ -21,6 +23,28 @@ def test_sessions_that_wait_for_each_others_blocks_are_given_up() -> None:
     world.rest()
     ended = {request.request_id: request.turn for request in world.engine.outcome.ended[:2]}
     assert ended == {"r1": 1, "r2": 1}
+
+
+def test_whoever_copies_in_threads_has_time_where_nothing_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until somebody is given up; then they get on."""
+    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
+    told: list[str] = []
+    take = world.take
+
+    def takes(kind: Kind, **args: Any) -> Any:
+        told.extend([kind.value] * (kind in (Kind.STEP, Kind.ABORT)))
+        return take(kind, **args)
+
+    monkeypatch.setattr(world, "take", takes)
+    monkeypatch.setattr(world.engine, "let_others_work", lambda: told.append("others"))
+    for name, conversation in (("r1", 0), ("r2", 1)):
+        made = RequestSpec(name, conversation, 15, 0, 1, 1, turns=(Turn(8, 1, 1),))
+        world.apply(Action(Kind.ADD, {"spec": made.to_json()}))
+    world.apply(Action(Kind.STEP))
+    told.clear()
+    world.rest()
+    assert told[:9] == [*["step", "others"] * 3, "abort", "step", "step"]
 
 
 def test_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:

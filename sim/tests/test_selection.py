@@ -215,6 +215,7 @@ def act(kind: str, **args: Any) -> Action:
         ),
         ({"hashes_per_block": 2}, [], ["fine (its blocks have 2 hashes each)"]),
         ({"tp_size": 2, "pp_size": 2}, [], ["ranks (its world has 4 ranks)"]),
+        ({"tp_size": 2}, [], ["ranks (its world has 2 ranks)"]),
         (
             {"runner": 2, "zero_new_blocks": True},
             [],

@@ -1,6 +1,7 @@
 """What is told of a failure: whether its actions fail again, and what shrinking them comes to in odd cases."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.failures.deadline import within
+from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.shrink import shrink
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
@@ -53,6 +55,27 @@ def test_that_shrinking_took_too_long_is_said(tmp_path: Any, monkeypatch: pytest
     tell(failing(Kind.STEP), "kv-sim fuzz", tmp_path, "f", say=lambda _: None, note=notes.append)
     assert notes == ["after 300 s of shrinking this is as short as it got: a replay takes long"]
     assert asked == [300]
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_what_broke_is_said_first_and_what_is_left_last(
+    is_saved: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, found = list[str](), failing(Kind.STEP, Kind.STEP)
+    left = replace(found, history=found.history[:1])
+    for note in ("one", "two"):
+        found.violation.add_note(note)
+    monkeypatch.setattr("kv_sim.failures.telling.shrink", lambda failure, silent, goes_on: left)
+    monkeypatch.setattr("kv_sim.failures.telling.replay", lambda *args: (None, left.violation))
+    (tmp_path / "a file").touch()
+    folder = tmp_path if is_saved else tmp_path / "a file"
+    tell(found, "kv-sim fuzz", folder, "f", say=told.append, note=lambda text: told.append(f"note: {text}"))
+    assert told[:3] == [fail_line(found), "note: one", "note: two"]
+    if not is_saved:
+        assert told.pop(3).startswith("note: the schedule was not saved: ")
+    files = list(tmp_path.glob("f*"))
+    assert len(files) == is_saved
+    assert told[3:] == shrunk_lines(found, left, "kv-sim fuzz", files[0] if files else None)
 
 
 def test_a_time_lasts_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ import pytest
 
 from kv_api import KVConnectorTransferResults
 from kv_p2p import P2PWorkerSide
+from kv_p2p.pulling.metadata import P2PMetadata
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import P2P
+from kv_sim.memory.copies import Direction
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 
@@ -78,9 +80,12 @@ def test_a_hold_that_is_taken_back_may_end_at_once() -> None:
     made = Holding()
     tell = made.worker._told
     made.worker._told = lambda: replace(tell(), revoked=["r9", "r1"])
+    hold_id, looked_at = made.worker._holds["r1"][0], list[tuple[Direction, str]]()
+    made.worker.wire.forget = lambda direction, name: looked_at.append((direction, name)) or []
     made.step()
     assert [*made.worker.held_requests] == []
     assert made.worker._holds == {}
+    assert looked_at == [(Direction.STORE, hold_id)]
 
 
 def test_a_router_learns_of_a_hold_by_its_prompt() -> None:
@@ -107,6 +112,39 @@ def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: 
         "worker 0 side reports: the pull of request r2 failed, but none of its copies did, and it had "
         f"{seconds - 0.5:g} seconds left"
     )
+
+
+@pytest.mark.parametrize(("left", "has_failed"), [(0.5, True), (0, False), (-7, False), (-7, True)])
+def test_a_pull_may_fail_with_a_copy_of_it_or_when_its_time_is_over(
+    left: float, has_failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then its blocks may be unfilled, and nothing of it is remembered."""
+    made = Holding()
+    made.add("r2")
+    made.step()
+    pull, end = made.worker._pulls["r2"]
+    del made.worker._pulling["r2"]
+    results = KVConnectorTransferResults(finished_recving={"r2"}, failed_recving={"r2"})
+    monkeypatch.setattr(P2PWorkerSide, "get_transfer_results", lambda side, finished: results)
+    monkeypatch.setattr(P2PWorkerSide, "get_block_ids_with_load_errors", lambda side: set(pull.block_ids))
+    made.worker.wire.failed.update(["r2"] * has_failed)
+    made.now = end - left
+    made.step()
+    assert (made.worker._pulls, made.worker.wire.failed) == ({}, set())
+
+
+@pytest.mark.parametrize(
+    ("is_idle", "waited", "seconds"), [(True, 1, 1), (True, 0, 0), (False, 1, 0), (True, 3, 1)]
+)
+def test_time_is_steps_without_work_in_which_no_copy_moved(is_idle: bool, waited: int, seconds: int) -> None:
+    made = Holding()
+    del made.worker.clock
+    before = made.worker.clock()
+    made.worker._told = lambda: P2PMetadata(is_idle=is_idle)
+    made.worker._waited_steps = made.worker._device.waited_steps
+    made.worker._device.waited_steps += waited
+    made.worker.start_load_kv(None)
+    assert made.worker.clock() == before + seconds
 
 
 def test_blocks_of_a_pull_that_failed_are_unfilled_in_that_step_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from kv_sim.memory.copies import Copy, Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire
-from kv_sim.violation import Referee
+from kv_sim.violation import Invariant, Referee, Violation
 
 HOLD = Hold("r1", "r1.1", "digest", ((3, 4, 5),))
 OTHER = Hold("r5", "r5.1", "digest", ((6,),))
@@ -52,6 +52,21 @@ def test_a_hold_that_is_to_end_when_it_was_read_is_pulled_by_nobody_else(wire: W
     wire.serve(HOLD)  # the same again
     wire.pull(replace(PULL, request_id="r4"))
     assert wire.poll() == Ended()
+
+
+@pytest.mark.parametrize(("table", "first"), [((3, 4, 5), 2), ((3, 4, 5), 3), ((0, 4, 5), 0), ((3, 0, 0), 1)])
+def test_a_ticket_is_good_for_what_is_held_and_no_more(
+    wire: WorldWire, table: tuple[int, ...], first: int
+) -> None:
+    """What slid out of a window is a null block."""
+    wire.serve(replace(HOLD, tables=(table,)))
+    with pytest.raises(Violation) as raised:
+        wire.pull(replace(PULL, parts=(Part(first, (7, 8)),)))
+    assert raised.value.invariant is Invariant.PROTOCOL
+    assert raised.value.message == (
+        f"request r2 pulls 2 blocks of group 0 from place {first} on, by a ticket of request r1, which holds "
+        f"{list(table)}"
+    )
 
 
 @pytest.mark.parametrize("sent", [False, True])

@@ -35,7 +35,7 @@ def test_a_tensor_shows_its_layer_of_the_device(device):
     assert tuple(tensor.shape) == (6, 1, 4, 2)
     assert tensor[3, :, 2].view(torch.int64).tolist() == [[9]]
     assert (tensor.is_contiguous(), tensor.element_size()) == (True, 4)
-    assert device_of(tensor) is device
+    assert device_of(tensor) is device_of([tensor]) is device
 
 
 def test_writing_without_a_right_is_found(device):
@@ -94,6 +94,23 @@ def test_nothing_is_read_while_a_load_writes_it(device, direction, block, messag
         with pytest.raises(Violation) as found:
             tensor[block]
         assert found.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_the_device_first_finishes_what_it_was_given(device, writes):
+    from kv_sim.memory.kernels import LaunchedStep
+    from kv_vllm.driver.tensors import device_tensor
+
+    tensor = device_tensor(device, 0)
+    device.shadow.load_rights[3] = "r"
+    device.launch(LaunchedStep(1, [], [4], [], 4, (None,)))
+    shape = tensor.unbind(0)[3].shape
+    assert (device.retired_steps, len(device.queue)) == (0, 1), "a view touches nothing"
+    if writes:
+        tensor.unbind(0)[3].fill_(1)
+    else:
+        assert tensor[3].shape == shape
+    assert (device.retired_steps, len(device.queue)) == (1, 0)
 
 
 def test_what_is_not_on_a_device_is_nobodys(device):
@@ -160,7 +177,20 @@ WAYS_TO_WRITE = {
     "index_copy_": lambda torch, kv: kv.index_copy_(0, torch.tensor([3]), torch.ones(1, 1, 4, 2)),
     "index_fill_": lambda torch, kv: kv.index_fill_(0, torch.tensor([3]), 1),
     "index_put_": lambda torch, kv: kv.index_put_((torch.tensor([3]),), torch.ones(1, 1, 4, 2)),
+    "index_copy_ by keywords": lambda torch, kv: kv.index_copy_(
+        source=torch.ones(1, 1, 4, 2), index=torch.tensor([3]), dim=0
+    ),
+    "index_fill_ by a keyword": lambda torch, kv: kv.index_fill_(0, value=1, index=torch.tensor([3])),
+    "index_put_ by keywords": lambda torch, kv: kv.index_put_(
+        values=torch.ones(1, 1, 4, 2), indices=[torch.tensor([3])]
+    ),
     "out": lambda torch, kv: torch.add(torch.zeros(1, 4, 2), 1, out=kv[3]),
+    "several out": lambda torch, kv: torch.max(
+        torch.ones(1, 4, 2, 5), 3, out=(kv[3], torch.zeros(1, 4, 2, dtype=torch.int64))
+    ),
+    "a list": lambda torch, kv: torch._foreach_copy_(
+        [torch.zeros(2), kv[3]], [torch.ones(2), torch.ones(1, 4, 2)]
+    ),
     "one of several": lambda torch, kv: kv.unbind(0)[3].zero_(),
 }
 
@@ -182,10 +212,21 @@ def test_however_it_is_written_it_needs_a_right(device, way):
     assert device.shadow.last_writer[0] == {3: "the connector"}
 
 
+def test_other_blocks_are_written_while_a_load_is_under_way(device):
+    from kv_vllm.driver.tensors import device_tensor
+
+    tensor = device_tensor(device, 0)
+    device.copies.open().submit(Direction.LOAD, [(2, device.allocate_host(1))])
+    device.shadow.load_rights[3] = "r"
+    tensor[3] = 1
+    assert device.shadow.last_writer[0] == {3: "the connector"}
+
+
 WAYS_TO_READ = {
     "a part": lambda torch, kv: kv[torch.tensor([1, 3])],
     "index_select": lambda torch, kv: kv.index_select(0, torch.tensor([3])),
     "torch.index_select": lambda torch, kv: torch.index_select(kv, 0, torch.tensor([3])),
+    "by keywords": lambda torch, kv: torch.index_select(index=torch.tensor([3]), dim=0, input=kv),
     "a view": lambda torch, kv: kv.view(torch.int64).transpose(0, 2)[..., 3, :].clone(),
     "into another": lambda torch, kv: torch.zeros(4, 1, 4, 2).copy_(kv[2:]),
     "in a list": lambda torch, kv: torch.cat([torch.zeros(1, 1, 4, 2), kv]),

@@ -79,6 +79,14 @@ def test_a_module_wins_and_no_name_is_no_connector():
         class_of(None, EXAMPLE)
 
 
+def test_a_module_alone_makes_no_class_one_of_vllms():
+    from kv_vllm.driver.classes import class_of, is_vllms
+
+    ours = class_of("OffloadingConnector", None).__module__
+    asked = [("ExampleConnector", EXAMPLE), ("OffloadingConnector", ours), ("OffloadingConnector", None)]
+    assert [is_vllms(*one) for one in asked] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("children", "knows"), [(["OffloadingConnector"], True), (["OffloadingConnector", "ExampleConnector"], False)]
 )
@@ -260,6 +268,9 @@ def test_streams_and_events_have_run():
         assert (event.query(), stream.query(), stream.record_event(event) is event) == (True, True, True)
     assert stream.record_event().elapsed_time(event) == 0
     torch.cuda.synchronize()
+    least, greatest = torch.cuda.Stream.priority_range()
+    assert greatest <= stream.priority <= least
+    assert stream.device_index == torch.cuda.current_device()
     assert (torch.cuda.current_device(), torch.accelerator.current_device_index()) == (0, 0)
 
 
@@ -282,7 +293,13 @@ def test_a_step_runs_at_once_unless_who_copies_does_so_through_the_testbed():
     from kv_vllm.driver.device import TensorDevice
     from kv_vllm.driver.tensors import device_of, device_tensor
 
-    device = TensorDevice(0, WorldConfig(num_blocks=6), Shadow(1, Referee()))
+    def new_device():
+        return TensorDevice(0, WorldConfig(num_blocks=6), Shadow(1, Referee()))
+
+    device = new_device()
+    device.launch(LaunchedStep(1, [], [3], [], 4, (None,)))
+    assert (device.retired_steps, len(device.queue)) == (0, 1)
+    device = new_device()
     device.is_read_by_address = True
     device.launch(LaunchedStep(1, [], [3], [], 4, (None,)))
     assert (device.retired_steps, len(device.queue)) == (1, 0)

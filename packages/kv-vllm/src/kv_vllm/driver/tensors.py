@@ -6,7 +6,7 @@ touched. Code that reads by an address isn't seen; so a device runs a step as so
 worker has asked for the device itself, to copy through the testbed (``device_of``).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -61,23 +61,28 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc]
 
 def _touch(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    written = args[0] if in_place else kwargs.get("out")
+    first = args[0] if args else kwargs.get("input")
+    written = [*_device_tensors([first if in_place else kwargs.get("out")])]
     for tensor in _device_tensors((args, tuple(kwargs.values()))):
         numbers = _block_numbers(tensor)
-        if tensor is written:
-            _about_to_write(tensor._device, _distinct(_written_part(name, numbers, args[1:])))
+        if any(tensor is one for one in written):
+            _about_to_write(tensor._device, _distinct(_written_part(name, numbers, args[1:], kwargs)))
             continue
-        if name in TAKES_PART and tensor is args[0]:
-            numbers = func(numbers, *args[1:], **{key: value for key, value in kwargs.items() if key != "out"})
+        if name in TAKES_PART and tensor is first:
+            which = {key: value for key, value in kwargs.items() if key not in ("input", "out")}
+            numbers = func(numbers, *args[1:], **which)
         _about_to_read(tensor._device, _distinct(numbers))
 
 
-def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any]) -> torch.Tensor:
+def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
     """What a method that works in place writes of a tensor, by what was said to it after the tensor."""
-    if name in ("__setitem__", "index_put_"):
+    if name == "__setitem__":
         return numbers[said[0]]
+    if name == "index_put_":
+        return numbers[tuple(said[0] if said else named["indices"])]
     if name.startswith("index_"):
-        return numbers.index_select(said[0], said[1])
+        dim, index = [*said[:2], *(named[key] for key in ("dim", "index")[len(said) :])]
+        return numbers.index_select(dim, index)
     return numbers
 
 

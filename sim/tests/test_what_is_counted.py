@@ -1,0 +1,152 @@
+"""What counts as reached: each situation by what makes it one, and nothing else with it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_sim.actions import Action, Kind
+from kv_sim.engine.request import Status
+from kv_sim.history.coverage import Coverage
+
+QUIET = Status.RUNNING
+
+
+def request(name: str = "r1", status: Status = QUIET, **changes: Any) -> Any:
+    values = {"turn": 0, "turns_arrived": 0, "num_preemptions": 0, "num_stale_output_tokens": 0, "is_held": False}
+    spec = SimpleNamespace(turns=changes.pop("turns", None), skip_reading_prefix_cache=changes.pop("skips", False))
+    return SimpleNamespace(request_id=name, status=status, spec=spec, **{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "counted"),
+    [
+        ((None, False), {"num_preemptions": 1}, ["ask again"]),
+        ((0, False), {"num_preemptions": 1, "skips": True}, []),
+        ((4, True), {}, ["asynchronous load"]),
+        ((4, False), {}, ["load in the step"]),
+        ((4, False), {"num_preemptions": 1}, ["load in the step", "a preempted request loads"]),
+        ((4, True), {"skips": True}, ["asynchronous load", "the answer is dropped"]),
+    ],
+)
+def test_what_a_match_finds(answer: Any, changes: dict[str, Any], counted: list[str]) -> None:
+    made = Coverage()
+    made.matched(request(**changes), answer)
+    assert made.situations == dict.fromkeys((f"match: {name}" for name in counted), 1)
+
+
+PAUSED = Status.WAITING_FOR_STREAMING_REQ
+
+
+@pytest.mark.parametrize(
+    ("status", "arrived", "turn", "turns", "counted"),
+    [
+        (QUIET, 1, 1, ["a turn"], "a session's next input comes before it stops"),
+        (PAUSED, 1, 1, ["a turn"], "a session ends while it waits"),
+        (PAUSED, 0, 0, None, "a session ends while it waits"),
+        (PAUSED, 0, 0, ["a turn"], None),
+        (PAUSED, 1, 0, ["a turn"], None),
+        (PAUSED, 0, 1, ["a turn"], None),
+    ],
+)
+def test_when_a_turn_arrives(status: Status, arrived: int, turn: int, turns: Any, counted: str | None) -> None:
+    made = Coverage()
+    made.turn_arrives(request(status=status, turns_arrived=arrived, turn=turn, turns=turns))
+    assert [*made.situations] == ([] if counted is None else [counted])
+
+
+def scheduled(made: Coverage, *requests: Any, new: tuple[str, ...] = (), **changes: Any) -> list[str]:
+    """The situations of a step in which nothing is odd but for this."""
+    scheduler = SimpleNamespace(
+        requests={one.request_id: one for one in requests},
+        deferred_frees=changes.pop("frees", []),
+        holding=[one for one in requests if one.status is not Status.WAITING],
+    )
+    offers = SimpleNamespace(boundary_state_offloads=changes.pop("offers", {}))
+    resumed = SimpleNamespace(resumed_req_ids=changes.pop("resumed", set()))
+    step = {"ends": changes.pop("ends", []), "rejected": changes.pop("rejected", {})}
+    values = {
+        "kv_cache_block_copies": [],
+        "preempted_req_ids": set(),
+        "finished_req_ids": {"r9"},
+        "total_num_scheduled_tokens": 1,
+        "kv_connector_block_state": offers,
+        "scheduled_cached_reqs": resumed,
+        "scheduled_new_reqs": [SimpleNamespace(req_id=name) for name in new],
+    }
+    engine: Any = SimpleNamespace(config=SimpleNamespace(block_size=4), scheduler=scheduler)
+    before = made.situations.copy()
+    output: Any = SimpleNamespace(output=SimpleNamespace(**{**values, **changes}), **step)
+    made.scheduled(engine, output)
+    return list((made.situations - before).elements())
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        ({}, []),
+        ({"new": ("r1",)}, []),
+        (
+            {"ends": [(4, 3), (4, 5)]},
+            ["match: less than the end of a block", "match: more than the end of a block"],
+        ),
+        ({"kv_cache_block_copies": [(1, 2)]}, ["a block is copied on write"]),
+        ({"offers": {"r1": [(0, 3, 8), (0, 4, 6)]}}, ["a state within a block is handed over"]),
+        ({"offers": {"r1": [(0, 3, 8)]}}, []),
+        ({"preempted_req_ids": {"r1"}}, ["a request is preempted"]),
+        ({"resumed": {"r1"}}, ["a request resumes, runner V1"]),
+        ({"new": ("r1",), "finished_req_ids": {"r1", "r9"}}, ["an id is finished and new in one step"]),
+        ({"frees": [1]}, ["frees are deferred"]),
+        ({"rejected": {"r1": 1}}, ["drafts are rejected"]),
+        ({"total_num_scheduled_tokens": 0}, ["an empty step"]),
+    ],
+)
+def test_what_a_step_is(changes: dict[str, Any], counted: list[str]) -> None:
+    assert scheduled(Coverage(), request(), request("r2"), **changes) == counted
+
+
+def test_who_is_in_a_step() -> None:
+    made, preempted = Coverage(), request(num_preemptions=1)
+    loading = request("r3", Status.WAITING_FOR_REMOTE_KVS)
+    assert scheduled(made, preempted, new=("r1",)) == ["a request resumes, runner V2"]
+    assert scheduled(made, preempted, request("r2"), new=("r2",)) == []
+    assert scheduled(made, loading, request("r2")) == ["a step while a load is under way"]
+
+
+def test_a_session_goes_on_once_in_a_turn() -> None:
+    """Also one that was preempted: it goes on, and doesn't resume."""
+    made = Coverage()
+    assert scheduled(made, request(num_preemptions=1), new=("r1",)) == ["a request resumes, runner V2"]
+    later = request(num_preemptions=1, turn=1)
+    assert scheduled(made, later) == []
+    assert scheduled(made, later, new=("r1",)) == ["a session goes on"]
+    assert scheduled(made, later, new=("r1",)) == ["a request resumes, runner V2"]
+    assert scheduled(Coverage(), later, new=("r1",)) == ["a session goes on"], "it is seen for the first time"
+    stale = request(turn=2, num_stale_output_tokens=1)
+    assert scheduled(made, stale, new=("r1",)) == [
+        "a session goes on",
+        "a session goes on before its last turn is over",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "states"),
+    [
+        (Kind.STEP, {"running", "running and held", "waiting"}),
+        (Kind.ABORT, {"running and held"}),
+        (Kind.TURN, {"running and held"}),
+    ],
+)
+def test_whom_an_action_meets(kind: Kind, states: set[str]) -> None:
+    some = [request(), request("r2", is_held=True), request("r3", Status.WAITING)]
+    engine: Any = SimpleNamespace(scheduler=SimpleNamespace(requests={one.request_id: one for one in some}))
+    assert Coverage().states(engine, Action(kind, {"request": "r2"})) == states
+
+
+def test_counts_of_several_worlds_add_up() -> None:
+    made, other = Coverage(), Coverage()
+    for one in (made, other, other):
+        one.count(Kind.STEP, {"running"})
+        one.situation("an empty step")
+    made.add(other)
+    assert (made.pairs, made.situations) == ({("step", "running"): 3}, {"an empty step": 3})
