@@ -80,9 +80,11 @@ def _written_part(name: str, numbers: torch.Tensor, said: Sequence[Any], named: 
         return numbers[said[0]]
     if name == "index_put_":
         return numbers[tuple(said[0] if said else named["indices"])]
-    if name.startswith("index_"):
+    if name.startswith("masked_"):
+        return numbers[(said[0] if said else named["mask"]).expand_as(numbers)]
+    if name.startswith(("index_", "scatter_")):
         dim, index = [*said[:2], *(named[key] for key in ("dim", "index")[len(said) :])]
-        return numbers.index_select(dim, index)
+        return numbers.gather(dim, index) if name.startswith("scatter_") else numbers.index_select(dim, index)
     return numbers
 
 
