@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kv_sim_seeds import seeds
+from kv_sim_weighed import Weighed
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
@@ -392,17 +393,6 @@ def test_who_loads_is_aborted_more_often() -> None:
     often = Counter(args(Random(seed))["request"] for seed in range(400))
     assert set(often) == {"r1", "r2", "r3"}
     assert 290 < often["r2"] < 370, "three quarters, and a third of the rest"
-
-
-class Weighed(Random):
-    """Writes down what is weighed first."""
-
-    weighed: dict[Any, int] | None = None
-
-    def choices(self, population: Any, weights: Any = None, **how: Any) -> Any:
-        if self.weighed is None:
-            self.weighed = dict(zip(population, weights, strict=True))
-        return super().choices(population, weights, **how)
 
 
 @pytest.mark.parametrize("trouble", [0, 1, 5])

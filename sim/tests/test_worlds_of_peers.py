@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from kv_sim_weighed import Weighed
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.tickets import Tickets
@@ -133,17 +134,6 @@ def test_most_prompts_come_again_also_where_there_is_a_prefix_cache() -> None:
 
 
 # -- what comes more often ----------------------------------------------------------------------
-
-
-class Weighed(Random):
-    """Writes down what is weighed first."""
-
-    weighed: dict[Any, int] | None = None
-
-    def choices(self, population: Any, weights: Any = None, **how: Any) -> Any:
-        if self.weighed is None:
-            self.weighed = dict(zip(population, weights, strict=True))
-        return super().choices(population, weights, **how)
 
 
 def weight(world: World, kind: Kind) -> float:

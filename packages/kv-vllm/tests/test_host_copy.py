@@ -14,15 +14,8 @@ from kv_sim.memory.copies import Result, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee
 from kv_vllm.driver.device import TensorDevice
-from kv_vllm.installed import vllm_version
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(autouse=True)
-def needs_vllm():
-    pytest.importorskip("vllm")
-    vllm_version()
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
 
 def obvious(groups, factor):

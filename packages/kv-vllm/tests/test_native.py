@@ -21,16 +21,10 @@ from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World
 from kv_vllm.installed import vllm_version
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
 EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
 FOLDER = '{"shared_storage_path": "{folder}"}'
-
-
-@pytest.fixture(autouse=True)
-def needs_vllm():
-    pytest.importorskip("vllm")
-    vllm_version()
 
 
 def threaded(name: str) -> Subject:

@@ -6,6 +6,7 @@ from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 
 PAUSE_SECONDS = 0.01
+"""For each step in which nothing moves; an engine takes some hundred before it is stuck."""
 
 
 class TensorDevice(Device):

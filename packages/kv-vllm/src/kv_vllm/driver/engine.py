@@ -6,18 +6,17 @@ copies and rights are the testbed's, as are the tokens that the model samples. A
 testbed's engine.
 
 Always: a request that vLLM knows has one twin (``ledger``), which says what vLLM says, and its tokens are
-those that the model would have given. Where vLLM is known to go wrong by itself (after a failed load that is
-recomputed, or of a block that several requests share; before 0.33 with a session that stops while it is preempted,
-or before its last draft), a history ends: ``goes_on_after_known_faults`` is for whoever wants to see it.
+those that the model would have given. Where vLLM is known to go wrong by itself (``known_faults``), a history
+ends: ``goes_on_after_known_faults`` is for whoever wants to see it.
 """
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kv_api import KVTransferConfig
@@ -28,18 +27,17 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.scheduler import RejectDrafts
-from kv_sim.guard import HistoryEnds, LogCall
+from kv_sim.guard import LogCall
 from kv_sim.memory.kernels import Attention
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
-from kv_vllm.driver import classes
+from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
 from kv_vllm.driver.view import SchedulerView
-from kv_vllm.installed import vllm_version
 
 
 @dataclass
@@ -241,15 +239,17 @@ class VllmEngine(Engine):
         output: Any = step.output
         names = list(output.num_scheduled_tokens)
         joined = self._joined(names, step, reports)
-        self._end_at_shared_failure(joined.kv_connector_output)
-        self._end_at_broken_session(step)
+        if not self.goes_on_after_known_faults:
+            known_faults.end_at_shared_failure(self.vllm, joined.kv_connector_output)
+            known_faults.end_at_broken_session(self.config, self.vllm, self.ledger, step.tokens)
         with crashes(self.referee, "update_from_output"):
             self.vllm.update_from_output(output, joined)
         self._take_drafts(names)
         self.shadow.end_step(step.number)
         self.ledger.follow(self.vllm.requests)
         self._check_tokens()
-        self._end_at_known_fault(joined.kv_connector_output)
+        if not self.goes_on_after_known_faults:
+            known_faults.end_at_recomputed_load(self.config, joined.kv_connector_output)
 
     def _joined(self, names: list[str], step: VllmStep, reports: list[Any]) -> ModelRunnerOutput:
         outputs = [
@@ -281,36 +281,6 @@ class VllmEngine(Engine):
                     Invariant.CONTENT,
                     f"request {name} token {first}: it holds {tokens[first]}, the model gave {twin.future[first]}",
                 )
-
-    def _end_at_shared_failure(self, report: KVConnectorOutput) -> None:
-        tables = (self.vllm.kv_cache_manager.get_block_ids(r.request_id) for r in self.vllm.running)
-        held = Counter(block for groups in tables for block in {block for table in groups for block in table})
-        shared = any(held[block] > 1 for block in report.invalid_block_ids)
-        if shared and not self.goes_on_after_known_faults:
-            raise HistoryEnds("several requests share a failed block, and vLLM counts it as computed for one")
-
-    def _end_at_broken_session(self, step: VllmStep) -> None:
-        """Before 0.33."""
-        if vllm_version() >= (0, 33) or self.goes_on_after_known_faults:
-            return
-        for name, tokens in step.tokens.items():
-            request, twin = self.vllm.requests.get(name), self.ledger.twins.get(name)
-            if request is None or twin is None or not request.resumable:
-                continue
-            surplus = request.num_output_tokens + len(tokens) - twin.asked.output_tokens
-            goes_on = twin.has_next_turn or not twin.was_told_to_end
-            delivers = request.status is RequestStatus.PREEMPTED and not request.drop_stale_output
-            if delivers and surplus >= 0 and goes_on:
-                raise HistoryEnds("a session stops while it is preempted, and vLLM loses it")
-            if surplus > 0 and not self.config.async_scheduling:
-                raise HistoryEnds(
-                    "a session stops before its last draft, and vLLM takes what comes after it along"
-                )
-
-    def _end_at_known_fault(self, report: KVConnectorOutput) -> None:
-        failed = report.invalid_block_ids or report.failed_recving
-        if failed and self.config.failure_policy == "recompute" and not self.goes_on_after_known_faults:
-            raise HistoryEnds("a failed load is recomputed, after which vLLM itself goes wrong")
 
     def take_events(self) -> None:
         """Apply the connector's news to what a router would believe."""

@@ -1,0 +1,51 @@
+"""Where vLLM is known to go wrong by itself. A history ends there, so that no connector is blamed for it.
+
+After a failed load that is recomputed, or of a block that several requests share; before 0.33 with a session that
+stops while it is preempted, or before its last draft. ``tests/test_vllm_faults.py`` shows such faults without the
+testbed.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
+
+from kv_sim.config import WorldConfig
+from kv_sim.guard import HistoryEnds
+from kv_vllm.driver.ledger import Ledger
+from kv_vllm.installed import vllm_version
+
+
+def end_at_shared_failure(vllm: Scheduler, report: KVConnectorOutput) -> None:
+    """Before vLLM hears of a step: a block that wasn't filled is in several tables."""
+    tables = (vllm.kv_cache_manager.get_block_ids(r.request_id) for r in vllm.running)
+    held = Counter(block for groups in tables for block in {block for table in groups for block in table})
+    if any(held[block] > 1 for block in report.invalid_block_ids):
+        raise HistoryEnds("several requests share a failed block, and vLLM counts it as computed for one")
+
+
+def end_at_broken_session(
+    world: WorldConfig, vllm: Scheduler, ledger: Ledger, sampled: Mapping[str, list[int]]
+) -> None:
+    """Before vLLM hears of a step that sampled these tokens. Before 0.33."""
+    if vllm_version() >= (0, 33):
+        return
+    for name, tokens in sampled.items():
+        request, twin = vllm.requests.get(name), ledger.twins.get(name)
+        if request is None or twin is None or not request.resumable:
+            continue
+        surplus = request.num_output_tokens + len(tokens) - twin.asked.output_tokens
+        goes_on = twin.has_next_turn or not twin.was_told_to_end
+        delivers = request.status is RequestStatus.PREEMPTED and not request.drop_stale_output
+        if delivers and surplus >= 0 and goes_on:
+            raise HistoryEnds("a session stops while it is preempted, and vLLM loses it")
+        if surplus > 0 and not world.async_scheduling:
+            raise HistoryEnds("a session stops before its last draft, and vLLM takes what comes after it along")
+
+
+def end_at_recomputed_load(world: WorldConfig, report: KVConnectorOutput) -> None:
+    """After vLLM has heard of a step."""
+    if world.failure_policy == "recompute" and (report.invalid_block_ids or report.failed_recving):
+        raise HistoryEnds("a failed load is recomputed, after which vLLM itself goes wrong")
