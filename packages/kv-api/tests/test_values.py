@@ -571,6 +571,7 @@ class Worker(kv_api.OffloadingWorker):
 def test_a_worker_of_a_medium_counts_nothing_by_default() -> None:
     worker = Worker()
     assert worker.take_counts() == {}
+    assert worker.let_go({1}) == ()
     worker.shutdown()
 
 

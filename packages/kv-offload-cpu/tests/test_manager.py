@@ -4,8 +4,17 @@ from inspect import Parameter, signature
 
 import pytest
 
-from kv_api import CacheHitSource, ConfigInfo, KVError, LookupResult, PrepareStoreOutput, ReqContext
+from kv_api import (
+    CacheHitSource,
+    ConfigInfo,
+    KVError,
+    LookupResult,
+    PrepareStoreOutput,
+    ReqContext,
+    make_offload_key,
+)
 from kv_offload_cpu import CPULoadStoreSpec, CPUOffloadingManager, Options
+from kv_offload_cpu.stats import ALLOCATION_FAILURE
 
 ONE = ReqContext("one")
 TWO = ReqContext("two")
@@ -201,8 +210,31 @@ def test_defaults():
         "enable_events": False,
         "store_threshold": 1,
         "max_tracker_size": Options(1).max_tracker_size,
+        "most_in_flight": None,
         "info": None,
     }
+
+
+def test_no_more_chunks_are_in_flight_than_may_be():
+    """For a medium that has somewhere to put so many; nothing else changes: a hit needs no place."""
+    manager, request = CPUOffloadingManager(8, most_in_flight=3), ReqContext("request")
+    first, more, last = (
+        [make_offload_key(b"%d" % number, 0) for number in part] for part in ([1, 2], [3, 4], [5])
+    )
+    assert manager.prepare_store(first, request).keys_to_store == first
+    assert manager.prepare_store(more, request) is None
+    assert manager.get_stats().data[ALLOCATION_FAILURE] == 1
+    assert manager.prepare_store([*first, *last], request).keys_to_store == last
+    assert manager.prepare_store(first, request).keys_to_store == []
+    assert manager.prepare_stores([(more[:1], request)]) == []
+    manager.complete_store(first, request)
+    assert [
+        len(output.keys_to_store) for output in manager.prepare_stores([(more, request), (last, request)])
+    ] == [2, 0]
+    manager.check()
+    manager._pool.most_in_flight = 2
+    with pytest.raises(AssertionError, match="3 in flight, at most 2"):
+        manager.check()
 
 
 # Errors

@@ -187,3 +187,39 @@ def test_an_expedited_load_overtakes_what_has_begun_in_part(rig):
     rig.loads.run()
     assert [slot for _, slot, _, _ in rig.slots.calls] == [0, 1, 2, 3, 8, 4]
     rig.poll()
+
+
+def test_a_store_lets_go_of_its_blocks_when_they_are_in_bays(rig):
+    rig.submit(1, STORE, range(3))
+    rig.submit(2, LOAD, [9])
+    rig.submit(3, STORE, [4])
+    rig.loads.run()
+    assert (rig.engine.let_go([1, 2, 3, 7]), rig.inner.jobs) == ([1, 3], {}), "the load has ended"
+    assert rig.poll() == [(2, True, 20)]
+    assert rig.engine.let_go([1]) == [1]
+    rig.stores.run()
+    assert rig.poll() == [(2, True, 20), (1, True, 60), (3, True, 20)]
+    assert rig.engine.let_go([1, 3]) == []
+
+
+def test_a_store_that_finds_no_bay_lets_go_when_others_are_written(rig, monkeypatch):
+    """As after a reset, when the manager doesn't count what is under way."""
+    rig.submit(1, STORE, range(4))
+    rig.submit(2, STORE, [5])
+    waits = []
+    monkeypatch.setattr(rig.engine, "wait_for_threads", lambda: (waits.append(1), rig.stores.run(1)))
+    assert (rig.engine.let_go([2]), len(waits)) == ([2], 2)
+    rig.stores.run()
+    assert rig.poll() == [(1, True, 80), (2, True, 20)]
+
+
+@pytest.mark.parametrize("how", ["fails", "is refused", "is lost"])
+def test_a_copy_that_goes_wrong_holds_nobody_up(rig, monkeypatch, how):
+    rig.inner.refuses = how == "is refused"
+    rig.submit(1, STORE, [0])
+    if how == "fails":
+        rig.inner.end(success=False)
+    elif how == "is lost":
+        monkeypatch.setattr(rig.inner, "wait", lambda job_ids: rig.inner.jobs.clear())
+    assert rig.engine.let_go([1]) == []
+    assert rig.poll() == [(1, False, None)]

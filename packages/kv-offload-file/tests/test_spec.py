@@ -85,6 +85,7 @@ def test_the_manager_is_told_what_was_set(tmp_path, monkeypatch):
         "enable_events": True,
         "store_threshold": 3,
         "max_tracker_size": 9,
+        "most_in_flight": 3,
         "info": told.file_info,
     }
     home.close()

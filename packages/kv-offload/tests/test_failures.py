@@ -241,7 +241,7 @@ class TestLives:
         # everything is stored anew, and after what was in flight
         a.tokens.append(8)
         meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
-        assert (meta.jobs_to_flush, [*meta.store_jobs]) == ({0}, [1])
+        assert (meta.jobs_to_end, meta.jobs_to_flush, [*meta.store_jobs]) == ({0}, set(), [1])
         report(connector, done=[0])
         assert (manager.resets, manager.resident) == (["reset", "flushed"], {})
         report(connector, done=[1])
@@ -278,7 +278,7 @@ class TestLives:
         connector.on_new_request(a)
         run(connector, a, [1, 2])
         connector.reset_cache()
-        assert connector.build_connector_meta(step()).jobs_to_flush == {0}
+        assert connector.build_connector_meta(step()).jobs_to_end == {0}
         assert connector.has_pending_push_work()
         report(connector, done=[0])
         assert not connector.has_pending_push_work()

@@ -198,6 +198,37 @@ class TestStores:
             connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert len(manager.log) == 2 * 8  # three chunks, then one; in steps 1, 2, 4, …
 
+    def test_each_job_that_ends_has_who_waits_longest_for_room_offer_again(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 1
+        requests = [Request(name, [number, *range(4)]) for number, name in enumerate("abcd")]
+        counts = dict.fromkeys("abcd", 1)
+        for number, request in enumerate(requests):
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, 0)
+            connector.update_state_after_alloc(request, Blocks([2 * number + 1, 2 * number + 2]), 0)
+        new = [(name, ([2 * number + 1, 2 * number + 2],)) for number, name in enumerate("abcd")]
+        meta = connector.build_connector_meta(step(new=new, counts=dict.fromkeys("abcd", 5)))
+
+        def stored(meta):
+            connector.side.check()
+            return {job_id: job.req_id for job_id, job in meta.store_jobs.items()}
+
+        def step_all():
+            for request in requests:
+                request.num_computed_tokens = request.num_tokens
+                request.tokens.append(0)
+            return stored(connector.build_connector_meta(step(counts=counts)))
+
+        assert stored(meta) == {0: "a"}
+        assert (step_all(), step_all()) == ({}, {}), "the second time they are refused they pass over two steps"
+        manager.capacity = 9
+        report(connector, done=[0])
+        assert step_all() == {1: "b"}
+        connector.request_finished(requests[2], [5, 6])
+        report(connector, done=[1])
+        assert step_all() == {2: "c", 3: "d"}, "c offered a last time when it ended"
+
     def test_however_often_there_was_no_room_it_is_tried_again(self, fenced):
         connector, _ = fenced()
         connector.on_new_request(Request("a", range(12)))

@@ -56,9 +56,9 @@ def test_a_store_begins_after_the_forward_pass(worker):
     connector, medium = worker()
     meta = OffloadingConnectorMetadata({}, {7: store(), 8: store(is_computed=True), 9: store()}, {9})
     begin(connector, meta)
-    assert medium.calls == [("store", 8), ("store", 9), ("wait", [9])]
+    assert medium.calls == [("store", 8), ("store", 9), ("let go", [9]), ("wait", [9])]
     end(connector)
-    assert medium.calls[3:] == [("store", 7)]
+    assert medium.calls[4:] == [("store", 7)]
 
 
 def test_what_the_medium_counts_is_told_even_if_no_job_ended(worker):
@@ -191,6 +191,34 @@ def test_a_flushed_store_that_did_not_end_is_not_trusted(worker):
     assert run(connector, flush={1})[2] is None
     medium.end(1)
     assert run(connector)[2].failed_jobs == {1: 1}
+
+
+def test_a_store_that_has_let_go_of_its_blocks_goes_on(worker):
+    connector, medium = worker()
+    run(connector, {1: store(), 2: store()})
+    medium.goes_on = {1}
+    assert run(connector, {3: store()}, flush={1, 2, 3})[2].completed_jobs == {2: 1, 3: 1}
+    assert medium.calls[2:] == [("store", 3), ("let go", [1, 2, 3]), ("wait", [2, 3])]
+    medium.end(1)
+    meta = run(connector)[2]
+    assert (meta.completed_jobs, meta.failed_jobs) == ({1: 1}, {})
+
+
+def test_what_must_have_ended_is_waited_for_wherever_its_bytes_are(worker):
+    connector, medium = worker()
+    run(connector, {1: store()})
+    medium.goes_on = {1}
+    begin(connector, OffloadingConnectorMetadata({}, {2: store()}, jobs_to_end={1, 2}))
+    assert medium.calls[1:] == [("store", 2), ("wait", [1, 2])]
+    assert end(connector)[2].completed_jobs == {1: 1, 2: 1}
+
+
+def test_of_a_medium_that_cannot_let_go_fences_wait_for_the_end(worker, monkeypatch):
+    connector, medium = worker()
+    monkeypatch.setattr(type(medium), "let_go", None)
+    run(connector, {1: store()})
+    assert run(connector, flush={1})[2].completed_jobs == {1: 1}
+    assert medium.calls[1:] == [("wait", [1])]
 
 
 def test_what_a_medium_counts_adds_up_until_it_is_told():

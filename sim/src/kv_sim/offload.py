@@ -7,7 +7,7 @@ clock that the world moves, and recounts its medium's books with its own. Nothin
 """
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from kv_api import CanonicalKVCaches, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
@@ -21,10 +21,17 @@ from kv_sim.memory.device import Device
 _DIRECTIONS = {Direction.STORE: world.Direction.STORE, Direction.LOAD: world.Direction.LOAD}
 
 
+class HasHostMemory(Protocol):
+    """A device, as far as its host memory goes."""
+
+    def allocate_host(self, slots: int) -> int:
+        """Get ``slots`` pages; returns the number of the first."""
+
+
 class WorldMemory:
     """Pages of a device's host memory: one for each chunk and block in it."""
 
-    def __init__(self, device: Device, layout: HostLayout) -> None:
+    def __init__(self, device: HasHostMemory, layout: HostLayout) -> None:
         self.blocks_per_chunk = layout.blocks_per_chunk
         self.first_slot = device.allocate_host(layout.num_chunks * layout.blocks_per_chunk)
 
@@ -74,7 +81,7 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the engine, which knows the device."""
-        return _NoMemory()
+        return NoMemory()
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
         """Copies of the device that the KV caches are on."""
@@ -82,9 +89,11 @@ class WorldCPUOffloadingSpec(CPUOffloadingSpec):
         return WorldCopyEngine(device, WorldMemory(device, layout))
 
 
-class _NoMemory:
+class NoMemory:
+    """Of a medium whose memory is made with its copy engine."""
+
     def release(self) -> None:
-        pass
+        """There is none."""
 
 
 class RecountedSchedulerSide(OffloadingSchedulerSide):

@@ -1,7 +1,8 @@
 """Files of the testbed as an offloading medium: kv-offload-file over the world's copies.
 
-``WorldFileOffloadingSpec`` is `FileOffloadingSpec` with the world's copies between GPU and bays, few of these, and
-slots that are in memory. There are no threads: a chunk is read or written when its engine is polled.
+``FileOffloadingSpecInMemory`` is `FileOffloadingSpec` with slots in memory; ``WorldFileOffloadingSpec`` is one
+with the world's copies between GPU and bays, and few of these. It has no threads: a chunk is read or written when
+its engine is polled.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ from kv_offload_file.restore import Found
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.memory.content import Words
 from kv_sim.memory.device import Device
-from kv_sim.offload import WorldCopyEngine, WorldMemory
+from kv_sim.offload import NoMemory, WorldCopyEngine, WorldMemory
 
 _BAYS = 6
 """Few, so that they are used again and again and large jobs go through them in parts."""
@@ -105,7 +106,30 @@ class WorldFileCopyEngine(FileCopyEngine):
             threads.do_next()
 
 
-class WorldFileOffloadingSpec(FileOffloadingSpec):
+class FileOffloadingSpecInMemory(FileOffloadingSpec):
+    """Files in which nothing is found at the start, and that end with the process."""
+
+    slots: Slots
+    """Of this worker. Who makes its copy engine, and knows the device, makes them."""
+
+    def open_home(self) -> Home:
+        """One in memory."""
+        return WorldHome()
+
+    def find(self, epoch: int) -> Found:
+        """Nothing."""
+        return Found([], 1)
+
+    def make_memory(self, layout: HostLayout) -> HostMemory:
+        """Made with the copy engine."""
+        return NoMemory()
+
+    def make_slots(self, memory: HostMemory) -> Slots:
+        """In memory."""
+        return self.slots
+
+
+class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
     """Files of as many bytes as a world's host memory has."""
 
     SLOT_ALIGNMENT = 1
@@ -120,34 +144,13 @@ class WorldFileOffloadingSpec(FileOffloadingSpec):
         }
         super().__init__(replace(config, extra_config={**own, **config.extra_config}))
 
-    def open_home(self) -> Home:
-        """One in memory."""
-        return WorldHome()
-
-    def find(self, epoch: int) -> Found:
-        """Nothing."""
-        return Found([], 1)
-
-    def make_memory(self, layout: HostLayout) -> HostMemory:
-        """Made with the engine, which knows the device."""
-        return _NoMemory()
-
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
         """Copies of the device that the KV caches are on."""
         device = kv_caches.tensors[0].tensor.device
         bays = WorldMemory(device, layout)
-        self._slots = WorldSlots(device, bays)
+        self.slots = WorldSlots(device, bays)
         return WorldCopyEngine(device, bays)
-
-    def make_slots(self, memory: HostMemory) -> Slots:
-        """In memory."""
-        return self._slots
 
     def make_engine(self, inner: CopyEngine, slots: Slots, num_blocks: list[int]) -> FileCopyEngine:
         """One without threads."""
         return WorldFileCopyEngine(inner, slots, self.num_bays, num_blocks)
-
-
-class _NoMemory:
-    def release(self) -> None:
-        pass

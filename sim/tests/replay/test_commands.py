@@ -294,8 +294,6 @@ FOREIGN = {
     "--store-threshold 3": "--connector-config",
     "--store-threshold 0": "--connector-config",
     "--store-thr=3": "--connector-config",
-    "--disk-capacity 3GiB": "",
-    "--disk-store-threshold 2": "",
     "--stream": "",
     "--jobs 3": "",
     "--html page.html": "",

@@ -106,8 +106,10 @@ BUSY = Answers(
     output_tokens=3000,
     gpu_hit_tokens=1000,
     cpu_hit_tokens=100,
+    disk_hit_tokens=60,
     gpu_hit_blocks=50,
     cpu_hit_blocks=25,
+    disk_hit_blocks=20,
     block_tokens=8,
     seconds=2.0,
     ttft=spread(0.025),
@@ -118,6 +120,8 @@ BUSY = Answers(
     preemptions=5678,
     loads=Copies(3, 30, 3 << 29, 0.25),
     stores=Copies(4, 40, 1 << 41, 1000.5),
+    disk_reads=Copies(5, 50, 1 << 30, 2.5),
+    disk_writes=Copies(6, 60, 1 << 31, 3.5),
     host_wait_seconds=0.05,
     steps=98765,
     fused_steps=9,
@@ -167,12 +171,25 @@ def test_every_row_of_the_table() -> None:
         *([label, *cells] for label, cells in TABLE.items()),
     ]
     assert rows([("busy", BUSY)]) == [["", "busy"], *([label, cells[0]] for label, cells in TABLE.items())]
+    with_disk = dict(tuple(row) for row in rows([("busy", BUSY)], disk=True)[1:])
+    of_disk = {label: with_disk.pop(label) for label in [*with_disk] if label not in TABLE}
+    assert with_disk == {label: cells[0] for label, cells in TABLE.items()}
+    assert of_disk == {
+        "hit ratio, blocks: disk": "0.0400",
+        "hit ratio, tokens: disk": "0.0150",
+        "bytes read": "1.00 GiB",
+        "disk busy, read": "2.500 s",
+        "bytes written": "2.00 GiB",
+        "disk busy, written": "3.500 s",
+    }
     assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert BUSY.as_json() == asdict(BUSY) | {
         "gpu_block_ratio": 0.1,
         "cpu_block_ratio": 0.05,
+        "disk_block_ratio": 0.04,
         "gpu_token_ratio": 0.25,
         "cpu_token_ratio": 0.025,
+        "disk_token_ratio": 0.015,
         "output_tokens_per_second": 1500.0,
         "tokens_per_second": 3500.0,
     }

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,22 @@ def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:
     assert moved == ["first", "second", (0, False, 202), (1, True, 202)]
 
 
+def test_directions_may_cost_differently_and_whoever_waits_for_anything_waits_for_its_own() -> None:
+    twice = LinkCosts(ns_per_byte=2.0, ns_per_piece=20.0, block_bytes=80, pieces_per_block=2)
+    link = Link(COSTS, twice)
+    port, other = link.open(), link.open()
+    other.submit(0, Way.STORE, 1, now=0, ready=0)
+    port.submit(0, Way.LOAD, 1, now=0, ready=0)
+    port.submit(1, Way.STORE, 2, now=0, ready=0)
+    assert (port.wait_any(), port.wait_any()) == (201, 201), "until it was reported, that one will do"
+    assert [job.job_id for job in port.poll(201)] == [0]
+    assert port.wait_any() == 302
+    assert [job.job_id for job in port.poll(302)] == [1] and [job.end for job in other.poll(302)] == [101]
+    with pytest.raises(AssertionError, match="somebody waits for a job, and none is in any queue"):
+        port.wait_any()
+    link.check()
+
+
 def test_a_job_that_begins_this_moment_has_begun() -> None:
     for ready, order in [(10, [0, 1]), (11, [1, 0])]:
         link = Link(COSTS)
@@ -138,15 +155,18 @@ def pages(blocks: int) -> PageCopies:
 def test_a_copy_engine_over_the_link() -> None:
     link, clock, seen = Link(COSTS), Clock(now=50, busy_until=60), []
 
-    def open_mover(slots: int) -> Mover:
-        def mover(way: Way, blocks: Numbers, slots: Numbers) -> AtEnd:
-            seen.append((way, blocks.tolist(), slots.tolist()))
+    def open_mover() -> Mover:
+        def mover(way: Way, blocks: Numbers, pages: Numbers) -> AtEnd:
+            seen.append((way, blocks.tolist(), (pages - 1000).tolist()))
             return None
 
-        seen.append(slots)
         return mover
 
-    device: Any = SimpleNamespace(link=link, clock=clock, open_mover=open_mover)
+    def allocate_host(slots: int) -> int:
+        seen.append(slots)
+        return 1000
+
+    device: Any = SimpleNamespace(link=link, clock=clock, open_mover=open_mover, allocate_host=allocate_host)
     engine = LinkCopyEngine(device, HostLayout(8, 3, 80, 1, 80))
     engine.submit(0, Direction.LOAD, pages(2))
     engine.submit(1, Direction.STORE, pages(1))

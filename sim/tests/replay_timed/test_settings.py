@@ -9,11 +9,13 @@ import pytest
 from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_api import ConfigError
+from kv_offload_file.options import FileOptions
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
-from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, timed_config
+from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, has_files, timed_config, without_files
+from kv_sim.replay.transfer_config import disk_config
 
 
 def parsed(line: str) -> argparse.Namespace:
@@ -60,6 +62,9 @@ NUMBERS = {
     "block-tokens": ("block_tokens", 3, " (default: the trace's)"),
     "max-step-tokens": ("max_step_tokens", 3, ""),
     "max-running": ("max_running", 3, ""),
+    "disk-read-bandwidth": ("disk_read_bandwidth", 2.5e9, " (default 6.8e+09)"),
+    "disk-write-bandwidth": ("disk_write_bandwidth", 1.5e9, " (default 4e+09)"),
+    "disk-microseconds": ("disk_microseconds", 7.5, " (default 25)"),
     "arrival-scale": ("arrival_scale", 0.25, " (default 1)"),
     "max-model-len": ("max_model_len", 3, " (default: the model's)"),
 }
@@ -77,6 +82,7 @@ def test_every_number_has_an_option() -> None:
     others = {"help", "model", "stepping", "check-contents", "capacity", "gpu-capacity", "policy"}
     others |= {old.removeprefix("--") for old in OLD_NAMES}
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
+    others |= {"disk-capacity", "disk-store-threshold"}
     assert set(said) == others | NUMBERS.keys()
 
 
@@ -96,9 +102,44 @@ def test_a_server_of_defaults() -> None:
     assert (settings.model, settings.gpu) == (find_model("Llama-3.1-8B"), find_gpu("H100"))
     assert settings.transfer_config() == {
         "kv_connector": "OffloadingConnector",
+        "kv_connector_module_path": "kv_vllm",
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"cpu_bytes_to_use": 64 << 30, "eviction_policy": "lru"},
     }
+
+
+def test_a_server_with_a_disk() -> None:
+    """As ``kv-sim size`` has it; without a ``--capacity`` there is no host memory."""
+    settings = settings_of(parsed("--disk-capacity 1TiB --policy arc --disk-store-threshold 2"))
+    assert settings == EngineSettings(
+        cpu_bytes_to_use=0, eviction_policy="arc", disk_bytes_to_use=1 << 40, disk_store_threshold=2
+    )
+    files = {
+        "spec_name": "FileOffloadingSpec",
+        "spec_module_path": "kv_offload_file",
+        "file_dir": "/mnt/nvme/kv",
+        "file_bytes_to_use": 1 << 40,
+        "store_threshold": 2,
+        "eviction_policy": "arc",
+    }
+    alone = settings.transfer_config()
+    assert (alone["kv_connector"], alone[EXTRA]) == ("OffloadingConnector", files)
+    both = settings_of(parsed("--disk-capacity 1TiB --capacity 3GiB")).transfer_config()
+    assert both[EXTRA]["load_policy"] == "longest"
+    host, disk = (child[EXTRA] for child in both[EXTRA]["connectors"])
+    assert host == {"cpu_bytes_to_use": 3 << 30, "eviction_policy": "lru"}
+    del files["store_threshold"]
+    assert disk == {"name": "files", **files, "eviction_policy": "lru"}
+
+
+def test_what_a_disk_takes() -> None:
+    sizes = plan(EngineSettings(disk_read_bandwidth=2e9, disk_write_bandwidth=1e9, disk_microseconds=50.0), 512)
+    block_bytes = 512 * 131_072
+    assert (sizes.disk_read.job_ns(2), sizes.disk_write.job_ns(1)) == (
+        2 * (block_bytes // 2 + 32 * 50_000) + 1,
+        block_bytes + 32 * 50_000 + 1,
+    )
 
 
 def test_options_reach_a_replay() -> None:
@@ -265,7 +306,12 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
         (
             {**OFFLOADING, EXTRA: {"spec_name": "TieringOffloadingSpec"}},
             f"connector config.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium that has no timing model; "
-            "CPUOffloadingSpec has one",
+            "CPUOffloadingSpec and FileOffloadingSpec have one",
+        ),
+        (
+            {**OFFLOADING, EXTRA: {"spec_module_path": "theirs.cpu"}},
+            f"connector config.{EXTRA}.spec_module_path: 'theirs.cpu' has a CPUOffloadingSpec of its own, which has "
+            "no timing model; that of kv_offload_cpu has one",
         ),
         (
             {"kv_connector": "MultiConnector"},
@@ -347,6 +393,65 @@ def test_the_media_of_a_configuration_are_timed() -> None:
         for seconds, is_known in ((0.5, False), (0, True)):
             found[EXTRA]["connectors"][0][EXTRA][timeout] = seconds
             assert decides_in_known_steps(found) == is_known, (timeout, seconds)
+
+
+def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
+    """Whether or not kv-vllm is there: inside vLLM our connectors have the same names in another module."""
+    pasted = disk_config("/disk", 9 * PAGE, 4 * PAGE, "arc")
+    assert pasted["kv_connector_module_path"] == "kv_vllm"
+    timed = timed_config(pasted, ranks=2)
+    host, disk = timed[EXTRA]["connectors"]
+    assert (timed["kv_connector"], "kv_connector_module_path" in timed) == ("MultiConnector", False)
+    assert host[EXTRA] == {"cpu_bytes_to_use": 4 * PAGE, "eviction_policy": "arc", **TIMED}
+    assert (disk["kv_connector"], disk[EXTRA]["spec_name"]) == (
+        "ReplayOffloadingConnector",
+        "ReplayFileOffloadingSpec",
+    )
+    assert disk[EXTRA]["file_staging_bytes"] == 2 * FileOptions.file_staging_bytes, "each rank has its own"
+    assert has_files(pasted) and decides_in_known_steps(timed)
+    left = without_files(pasted)
+    assert left == {**pasted, EXTRA: {**pasted[EXTRA], "connectors": pasted[EXTRA]["connectors"][:1]}}
+    assert not has_files(left) and without_files(left) is None
+    alone = disk_config("/disk", 9 * PAGE, 0, "lru")
+    assert has_files(alone) and without_files(alone) is None
+    assert without_files({**pasted, EXTRA: {"connectors": pasted[EXTRA]["connectors"][1:]}}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--capacity 0GiB", "cpu_bytes_to_use: expected a whole number of at least 1, got 0"),
+        ("--disk-store-threshold 2", "--disk-store-threshold is for --disk-capacity, which isn't given"),
+        (
+            "--disk-capacity 1TiB --disk-store-threshold -1",
+            "disk_store_threshold: expected a whole number of at least 0, got -1",
+        ),
+        ("--disk-read-bandwidth 0", "disk_read_bandwidth: expected a number above 0, got 0.0"),
+        ("--disk-write-bandwidth inf", "disk_write_bandwidth: expected a number above 0, got inf"),
+        ("--disk-microseconds -1", "disk_microseconds: expected a number of at least 0, got -1.0"),
+        (
+            "--disk-capacity 1TiB --connector-config {}",
+            "--connector-config has its own file_bytes_to_use; leave --disk-capacity out",
+        ),
+        (
+            "--disk-store-threshold 2 --connector-config {}",
+            "--connector-config has its own store_threshold; leave --disk-store-threshold out",
+        ),
+    ],
+)
+def test_disks_that_cannot_be(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(parsed(line))
+    assert str(caught.value) == message
+
+
+def test_a_disk_that_takes_longer_than_a_day() -> None:
+    for option in ("disk_read_bandwidth", "disk_write_bandwidth"):
+        settings = toy(**{option: 1e-6}, gpu_blocks=4)
+        with pytest.raises(
+            ConfigError, match="4 blocks on the disk could take .* check its bandwidths, disk_microseconds"
+        ):
+            answer(trace_of((0, 8, 1, [1, 2])), settings)
 
 
 def test_a_mistake_in_a_mediums_settings_is_the_mediums_error() -> None:

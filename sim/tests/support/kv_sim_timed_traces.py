@@ -97,7 +97,16 @@ def offloading(draw: st.DrawFn) -> dict[str, Any]:
         "max_deferred_lookups": draw(st.sampled_from([50, 50, 1, 3])),
         "sync_load_budget_bytes": draw(st.sampled_from([0, 0, 64, 10_000])),
     }
+    if draw(st.integers(0, 3)) == 0:
+        extra |= files(extra.pop("cpu_bytes_to_use"))
+        extra["file_staging_bytes"] = PAGE * draw(st.sampled_from([4, 6, 20]))
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+
+
+def files(size: int) -> dict[str, Any]:
+    """What says that a medium is one of files."""
+    own = {"file_dir": "/disk", "file_bytes_to_use": size * 2}
+    return {"spec_name": "FileOffloadingSpec", "spec_module_path": "kv_offload_file", **own}
 
 
 @st.composite
@@ -118,5 +127,8 @@ def servers(draw: st.DrawFn) -> EngineSettings:
         idle_step_microseconds=draw(st.sampled_from([1.0, 9.0])),
         copy_microseconds=draw(st.sampled_from([0.0, 1.0, 50.0])),
         page_tokens=2,
+        disk_read_bandwidth=draw(st.sampled_from([1e6, 1e8])),
+        disk_write_bandwidth=draw(st.sampled_from([1e6, 1e8])),
+        disk_microseconds=draw(st.sampled_from([0.0, 30.0])),
         connector={"kv_role": "kv_both", **connector},
     )

@@ -262,6 +262,15 @@ class OffloadingWorker(ABC):
     def wait(self, job_ids: set[int]) -> None:
         """Return when these jobs have ended. Unknown and ended ones are no matter."""
 
+    def let_go(self, job_ids: set[int]) -> Collection[int]:
+        """Return when none of these jobs touches GPU blocks any more, and say which of them go on without.
+
+        For media that have somewhere to put a store's bytes before they are where they belong. ``wait`` will do,
+        and then none goes on.
+        """
+        self.wait(job_ids)
+        return ()
+
     def take_counts(self) -> Mapping[str, int]:
         """What was counted since the last call, by the names of the spec's counters."""
         return {}

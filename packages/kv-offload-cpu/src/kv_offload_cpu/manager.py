@@ -51,7 +51,8 @@ class CPUOffloadingManager(OffloadingManager):
 
     ``cache_policy`` is one of `policy.POLICIES`, or an attribute of the module ``cache_policy_module_path``. With
     a ``store_threshold`` of 2 or more a chunk is stored from that offer on; ``max_tracker_size`` keys are
-    remembered for it. ``info`` has the labels of the info metric.
+    remembered for it. A store with which more than ``most_in_flight`` chunks were in flight is refused. ``info``
+    has the labels of the info metric.
     """
 
     medium: ClassVar[Medium] = Medium.CPU
@@ -65,6 +66,7 @@ class CPUOffloadingManager(OffloadingManager):
         enable_events: bool = False,
         store_threshold: int = 1,
         max_tracker_size: int = 64_000,
+        most_in_flight: int | None = None,
         info: ConfigInfo | None = None,
     ) -> None:
         _check_at_least("num_chunks", num_chunks, 1)
@@ -72,8 +74,10 @@ class CPUOffloadingManager(OffloadingManager):
             raise ConfigError(f"num_chunks: expected at most {MOST_CHUNKS}, got {num_chunks}")
         _check_at_least("store_threshold", store_threshold, 0)
         _check_at_least("max_tracker_size", max_tracker_size, 1)
+        if most_in_flight is not None:
+            _check_at_least("most_in_flight", most_in_flight, 1)
         self._policy = find_policy(cache_policy, cache_policy_module_path)(num_chunks)
-        self._pool = ChunkPool(num_chunks)
+        self._pool = ChunkPool(num_chunks, most_in_flight)
         self._policy.key_of = self._pool.key_of
         self._run = Runs(self._pool.key_of).of
         self._tracker = OfferTracker(store_threshold, max_tracker_size) if store_threshold >= 2 else None

@@ -9,6 +9,9 @@ Chunks of a job that find free bays go together, as a *batch*: one job of the in
 threads. A batch takes no more than half of the bays, so that while one is copied the next is read or written.
 Stores and loads have bays and threads of their own, so neither waits for the other.
 
+A store *lets go* of its GPU blocks when all of its chunks are in bays. The manager has no more of them under way
+than there are bays for, so that never takes as long as the disk does.
+
 Threads do nothing but read and write. Everything else is done by who calls ``submit``, ``poll`` or ``wait``, each
 of which takes every batch as far as it goes. What goes wrong with a chunk is the failure of its job, whose chunks
 that have not begun are let be.
@@ -30,6 +33,7 @@ from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCo
 from kv_offload_file.label import Label
 from kv_offload_file.lanes import Batch, Job, Lane, Threads, even_parts
 from kv_offload_file.slot_file import DamagedError
+from kv_offload_file.staging import store_bays
 
 _log = getLogger("kv_offload_file")
 
@@ -54,7 +58,8 @@ class Slots(Protocol):
 class FileCopyEngine:
     """Jobs between KV caches and ``slots``, with ``inner`` for what is between KV caches and ``num_bays`` bays.
 
-    ``num_blocks`` has how many GPU blocks each group has, and ``threads`` makes those of a direction.
+    ``num_blocks`` has how many GPU blocks each group has, and ``threads`` makes those of a direction. Jobs take as
+    many seconds as ``clock`` says.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class FileCopyEngine:
         num_bays: int,
         num_blocks: Sequence[int],
         threads: Callable[[Direction], Threads],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert num_bays >= len(Direction), f"{num_bays} bays for two directions"
         self.labels: dict[int, list[Label]] = {}
@@ -75,8 +81,9 @@ class FileCopyEngine:
         self._inner = inner
         self._slots = slots
         self._num_blocks = num_blocks
-        half = num_bays // 2
-        parts = {Direction.STORE: range(half), Direction.LOAD: range(half, num_bays)}
+        self._clock = clock
+        stores = store_bays(num_bays)
+        parts = {Direction.STORE: range(stores), Direction.LOAD: range(stores, num_bays)}
         self._lanes = {direction: Lane([*bays], threads(direction)) for direction, bays in parts.items()}
         self._jobs: dict[int, Job] = {}
         self._copying: dict[int, Batch] = {}
@@ -100,9 +107,20 @@ class FileCopyEngine:
         return results
 
     def wait(self, job_ids: Collection[int]) -> None:
+        self._wait_until(lambda: self._jobs.keys().isdisjoint(job_ids))
+
+    def let_go(self, job_ids: Collection[int]) -> list[int]:
+        """Return when none of these touches a GPU block any more, and say which of them are under way still."""
+        self._wait_until(lambda: not any(job.touches_blocks for job in self._under_way(job_ids)))
+        return [job.job_id for job in self._under_way(job_ids)]
+
+    def _under_way(self, job_ids: Collection[int]) -> list[Job]:
+        return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
         while True:
             self._advance()
-            if self._jobs.keys().isdisjoint(job_ids):
+            if is_done():
                 return
             if self._copying:
                 waited = [*self._copying]
@@ -110,7 +128,9 @@ class FileCopyEngine:
                 self._take_copies()
                 for copy in waited:  # of those that are left nothing will be heard
                     if copy in self._copying:
-                        self._end(self._copying.pop(copy), success=False)
+                        lost = self._copying.pop(copy)
+                        lost.job.copying -= 1
+                        self._end(lost, success=False)
             else:
                 self.wait_for_threads()
 
@@ -158,7 +178,7 @@ class FileCopyEngine:
         assert len(begins) == len(labels), f"pages of {len(begins)} chunks, labels of {len(labels)}"
         bounds = np.append(begins, len(copies))
         slots = copies.chunks[begins].tolist()
-        return Job(job_id, direction, urgency, copies, bounds, slots, labels, time.perf_counter())
+        return Job(job_id, direction, urgency, copies, bounds, slots, labels, self._clock())
 
     def _advance(self) -> None:
         """Take every batch as far as it goes."""
@@ -180,6 +200,7 @@ class FileCopyEngine:
             if batch is None:
                 continue  # it was waited for, and given up
             batch.job.num_bytes += result.num_bytes or 0
+            batch.job.copying -= 1
             if result.success and batch.job.direction is Direction.STORE:
                 self._move(batch)
             else:
@@ -189,11 +210,13 @@ class FileCopyEngine:
         """Have the inner engine copy between GPU and bays."""
         copy, self._next_copy = self._next_copy, self._next_copy + 1
         self._copying[copy] = batch
+        batch.job.copying += 1
         try:
             self._inner.submit(copy, batch.job.direction, batch.pages(), urgency=batch.job.urgency)
         except Exception as error:  # noqa: BLE001 - whatever a device raises is the failure of this job
             _log.error("%s job %d: a copy can't begin: %s", batch.job.direction.value, batch.job.job_id, error)
             del self._copying[copy]
+            batch.job.copying -= 1
             self._end(batch, success=False)
 
     def _move(self, batch: Batch) -> None:
@@ -244,7 +267,7 @@ class FileCopyEngine:
             job.begun = len(job.slots)
         if job.has_ended:
             del self._jobs[job.job_id]
-            seconds = time.perf_counter() - job.since
+            seconds = self._clock() - job.since
             self._results.append(
                 CopyResult(job.job_id, not job.has_failed, None if job.has_failed else job.num_bytes, seconds)
             )

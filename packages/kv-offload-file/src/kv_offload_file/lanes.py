@@ -43,6 +43,8 @@ class Job:
     """Chunks, from the first on."""
     batches: int = 0
     """Under way."""
+    copying: int = 0
+    """Of these, between GPU and bays."""
     has_failed: bool = False
     num_bytes: int = 0
 
@@ -50,6 +52,11 @@ class Job:
     def has_ended(self) -> bool:
         """Whether nothing of it is left, nor under way."""
         return not self.batches and self.begun == len(self.slots)
+
+    @property
+    def touches_blocks(self) -> bool:
+        """Whether it reads or writes a GPU block, or will."""
+        return self.direction is Direction.LOAD or self.copying > 0 or self.begun < len(self.slots)
 
 
 @dataclass(eq=False)

@@ -21,15 +21,13 @@ from kv_offload_file.manager import FileOffloadingManager
 from kv_offload_file.options import OWN_KEYS, FileOptions, read_options
 from kv_offload_file.restore import Found, find_stores
 from kv_offload_file.slot_file import ALIGNMENT, read_rows
+from kv_offload_file.staging import LEAST_BAYS, store_bays
 from kv_offload_file.stats import METRICS
 
 if TYPE_CHECKING:
     from kv_offload_cpu import CopyEngine, Direction, HostMemory
     from kv_offload_file.engine import FileCopyEngine, Slots
     from kv_offload_file.worker import FileOffloadingWorker
-
-_LEAST_BAYS = 4
-"""Of each direction one that is copied and one that is read or written."""
 
 
 class FileOffloadingSpec(OffloadingSpec):
@@ -62,9 +60,9 @@ class FileOffloadingSpec(OffloadingSpec):
                 f"× {self.num_files} workers"
             )
         self.num_bays = self.options.file_staging_bytes // self.slot_bytes
-        if self.num_bays < _LEAST_BAYS:
+        if self.num_bays < LEAST_BAYS:
             raise ConfigError(
-                f"file_staging_bytes: {self.options.file_staging_bytes} bytes are less than {_LEAST_BAYS} chunks "
+                f"file_staging_bytes: {self.options.file_staging_bytes} bytes are less than {LEAST_BAYS} chunks "
                 f"of {self.slot_bytes}"
             )
         self.folder = home_folder(self.options.file_dir, config, self.options.file_tag)
@@ -100,6 +98,7 @@ class FileOffloadingSpec(OffloadingSpec):
                     enable_events=self.kv_events_config.enable_kv_cache_events,
                     store_threshold=self.options.store_threshold,
                     max_tracker_size=self.options.max_tracker_size,
+                    most_in_flight=store_bays(self.num_bays),
                     info=self.file_info,
                 )
             except BaseException:

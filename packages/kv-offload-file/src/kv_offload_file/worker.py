@@ -35,6 +35,12 @@ class FileOffloadingWorker(CPUOffloadingWorker):
         with self._labelled(job_id, Direction.LOAD, src_spec):
             return super().submit_load(job_id, src_spec, dst_spec, expedited)
 
+    def let_go(self, job_ids: set[int]) -> list[int]:
+        """A store goes on without GPU blocks once its chunks are in bays."""
+        goes_on = self._files.let_go([*job_ids])
+        self._poll()
+        return goes_on
+
     def take_counts(self) -> dict[str, int]:
         counted = {DAMAGED: self._files.damaged, ERRORS: self._files.errors}
         new = {name: count - self._told[name] for name, count in counted.items()}

@@ -20,6 +20,7 @@ from kv_api import (
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.label import ROW_BYTES
 from kv_offload_file.slot_file import ALIGNMENT
+from kv_offload_file.staging import store_bays
 
 PAGE = 96
 LAYERS = 2
@@ -122,6 +123,7 @@ class Rig:
         made = [Rank(specs[rank], 0 if replicated else rank) for rank in reversed(range(ranks))]
         self.ranks = made[::-1]
         self.blocks_per_chunk = specs[0].blocks_per_chunk
+        self._most_at_once = store_bays(specs[0].num_bays)
         self._jobs = 0
         self.context = ReqContext("request")
 
@@ -129,7 +131,16 @@ class Rig:
         return [*range(first, first + len(keys) * self.blocks_per_chunk)]
 
     def store(self, numbers):
-        """Store chunks, and say which were new; None if they were refused."""
+        """Store chunks, as many at once as there are bays, and say which were new; None if any were refused."""
+        stored = []
+        for first in range(0, len(numbers), self._most_at_once):
+            new = self._store(numbers[first : first + self._most_at_once])
+            if new is None:
+                return None
+            stored += new
+        return stored
+
+    def _store(self, numbers):
         output = self.manager.prepare_store(make_keys(numbers), self.context)
         if output is None:
             return None

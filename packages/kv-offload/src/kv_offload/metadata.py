@@ -40,6 +40,18 @@ class OffloadingConnectorMetadata(KVConnectorMetadata):
     load_jobs: dict[int, TransferJob] = field(default_factory=dict)
     store_jobs: dict[int, TransferJob] = field(default_factory=dict)
     jobs_to_flush: set[int] = field(default_factory=set)
+    """Their GPU blocks are somebody else's now: fences."""
+    jobs_to_end: set[int] = field(default_factory=set)
+    """Their places in the medium may be somebody else's now."""
+
+    @property
+    def has_fences(self) -> bool:
+        """Whether anybody must be waited for."""
+        return bool(self.jobs_to_flush or self.jobs_to_end)
+
+    def goes_first(self, job_id: int) -> bool:
+        """Whether a job is waited for before the step's forward pass."""
+        return job_id in self.jobs_to_flush or job_id in self.jobs_to_end
 
 
 @dataclass(slots=True)

@@ -12,14 +12,24 @@ def host_config(cpu_bytes: int, policy: str, policy_module: str | None = None) -
 
 
 def disk_config(
-    folder: str, disk_bytes: int, cpu_bytes: int, policy: str, policy_module: str | None = None
+    folder: str,
+    disk_bytes: int,
+    cpu_bytes: int,
+    policy: str,
+    policy_module: str | None = None,
+    *,
+    store_threshold: int = 0,
 ) -> dict[str, Any]:
-    """A server with so much room for KV in files in ``folder``, behind so much host memory; 0: behind none."""
+    """A server with so much room for KV in files in ``folder``, behind so much host memory; 0: behind none.
+
+    What is offered ``store_threshold`` times goes into files.
+    """
     files = {
         "spec_name": "FileOffloadingSpec",
         "spec_module_path": "kv_offload_file",
         "file_dir": folder,
         "file_bytes_to_use": disk_bytes,
+        **({"store_threshold": store_threshold} if store_threshold else {}),
         **_leaves(policy, policy_module),
     }
     if not cpu_bytes:

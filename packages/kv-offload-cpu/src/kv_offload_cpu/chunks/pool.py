@@ -28,6 +28,7 @@ load and its end, and entered and deleted once; the end of a store looks for non
 
 **Invariants.** Free + fenced + in flight + resident = capacity, and no slot is two of these. A chunk with pins is
 not evicted, reused or freed. A slot leaves ``in_flight`` only when its store ended: completed, or with its chunk.
+At most ``most_in_flight`` are in flight.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -47,8 +48,9 @@ _Batch: TypeAlias = tuple[Collection[OffloadKey], list[int]]
 class ChunkPool:
     """Chunks in ``capacity`` slots of host memory. Methods change everything that they should, or raise first."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, most_in_flight: int | None = None) -> None:
         self.capacity = capacity
+        self.most_in_flight = capacity if most_in_flight is None else most_in_flight
         self.slot_of: dict[OffloadKey, int] = {}
         self.pins = Pins(capacity)
         self.key_of = [OffloadKey(b"")] * capacity
@@ -109,10 +111,12 @@ class ChunkPool:
         return slots if pinned.isdisjoint(slots) else [slot for slot in slots if slot not in pinned]
 
     def count_to_evict(self, wanted: int, used: list[int]) -> int | None:
-        """How many chunks must leave for ``wanted`` new ones. None if there aren't as many.
+        """How many chunks must leave for ``wanted`` new ones. None if there aren't as many, or too many in flight.
 
         Residents can leave that are neither pinned nor among ``used``.
         """
+        if wanted > self.most_in_flight - len(self.in_flight):
+            return None
         missing = wanted - len(self._free)
         if missing <= 0:
             return 0
@@ -292,6 +296,7 @@ class ChunkPool:
         slots = [*self._free, *fenced, *held]
         assert len(slots) == self.capacity, f"{counts} != capacity {self.capacity}"
         assert {*slots} == {*range(self.capacity)}, f"{counts}, but only {len({*slots})} different slots"
+        assert len(in_flight) <= self.most_in_flight, f"{len(in_flight)} in flight, at most {self.most_in_flight}"
         assert in_flight <= {*held}, f"slots {sorted(in_flight.difference(held))} are in flight and hold nothing"
         assert not any(key in self.fences for key in slot_of), "a fenced key is held"
         wrong = [key for key, slot in slot_of.items() if self.key_of[slot] != key]

@@ -77,6 +77,7 @@ class Outcomes:
                 books.events.forget(job.keys)
         elif job.keys:
             books.manager.complete_load(job.keys, job.owner.context)
+        books.offer_again()
 
     def _fail_load(self, job: Job, *, is_stale: bool) -> None:
         """What it was to bring is not there: let nobody rely on it."""
@@ -112,12 +113,12 @@ class Outcomes:
         """Forget everything. Jobs in flight go on."""
         books = self._books
         # A medium may use their places again at once, so they end before anything else begins.
-        books.meta.jobs_to_flush.update(books.jobs.begin_reset())
+        books.meta.jobs_to_end.update(books.jobs.begin_reset())
         books.manager.reset_cache()
         for state in books.states.values():
             books.rewind(state)
             state.refused.clear()
-            state.accept_store()
+            books.accept_store(state)
         self._awaits_reset = True
         self._end_reset()
 

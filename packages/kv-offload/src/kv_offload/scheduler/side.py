@@ -183,7 +183,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         return False
 
     def has_pending_push_work(self) -> bool:
-        if self._books.jobs.has_work or self._books.meta.jobs_to_flush:
+        if self._books.jobs.has_work or self._books.meta.has_fences:
             return True
         with self._books.lock():
             return self._books.manager.has_pending_work()

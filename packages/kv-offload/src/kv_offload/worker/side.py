@@ -2,14 +2,15 @@
 
 * A store whose bytes this step computes is submitted in ``wait_for_save``, when the forward pass has been given to
   the device, so the copy comes after it. What earlier steps computed is stored from ``handle_preemptions`` on.
-* ``handle_preemptions`` waits for the jobs to flush, those that begin in this step among them.
+* ``handle_preemptions`` waits until jobs let go of blocks that are somebody else's now, or have ended if their
+  places in the medium are. Those that begin in this step may be among them.
 * Loads are submitted in ``start_load_kv``; those that the step itself needs are waited for there.
 
 Whatever the medium's worker does with a job, refuse it, fail it, report it twice, never end it or raise an
 ``OSError`` or ``RuntimeError``, it ends up as a job that ended or failed (``running``). This file is the one edge.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 
 from kv_api import (
@@ -79,10 +80,9 @@ class OffloadingWorkerSide(WorkerSide):
         for job_id, job in meta.store_jobs.items():
             if _goes_first(meta, job_id, job):
                 self._begin_store(job_id, job)
-        flushed = sorted(job_id for job_id in meta.jobs_to_flush if self._jobs.is_at_work(job_id))
-        if flushed:
-            self._wait(flushed)
-            self._jobs.distrust(job_id for job_id in flushed if not self._is_load(job_id))
+        let_go = getattr(self._medium, "let_go", None)  # vLLM's media, and older ones, have none
+        self._flush(meta.jobs_to_end, self._end)
+        self._flush(meta.jobs_to_flush, self._end if let_go is None else let_go)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         meta = _ours(self._get_connector_metadata())
@@ -90,7 +90,7 @@ class OffloadingWorkerSide(WorkerSide):
             self._begin_load(job_id, job)
         needed = [job_id for job_id, job in meta.load_jobs.items() if job.sync and job_id in self._jobs.running]
         if needed:
-            self._wait(needed)
+            self._wait(needed, self._end)
             self._jobs.give_up(needed)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -172,12 +172,25 @@ class OffloadingWorkerSide(WorkerSide):
         if not accepted:
             self._jobs.fail(job_id)
 
-    def _wait(self, job_ids: Iterable[int]) -> None:
+    def _flush(self, job_ids: Iterable[int], flush: Callable[[set[int]], Collection[int]]) -> None:
+        """Have the medium be done with the GPU blocks of jobs. What it can't say that of is distrusted."""
+        flushed = sorted(job_id for job_id in job_ids if self._jobs.is_at_work(job_id))
+        if flushed:
+            goes_on = self._wait(flushed, flush)
+            self._jobs.distrust(i for i in flushed if i not in goes_on and not self._is_load(i))
+
+    def _end(self, job_ids: set[int]) -> Collection[int]:
+        self._copies.wait(job_ids)
+        return ()
+
+    def _wait(self, job_ids: list[int], wait: Callable[[set[int]], Collection[int]]) -> Collection[int]:
+        goes_on: Collection[int] = ()
         try:
-            self._copies.wait(set(job_ids))
+            goes_on = wait(set(job_ids))
         except (OSError, RuntimeError) as error:
-            warn("waiting for jobs %s: %s: %s", sorted(job_ids), type(error).__name__, error)
+            warn("waiting for jobs %s: %s: %s", job_ids, type(error).__name__, error)
         self._poll()
+        return goes_on
 
     def _poll(self) -> None:
         """Take in which jobs ended. If that can't be known, all are given up."""
@@ -197,7 +210,7 @@ class OffloadingWorkerSide(WorkerSide):
 
 def _goes_first(meta: OffloadingConnectorMetadata, job_id: int, job: TransferJob) -> bool:
     """Whether a store begins before the step's forward pass."""
-    return job.is_computed or job_id in meta.jobs_to_flush
+    return job.is_computed or meta.goes_first(job_id)
 
 
 def _ours(metadata: KVConnectorMetadata) -> OffloadingConnectorMetadata:

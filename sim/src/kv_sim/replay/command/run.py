@@ -146,10 +146,9 @@ def _threshold(offers: int, option: str) -> int:
 
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
-    total = 2 * max(1, len(columns))
-    found = importlib.import_module(arguments.TIMED).run(
-        columns, options, lambda count: progress.share("replaying", count / total)
-    )
+    timed = importlib.import_module(arguments.TIMED)
+    total = timed.replays_of(options) * max(1, len(columns))
+    found = timed.run(columns, options, lambda count: progress.share("replaying", count / total))
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)
     _write_oracle(options, columns)

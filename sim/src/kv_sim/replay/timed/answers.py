@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.engine import TimedEngine
-from kv_sim.replay.timed.link import Way
+from kv_sim.replay.timed.link import Link, Way
 from kv_sim.replay.timed.timing import SECOND
 
 
@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Copies:
-    """What went over the link in one direction."""
+    """What went over the link, or to or from the disk, in one direction."""
 
     jobs: int
     blocks: int
@@ -60,10 +60,13 @@ class Answers:
     gpu_hit_tokens: int
     """Found in GPU blocks when a request was first scheduled."""
     cpu_hit_tokens: int
-    """Found by the connector beyond those."""
+    """Found by the connector beyond those, but for what is in files."""
+    disk_hit_tokens: int
+    """Found by the connector in files. A prompt is loaded from one medium."""
     gpu_hit_blocks: int
     cpu_hit_blocks: int
     """The last one may be needed but for its last token."""
+    disk_hit_blocks: int
     block_tokens: int
     seconds: float
     """From the first arrival to the last token."""
@@ -80,6 +83,8 @@ class Answers:
     preemptions: int
     loads: Copies
     stores: Copies
+    disk_reads: Copies
+    disk_writes: Copies
     host_wait_seconds: float
     """The host waited for copies in the middle of steps."""
     steps: int
@@ -110,6 +115,16 @@ class Answers:
         return _ratio(self.cpu_hit_tokens, self.prompt_tokens)
 
     @property
+    def disk_block_ratio(self) -> float:
+        """Prompt blocks that the connector found in files, of all."""
+        return _ratio(self.disk_hit_blocks, self.prompt_blocks)
+
+    @property
+    def disk_token_ratio(self) -> float:
+        """Prompt tokens that the connector found in files, of all."""
+        return _ratio(self.disk_hit_tokens, self.prompt_tokens)
+
+    @property
     def output_tokens_per_second(self) -> float:
         """Over the whole replay."""
         return self.output_tokens / self.seconds if self.seconds else 0.0
@@ -126,8 +141,10 @@ class Answers:
             for name in (
                 "gpu_block_ratio",
                 "cpu_block_ratio",
+                "disk_block_ratio",
                 "gpu_token_ratio",
                 "cpu_token_ratio",
+                "disk_token_ratio",
                 "output_tokens_per_second",
                 "tokens_per_second",
             )
@@ -145,9 +162,11 @@ def answers_of(engine: TimedEngine, books: Books) -> Answers:
         full_prompt_blocks=books.full_blocks,
         output_tokens=books.output_tokens,
         gpu_hit_tokens=books.local_tokens,
-        cpu_hit_tokens=books.external_tokens,
+        cpu_hit_tokens=books.external_tokens - books.disk_tokens,
+        disk_hit_tokens=books.disk_tokens,
         gpu_hit_blocks=books.local_blocks,
-        cpu_hit_blocks=books.external_blocks,
+        cpu_hit_blocks=books.external_blocks - books.disk_blocks,
+        disk_hit_blocks=books.disk_blocks,
         block_tokens=engine.sizes.block_tokens,
         seconds=books.last_step_ns / SECOND,
         ttft=Spread.of(books.ttft),
@@ -156,8 +175,10 @@ def answers_of(engine: TimedEngine, books: Books) -> Answers:
         queueing=Spread.of(books.queued),
         load_wait=Spread.of(books.load_wait),
         preemptions=books.preemptions,
-        loads=_copies(engine, Way.LOAD),
-        stores=_copies(engine, Way.STORE),
+        loads=_copies(engine.link, Way.LOAD),
+        stores=_copies(engine.link, Way.STORE),
+        disk_reads=_copies(engine.disk, Way.LOAD),
+        disk_writes=_copies(engine.disk, Way.STORE),
         host_wait_seconds=engine.clock.waited_ns / SECOND,
         steps=books.num_steps,
         fused_steps=books.num_steps - books.num_engine_steps,
@@ -166,10 +187,10 @@ def answers_of(engine: TimedEngine, books: Books) -> Answers:
     )
 
 
-def _copies(engine: TimedEngine, way: Way) -> Copies:
-    traffic = engine.link.traffic[way]
+def _copies(link: Link, way: Way) -> Copies:
+    traffic = link.traffic[way]
     return Copies(
-        traffic.jobs, traffic.blocks, traffic.blocks * engine.sizes.block_bytes, traffic.busy_ns / SECOND
+        traffic.jobs, traffic.blocks, traffic.blocks * link.costs[way].block_bytes, traffic.busy_ns / SECOND
     )
 
 
@@ -177,23 +198,25 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def rows(columns: Sequence[tuple[str, Answers]]) -> list[list[str]]:
-    """The answers side by side, one column each."""
-    cells = [_cells(answers) for _, answers in columns]
+def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False) -> list[list[str]]:
+    """The answers side by side, one column each; of a ``disk`` where there is one."""
+    cells = [_cells(answers, disk) for _, answers in columns]
     return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
 
 
-def _cells(answers: Answers) -> dict[str, str]:
-    cells = {
-        "requests": f"{answers.requests:,}",
-        "hit ratio, blocks: GPU": f"{answers.gpu_block_ratio:.4f}",
-        "hit ratio, blocks: CPU": f"{answers.cpu_block_ratio:.4f}",
-        "hit ratio, tokens: GPU": f"{answers.gpu_token_ratio:.4f}",
-        "hit ratio, tokens: CPU": f"{answers.cpu_token_ratio:.4f}",
-    }
-    for label, copies in (("loaded", answers.loads), ("stored", answers.stores)):
+def _cells(answers: Answers, disk: bool) -> dict[str, str]:
+    media = ("gpu", "cpu", "disk") if disk else ("gpu", "cpu")
+    cells = {"requests": f"{answers.requests:,}"}
+    for unit in ("block", "token"):
+        for medium in media:
+            name = medium if medium == "disk" else medium.upper()
+            cells[f"hit ratio, {unit}s: {name}"] = f"{getattr(answers, f'{medium}_{unit}_ratio'):.4f}"
+    moved = [("link", "loaded", answers.loads), ("link", "stored", answers.stores)]
+    if disk:
+        moved += [("disk", "read", answers.disk_reads), ("disk", "written", answers.disk_writes)]
+    for what, label, copies in moved:
         cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
-        cells[f"link busy, {label}"] = _seconds(copies.busy_seconds)
+        cells[f"{what} busy, {label}"] = _seconds(copies.busy_seconds)
     cells["wait for a load, mean"] = _seconds(answers.load_wait.mean) if answers.load_wait.count else "-"
     cells["host waits for copies"] = _seconds(answers.host_wait_seconds)
     for label, spread in (

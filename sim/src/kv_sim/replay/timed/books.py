@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from kv_api import KVConnectorStats
+from kv_api import CacheHitSource, KVConnectorStats
 from kv_sim.replay.timed.link import Ended
 from kv_sim.replay.timed.request import TracedRequest, output_tokens_of
 from kv_sim.replay.timed.settings import Sizes
@@ -40,8 +40,8 @@ class Books:
         self.connector: Counter[str] = Counter()
         """What the connector counted, by metric."""
         self.prompt_tokens = self.prompt_blocks = self.full_blocks = self.output_tokens = 0
-        self.local_tokens = self.external_tokens = 0
-        self.local_blocks = self.external_blocks = 0
+        self.local_tokens = self.external_tokens = self.disk_tokens = 0
+        self.local_blocks = self.external_blocks = self.disk_blocks = 0
         self.preemptions = 0
         self.ttft, self.queued, self.latency = array("q"), array("q"), array("q")
         self.load_wait, self.per_token = array("q"), array("q")
@@ -91,8 +91,12 @@ class Books:
         self.local_tokens += times.local_tokens
         self.external_tokens += times.external_tokens
         found = times.local_tokens + times.external_tokens
+        external_blocks = -(-found // size) - times.local_tokens // size
         self.local_blocks += times.local_tokens // size
-        self.external_blocks += -(-found // size) - times.local_tokens // size
+        self.external_blocks += external_blocks
+        if times.disk_tokens > 0:
+            self.disk_tokens += times.disk_tokens
+            self.disk_blocks += external_blocks
         self.preemptions += request.num_preemptions
         self.ttft.append(times.first_token - times.arrival)
         self.queued.append(times.scheduled - times.arrival)
@@ -108,10 +112,22 @@ class Books:
         """The end of a copy was heard of."""
         self._write(job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, job.success, now)
 
+    def disk_ended(self, job: Ended, now: int) -> None:
+        """What was read or written, and when it was heard of."""
+        self._write("disk", job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, now)
+
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
         """A call of the connector was answered."""
+        if method == "get_external_cache_hit_sources":
+            self._note_source(args[0], answer)
         if method == "get_kv_connector_stats" and isinstance(answer, KVConnectorStats):
             self._count(answer.reduce())
+
+    def _note_source(self, request: TracedRequest, sources: Mapping[CacheHitSource, int]) -> None:
+        """Like what was found, where it was found counts once, when a request is first scheduled."""
+        if not request.source_is_known:
+            request.source_is_known = True
+            request.times.disk_tokens = min(request.times.external_tokens, sources.get(CacheHitSource.DISK, 0))
 
     def _count(self, numbers: Mapping[str, Any]) -> None:
         """Add up, over all children of a connector; levels are none of our business."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
-from kv_sim.replay.timed.replay import EngineReplay, replay_engine
+from kv_sim.replay.timed.replay import EngineReplay, num_replays, replay_engine
 from kv_sim.replay.timed.run import Progress
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.trace import Trace
@@ -30,6 +30,10 @@ _NUMBERS: Final[Mapping[str, tuple[str, type, str]]] = {
     "block-tokens": ("block_tokens", int, "tokens of a block of the server (default: the trace's)"),
     "max-step-tokens": ("max_step_tokens", int, "tokens of a step; vLLM's max_num_batched_tokens"),
     "max-running": ("max_running", int, "requests that run at once; vLLM's max_num_seqs"),
+    "disk-read-bandwidth": ("disk_read_bandwidth", float, "bytes a second from the disk, for all GPUs"),
+    "disk-write-bandwidth": ("disk_write_bandwidth", float, "bytes a second to the disk, for all GPUs"),
+    "disk-microseconds": ("disk_microseconds", float, "of each chunk on the disk, beside its bytes"),
+    "disk-store-threshold": ("disk_store_threshold", int, "offers until a block goes to the disk"),
     "arrival-scale": ("arrival_scale", float, "spread arrivals by this factor: 2 halves the load"),
     "max-model-len": ("max_model_len", int, "tokens of the longest request (default: the model's)"),
 }
@@ -41,6 +45,14 @@ OLD_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "--gpu-blocks": ("--gpu-capacity", "blocks"),
 }
 """what an option was called -> its name, and the unit that went without saying"""
+
+_CONNECTORS_OWN: Final[Mapping[str, str]] = {
+    "--capacity": "cpu_bytes_to_use",
+    "--disk-capacity": "file_bytes_to_use",
+    "--disk-store-threshold": "store_threshold",
+    "--policy": "eviction_policy",
+}
+"""option -> what a connector's configuration calls it"""
 
 _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
     "gpu-flops": ("flops", "dense 16-bit operations a second"),
@@ -64,9 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gpu-capacity", metavar="SIZE", help=f"GPU memory for KV, in place of what fits: {EXPECTED}"
     )
-    group.add_argument("--capacity", metavar="SIZE", help="host memory over all GPUs (default 64GiB)")
+    group.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help="host memory over all GPUs (default 64GiB, or none where there is a disk)",
+    )
+    group.add_argument(
+        "--disk-capacity", metavar="SIZE", help="files on a disk behind host memory (default: none)"
+    )
     group.add_argument("--policy", metavar="NAME", help=f"default {_USUAL.eviction_policy}")
-    group.add_argument("--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of these two")
+    group.add_argument(
+        "--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of these three"
+    )
     group.add_argument(
         "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
     )
@@ -86,6 +107,11 @@ def run(trace: Trace, options: argparse.Namespace, progress: Progress | None = N
     return replay_engine(trace, settings, progress)
 
 
+def replays_of(options: argparse.Namespace) -> int:
+    """How many times a trace is replayed then."""
+    return num_replays(settings_of(options))
+
+
 def settings_of(options: argparse.Namespace) -> EngineSettings:
     """Settings from options; what was not given keeps its default. Wrong values are a ``ConfigError``.
 
@@ -98,12 +124,17 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
             given[setting] = value
     if options.policy is not None:
         given["eviction_policy"] = options.policy
+    if options.disk_capacity is not None:
+        given["disk_bytes_to_use"] = parse_bytes(options.disk_capacity, "--disk-capacity")
+        given["cpu_bytes_to_use"] = 0
+    elif options.disk_store_threshold is not None and options.connector_config is None:
+        raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
     if options.capacity is not None:
         given["cpu_bytes_to_use"] = parse_bytes(options.capacity, "--capacity")
     if options.connector_config is not None:
-        for option, setting in (("--capacity", "cpu_bytes_to_use"), ("--policy", "eviction_policy")):
-            if setting in given:
-                raise ConfigError(f"--connector-config has its own {setting}; leave {option} out")
+        for option, own in _CONNECTORS_OWN.items():
+            if getattr(options, option.strip("-").replace("-", "_")) is not None:
+                raise ConfigError(f"--connector-config has its own {own}; leave {option} out")
         given["connector"] = read_option("--connector-config", options.connector_config)
     if options.stepping is not None:
         given["stepping"] = Stepping(options.stepping)

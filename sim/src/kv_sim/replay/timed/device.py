@@ -1,4 +1,4 @@
-"""The device of a replay: a clock and a link, and memory only where contents are checked.
+"""The device of a replay: a clock, a link and a disk, and memory only where contents are checked.
 
 A step is given to the device when its worker's hooks reach the forward pass, and keeps it busy for as long as the
 timing model says. A device without memory has the shape of the testbed's, and nothing in it.
@@ -11,6 +11,8 @@ from typing import Protocol, cast
 import numpy as np
 
 from kv_offload_cpu.copy.engine import Numbers
+from kv_offload_file.engine import Slots
+from kv_offload_file.label import Label
 from kv_sim.config import WorldConfig
 from kv_sim.memory.copies import Copy, Direction
 from kv_sim.memory.device import Device
@@ -18,12 +20,14 @@ from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
+from kv_sim.offload import WorldMemory
+from kv_sim.offload_file import WorldSlots
 from kv_sim.replay.timed.link import Link, Way
 from kv_sim.replay.timed.timing import Clock
 
 AtEnd = Callable[[], bool] | None
 Mover = Callable[[Way, Numbers, Numbers], AtEnd]
-"""(direction, GPU blocks, host slots) -> what moves them when the job ends; None: there are no bytes."""
+"""(direction, GPU blocks, pages of host memory) -> what moves them when the job ends; None: there are no bytes."""
 
 _DIRECTIONS = {Way.STORE: Direction.STORE, Way.LOAD: Direction.LOAD}
 
@@ -33,9 +37,30 @@ class HasLink(Protocol):
 
     clock: Clock
     link: Link
+    disk: Link
+    """From host memory to a disk and back."""
 
-    def open_mover(self, slots: int) -> Mover:
-        """Get ``slots`` pages of host memory, and what moves pages to and from them."""
+    def allocate_host(self, slots: int) -> int:
+        """Get ``slots`` pages of host memory; returns the number of the first."""
+
+    def open_mover(self) -> Mover:
+        """What moves pages between GPU and host memory."""
+
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """Slots of a file that are read into ``bays`` and written from them."""
+
+
+class _NoSlots:
+    """Slots without bytes."""
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        pass
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _NoCopies:
@@ -52,11 +77,14 @@ class _NoCopies:
 class EmptyDevice:
     """No memory. A ``RankDevice``: it fits where the testbed's ``Device`` does, as far as an engine uses it."""
 
-    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link) -> None:
+    def __init__(
+        self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
+    ) -> None:
         self.rank = rank
         self.shadow = shadow
         self.clock = clock
         self.link = link
+        self.disk = disk
         self.forward_ns = 0
         self.queue: deque[LaunchedStep] = deque()
         self.copies = _NoCopies()
@@ -96,18 +124,29 @@ class EmptyDevice:
     def poison(self, blocks: list[int]) -> None:
         """There are no bytes."""
 
-    def open_mover(self, slots: int) -> Mover:
+    def allocate_host(self, slots: int) -> int:
         """There are no bytes."""
-        return lambda way, blocks, slots: None
+        return 0
+
+    def open_mover(self) -> Mover:
+        """There are no bytes."""
+        return lambda way, blocks, pages: None
+
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """There are no bytes."""
+        return _NoSlots()
 
 
 class TimedDevice(Device):
     """The testbed's memory, rights and checks; copies run when the link says that they ended."""
 
-    def __init__(self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link) -> None:
+    def __init__(
+        self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
+    ) -> None:
         super().__init__(rank, config, shadow)
         self.clock = clock
         self.link = link
+        self.disk = disk
         self.forward_ns = 0
 
     def launch(self, step: LaunchedStep) -> None:
@@ -119,12 +158,16 @@ class TimedDevice(Device):
         self.link.advance(self.clock.busy_until)
         return super().retire()
 
-    def open_mover(self, slots: int) -> Mover:
-        """Copies of this device; a job's pages move when it ends."""
-        first, queue, engine = self.allocate_host(slots), self.copies.open(), self.copies
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """Slots that hold what was in a bay when it was written."""
+        return WorldSlots(self, bays)
 
-        def begin(way: Way, blocks: Numbers, slots: Numbers) -> AtEnd:
-            pairs = list(zip(blocks.tolist(), (first + slots).tolist(), strict=True))
+    def open_mover(self) -> Mover:
+        """Copies of this device; a job's pages move when it ends."""
+        queue, engine = self.copies.open(), self.copies
+
+        def begin(way: Way, blocks: Numbers, pages: Numbers) -> AtEnd:
+            pairs = list(zip(blocks.tolist(), pages.tolist(), strict=True))
             copy_id = queue.submit(_DIRECTIONS[way], pairs)
 
             def at_end() -> bool:

@@ -69,7 +69,7 @@ class Drive:
         conservation.check_engine(engine)
         conservation.check_connectors(engine)
         conservation.check_books(engine)
-        assert engine.link.is_idle, "a copy is under way at the end"
+        assert engine.copies_nothing, "a copy is under way at the end"
 
     def _turn(self) -> bool:
         """Let arrive who is due and take steps. False: there is nothing left."""
@@ -108,7 +108,7 @@ class Drive:
             self._pull()
 
     def _next_copy_end(self) -> int:
-        end = self.engine.link.next_end()
+        end = self.engine.next_copy_end()
         return NEVER if end is None else end
 
     # -- a step through the engine -------------------------------------------------------------
@@ -119,7 +119,7 @@ class Drive:
             scheduler.wake(scheduler.sleepers.wake_due())
             if scheduler.may_lack_blocks():
                 scheduler.wake(scheduler.sleepers.wake_all())
-        before, refusals = engine.link.activity, self.books.refusals
+        before, refusals = engine.copy_activity, self.books.refusals
         step = engine.schedule(_reject_none)
         work, costs = scheduler.work, engine.sizes.step
         computing = [scheduler.requests[request_id] for request_id in step.output.num_scheduled_tokens]
@@ -138,7 +138,7 @@ class Drive:
             for request in computing:
                 _traced(request).is_restless = True
         self._is_idle = not (
-            computing or step.output.preempted_req_ids or scheduler.deferred or engine.link.activity != before
+            computing or step.output.preempted_req_ids or scheduler.deferred or engine.copy_activity != before
         )
         if self._fuses:
             self._put_to_sleep()
@@ -176,7 +176,7 @@ class Drive:
         if self.engine.scheduler.requests:
             self.engine.clock.now += self.engine.sizes.step.idle_ns
         self._empty_steps += 1
-        if not self.engine.link.is_idle or self._next is not None:
+        if not self.engine.copies_nothing or self._next is not None:
             self._empty_steps = 0
         elif self._empty_steps > MOST_EMPTY_STEPS:
             self._fail_to_end()

@@ -1,4 +1,4 @@
-"""``TimedEngine``: the testbed's engine for a trace, with a clock, a link and a server's sizes.
+"""``TimedEngine``: the testbed's engine for a trace, with a clock, a link, a disk and a server's sizes.
 
 ``QuickEngine`` has no memory; ``CheckedEngine`` has, with rights and checks of contents. Both schedule alike, and
 drive the same connector through the same guard.
@@ -36,6 +36,7 @@ class TimedEngine(Engine):
         self.sizes = sizes
         self.clock = Clock()
         self.link = Link(sizes.link)
+        self.disk = Link(sizes.disk_write, sizes.disk_read)
         self.names = Names(sizes.parts)
         self._transfer = KVTransferConfig.from_mapping({"kv_role": "kv_both", "engine_id": "replay", **transfer})
         config = WorldConfig(
@@ -65,6 +66,29 @@ class TimedEngine(Engine):
         described.kv_cache_tensors[0].size = size * self.config.num_blocks
         return described
 
+    # -- copies: over the link, and to and from the disk -----------------------------------------
+
+    @property
+    def _links(self) -> tuple[Link, Link]:
+        return self.link, self.disk
+
+    @property
+    def copy_activity(self) -> int:
+        """A number that grows whenever a copy is submitted or its end is reported."""
+        return sum(link.activity for link in self._links)
+
+    @property
+    def copies_nothing(self) -> bool:
+        """Whether no copy is under way or unreported."""
+        return all(link.is_idle for link in self._links)
+
+    def next_copy_end(self) -> int | None:
+        """When the next copy ends, if none is submitted meanwhile."""
+        ends = [end for link in self._links if (end := link.next_end()) is not None]
+        return min(ends, default=None)
+
+    # ---------------------------------------------------------------------------------------------
+
     @property
     def forward_ns(self) -> int:
         """How long the forward pass that is launched next takes."""
@@ -88,7 +112,8 @@ class TimedEngine(Engine):
 
     def check(self) -> None:
         super().check()
-        self.link.check()
+        for link in self._links:
+            link.check()
 
 
 class QuickEngine(TimedEngine):
@@ -98,7 +123,7 @@ class QuickEngine(TimedEngine):
     tells_events = False
 
     def make_device(self, rank: int) -> Device:
-        device: RankDevice = EmptyDevice(rank, self.config, self.shadow, self.clock, self.link)
+        device: RankDevice = EmptyDevice(rank, self.config, self.shadow, self.clock, self.link, self.disk)
         return cast(Device, device)  # worlds, which ask for more, drive no engine like this
 
 
@@ -109,7 +134,7 @@ class CheckedEngine(TimedEngine):
     tells_events = True
 
     def make_device(self, rank: int) -> Device:
-        return TimedDevice(rank, self.config, self.shadow, self.clock, self.link)
+        return TimedDevice(rank, self.config, self.shadow, self.clock, self.link, self.disk)
 
     def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
         request = super().make_request(index, traced)

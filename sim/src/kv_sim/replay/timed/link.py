@@ -1,4 +1,4 @@
-"""The link between a GPU and host memory: one queue of jobs for each direction, full bandwidth in each.
+"""A link, of a GPU to host memory or from there to a disk: a queue of jobs a direction, full bandwidth in each.
 
 Jobs of a direction run one after the other in the order of submission. A job may not begin before the device has
 finished what it was given earlier (``ready``). An expedited job overtakes those that have not begun. Jobs end in
@@ -118,7 +118,7 @@ class Port:
         at_end: Callable[[], bool] | None = None,
     ) -> None:
         """Give a job to the link at ``now``; it may begin when it is ``ready``."""
-        duration = self._link.costs.job_ns(blocks)
+        duration = self._link.costs[way].job_ns(blocks)
         self._link.enqueue(Job(self, job_id, way, blocks, max(ready, now), duration, expedited, at_end), now)
 
     def poll(self, now: int) -> list[Ended]:
@@ -132,12 +132,18 @@ class Port:
         """Let these jobs end; returns when the last of them did, or 0. Unknown and ended ones are no matter."""
         return self._link.end_all(self, job_ids)
 
+    def wait_any(self) -> int:
+        """Let a job end, unless one has that was not reported yet; returns when that was."""
+        while not self.unpolled:
+            self._link.end_next()
+        return self.unpolled[0].end
+
 
 class Link:
-    """Both directions."""
+    """Both directions; they cost the same, unless loads have ``load_costs`` of their own."""
 
-    def __init__(self, costs: LinkCosts) -> None:
-        self.costs = costs
+    def __init__(self, costs: LinkCosts, load_costs: LinkCosts | None = None) -> None:
+        self.costs = {Way.STORE: costs, Way.LOAD: load_costs or costs}
         self._queues = {way: _Queue() for way in Way}
         self._now = 0
         self._submitted = self._polled = 0
@@ -194,13 +200,19 @@ class Link:
         waited = [job for queue in self._queues.values() for job in queue.jobs if job.port is port]
         wanted, last = {job.job_id for job in waited if job.job_id in job_ids}, 0
         while wanted:
-            moment = self.next_end()
-            assert moment is not None, f"jobs {sorted(wanted)} are in no queue"
-            ended = self._end_first(moment)
-            self._now = last = max(self._now, moment)
+            ended = self.end_next()
+            last = self._now
             if ended.port == port.number:
                 wanted.discard(ended.job_id)
         return last
+
+    def end_next(self) -> Ended:
+        """Let whatever ends next end."""
+        moment = self.next_end()
+        assert moment is not None, "somebody waits for a job, and none is in any queue"
+        ended = self._end_first(moment)
+        self._now = max(self._now, moment)
+        return ended
 
     def _end_first(self, moment: int) -> Ended:
         queue = next(queue for queue in self._queues.values() if queue.jobs and queue.end() == moment)

@@ -14,11 +14,12 @@ from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCo
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.worker import HostMemory
+from kv_sim.offload import NoMemory, WorldMemory
 from kv_sim.replay.timed.device import HasLink
 from kv_sim.replay.timed.link import Way
 from kv_sim.replay.timed.timing import SECOND, Clock
 
-_WAYS = {Direction.STORE: Way.STORE, Direction.LOAD: Way.LOAD}
+WAYS = {Direction.STORE: Way.STORE, Direction.LOAD: Way.LOAD}
 
 
 class LinkCopyEngine:
@@ -26,32 +27,33 @@ class LinkCopyEngine:
 
     def __init__(self, device: HasLink, layout: HostLayout) -> None:
         self._device = device
-        self._blocks_per_chunk = layout.blocks_per_chunk
+        self.memory = WorldMemory(device, layout)
         self._port = device.link.open()
-        self._mover = device.open_mover(layout.num_chunks * layout.blocks_per_chunk)
+        self._mover = device.open_mover()
 
     def submit(
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
         """Begin a job after what the device was given."""
-        clock = self._device.clock
+        clock, memory, way = self._device.clock, self.memory, WAYS[direction]
+        pages = memory.first_slot + copies.chunks * memory.blocks_per_chunk + copies.offsets
         self._port.submit(
             job_id,
-            _WAYS[direction],
+            way,
             len(copies),
             now=clock.now,
             ready=clock.busy_until,
             expedited=urgency is Urgency.EXPEDITED,
-            at_end=self._mover(
-                _WAYS[direction], copies.blocks, copies.chunks * self._blocks_per_chunk + copies.offsets
-            ),
+            at_end=self._mover(way, copies.blocks, pages),
         )
 
     def poll(self) -> list[CopyResult]:
         """What ended."""
-        block_bytes = self._device.link.costs.block_bytes
+        costs = self._device.link.costs
         return [
-            CopyResult(job.job_id, job.success, job.blocks * block_bytes, (job.end - job.begin) / SECOND)
+            CopyResult(
+                job.job_id, job.success, job.blocks * costs[job.way].block_bytes, (job.end - job.begin) / SECOND
+            )
             for job in self._port.poll(self._device.clock.now)
         ]
 
@@ -68,16 +70,11 @@ class ReplayCPUOffloadingSpec(CPUOffloadingSpec):
 
     def make_memory(self, layout: HostLayout) -> HostMemory:
         """Made with the copy engine, if there is any."""
-        return _NoMemory()
+        return NoMemory()
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
         """Copies over the link of the device that the KV caches are on."""
         return LinkCopyEngine(kv_caches.tensors[0].tensor.device, layout)
-
-
-class _NoMemory:
-    def release(self) -> None:
-        pass
 
 
 class ReplaySchedulerSide(OffloadingSchedulerSide):

@@ -12,7 +12,7 @@ from kv_sim.replay.timed.settings import EngineSettings, Sizes
 from kv_sim.replay.timed.timing import SECOND
 
 MOST_BLOCKS: Final = 1 << 26
-"""Of a GPU, and chunks of host memory: each has its line in some book."""
+"""Of a GPU, and chunks of host memory or of files: each has its line in some book."""
 
 MOST_SECONDS: Final = 86_400
 LATEST_ARRIVAL: Final = 1e9
@@ -23,19 +23,24 @@ def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
     """Refuse what would end in an overflow or without memory."""
     _check_count("gpu_blocks", sizes.gpu_blocks)
     if settings.connector is None:
-        _check_count("cpu_bytes_to_use", settings.cpu_bytes_to_use // sizes.block_bytes)
+        for name in ("cpu_bytes_to_use", "disk_bytes_to_use"):
+            _check_count(name, getattr(settings, name) // sizes.block_bytes)
     longest, step = sizes.most_tokens, sizes.step
     tokens = min(sizes.max_step_tokens, sizes.gpu_blocks * sizes.block_tokens)
     arithmetic = tokens * step.ns_per_token + tokens * longest * step.ns_per_pair
     memory = step.ns_of_weights + sizes.max_running * longest * step.ns_per_context_token
     blocks = -(-longest // sizes.block_tokens)
-    link = sizes.link
-    copy = link.block_bytes * link.ns_per_byte + link.pieces_per_block * link.ns_per_piece
+    disk = max(sizes.disk_read.block_ns, sizes.disk_write.block_ns)
     for what, ns, causes in (
         ("the forward pass of a step", max(arithmetic, memory), "the GPU's FLOP/s, bandwidth and efficiencies"),
         ("a step beside its forward pass", float(step.overhead_ns), "step_microseconds"),
         ("an idle step", float(step.idle_ns), "idle_step_microseconds"),
-        (f"a copy of {blocks} blocks", blocks * copy, "the link's bandwidth and efficiency, copy_microseconds"),
+        (
+            f"a copy of {blocks} blocks",
+            blocks * sizes.link.block_ns,
+            "the link's bandwidth and efficiency, copy_microseconds",
+        ),
+        (f"{blocks} blocks on the disk", blocks * disk, "its bandwidths, disk_microseconds"),
     ):
         if not ns <= MOST_SECONDS * SECOND:
             raise ConfigError(

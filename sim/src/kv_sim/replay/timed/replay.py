@@ -1,4 +1,7 @@
-"""``replay_engine``: a trace on a server with a connector, and on the same server without."""
+"""``replay_engine``: a trace on a server with a connector, and on the same server without.
+
+Where files stand behind another medium it is replayed a third time, with all but these.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,27 +12,36 @@ from kv_sim.command.table import aligned
 from kv_sim.replay.timed.answers import Answers, answers_of, rows
 from kv_sim.replay.timed.run import Progress, replay_once
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
-from kv_sim.replay.timed.stack import NOTHING
+from kv_sim.replay.timed.stack import NOTHING, has_files, without_files
 from kv_sim.replay.trace import Trace
 
 
 @dataclass(frozen=True)
 class EngineReplay:
-    """Both answers, and everything that they rest on."""
+    """The answers, and everything that they rest on."""
 
     trace: str
     settings: EngineSettings
     sizes: Sizes
     with_connector: Answers
     without: Answers
+    without_disk: Answers | None = None
+    """With the connector's other media alone; None where it has no disk, or nothing else."""
     notes: tuple[str, ...] = ()
     """What a reader decided about the trace, and what it left out."""
 
     def table(self) -> str:
         """What to print."""
         lines = [*self._header(), ""]
-        columns = [("with the connector", self.with_connector), ("without", self.without)]
-        return "\n".join([*lines, *aligned(rows(columns)), *self._notes()])
+        columns = [("with the connector", self.with_connector)]
+        if self.without_disk is not None:
+            columns.append(("without the disk", self.without_disk))
+        columns.append(("without", self.without))
+        return "\n".join([*lines, *aligned(rows(columns, disk=self._has_disk)), *self._notes()])
+
+    @property
+    def _has_disk(self) -> bool:
+        return has_files(self.settings.transfer_config())
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -40,6 +52,7 @@ class EngineReplay:
             "sizes": _plain(asdict(self.sizes)),
             "kv_transfer_config": self.settings.transfer_config(),
             "with_connector": self.with_connector.as_json(),
+            "without_disk": None if self.without_disk is None else self.without_disk.as_json(),
             "without": self.without.as_json(),
         }
 
@@ -58,9 +71,17 @@ class EngineReplay:
             f"{z.gpu_blocks:,} blocks = {z.gpu_blocks * z.block_tokens:,} tokens",
             f"  link    {gpu.link_bandwidth / 1e9:g} GB/s × {s.link_efficiency:g} each way and GPU, "
             f"{s.copy_microseconds:g} µs a copy, {z.pieces_per_block:,} copies a block",
+            *([self._disk()] if self._has_disk else []),
             f"  steps   at most {z.max_step_tokens:,} tokens and {z.max_running:,} requests; "
             f"{s.step_microseconds:g} µs each beside the forward pass",
         ]
+
+    def _disk(self) -> str:
+        s, z = self.settings, self.sizes
+        return (
+            f"  disk    {s.disk_read_bandwidth / 1e9:g} GB/s read, {s.disk_write_bandwidth / 1e9:g} GB/s written, "
+            f"{s.disk_microseconds:g} µs a chunk, {z.disk_read.pieces_per_block:,} chunks a block"
+        )
 
     def _notes(self) -> list[str]:
         answers, notes = self.with_connector, []
@@ -72,7 +93,7 @@ class EngineReplay:
 
 
 def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | None = None) -> EngineReplay:
-    """Replay a trace with the settings' connector, then without one. ``progress`` counts requests over both."""
+    """Replay a trace with the settings' connector, then without. ``progress`` counts requests over all of it."""
     sizes = plan(settings, trace.block_tokens)
     done = 0
 
@@ -80,15 +101,24 @@ def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | N
         if progress is not None:
             progress(done + requests)
 
-    with_connector = _answer(trace, settings, settings.transfer_config(), count)
-    done = with_connector.requests + sum(with_connector.refused.values())
-    without = _answer(trace, settings, NOTHING, count)
+    def answer(transfer: Mapping[str, Any]) -> Answers:
+        nonlocal done
+        answers = answers_of(*replay_once(trace, settings, transfer, count))
+        done += answers.requests + sum(answers.refused.values())
+        return answers
+
+    transfer = settings.transfer_config()
+    with_connector = answer(transfer)
+    left = without_files(transfer)
+    without_disk = None if left is None else answer(left)
+    without = answer(NOTHING)
     notes = tuple(getattr(trace, "notes", ()))  # of a trace that was read; one that was made has none
-    return EngineReplay(trace.name, settings, sizes, with_connector, without, notes)
+    return EngineReplay(trace.name, settings, sizes, with_connector, without, without_disk, notes)
 
 
-def _answer(trace: Trace, settings: EngineSettings, transfer: Mapping[str, Any], progress: Progress) -> Answers:
-    return answers_of(*replay_once(trace, settings, transfer, progress))
+def num_replays(settings: EngineSettings) -> int:
+    """How many times ``replay_engine`` replays a trace."""
+    return 2 if without_files(settings.transfer_config()) is None else 3
 
 
 def _plain(value: Any) -> Any:

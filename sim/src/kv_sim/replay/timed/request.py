@@ -91,6 +91,8 @@ class Times:
     """Found on the GPU when it was first scheduled."""
     external_tokens: int = 0
     """Found by the connector then."""
+    disk_tokens: int = 0
+    """Of these, in files."""
 
 
 class TracedRequest(SimRequest):
@@ -107,6 +109,8 @@ class TracedRequest(SimRequest):
         self.num_prompt_tokens = traced.input_tokens
         self.run_order = 0
         """Its place among the running requests: they stand in the order of admission."""
+        self.source_is_known = False
+        """The connector said where what it found for it comes from."""
         self.is_restless = False
         """The connector may decide something in any step of it."""
         self._block_size = block_size

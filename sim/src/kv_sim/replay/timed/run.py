@@ -25,9 +25,9 @@ def replay_once(
     refuse_too_much(settings, sizes)
     books = Books(sizes)
     is_checked = settings.contents is Contents.CHECKED
-    timed = timed_config(transfer)
+    timed = timed_config(transfer, settings.tp_size)
     engine = (CheckedEngine if is_checked else QuickEngine)(sizes, timed, books.called)
-    engine.link.log = books.copy_ended
+    engine.link.log, engine.disk.log = books.copy_ended, books.disk_ended
     can_fuse = not is_checked and decides_in_known_steps(timed)
     stepping = settings.stepping if can_fuse else Stepping.SINGLE
     requests = _watched(islice(trace, settings.limit), progress)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_sim.replay.timed.hardware import GIB, GPUS, MODELS, Gpu, Model
 from kv_sim.replay.timed.timing import LinkCosts, StepCosts, to_ns
+from kv_sim.replay.transfer_config import disk_config, host_config
 
 _MOST: Final = 2**31 - 1
 _MOST_TIME: Final = 1e15
@@ -54,10 +55,21 @@ class EngineSettings:
     max_running: int | None = None
     max_model_len: int | None = None
     cpu_bytes_to_use: int = 64 * GIB
-    """Host memory of the default connector, over all ranks."""
+    """Host memory of the default connector, over all ranks. It may be 0 where there is a disk."""
     eviction_policy: str = "lru"
+    disk_bytes_to_use: int = 0
+    """Files of the default connector, over all ranks, behind host memory; 0: none."""
+    disk_folder: str = "/mnt/nvme/kv"
+    """Where they are on the server. Nothing is looked for there."""
+    disk_store_threshold: int = 0
+    """Blocks go into files when they are offered so many times; 0 and 1: at once."""
     connector: Mapping[str, Any] | None = None
     """A ``--kv-transfer-config`` in place of the default connector."""
+    disk_read_bandwidth: float = 6.8e9
+    """Bytes a second, of all ranks together."""
+    disk_write_bandwidth: float = 4e9
+    disk_microseconds: float = 25.0
+    """Of each chunk that is read or written, beside its bytes: what a disk takes to answer, over all threads."""
     stepping: Stepping = Stepping.FUSED
     contents: Contents = Contents.IGNORED
     arrival_scale: float = 1.0
@@ -68,15 +80,18 @@ class EngineSettings:
     def __post_init__(self) -> None:
         for name in ("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"):
             _check_share(name, getattr(self, name))
-        for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds"):
+        for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds", "disk_microseconds"):
             _check_time(name, getattr(self, name))
+        for name in ("disk_read_bandwidth", "disk_write_bandwidth"):
+            _check_rate(name, getattr(self, name))
         for name, kind in _WHOLE.items():
             value = getattr(self, name)
             if value is None and kind is not int:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
-            if value > _MOST and name != "cpu_bytes_to_use":
+            least = 0 if name in _MAY_BE_NONE or (name == "cpu_bytes_to_use" and self.disk_bytes_to_use) else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+            if value > _MOST and name not in _BYTES:
                 raise ConfigError(f"{name}: expected at most {_MOST}, got {value}")
         _check_time("arrival_scale", self.arrival_scale)
         if self.idle_step_microseconds == 0:
@@ -91,17 +106,20 @@ class EngineSettings:
         """The ``--kv-transfer-config`` of the server, as an operator would paste it."""
         if self.connector is not None:
             return dict(self.connector)
-        return {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "cpu_bytes_to_use": self.cpu_bytes_to_use,
-                "eviction_policy": self.eviction_policy,
-            },
-        }
+        if not self.disk_bytes_to_use:
+            return host_config(self.cpu_bytes_to_use, self.eviction_policy)
+        return disk_config(
+            self.disk_folder,
+            self.disk_bytes_to_use,
+            self.cpu_bytes_to_use,
+            self.eviction_policy,
+            store_threshold=self.disk_store_threshold,
+        )
 
 
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
+_BYTES: Final = ("cpu_bytes_to_use", "disk_bytes_to_use")
+_MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold")
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,8 @@ class Sizes:
     pieces_per_block: int
     step: StepCosts = field(repr=False)
     link: LinkCosts = field(repr=False)
+    disk_read: LinkCosts = field(repr=False)
+    disk_write: LinkCosts = field(repr=False)
 
     @property
     def block_bytes(self) -> int:
@@ -151,7 +171,12 @@ def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
         )
     model = settings.model
     kv_bytes = model.kv_bytes_per_token(settings.tp_size)
-    pieces = model.layers * (block_tokens // page_tokens)
+    pages = block_tokens // page_tokens
+    pieces = model.layers * pages
+
+    def disk(bandwidth: float) -> LinkCosts:
+        return LinkCosts(1e9 / bandwidth, settings.disk_microseconds * _MICRO, kv_bytes * block_tokens, pages)
+
     return Sizes(
         block_tokens=block_tokens,
         parts=trace_block_tokens // block_tokens,
@@ -168,6 +193,8 @@ def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
             block_bytes=kv_bytes * block_tokens,
             pieces_per_block=pieces,
         ),
+        disk_read=disk(settings.disk_read_bandwidth),
+        disk_write=disk(settings.disk_write_bandwidth),
     )
 
 
@@ -206,6 +233,11 @@ def _gib(size: int) -> str:
 def _check_share(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise ConfigError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
+
+
+def _check_rate(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+        raise ConfigError(f"{name}: expected a number above 0, got {value!r}")
 
 
 def _check_time(name: str, value: object) -> None:

@@ -64,13 +64,17 @@ class LinkCosts:
     ns_per_byte: float
     ns_per_piece: float
     block_bytes: int
-    """Of all ranks together; their links work side by side, which ``ns_per_byte`` counts."""
+    """Of all ranks together. If their links work side by side, ``ns_per_byte`` counts it."""
     pieces_per_block: int
+
+    @property
+    def block_ns(self) -> float:
+        """A block of a job."""
+        return self.block_bytes * self.ns_per_byte + self.pieces_per_block * self.ns_per_piece
 
     def job_ns(self, blocks: int) -> int:
         """A job of so many blocks."""
-        ns = blocks * (self.block_bytes * self.ns_per_byte + self.pieces_per_block * self.ns_per_piece)
-        return int(ns) + 1
+        return int(blocks * self.block_ns) + 1
 
 
 @dataclass

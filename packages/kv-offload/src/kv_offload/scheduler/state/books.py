@@ -34,6 +34,8 @@ class Books:
         self.block_index = None if self.layout.reads_back_only else BlockIndex()
         """Of their tables, in groups where blocks may be lost one by one; None if there are no such groups."""
         self.agenda = Agenda()
+        self._awaits_room: dict[RequestState, None] = {}
+        """Who was refused room, and hasn't been asked for another offer; who waits longest comes first."""
         self.jobs = JobBook(engine.world_size)
         self.pins = Pins()
         self.stats = OffloadingConnectorStats()
@@ -62,6 +64,7 @@ class Books:
         self.agenda.remove(request_id)
         state = self.states.pop(request_id, None)
         if state is not None:
+            self._awaits_room.pop(state, None)
             self.jobs.release(state)
             if self.block_index is not None:
                 state.progress.leave_index()
@@ -69,6 +72,7 @@ class Books:
 
     def lose_blocks(self, state: RequestState) -> None:
         """The request has no blocks any more."""
+        self._awaits_room.pop(state, None)
         self.jobs.release(state)
         state.progress.lose_blocks()
         self.agenda.remove(state.context.req_id)
@@ -78,6 +82,26 @@ class Books:
         state.progress.rewind()
         if self.states.get(state.context.req_id) is state:
             self.agenda.hasten(state.context.req_id)
+
+    def refuse_store(self, state: RequestState) -> None:
+        """There was no room for what a request offered. One that has ended offers nothing more."""
+        state.refuse_store(self.agenda.step)
+        if self.states.get(state.context.req_id) is state:
+            self._awaits_room.pop(state, None)
+            self._awaits_room[state] = None
+
+    def accept_store(self, state: RequestState) -> None:
+        """There was room."""
+        state.accept_store()
+        self._awaits_room.pop(state, None)
+
+    def offer_again(self) -> None:
+        """A job ended, so there may be room: who waits longest for some offers again in the next step."""
+        for state in self._awaits_room:
+            del self._awaits_room[state]
+            state.retry_step = 0
+            self.agenda.hasten(state.context.req_id)
+            return
 
     def note_fresh(self, state: RequestState | None, tables: Tables) -> None:
         """A request got these blocks, and may write them but for those with tokens that it was found to have.
@@ -131,6 +155,9 @@ class Books:
         if self.block_index is not None:
             groups = [progress for state in self.states.values() for progress in state.progress.groups]
             self.block_index.check([progress.table for progress in groups if not progress.group.reads_all])
+        for state in self._awaits_room:
+            is_waiting = state.store_refusals > 0 and state.progress.has_blocks
+            assert is_waiting and self.states.get(state.context.req_id) is state, f"{state} waits for room"
         self.agenda.check(request_id for request_id, state in self.states.items() if state.progress.has_blocks)
         planned = {*self.meta.load_jobs, *self.meta.store_jobs}
         known = {*self.jobs.live, *self.jobs.stale}

@@ -5,8 +5,9 @@ somebody else gets while a job uses it has the job in ``jobs_to_flush`` of that 
 when it has ended, and its blocks are held meanwhile.
 
 What a step completes is planned request by request, offered to the medium all together, and then begun. For lack
-of room an offer is halved until its beginning fits; the rest is offered again, passing over 1, 2, 4, … steps in
-between, and a last time when the request ends.
+of room an offer is halved until its beginning fits. The rest is offered again: when jobs end, each of which has
+one request look again, who has waited longest; else passing over 1, 2, 4, … steps in between; and a last time when
+the request ends.
 """
 
 import sys
@@ -141,9 +142,9 @@ class Storing:
             state = plan.state
             state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known)
             if plan.left:
-                state.refuse_store(self._books.agenda.step)
+                self._books.refuse_store(state)
             elif state.store_refusals:
-                state.accept_store()
+                self._books.accept_store(state)
 
     def _offer(self, plan: Plan, batch: Batch, keys: list[OffloadKey]) -> None:
         """Offer a batch by itself."""
