@@ -96,6 +96,7 @@ def test_the_server_ends_and_the_store_stays() -> None:
     held = LocalStore(1000)
     server, client = StoreServer(one, held), PipeStore(other)
     client.put("a", np.array(1))
+    assert (server._thread.name, server._thread.daemon) == ("kv-p2p store", True)
     server.close()
     with pytest.raises(PipeClosedError):
         client.get("a")

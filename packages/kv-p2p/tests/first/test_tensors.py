@@ -150,6 +150,21 @@ def test_what_is_of_no_use(call: Any, message: str) -> None:
     assert str(refused.value) == message
 
 
+def test_a_message_that_says_nothing() -> None:
+    with pytest.raises(TensorError) as refused:
+        decode({}, [])
+    assert str(refused.value) == "a message holds a tensor of ''; known: numpy, torch"
+
+
+def test_what_is_made_of_arrays() -> None:
+    array = np.arange(6).reshape(2, 3)
+    made = [all_true(array), indices([4, 1], array), stack([array, array]), concatenate([array, array])]
+    wanted = [np.ones((2, 3), bool), np.array([4, 1]), np.array([array, array]), np.array([*array, *array])]
+    assert [(one.dtype, one.tolist()) for one in made] == [(one.dtype, one.tolist()) for one in wanted]
+    assert on_host(array) is array
+    assert beside(array, np.ones(1)) is array
+
+
 def test_a_copy_is_a_copy() -> None:
     array = np.arange(3)
     copy = copy_of(array)
