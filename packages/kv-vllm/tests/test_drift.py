@@ -421,6 +421,7 @@ def test_the_interface_is_what_vllm_calls_and_is_handed():
 
 def test_the_list_is_in_order():
     assert len(set(INTENDED)) == len(INTENDED)
+    assert {row.before for row in INTENDED if row.reason == "new in 0.33"} == {(0, 33)}
     assert len({name for name, _, _ in PAIRS}) == len(PAIRS)
     owners = {name for name, _, _ in PAIRS}
     assert len({name for name, _, _ in PROMISES}) == len(PROMISES)
