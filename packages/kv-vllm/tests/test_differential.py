@@ -93,6 +93,11 @@ def test_the_table_has_a_line_for_each_situation(lines):
     assert len(lines) == 1 + len(MINIMA)
 
 
+def test_each_scheduler_is_met_with_each_runner():
+    cells = [(cell.async_scheduling, cell.runner) for cell in CELLS]
+    assert cells == [(False, 1), (False, 2), (True, 1), (True, 2)]
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 @pytest.mark.parametrize("name", ["later", "patient", "memory"])
 def test_worlds_of_a_cell_are_legal(cell, name):
