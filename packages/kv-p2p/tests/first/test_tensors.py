@@ -229,6 +229,22 @@ def test_both_libraries_do_the_same() -> None:
 
 
 @pytest.mark.torch
+def test_what_is_made_beside_a_tensor_of_torchs_is_one_where_that_is() -> None:
+    import torch
+
+    there = torch.ones(2, 3, device="meta")
+    made = [all_true(torch.ones(2, 3)), indices([], there), indices([1], there), beside(torch.ones(2), there)]
+    assert [(type(one), one.dtype, one.device.type, one.shape) for one in made] == [
+        (torch.Tensor, torch.bool, "cpu", (2, 3)),
+        (torch.Tensor, torch.int64, "meta", (0,)),
+        (torch.Tensor, torch.int64, "meta", (1,)),
+        (torch.Tensor, torch.float32, "meta", (2,)),
+    ]
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert (on_host(weight).tolist(), on_host(weight).requires_grad) == ([1, 1], False)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["sparse", "bits"])
 def test_tensors_that_are_more_than_their_values(kind: str) -> None:
     import torch
