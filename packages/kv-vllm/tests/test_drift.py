@@ -264,6 +264,11 @@ class SetsMore(SetsIt):
     def load(self): ...
 
 
+class OnlyReadsIt:
+    def __init__(self, config):
+        self.length = config.size.load()
+
+
 class Struct:
     """Stands for one of msgspec's."""
 
@@ -275,6 +280,7 @@ class Struct:
     [
         (SetsIt, ["length", "load"]),
         (SetsMore, []),
+        (OnlyReadsIt, ["size", "load"]),
         (NamedTuple("Tuple", [("size", int), ("load", int)]), ["length"]),
         (make_dataclass("Data", ["length", "load", "more"]), ["size"]),
         (Struct, []),
