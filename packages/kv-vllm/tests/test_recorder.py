@@ -139,7 +139,8 @@ class Rolls(Random):
     ],
 )
 def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
-    loaded, silent = change.get("loaded", ("r2", "r1")), change.get("silent", ())
+    loaded = change.get("loaded", [f"r{number}" for number in range(9, 0, -1)])
+    silent = change.get("silent", ())
     traits, loads = change.get("traits", (Trait.FAILURES,)), change.get("loads", True)
     directions = {7: Direction.STORE, 8: Direction.LOAD, 9: Direction.LOAD}
     copies = [SimpleNamespace(copy_id=n, direction=way) for n, way in directions.items() if loads or n == 7]
