@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from kv_offload_file_by_hand import LOAD, STORE, ByHand, Inner, Slots
+from kv_offload_file_by_hand import LOAD, STORE, ByHand, Inner, Slots, by_hand
 from kv_offload_file_rig import make_key
 
 from kv_offload_cpu import PageCopies, Urgency
@@ -32,6 +32,18 @@ def test_a_store_is_copied_and_then_written(rig):
         ("write", 5, Label(make_key(5), 1, 1, 1), 1),
     ]
     assert rig.poll() == [(1, True, 40)], "each once"
+
+
+@pytest.mark.parametrize(("chunks", "tasks"), [(16, 16), (17, 9), (33, 11)])
+def test_a_batch_is_at_most_so_many_tasks_of_threads(chunks, tasks):
+    """Of one size, or else a few threads would do most of it: two or three chunks each, where there are many."""
+    with by_hand(4 * chunks, chunks) as rig:
+        rig.submit(1, LOAD, range(chunks), per_chunk=1)
+        assert len(rig.loads.tasks) == tasks
+        rig.loads.run()
+        rig.poll()
+        rig.inner.end()
+        assert rig.poll() == [(1, True, 10 * chunks)]
 
 
 def test_a_job_says_how_long_it_took(rig):

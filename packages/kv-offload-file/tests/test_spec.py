@@ -14,7 +14,7 @@ from kv_api import (
     CanonicalKVCacheTensor,
     ConfigError,
 )
-from kv_offload_cpu import Options
+from kv_offload_cpu import HostLayout, Options
 from kv_offload_cpu.copy import choose
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.options import CopyEngineChoice
@@ -22,11 +22,11 @@ from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.restore import Found
 
 
-def caches(num_blocks=8):
-    layers = [np.zeros((num_blocks, PAGE), np.uint8) for _ in range(2)]
+def caches(num_blocks=(8, 8), groups=((0, 1),)):
+    layers = [np.zeros((count, PAGE), np.uint8) for count in num_blocks]
     return CanonicalKVCaches(
         [CanonicalKVCacheTensor(layer, PAGE) for layer in layers],
-        [[CanonicalKVCacheRef(0, PAGE), CanonicalKVCacheRef(1, PAGE)]],
+        [[CanonicalKVCacheRef(layer, PAGE) for layer in group] for group in groups],
     )
 
 
@@ -37,7 +37,7 @@ def test_sizes(tmp_path):
     larger = replace(config(tmp_path, file_staging_bytes=4 * 8192), worker_kv_bytes_per_block=2049)
     assert FileOffloadingSpec(larger).slot_bytes == 8192
     usual = FileOffloadingSpec(config(tmp_path, file_bytes_to_use=TAKEN))
-    assert (usual.num_chunks, usual.layout().num_chunks) == (1, 1)
+    assert (usual.num_chunks, usual.layout()) == (1, HostLayout(1, 2, 4096, 1, 4096))
 
 
 def test_room_for_less_than_a_chunk(tmp_path):
@@ -100,6 +100,15 @@ def test_the_inner_engine_is_told_what_was_set(tmp_path, monkeypatch):
     made.make_copy_engine("caches", made.layout(), "memory")
     wishes = Options(2**16, copy_engine=CopyEngineChoice.HOST, copy_threads=3, pin_memory=False)
     assert told == [("caches", "memory", wishes)]
+
+
+def test_the_parts_of_a_worker_are_told_how_much_there_is(tmp_path, monkeypatch):
+    spec, told = FileOffloadingSpec(config(tmp_path, chunks=9)), []
+    make_memory, make_engine = spec.make_memory, spec.make_engine
+    monkeypatch.setattr(spec, "make_memory", lambda bays: (told.append(bays), make_memory(bays))[1])
+    monkeypatch.setattr(spec, "make_engine", lambda *parts: (told.append(parts[-1]), make_engine(*parts))[1])
+    spec.get_worker(caches((8, 7), ((0,), (0, 1), ()))).shutdown()
+    assert told == [HostLayout(6, 2, 4096, 1, 4096), [8, 7, 0]]
 
 
 def test_both_halves_are_made_once(tmp_path):

@@ -6,7 +6,6 @@ import socket
 import pytest
 from kv_p2p_ipv6 import EITHER, LOOPBACK, NEEDS_IPV6
 
-from kv_p2p.log import place_of
 from kv_p2p.sockets import connect, listen
 
 
@@ -89,7 +88,3 @@ def test_a_caller_that_the_system_connects_with_itself(monkeypatch):
         connect("127.0.0.1", one.getsockname()[1], 1.0)
     assert str(raised.value) == "the system connected the caller with itself"
     assert one.fileno() == -1
-
-
-def test_places():
-    assert (place_of("there", 80), place_of("::1", 80)) == ("there:80", "[::1]:80")

@@ -7,7 +7,19 @@ import pytest
 from kv_vllm_parrots import Parrot, altered
 
 from kv_vllm.differential.comparison import DivergedError, Script, differences, follow
-from kv_vllm.differential.trace import COMPARED, Abort, Add, Call, Process, Reset, Schedule, Turn, arguments_of
+from kv_vllm.differential.trace import (
+    COMPARED,
+    Abort,
+    Add,
+    Call,
+    NextTurn,
+    Process,
+    Reset,
+    Sampled,
+    Schedule,
+    Turn,
+    arguments_of,
+)
 
 STEP = {"new": [{"request": "r", "blocks": [[1, 2]], "computed": 0}], "counts": {"r": 5}, "finished": []}
 TURNS = [
@@ -211,6 +223,13 @@ def test_a_step_is_reduced_to_what_both_engines_know(preempted):
 )
 def test_which_reports_have_failed_loads(report, has_failed):
     assert Process(1, {}, report).has_failed_loads is has_failed
+
+
+def test_what_an_event_is_when_nothing_else_is_said():
+    assert Add("r", (1,), 2, None, None, False) == Add("r", (1,), 2, None, None, False, is_session=False)
+    assert NextTurn("r", ()) == NextTurn("r", (), max_tokens=1)
+    assert Sampled((1,), ends=True) == Sampled((1,), ends=True, surplus=0)
+    assert Process(1, {}, {}) == Process(1, {}, {}, shares_failed_blocks=False, stops_preempted=False)
 
 
 def test_an_unknown_call_is_named():

@@ -13,7 +13,7 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Trait
 from kv_vllm.differential import run as module
 from kv_vllm.differential.comparison import Divergence
-from kv_vllm.differential.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden
+from kv_vllm.differential.matrix import CELLS, EXCLUSIONS, Cell, exclusion_of, hidden, without_states
 from kv_vllm.differential.run import CellResult, differential, missed, run_cell, show_cell, show_situations
 from kv_vllm.differential.situations import MINIMA, situations_of, wanted
 from kv_vllm.differential.trace import Abort, Add, Call, NextTurn, Process, Reset, Sampled, Schedule, Trace, Turn
@@ -93,6 +93,11 @@ def test_the_table_has_a_line_for_each_situation(lines):
     assert len(lines) == 1 + len(MINIMA)
 
 
+def test_each_scheduler_is_met_with_each_runner():
+    cells = [(cell.async_scheduling, cell.runner) for cell in CELLS]
+    assert cells == [(False, 1), (False, 2), (True, 1), (True, 2)]
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 @pytest.mark.parametrize("name", ["later", "patient", "memory"])
 def test_worlds_of_a_cell_are_legal(cell, name):
@@ -125,11 +130,18 @@ def test_how_a_world_is_moved_into_a_cell(cell, drawn, traits, moved):
     assert str(cell) == f"{'AsyncScheduler' if cell.async_scheduling else 'Scheduler'}, runner {cell.runner}"
 
 
+def test_states_are_left_out_of_a_world():
+    groups = (GroupConfig("state"), GroupConfig(), GroupConfig("sliding", 8))
+    assert without_states(WorldConfig(groups=groups)) == WorldConfig(groups=groups[1:])
+
+
 def trace_of(*turns):
     return Trace(list(turns), all_groups=False, requires_delivery=False)
 
 
 ENDS = Turn(Process(1, {"r": Sampled((5, 0), ends=True, surplus=1)}, {}))
+WASTES = Turn(Process(1, {"q": Sampled((5,), ends=False), **ENDS.event.sampled}, {}))
+STOPS_OF_TWO = Turn(Process(1, {"q": Sampled((5,), ends=False), "r": Sampled((6,), ends=True)}, {}))
 ONE = Turn(Process(1, {"r": Sampled((5,), ends=False)}, {}))
 TWO = Turn(Process(1, {"r": Sampled((5, 6), ends=False)}, {}))
 GONE = Turn(Abort("r", "running"))
@@ -147,6 +159,9 @@ NOTHING = Turn(Schedule(1))
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], NEW, None),
         (WorldConfig(spec_tokens=1), [NOTHING, ENDS], (0, 32), 1),
         (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [NOTHING, ENDS], (0, 32), 1),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [ONE, WASTES], (0, 32), 1),
+        (WorldConfig(spec_tokens=1, run_ahead=1, async_scheduling=True), [ONE, STOPS_OF_TWO], (0, 32), None),
+        (WorldConfig(spec_tokens=1), [ONE, STOPS_OF_TWO], (0, 32), 1),
         (WorldConfig(spec_tokens=1), [TWO, NOTHING, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [ONE, GONE, PREEMPTED], (0, 32), None),
         (WorldConfig(spec_tokens=1), [GONE, PREEMPTED, NOTHING, TWO, GONE], (0, 32), 4),

@@ -264,6 +264,11 @@ class SetsMore(SetsIt):
     def load(self): ...
 
 
+class OnlyReadsIt:
+    def __init__(self, config):
+        self.length = config.size.load()
+
+
 class Struct:
     """Stands for one of msgspec's."""
 
@@ -275,6 +280,7 @@ class Struct:
     [
         (SetsIt, ["length", "load"]),
         (SetsMore, []),
+        (OnlyReadsIt, ["size", "load"]),
         (NamedTuple("Tuple", [("size", int), ("load", int)]), ["length"]),
         (make_dataclass("Data", ["length", "load", "more"]), ["size"]),
         (Struct, []),
@@ -421,6 +427,7 @@ def test_the_interface_is_what_vllm_calls_and_is_handed():
 
 def test_the_list_is_in_order():
     assert len(set(INTENDED)) == len(INTENDED)
+    assert {row.before for row in INTENDED if row.reason == "new in 0.33"} == {(0, 33)}
     assert len({name for name, _, _ in PAIRS}) == len(PAIRS)
     owners = {name for name, _, _ in PAIRS}
     assert len({name for name, _, _ in PROMISES}) == len(PROMISES)

@@ -201,10 +201,23 @@ def test_the_testbed_reads_it(tmp_path):
 
 
 def test_a_last_line_that_is_whole_counts(tmp_path):
-    """The engine was killed before it ended the line."""
+    """The engine was killed before it ended the line. An empty one says nothing."""
     file = tmp_path / "calls"
-    file.write_text(json.dumps(HEAD) + "\n" + json.dumps(STEP) + "\n" + json.dumps(end("r0")))
+    file.write_text(json.dumps(HEAD) + "\n\n" + json.dumps(STEP) + "\n" + json.dumps(end("r0")))
     assert read_calls(file) == (HEAD, [STEP, end("r0")])
+
+
+def test_ids_of_requests_stay_as_they_are(tmp_path):
+    calls, out = tmp_path / "calls", tmp_path / "schedule"
+    lines = [HEAD, arrive("é", "a", 5), end("é")]
+    calls.write_bytes("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+    write_schedule_of(calls, out)
+    assert '"request_id": "é"'.encode() in out.read_bytes()
+
+
+def test_what_ended_before_the_first_step_is_settled_before_everything():
+    actions, _ = actions_of([arrive("r", "a", 5), report(0)], 4, 60)
+    assert [action["action"] for action in actions] == ["settle", "add"]
 
 
 NO_HEADER = "line 1: expected the header of 'kv-vllm calls', version 1"

@@ -12,11 +12,14 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
+from kv_sim.guard import HistoryEnds
 from kv_sim.memory.copies import Direction
 from kv_sim.subject import Trait
+from kv_sim.violation import Violation
 from kv_sim.world import World
 from kv_vllm.differential.recorder import RecordedWorld, RecordingEngine, _Known, _sampled, record
-from kv_vllm.differential.trace import COMPARED, Abort, Add, NextTurn, Process, Reset, Sampled, Schedule
+from kv_vllm.differential.trace import COMPARED, Abort, Add, Call, NextTurn, Process, Reset, Sampled, Schedule
+from kv_vllm.differential.trace import Turn as TraceTurn
 
 CODE = """
 from hashlib import sha256
@@ -136,7 +139,8 @@ class Rolls(Random):
     ],
 )
 def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
-    loaded, silent = change.get("loaded", ("r2", "r1")), change.get("silent", ())
+    loaded = change.get("loaded", [f"r{number}" for number in range(9, 0, -1)])
+    silent = change.get("silent", ())
     traits, loads = change.get("traits", (Trait.FAILURES,)), change.get("loads", True)
     directions = {7: Direction.STORE, 8: Direction.LOAD, 9: Direction.LOAD}
     copies = [SimpleNamespace(copy_id=n, direction=way) for n, way in directions.items() if loads or n == 7]
@@ -289,3 +293,38 @@ def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer)
     monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
     assert engine.reset(running=running, connector=not running) is answer
     assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]
+
+
+def test_of_the_calls_only_those_of_the_schedulers_connector_and_of_a_turn_are_recorded(monkeypatch):
+    """And all are logged, as without a record."""
+    notes, logged = [], []
+    monkeypatch.setattr(Engine, "__init__", lambda self, config, subject, referee, note: notes.append(note))
+    engine = RecordingEngine("config", "subject", "referee", lambda *call: logged.append(call))
+    calls = [
+        ("scheduler", "reset_cache", (), True),
+        ("worker", "reset_cache", (), False),
+        ("scheduler", "get_stats", (), None),
+    ]
+    for turn in (None, TraceTurn(Schedule(1))):
+        if turn is not None:
+            engine.turns.append(turn)
+        for call in calls:
+            notes[0](*call)
+    assert logged == calls * 2
+    assert engine.turns == [TraceTurn(Schedule(1), [Call("reset_cache", {}, True)])]
+
+
+@pytest.mark.parametrize("end", [Violation("CONTENT", "some block"), HistoryEnds("it is over")], ids=repr)
+def test_the_turn_in_which_a_history_ends_early_is_left_out(monkeypatch, end):
+    def act(self, random):
+        self.engine._open(Schedule(len(self.engine.turns)))
+        if len(self.engine.turns) == 3:
+            raise end
+
+    monkeypatch.setattr(RecordedWorld, "act", act)
+    found, _ = recorded("later", 0)
+    whole = [TraceTurn(Schedule(0)), TraceTurn(Schedule(1))]
+    assert (found.turns, found.cut_short_by) == (whole, str(end))
+    monkeypatch.setattr(RecordedWorld, "act", lambda self, random: self.engine._open(Schedule(7)))
+    found, _ = recorded("memory", 0, 2)
+    assert (found.turns, found.cut_short_by) == ([TraceTurn(Schedule(7))] * 2, None)

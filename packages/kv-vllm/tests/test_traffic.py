@@ -86,10 +86,13 @@ def test_a_line_has_the_full_blocks_of_a_prompt(make, tmp_path, clock):
 
 def test_what_is_known_of_the_engine_is_in_each_line(make, tmp_path):
     traffic = make(blocks=Blocks(BLOCK, 4096, 77))
-    traffic.arrive(request_of("x"))
+    traffic.arrive(request_of("x", hashes=("aaaaaaa", "b")))
     traffic.close()
-    [line] = written(tmp_path)
-    assert {name: line[name] for name in [*line][-3:]} == {"block_size": 4, "block_bytes": 4096, "gpu_blocks": 77}
+    one, two = id_of(b"aaaaaaa."), id_of(b"b.......")
+    assert (tmp_path / "a trace.jsonl").read_text() == (
+        f'{{"timestamp":1000000,"input_length":9,"output_length":0,"hash_ids":[{one},{two}],"block_size":4,'
+        '"block_bytes":4096,"gpu_blocks":77}\n'
+    )
 
 
 def test_an_id_is_the_beginning_of_a_hash_and_any_json_reader_keeps_it():

@@ -87,10 +87,10 @@ class ByHand:
 
 
 @contextmanager
-def by_hand():
-    """An engine with four bays for stores (0 to 3) and four for loads, recounted at the end."""
+def by_hand(num_bays=8, num_blocks=20):
+    """An engine with four bays for stores (0 to 3) and four for loads, or more, recounted at the end."""
     inner, slots, threads = Inner(), Slots(), {STORE: ByHand(), LOAD: ByHand()}
-    engine = FileCopyEngine(inner, slots, 8, [20], threads.__getitem__)
+    engine = FileCopyEngine(inner, slots, num_bays, [num_blocks], threads.__getitem__)
     made = SimpleNamespace(
         engine=engine, inner=inner, slots=slots, stores=threads[STORE], loads=threads[LOAD], ended=[]
     )

@@ -37,6 +37,7 @@ def test_all_of_them() -> None:
         role="kv_consumer", host="::1", port=4, buffer_bytes=2500, connect_seconds=4.0, wait_seconds=0.5
     )
     assert read_options(transfer(port=65530), 5).port == 65535
+    assert read_options(transfer(connect_seconds=10**9), 0).connect_seconds == 1e9
 
 
 def test_none_is_not_given() -> None:
@@ -82,6 +83,7 @@ SECONDS = "expected a number of seconds above 0, at most 1000000000, got"
         (transfer(buffer_bytes="1"), 0, f"{BYTES} '1'"),
         (transfer(buffer_bytes=float("inf")), 0, f"{BYTES} inf"),
         (transfer(buffer_bytes=float("nan")), 0, f"{BYTES} nan"),
+        (transfer(connect_seconds=True), 0, f"{EXTRA}.connect_seconds: {SECONDS} True"),
         (transfer(connect_seconds=0), 0, f"{EXTRA}.connect_seconds: {SECONDS} 0"),
         (transfer(connect_seconds=float("nan")), 0, f"{EXTRA}.connect_seconds: {SECONDS} nan"),
         (transfer(connect_seconds=10**10), 0, f"{EXTRA}.connect_seconds: {SECONDS} 10000000000"),
@@ -134,10 +136,14 @@ def test_batches_that_are_none(given: Any, message: str) -> None:
     assert str(refused.value) == message
 
 
-def test_batches_of_other_types() -> None:
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [(batch([1], 1, np.ones(1)), "input_tokens"), (batch([1], 1, 1, np.ones(1)), "attn_metadata.slot_mapping")],
+)
+def test_batches_of_other_types(given: Any, what: str) -> None:
     with pytest.raises(TensorError) as refused:
-        read_batch(batch([1], 1, np.ones(1)))
-    assert str(refused.value) == "input_tokens: expected whole numbers in one dimension, got numpy <f8 (1,)"
+        read_batch(given)
+    assert str(refused.value) == f"{what}: expected whole numbers in one dimension, got numpy <f8 (1,)"
 
 
 def with_caches(**changed: Any) -> Any:
@@ -164,10 +170,16 @@ def rows(*shape: int, dtype: Any = np.float32) -> Any:
 def test_a_worker_may_have_one_layer() -> None:
     """Caches behind those of its layers are somebody else's."""
     model = SimpleNamespace(model=SimpleNamespace(start_layer=3, end_layer=4))
-    cache = rows(2, 4, 4, 2, 5)
+    cache = np.random.default_rng(0).random((2, 4, 4, 2, 5))
     keys, values = PagedCaches(model, [cache, rows(1)]).read([5, 0])
     assert np.array_equal(keys[0], cache[0].reshape(16, 2, 5)[[5, 0]])
     assert np.array_equal(values[0], cache[1].reshape(16, 2, 5)[[5, 0]])
+    other, expected = np.zeros_like(cache), np.zeros_like(cache)
+    caches = PagedCaches(model, [other, rows(1)])
+    caches.write([9, 15], keys, values)
+    expected[:, 2, 1], expected[:, 3, 3] = cache[:, 1, 1], cache[:, 0, 0]
+    assert np.array_equal(other, expected)
+    assert caches.beside(keys) is keys
 
 
 FITS = "and the caches here take numpy <f4 (3, 2, 2, 5); both engines need the same model, cut in the same way"
@@ -233,6 +245,15 @@ def test_caches(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as refused:
         call()
     assert str(refused.value) == message
+
+
+@pytest.mark.torch
+def test_a_tensor_of_another_library() -> None:
+    import torch
+
+    with pytest.raises(TensorError) as refused:
+        caches_of_three().beside(torch.ones(2))
+    assert str(refused.value) == "torch float32 (2,) came, and the caches here are of numpy <f4"
 
 
 def test_nothing_is_written_unless_all_of_it_fits() -> None:

@@ -157,6 +157,16 @@ def test_without_all_hidden_states_the_model_must_run(pair: Connectors, rows: in
     assert consumer.recv_kv_caches_and_hidden_states(other.model, into, other.caches) == (None, False, into)
 
 
+def test_hidden_states_may_be_one_number_for_each_token(pair: Connectors) -> None:
+    producer, consumer = pair
+    one, other = TinyEngine(1), TinyEngine(2)
+    batch, _ = one.prefill([A, B])
+    producer.send_kv_caches_and_hidden_states(one.model, batch, one.caches, np.arange(9.0))
+    into = other.batch([B, A])
+    came, bypass, _ = consumer.recv_kv_caches_and_hidden_states(other.model, into, other.caches)
+    assert (came.tolist(), bypass) == ([5, 6, 7, 0, 1, 2, 3, 4], True)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Prompts], list[Prompts]]:
     """Prompts as they are sent, in batches, and as they are asked for, in other batches and another order."""
@@ -209,8 +219,9 @@ def test_each_goes_on_alone_when_the_other_is_gone(which: str, caplog: pytest.Lo
             thread.join()
             for _ in range(2):
                 send(producer, one, [A, B])
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"no KV is transferred any more, the {which} is gone: the lookup buffer has ended: ")
+    [(said, (_, error))] = [(record.getMessage(), record.args) for record in caplog.records]
+    assert str(error).startswith("the lookup buffer has ended: ")
+    assert said == f"no KV is transferred any more, the {which} is gone: {error}"
     end(pair)
 
 

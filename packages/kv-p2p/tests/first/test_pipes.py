@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_p2p_background import Background, wait_until
+from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_pipe_pairs import SORTS, make_pair, tcp_sockets
 
 from kv_api import ConfigError
@@ -90,9 +90,11 @@ def test_who_has_closed_its_end_receives_nothing_of_what_was_sent(pair: Pair) ->
         pair[1].recv_tensor()
 
 
-def test_a_connection_sends_at_once_and_notices_that_a_machine_is_gone() -> None:
+def test_a_connection_sends_at_once_waits_for_ever_and_notices_that_a_machine_is_gone() -> None:
     connection, other = tcp_sockets()
+    connection.settimeout(LIMIT_SECONDS)
     pipe = TcpPipe(connection)
+    assert connection.gettimeout() is None
     assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     pipe.close()
@@ -104,7 +106,8 @@ def test_closing_wakes_who_receives(pair: Pair, which: str) -> None:
     receiving = Background(pair[0].recv_tensor)
     wait_until(lambda: is_waiting(pair[0]))
     pair[which == "the other end"].close()
-    with pytest.raises(PipeClosedError):
+    where = "at the other end" if which == "the other end" else "here"
+    with pytest.raises(PipeClosedError, match=rf"was closed {where}$"):
         receiving.result()
     with pytest.raises(PipeClosedError):
         pair[0].recv_tensor()
@@ -197,6 +200,7 @@ def received_after(data: bytes) -> tuple[str, str]:
             pipe.recv_tensor()
         with pytest.raises(PipeClosedError, match=r"was closed here"):
             pipe.send_tensor(None)
+        assert isinstance(broken.value.__cause__, OSError) == ("broke" in str(broken.value))
     return str(broken.value), place
 
 

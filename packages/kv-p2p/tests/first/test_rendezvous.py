@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from kv_p2p_ipv6 import EITHER
 from kv_p2p_pipe_pairs import meet
 from kv_p2p_tiny_engine import free_port
 
-from kv_p2p.frames import recv_frame, send_frame
+from kv_p2p.frames import MAGIC, recv_frame, send_frame
 from kv_p2p.log import place_of
 from kv_p2p.pipe import rendezvous
 from kv_p2p.pipe.hello import Channel, find_fault, find_refusal, make_hello
@@ -78,9 +79,9 @@ def ask(port: int, hello: dict[str, Any], host: str = HOST) -> Any:
         return answer.header
 
 
-def ask_http(port: int) -> None:
+def say(port: int, data: bytes) -> None:
     with socket.create_connection((HOST, port)) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        connection.sendall(data)
         connection.recv(1000)
 
 
@@ -88,7 +89,8 @@ def test_a_producer_refuses_others_and_waits_on(caplog: pytest.LogCaptureFixture
     listener = Listener(HOST, 0)
     accepting = Background(listener.accept, 0, LIMIT_SECONDS)
     with caplog.at_level(logging.WARNING, "kv_p2p"):
-        ask_http(listener.port)
+        say(listener.port, b"GET / HTTP/1.1\r\n\r\n")
+        say(listener.port, WITH_A_BYTE)
         socket.create_connection((HOST, listener.port)).close()
         fault = "a producer waits for a kv_consumer here, and the caller is a 'kv_producer'"
         assert ask(listener.port, HELLO | {"role": "kv_producer"}) == {"refused": fault}
@@ -98,7 +100,12 @@ def test_a_producer_refuses_others_and_waits_on(caplog: pytest.LogCaptureFixture
     producer.close()
     consumer.close()
     said = [record.getMessage().partition(" was refused: ")[2] for record in caplog.records]
-    assert said == ["expected a frame, which begins with b'KVp1', got b'GET '", "it ended without a word", fault]
+    assert said == [
+        "expected a frame, which begins with b'KVp1', got b'GET '",
+        "expected at most 0 bytes, the frame has 1",
+        "it ended without a word",
+        fault,
+    ]
 
 
 @pytest.mark.parametrize("host", EITHER)
@@ -147,6 +154,10 @@ def test_a_second_consumer_is_refused() -> None:
     listener.close()
 
 
+WITH_A_BYTE = struct.pack(">4sIIQ2s1s", MAGIC, 2, 1, 1, b"{}", b"x")
+"""A frame with bytes, which no hello has and no answer."""
+
+
 def answer_with(data: bytes | None) -> tuple[Background, int]:
     """A program that isn't ours: it answers each call so, or not at all."""
     server = socket.create_server((HOST, 0))
@@ -172,6 +183,7 @@ def answer_with(data: bytes | None) -> tuple[Background, int]:
             "is no producer's port: expected a frame, which begins with b'KVp1', got b'HTTP'",
         ),
         (b"KV", "is no producer's port: the connection ended after 2 of 12 bytes of a frame"),
+        (WITH_A_BYTE, "is no producer's port: expected at most 0 bytes, the frame has 1"),
         (None, "did not answer a hello within 0.01 s"),
     ],
 )

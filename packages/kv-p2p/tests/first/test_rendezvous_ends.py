@@ -29,8 +29,9 @@ def test_no_time_is_left_when_a_consumer_begins_to_call() -> None:
         connect(HOST, port, 0, 5.0, lambda: next(times, 6.0))
 
 
-def test_a_call_may_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, times = [], iter([0.0, 1.5])
+@pytest.mark.parametrize(("now", "left"), [(1.5, 3.5), (5.5, 0.001)])
+def test_a_call_may_take_what_is_left(monkeypatch: pytest.MonkeyPatch, now: float, left: float) -> None:
+    given, times = [], iter([0.0, now])
 
     def connect_never(host: str, port: int, seconds: float) -> None:
         given.append((host, port, seconds))
@@ -39,7 +40,28 @@ def test_a_call_may_take_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous.sockets, "connect", connect_never)
     with pytest.raises(RendezvousError, match=r"within 5 s: timed out$"):
         connect(HOST, 80, 0, 5.0, lambda: next(times, 6.0))
-    assert given == [(HOST, 80, 3.5)]
+    assert given == [(HOST, 80, left)]
+
+
+def test_a_consumer_calls_again_after_a_while_as_long_as_a_while_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given, slept = 0.0, [], []
+
+    def connect_never(host: str, port: int, seconds: float) -> None:
+        given.append(seconds)
+        assert len(given) < 9, "it goes on for ever"
+        raise ConnectionRefusedError("refused")
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(rendezvous.sockets, "connect", connect_never)
+    monkeypatch.setattr(rendezvous, "sleep", sleep)
+    monkeypatch.setattr(rendezvous, "RETRY_SECONDS", 0.25)
+    with pytest.raises(RendezvousError, match=r"within 1 s: refused$"):
+        connect(HOST, 80, 0, 1.0, lambda: now)
+    assert (given, slept) == ([1.0, 0.75, 0.5, 0.25], [0.25, 0.25, 0.25])
 
 
 @pytest.mark.parametrize(("hello_seconds", "seconds"), [(0.05, 100 * LIMIT_SECONDS), (100 * LIMIT_SECONDS, 0.05)])

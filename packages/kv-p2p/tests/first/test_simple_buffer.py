@@ -7,6 +7,9 @@ import pytest
 from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_simple_buffers import NOTHING, Buffers, end, insert, is_searching, make, select, tokens
 
+from kv_p2p.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.pipe.local import LocalPipe
+
 
 def test_requests_in_another_order(buffers: Buffers) -> None:
     producer, consumer = buffers
@@ -66,6 +69,23 @@ def test_one_thread_answers_all(buffers: Buffers) -> None:
     thread = producer._thread
     insert(producer, 1)
     assert (producer._thread, select(consumer, 1)) == (thread, [10])
+    assert thread is not None and (thread.name, thread.daemon) == ("kv-p2p buffer", True)
+
+
+@pytest.mark.parametrize(("wait_seconds", "number"), [(None, -1.0), (0.5, 0.5)])
+def test_what_a_request_says(wait_seconds: float | None, number: float) -> None:
+    signals, data = LocalPipe.pair(), LocalPipe.pair()
+    consumer = SimpleBuffer(signals[0], data[0], 1, wait_seconds=wait_seconds)
+    for _ in range(2 * len(NOTHING)):
+        data[1].send_tensor(None)
+    assert consumer.drop_select(tokens(5, 6, 7), np.array([True, False, True])) == NOTHING
+    assert consumer.drop_select(None, None) == NOTHING
+    consumer.close()
+    said = [signals[1].recv_tensor() for _ in range(3)] + [data[1].recv_tensor() for _ in range(4)]
+    assert [None if one is None else one.tolist() for one in said] == [
+        *([number], [number], None),
+        *([5, 7], [True, True], None, None),
+    ]
 
 
 def test_one_request_is_made_at_a_time(buffers: Buffers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +97,12 @@ def test_one_request_is_made_at_a_time(buffers: Buffers, monkeypatch: pytest.Mon
     assert (select(consumer, 1), alone) == ([10], [True])
 
 
-def test_the_wait_is_limited(sort: str, caplog: pytest.LogCaptureFixture) -> None:
-    pair = producer, consumer = make(sort, wait_seconds=0.01)
+@pytest.mark.parametrize("wait_seconds", [0.01, 0.0])
+def test_the_wait_is_limited(sort: str, wait_seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+    pair = producer, consumer = make(sort, wait_seconds=wait_seconds)
     producer.start_answering()
     with caplog.at_level(logging.WARNING, "kv_p2p"):
-        assert consumer.drop_select(tokens(1), None) == NOTHING
+        assert Background(consumer.drop_select, tokens(1), None).result() == NOTHING
     assert not caplog.records
     insert(producer, 1)
     assert select(consumer, 1) == [10]
@@ -144,6 +165,21 @@ def test_a_request_for_what_cant_come_any_more_is_answered_with_nothing(
     assert inserting.is_running
     assert select(consumer, 2) == [20]
     inserting.result()
+    end(pair)
+
+
+def test_what_is_found_while_the_producer_stands_still_is_no_matter_for_a_warning(
+    sort: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = producer, consumer = make(sort, threshold=1)
+    insert(producer, 1)
+    inserting = [Background(insert, producer, 2), Background(insert, producer, 3)]
+    wait_until(lambda: len(producer._table) == 3)
+    with caplog.at_level(logging.WARNING, "kv_p2p"):
+        assert [select(consumer, number) for number in (1, 2)] == [[10], [20]]
+    assert not caplog.records
+    for each in inserting:
+        each.result()
     end(pair)
 
 

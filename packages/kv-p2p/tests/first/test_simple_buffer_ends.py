@@ -94,6 +94,26 @@ def test_closing_what_was_never_used(buffers: Buffers) -> None:
             assert str(ended.value) == "the lookup buffer has ended: it was closed here"
 
 
+@pytest.mark.parametrize("has_asked", [True, False])
+def test_only_the_consumer_says_farewell(
+    buffers: Buffers, has_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = buffers
+    insert(producer, 1)
+    assert not has_asked or select(consumer, 1) == [10]
+    said: list[Any] = []
+    for buffer in buffers:
+        send = buffer._signal_pipe.send_tensor
+        monkeypatch.setattr(
+            buffer._signal_pipe,
+            "send_tensor",
+            lambda tensor, b=buffer, send=send: (said.append((b, tensor)), send(tensor)),
+        )
+    consumer.close()
+    producer.close()
+    assert said == [(consumer, None)]
+
+
 def test_a_consumer_that_broke_off_a_request_has_ended(buffers: Buffers, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, consumer = buffers
     insert(producer, 1)

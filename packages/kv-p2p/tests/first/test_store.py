@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,7 @@ def test_the_server_ends_and_the_store_stays() -> None:
     held = LocalStore(1000)
     server, client = StoreServer(one, held), PipeStore(other)
     client.put("a", np.array(1))
+    assert (server._thread.name, server._thread.daemon) == ("kv-p2p store", True)
     server.close()
     with pytest.raises(PipeClosedError):
         client.get("a")
@@ -118,16 +120,22 @@ def test_a_client_that_broke_off_a_request_has_ended(monkeypatch: pytest.MonkeyP
     server.close()
 
 
-@pytest.mark.parametrize("what", [0, 2])
-def test_a_request_that_is_none_ends_it_and_is_logged(what: int, caplog: pytest.LogCaptureFixture) -> None:
+KEY = np.array([97])
+
+
+@pytest.mark.parametrize(("what", "key"), [([0], None), (None, KEY), ([2], KEY), ([0, 1], KEY)])
+def test_a_request_that_is_none_ends_it_and_is_logged(
+    what: list[int] | None, key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     one, other = make_pair("local")
+    sent = None if what is None else np.array(what)
     with caplog.at_level(logging.WARNING, "kv_p2p"):
         server = StoreServer(one, LocalStore(10))
-        other.send_tensor(np.array([what]))
-        other.send_tensor(None)
+        other.send_tensor(sent)
+        other.send_tensor(key)
         wait_until(lambda: not server._thread.is_alive())
     assert [record.getMessage() for record in caplog.records] == [
-        f"a request to a store can't be used: expected [0] or [1] and a key, got array([{what}]) and None"
+        f"a request to a store can't be used: expected [0] or [1] and a key, got {sent!r} and {key!r}"
     ]
     with pytest.raises(PipeClosedError):
         other.recv_tensor()

@@ -150,6 +150,21 @@ def test_what_is_of_no_use(call: Any, message: str) -> None:
     assert str(refused.value) == message
 
 
+def test_a_message_that_says_nothing() -> None:
+    with pytest.raises(TensorError) as refused:
+        decode({}, [])
+    assert str(refused.value) == "a message holds a tensor of ''; known: numpy, torch"
+
+
+def test_what_is_made_of_arrays() -> None:
+    array = np.arange(6).reshape(2, 3)
+    made = [all_true(array), indices([4, 1], array), stack([array, array]), concatenate([array, array])]
+    wanted = [np.ones((2, 3), bool), np.array([4, 1]), np.array([array, array]), np.array([*array, *array])]
+    assert [(one.dtype, one.tolist()) for one in made] == [(one.dtype, one.tolist()) for one in wanted]
+    assert on_host(array) is array
+    assert beside(array, np.ones(1)) is array
+
+
 def test_a_copy_is_a_copy() -> None:
     array = np.arange(3)
     copy = copy_of(array)
@@ -211,6 +226,22 @@ def test_both_libraries_do_the_same() -> None:
     copy = copy_of(tensor)
     tensor[0] = 9
     assert copy.tolist() == list(range(6))
+
+
+@pytest.mark.torch
+def test_what_is_made_beside_a_tensor_of_torchs_is_one_where_that_is() -> None:
+    import torch
+
+    there = torch.ones(2, 3, device="meta")
+    made = [all_true(torch.ones(2, 3)), indices([], there), indices([1], there), beside(torch.ones(2), there)]
+    assert [(type(one), one.dtype, one.device.type, one.shape) for one in made] == [
+        (torch.Tensor, torch.bool, "cpu", (2, 3)),
+        (torch.Tensor, torch.int64, "meta", (0,)),
+        (torch.Tensor, torch.int64, "meta", (1,)),
+        (torch.Tensor, torch.float32, "meta", (2,)),
+    ]
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert (on_host(weight).tolist(), on_host(weight).requires_grad) == ([1, 1], False)
 
 
 @pytest.mark.torch
