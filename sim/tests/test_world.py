@@ -84,6 +84,17 @@ def test_a_digest_tells_what_was_done_although_nothing_came_of_it() -> None:
     assert len(digests) == 5
 
 
+def test_a_digest_tells_what_is_in_memory() -> None:
+    world = World(WorldConfig(tp_size=2), SUBJECTS["memory"])
+    digests = [world.digest]
+    for device in world.engine.devices:
+        device.memory[-1, -1, -1] ^= 1
+        digests.append(world.digest)
+    assert [len(bytes.fromhex(digest)) for digest in digests] == [16] * 3
+    assert len(set(digests)) == 3
+    assert world.digest == digests[-1]
+
+
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_so_many_actions_are_taken(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
