@@ -13,7 +13,6 @@ from kv_sim_weighed import Asked
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import (
-    STATE,
     GroupConfig,
     WorldConfig,
     draw_config,
@@ -33,7 +32,7 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
 
 NEVER = 0.999
-FULL, WINDOW = GroupConfig(), GroupConfig("sliding", 8)
+FULL, WINDOW, STATE = GroupConfig(), GroupConfig("sliding", 8), GroupConfig("state", 2)
 SESSIONS = WorldConfig(
     block_size=8, num_blocks=60, hashes_per_block=4, sessions=True, silent=frozenset({"same_id"})
 )
@@ -218,6 +217,7 @@ def test_a_world_is_drawn_of_these() -> None:
         silent=frozenset({"abort", "tear", "repeat", "reset", "same_id"}),
     )
     assert some.asked == OF_A_WORLD
+    assert not draw_config(Asked(*[NEVER] * 11, 0.7, nth=-1)).async_scheduling
     few = Asked(*[NEVER] * 9, 0.1, NEVER, 0.25)
     assert draw_config(few) == WorldConfig(
         num_blocks=9,
@@ -260,32 +260,42 @@ ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
 @pytest.mark.parametrize(
     ("change", "of", "changes"),
     [
-        (with_sessions, {}, {(1, 3, 8, 15, 16, 19): {"sessions": True}}),
+        (with_sessions, {}, {(2, 4, 5, 11, 15, 16, 17, 19): {"sessions": True}}),
         (
             with_own_cache,
             {},
-            {(0, 1, 3, 5, 6, 7, 9, 10, 12, 14, 16, 17, 18, 19): {"prefix_caching": False, "num_blocks": 72}},
+            {(0, 1, 3, 4, 7, 9, 10, 11, 14, 15, 16, 19): {"prefix_caching": False, "num_blocks": 120}},
         ),
-        (with_loads, {}, {(5, 7, 9, 19): {"prefix_caching": False}}),
+        (with_loads, {}, {(3, 5, 10, 13, 19): {"prefix_caching": False}}),
         (
             with_failing_loads,
             {"prefix_caching": False},
-            {(1, 5, 6, 7, 9, 11, 13, 14, 16): {"run_ahead": 0, "async_scheduling": False, "silent": frozenset()}},
+            {
+                (1, 4, 6, 7, 8, 9, 11, 12, 13, 17): {
+                    "run_ahead": 0,
+                    "async_scheduling": False,
+                    "silent": frozenset(),
+                }
+            },
         ),
         (
             with_tails,
             ALL_KINDS,
             {
-                (1, 4, 5, 7, 9, 12): {"num_blocks": 24, "hashes_per_block": 2, "groups": (FULL, STATE)},
-                (0, 8, 10, 11, 16, 17): {"num_blocks": 24, "hashes_per_block": 8, "groups": (FULL, STATE)},
+                (0, 1, 2, 3, 4, 8, 10, 11, 16, 17, 19): {
+                    "num_blocks": 40,
+                    "hashes_per_block": 2,
+                    "groups": (FULL, STATE),
+                },
+                (5, 13, 14): {"num_blocks": 40, "hashes_per_block": 8, "groups": (FULL, STATE)},
             },
         ),
         (
             with_states_drawn,
             {"groups": (FULL, WINDOW)},
             {
-                (0, 1, 2, 3, 4, 5, 14, 15, 18): {"groups": (FULL, STATE)},
-                (6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 19): {"groups": (FULL, STATE), "hands_over_states": True},
+                (1, 5, 8, 9, 11, 15, 17, 19): {"groups": (FULL, STATE)},
+                (0, 2, 3, 4, 6, 7, 10, 12, 13, 14, 16, 18): {"groups": (FULL, STATE), "hands_over_states": True},
             },
         ),
         (with_sessions, {"groups": (FULL, STATE)}, {}),
@@ -302,7 +312,7 @@ def test_which_worlds_are_changed_their_sizes_say(
 ) -> None:
     """These, by the room in host memory, and no others."""
     plain = WorldConfig(
-        block_size=8, num_blocks=36, run_ahead=2, async_scheduling=True, silent=frozenset({"fail"})
+        block_size=8, num_blocks=60, run_ahead=2, async_scheduling=True, silent=frozenset({"fail"})
     )
     worlds = [replace(plain, **of, host_slots=slots) for slots in range(20)]
     by_slots = {slots: how for some, how in changes.items() for slots in some}

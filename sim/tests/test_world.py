@@ -1,6 +1,7 @@
 """The testbed tests itself: its books balance after every action, histories replay, worlds are reproducible."""
 
 import json
+from itertools import product
 from random import Random
 
 import pytest
@@ -93,6 +94,44 @@ def test_a_digest_tells_what_is_in_memory() -> None:
     assert [len(bytes.fromhex(digest)) for digest in digests] == [16] * 3
     assert len(set(digests)) == 3
     assert world.digest == digests[-1]
+
+
+def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
+    """What a schedule file of today says of it is what one of tomorrow must."""
+    assert WorldConfig().to_json() == {
+        "engine": "builtin",
+        "num_blocks": 24,
+        "block_size": 4,
+        "hashes_per_block": 1,
+        "groups": [{"kind": "full", "window": 0}],
+        "hands_over_states": False,
+        "prefix_caching": True,
+        "layers": 1,
+        "tp_size": 1,
+        "pp_size": 1,
+        "max_running": 4,
+        "max_step_tokens": 16,
+        "run_ahead": 0,
+        "async_scheduling": False,
+        "runner": 1,
+        "zero_new_blocks": False,
+        "spec_tokens": 0,
+        "role": "kv_both",
+        "failure_policy": "recompute",
+        "host_slots": 64,
+        "sessions": False,
+        "trouble": 1,
+        "silent": [],
+    }
+
+
+def test_only_the_second_runner_writes_new_blocks_before_a_fence() -> None:
+    """It zeroes them then, or copies what is shared of one."""
+    some = [
+        WorldConfig(runner=runner, zero_new_blocks=zeroes, hashes_per_block=hashes)
+        for runner, zeroes, hashes in product((1, 2), (False, True), (1, 2))
+    ]
+    assert [config.writes_before_fences for config in some] == [False] * 5 + [True] * 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
