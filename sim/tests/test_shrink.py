@@ -219,6 +219,8 @@ def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:
         ([act("schedule"), act("execute", rank=0), act("settle")], 2, [STEP, STEP]),
         ([act("finish", rank=0, copy=0)], 1, [STEP]),
         ([act("settle")], 1, [STEP]),
+        ([add()], 1, [add()]),
+        ([add(output_tokens=1, max_tokens=5)], 1, [add()]),
         ([act("step", rejects={"r1": 1})], 1, [act("step", rejects={"r1": 1})]),
         ([act("reset", running=True, connector=True)], 1, [STEP]),
     ],

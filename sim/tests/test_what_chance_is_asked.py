@@ -299,6 +299,11 @@ ALL_KINDS = {"groups": (FULL, WINDOW, STATE), "hands_over_states": True}
             },
         ),
         (with_sessions, {"groups": (FULL, STATE)}, {}),
+        (
+            with_sessions,
+            {"groups": (FULL, STATE), "async_scheduling": False},
+            {(2, 4, 5, 11, 15, 16, 17, 19): {"sessions": True}},
+        ),
         (with_loads, {"groups": (FULL, STATE)}, {}),
         (with_loads, {"hashes_per_block": 2}, {}),
         (with_failing_loads, {}, {}),
