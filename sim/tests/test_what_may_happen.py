@@ -159,6 +159,18 @@ def test_what_was_lost_is_found_where_new_blocks_are_written_after_the_fence(
     assert made.coverage.situations["a lost copy is found"] == may
 
 
+@pytest.mark.parametrize(
+    ("traits", "silent", "may"),
+    [({Trait.LOSSES}, set(), True), ({Trait.LOSSES}, {"lose"}, False), (set(), set(), False)],
+)
+def test_only_who_may_lose_copies_finds_them(traits: set[Trait], silent: set[str], may: bool) -> None:
+    subject = replace(LATER, traits=(LATER.traits - {Trait.LOSSES}) | traits)
+    made = stored(replace(CONFIG, silent=frozenset(silent)), subject)
+    device = made.engine.devices[0]
+    device.lose(device.copies.running[0])
+    assert [kind in legal_choices(made) for kind in (Kind.FIND, Kind.LOSE)] == [may, may]
+
+
 def run_a_step(device: Device, **uses: set[int]) -> None:
     device.launch(LaunchedStep(1, [], [], [], 4, (0,), **uses))
     device.retire()
