@@ -1,5 +1,7 @@
 """The block pool and the prefix cache against an obvious model."""
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -80,10 +82,9 @@ def test_freeing_what_nobody_holds_is_a_bug() -> None:
     pool.free([NULL])
 
 
-def manager(window: int) -> KVCacheManager:
-    return KVCacheManager(
-        WorldConfig(num_blocks=40, block_size=4, groups=(GroupConfig(), GroupConfig("sliding", window)))
-    )
+def manager(window: int, **config: Any) -> KVCacheManager:
+    groups = (GroupConfig(), GroupConfig("sliding", window))
+    return KVCacheManager(WorldConfig(num_blocks=40, block_size=4, groups=groups, **config))
 
 
 @given(window=st.integers(1, 13), tokens=st.integers(0, 60))
@@ -91,6 +92,20 @@ def test_a_window_needs_what_it_can_still_see(window: int, tokens: int) -> None:
     seen = [position // 4 for position in range(max(0, tokens - window + 1), tokens + 1)]
     assert manager(window).first_needed(1, tokens) == seen[0]
     assert manager(window).first_needed(0, tokens) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "run_ahead", "needed"),
+    [(60, 0, 15 + 6), (60, 1, 15 + 10), (60, 3, 15 + 15), (76, 3, 19 + 18), (8, 0, 2 + 2)],
+)
+def test_of_a_window_as_much_must_fit_as_it_spans_while_steps_add_to_it(
+    tokens: int, run_ahead: int, needed: int
+) -> None:
+    """A block more than four tokens of the window, and sixteen of each step under way."""
+    for free, fits in ((needed, True), (needed - 1, False)):
+        blocks = manager(5, run_ahead=run_ahead)
+        blocks.block_pool.allocate(39 - free)
+        assert blocks.fits_whole("r1", tokens, 0, None) is fits
 
 
 @given(window=st.integers(2, 13), cached=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 7))))

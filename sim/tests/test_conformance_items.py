@@ -32,9 +32,9 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     assert (plan.name, plan.extra, plan.start, plan.histories) == ("later", None, 0, 100)
     assert (plan.folder, plan.subject, plan.engine) == (Path("/the root"), LATER, BUILTIN_ENGINE)
     plan = plan_of(
-        connector="later", seed="0x20", histories=3, save=str(tmp_path), extra='{"a": 1}', traits="ranks,failures"
+        connector="later", seed="0x20", histories=1, save=str(tmp_path), extra='{"a": 1}', traits="ranks,failures"
     )
-    assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 3, tmp_path, '{"a": 1}')
+    assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 1, tmp_path, '{"a": 1}')
     assert (plan.subject.traits, plan.subject.extra_config["a"]) == ({Trait.RANKS, Trait.FAILURES}, 1)
     medium = "kv_sim.offload:WorldCPUOffloadingSpec"
     plan = plan_of(spec=medium)
@@ -47,6 +47,7 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     [
         ({"seed": "x"}, "a seed is a whole number or 0x…, got 'x'"),
         ({"histories": 0}, "--kv-histories: more than 0, got 0"),
+        ({"histories": -1}, "--kv-histories: more than 0, got -1"),
         ({"save": __file__}, f"--kv-save {__file__}: {__file__} is no folder"),
     ],
 )

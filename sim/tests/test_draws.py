@@ -30,6 +30,7 @@ from kv_sim.history.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
 from kv_sim.subject import Subject, Trait
 
 FULL = GroupConfig()
+TAILS = (FULL, STATE)
 SLIDING = [GroupConfig("sliding", window) for window in (4, 5, 8, 11)]
 MANY = 3000
 
@@ -192,6 +193,7 @@ def test_a_world_is_within_what_its_subject_claims(missing: Trait) -> None:
         (WorldConfig(num_blocks=9, block_size=4, host_slots=8), 32, 8 * 32),
         (WorldConfig(num_blocks=9, block_size=4, hashes_per_block=2, layers=2), 28, 64 * 2 * 32),
         (WorldConfig(num_blocks=9, block_size=4, spec_tokens=3), 32, 64 * 32),
+        (WorldConfig(num_blocks=19, groups=TAILS, hands_over_states=True, hashes_per_block=2), 28, 64 * 32),
         (WorldConfig(num_blocks=18, groups=(FULL, STATE), hands_over_states=True, tp_size=2), 32, 64 * 32 * 2),
         (
             WorldConfig(

@@ -1,5 +1,6 @@
 """ACCOUNTING, rule by rule: sources, stats, sums of bytes, shares of the memory, and a mirror of the KV events."""
 
+import re
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,12 @@ from kv_sim_notes import Notes
 from kv_api import AllBlocksCleared, BlockRemoved, BlockStored, CacheHitSource, KVCacheEvent, KVConnectorStats
 from kv_sim.checkers import accounting
 from kv_sim.checkers.accounting import Counted, Mirror
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.violation import Violation
+from kv_sim.world import World
 
 HOST, DISK = CacheHitSource.HOST, CacheHitSource.DISK
 LOADED = ("vllm:kv_offload_load_bytes", "vllm:kv_offload_load_size_sum")
@@ -308,6 +313,13 @@ def test_what_is_told_of_blocks_is_true() -> None:
             f"ACCOUNTING  of blocks {[second, third]} an event tells (parent, tokens, block size, adapter) "
             f"{shown}, but it is {(first, tokens[4:], 4, 'a')}"
         ]
+
+
+def test_an_engine_knows_the_blocks_of_whoever_arrives() -> None:
+    engine = World(WorldConfig(), OFFLOAD).engine
+    (first, *_) = engine.add(RequestSpec("r1", 0, 9, 0, 1, 1)).prompt_hashes
+    with pytest.raises(Violation, match=f"^ACCOUNTING  of blocks {re.escape(repr([first]))} an event tells "):
+        engine.mirror.take([stored(first, token_ids=[1, 2, 3, 4])])
 
 
 def test_what_nobody_told_is_not_compared() -> None:

@@ -98,6 +98,17 @@ def test_the_end_is_copied_into_a_block_of_its_own() -> None:
     assert made.engine.scheduler.blocks.block_pool.key_of[target] == (0, r2.block_hashes[3]), "it is full now"
 
 
+def test_who_goes_on_in_a_copy_names_all_of_its_blocks_and_no_other() -> None:
+    """What it was copied from keeps its name; of its own last block only a part is full."""
+    made, step = after_one(request("r1", 3), request("r2", 11))
+    [(source, target)] = step.output.kv_cache_block_copies or []
+    [table] = made.engine.scheduler.blocks.tables_of("r2").groups
+    first, second, _, fourth, fifth = made.engine.scheduler.requests["r2"].block_hashes
+    named = dict(zip((source, *table), ((0, name) for name in (first, second, fourth, fifth)), strict=True))
+    assert table[0] == target
+    assert made.engine.scheduler.blocks.block_pool.key_of == named
+
+
 def test_what_is_copied_into_is_new_as_other_blocks_are() -> None:
     made, step = after_one(request("r1", 7), request("r2", 12), replace(CONFIG, zero_new_blocks=True))
     [(_, target)] = step.output.kv_cache_block_copies or []

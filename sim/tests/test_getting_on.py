@@ -8,6 +8,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.rest import come_to_rest
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -26,8 +27,7 @@ def test_sessions_that_wait_for_each_others_blocks_are_given_up() -> None:
 
 
 def test_whoever_copies_in_threads_has_time_where_nothing_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until somebody is given up; then they get on."""
-    monkeypatch.setattr("kv_sim.rest.PATIENCE", 3)
+    """Until somebody is given up, which takes so many steps; then they get on."""
     world = World(WorldConfig(num_blocks=9, max_step_tokens=32), SUBJECTS["memory"])
     told: list[str] = []
     take = world.take
@@ -44,7 +44,38 @@ def test_whoever_copies_in_threads_has_time_where_nothing_gets_on(monkeypatch: p
     world.apply(Action(Kind.STEP))
     told.clear()
     world.rest()
-    assert told[:9] == [*["step", "others"] * 3, "abort", "step", "step"]
+    assert told[:53] == [*["step", "others"] * 25, "abort", "step", "step"]
+
+
+def test_copies_end_before_each_step_and_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a session's turns come when nothing is under way."""
+    world = World(WorldConfig(run_ahead=1), SUBJECTS["later"])
+    world.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    for _ in range(3):
+        assert world.apply(Action(Kind.STEP))
+    world.engine.add(RequestSpec("r2", 1, 9, 0, 1, 1, turns=(Turn(4, 1, 1),)))
+    told: list[str] = []
+    take, finish = world.take, world.engine.finish_step
+
+    def takes(kind: Kind, **args: Any) -> Any:
+        found = take(kind, **args)
+        told.append(kind.value if found else f"nothing to {kind.value}")
+        return found
+
+    def finishes() -> None:
+        told.append("finish a step")
+        finish()
+
+    monkeypatch.setattr(world, "take", takes)
+    monkeypatch.setattr(world.engine, "finish_step", finishes)
+    assert come_to_rest(world)
+    assert told == [
+        *("settle", "finish a step", "nothing to settle"),
+        *("step", "nothing to settle", "finish a step", "nothing to settle", "turn"),
+        *("step", "nothing to settle", "finish a step", "nothing to settle", "turn"),
+        *("step", "settle", "finish a step", "nothing to settle"),
+        *("step", "nothing to settle", "finish a step", "nothing to settle"),
+    ]
 
 
 def test_a_session_waits_for_room_as_long_as_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:

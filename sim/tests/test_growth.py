@@ -10,13 +10,13 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.command.cli import main
-from kv_sim.config import STATE, WorldConfig
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
 
 
@@ -317,3 +317,21 @@ def test_what_cannot_be_run(growth: Callable[..., tuple[int, str]], arguments: l
     code, out = growth(*arguments)
     assert code == 2
     assert message in out
+
+
+def test_these_sizes_and_models_are_tried() -> None:
+    """Each size is four times the one before; states are handed over, as nobody stores them else."""
+    assert {name: situation.sizes for name, situation in SITUATIONS.items()} == {
+        "a prompt's last steps": (64, 256, 1024),
+        "a prompt, from arrival to end": (64, 256, 1024),
+        "a prompt that was stored": (64, 256, 1024),
+        "requests that decode": (8, 32, 128),
+        "a request beside others": (8, 32, 128),
+        "a request after others": (8, 32, 128),
+    }
+    groups = {Trait.GROUPS}
+    assert {name: tuple(model) for name, model in MODELS.items()} == {
+        "full attention": ((GroupConfig(),), set(), False),
+        "full attention and a window": ((GroupConfig(), GroupConfig("sliding", 30)), groups, False),
+        "full attention and states": ((GroupConfig(), STATE), {*groups, Trait.STATES}, True),
+    }

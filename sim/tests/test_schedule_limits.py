@@ -52,6 +52,21 @@ def error_of(**changes: dict[str, Any]) -> str:
     return str(raised.value)
 
 
+def test_these_are_the_limits() -> None:
+    """Above any server's: a lower one would refuse what was recorded there."""
+    assert MOST_OF_A_WORLD == {
+        "num_blocks": 1_048_576,
+        "block_size": 4096,
+        "layers": 256,
+        "tp_size": 64,
+        "pp_size": 64,
+        "run_ahead": 64,
+        "spec_tokens": 64,
+        "host_slots": 16_777_216,
+    }
+    assert MOST_TOKENS == 4_194_304
+
+
 @pytest.mark.parametrize("name", MOST_OF_A_WORLD)
 def test_a_size_of_a_world_is_not_too_large(name: str) -> None:
     most = MOST_OF_A_WORLD[name]

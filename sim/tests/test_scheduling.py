@@ -236,6 +236,36 @@ def test_a_step_says_whether_it_loads_and_its_blocks_whose_they_are(has: int, lo
     assert [shadow.owner(block) for block in made.scheduler.blocks.tables["r1"].groups[0]] == ["request r1"] * 2
 
 
+def test_a_block_that_a_running_request_gets_is_its_own() -> None:
+    made = Steps()
+    made.add("r1", 4, 2)
+    made.step()
+    assert made.schedule() == {"r1": 1}
+    (table,) = made.scheduler.blocks.tables["r1"].groups
+    assert [made.scheduler.shadow.owner(block) for block in table] == ["request r1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "counts"),
+    [
+        (1, [(1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0)]),
+        (2, [(2, 0), (2, 0), (1, 0), (2, 1), (2, 1), (2, 1)]),
+        (3, [(3, 0), (2, 0), (3, 2), (3, 2), (3, 2), (3, 2)]),
+        (6, [(5, 0), (3, 2), (3, 2), (3, 2), (3, 2), (0, 0)]),
+    ],
+)
+def test_as_many_drafts_are_tried_as_a_step_has_room_for(budget: int, counts: list[tuple[int, int]]) -> None:
+    """Beside the token before them; what the steps under way sample is not known yet."""
+    made = Steps(async_scheduling=True, run_ahead=2, spec_tokens=2, max_step_tokens=budget)
+    made.add("r1", 5, 8)
+    found = []
+    for _ in counts:
+        if len(made.under_way) > 2:
+            made.process()
+        found.append((made.schedule().get("r1", 0), made.drafts.get("r1", 0)))
+    assert found == counts
+
+
 def test_drafts_for_which_a_step_has_no_room_are_none_of_the_next() -> None:
     """Which knows of no more tokens, since the first has not come back."""
     made = Steps(spec_tokens=2, max_step_tokens=2, run_ahead=1)

@@ -44,6 +44,16 @@ def test_a_turn_begins_with_all_but_the_last_token() -> None:
     assert made.spec.total_tokens == len(before)
 
 
+def test_what_it_says_depends_on_its_conversation_and_its_own_part_on_its_name() -> None:
+    made = RequestSpec("r1", 3, 4, 3, 2, 2, turns=(Turn(3, 1, 1), Turn(2, 1, 1)))
+    assert (made.prompt, made.said_in(1), made.said_in(2), made.total_tokens) == (
+        (182, 242, 749, 814, 1009, 1939, 1588),
+        (2215, 2876, 2330),
+        (2983, 2093),
+        14,
+    )
+
+
 @pytest.mark.parametrize("per_block", [1, 2, 4])
 def test_it_has_known_the_full_blocks_of_each_turn(per_block: int) -> None:
     """In earlier turns with the token that it dropped."""

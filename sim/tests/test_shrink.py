@@ -10,7 +10,7 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import MEMORY
-from kv_sim.failures.shrink import MACROS, MOST_COPIES, PLAIN, shrink
+from kv_sim.failures.shrink import MACROS, PLAIN, shrink
 from kv_sim.fuzz import Failure
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
@@ -219,6 +219,9 @@ def test_a_step_of_run_ahead_is_tried_before_three(shrunk: Any) -> None:
         ([act("schedule"), act("execute", rank=0), act("settle")], 2, [STEP, STEP]),
         ([act("finish", rank=0, copy=0)], 1, [STEP]),
         ([act("settle")], 1, [STEP]),
+        ([add()], 1, [add()]),
+        ([add(output_tokens=1, max_tokens=5)], 1, [add()]),
+        ([act("step", rejects={"r1": 1})], 1, [act("step", rejects={"r1": 1})]),
         ([act("reset", running=True, connector=True)], 1, [STEP]),
     ],
 )
@@ -226,6 +229,20 @@ def test_runs_of_small_actions_become_one(
     shrunk: Any, history: list[Action], needs: int, left: list[Action]
 ) -> None:
     assert shrunk(lambda history, config: len(history) >= needs, history)[0].history == left
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [act("finish", rank=0, copy=0)],
+        [add(), act("settle")],
+        [act("execute", rank=0), act("settle")],
+        [act("execute", rank=0), act("retire", rank=0), act("process"), add()],
+    ],
+)
+def test_one_two_or_four_become_one_at_once(shrunk: Any, history: list[Action]) -> None:
+    """Even where nothing in between fails, and a request is one of them."""
+    assert shrunk(lambda tried, config: tried in (history, [STEP]), history)[0].history == [STEP]
 
 
 @pytest.mark.parametrize("macro", MACROS)
@@ -251,18 +268,20 @@ def test_the_plainest_that_does_it_is_taken(shrunk: Any, macro: Action) -> None:
         (1, 9, 5, (0, 5)),
         (0, 3, 2, (0, 2)),
         (1, 2, 9, (1, 2)),
-        (1, 9, MOST_COPIES, (1, 9)),
+        (1, 9, 6, (1, 9)),
     ],
 )
 def test_copies_are_renumbered(shrunk: Any, rank: int, copy: int, needs: int, left: tuple[int, int]) -> None:
     def rule(history: History, config: WorldConfig) -> bool:
-        (one,) = history or [STEP]
-        return one.kind is Kind.FINISH and (
-            one.args["copy"] >= needs or one == act("finish", rank=rank, copy=copy)
+        one, then = history if len(history) == 2 else (STEP, STEP)
+        return (
+            one.kind is Kind.FINISH
+            and then == STEP
+            and (one.args["copy"] >= needs or one == act("finish", rank=rank, copy=copy))
         )
 
-    best, _ = shrunk(rule, [act("finish", rank=rank, copy=copy)])
-    assert best.history == [act("finish", rank=left[0], copy=left[1])]
+    best, _ = shrunk(rule, [act("finish", rank=rank, copy=copy), STEP])
+    assert best.history == [act("finish", rank=left[0], copy=left[1]), STEP]
 
 
 def test_with_each_request_goes_a_copy_or_none(shrunk: Any) -> None:
@@ -288,6 +307,14 @@ def test_with_two_requests_at_once_go_two_copies(shrunk: Any, first: int) -> Non
     assert shrunk(rule, history)[0].history == [act("fail", rank=0, copy=0)]
 
 
+def test_a_request_that_gets_plainer_takes_no_copy_along(shrunk: Any) -> None:
+    """It is still there, and so is its copy."""
+    history = [add("r1", salt="s"), act("fail", rank=0, copy=1)]
+    other = [add("r1"), act("fail", rank=0, copy=0)]
+    best, _ = shrunk(lambda tried, config: tried in (history, other), history)
+    assert best.history == history
+
+
 @pytest.mark.parametrize("most", [0, 1, 2, 5, 20])
 def test_it_ends_when_its_tries_are_spent(shrunk: Any, most: int) -> None:
     steps = numbered("step", 30)
@@ -308,6 +335,19 @@ def test_what_fails_sooner_the_next_time_is_shorter(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("kv_sim.failures.shrink.replay", replay)
     found = Failure(MEMORY, PLAINEST, [STEP, add("r1", salt="s", turns=[])], Violation(Invariant.HITS, "first"))
     assert shrink(found).history == []
+
+
+def test_copies_are_renumbered_in_what_has_become_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, first, second = (act("finish", rank=0, copy=copy) for copy in (0, 3, 4))
+
+    def replay(subject: Subject, config: WorldConfig, history: History, silent: Any) -> tuple[Any, Any]:
+        fails = history in ([first, second], [zero, second], [zero])
+        taken = history if first in history else [zero]
+        return SimpleNamespace(history=taken), Violation(Invariant.HITS, "again") if fails else None
+
+    monkeypatch.setattr("kv_sim.failures.shrink.replay", replay)
+    found = Failure(MEMORY, PLAINEST, [first, second], Violation(Invariant.HITS, "first"))
+    assert shrink(found).history == [zero]
 
 
 def test_what_does_not_fail_the_same_way_is_left_as_it_was(shrunk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,14 +375,17 @@ def test_a_world_that_breaks_while_it_is_set_up_has_no_history(monkeypatch: pyte
     ("prompt", "drafts", "blocks"), [(155, 0, 40), (156, 0, 100), (152, 2, 40), (153, 2, 100), (500, 0, 100)]
 )
 def test_no_world_gets_too_small_for_its_requests(shrunk: Any, prompt: int, drafts: int, blocks: int) -> None:
-    """One that waits for room that is never there would be stuck, too, whatever the connector did."""
+    """One that waits for room that is never there would be stuck, too, whatever the connector did.
+
+    In a world as large as before, nothing stands in the way of whom it had no room for.
+    """
 
     def rule(history: History, config: WorldConfig) -> bool:
         adds = [a for a in history if a.kind is Kind.ADD]
         return any(a.args["spec"]["shared_tokens"] >= prompt for a in adds) and config.spec_tokens == drafts
 
     config = replace(PLAINEST, num_blocks=100, spec_tokens=drafts)
-    best, _ = shrunk(rule, [add("r1", prompt)], config)
+    best, _ = shrunk(rule, [STEP, add("r1", prompt)], config)
     assert (best.config.num_blocks, best.history) == (blocks, [add("r1", prompt)])
 
 

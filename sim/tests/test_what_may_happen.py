@@ -16,9 +16,9 @@ from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
-from kv_sim.history.choices import TROUBLE, WEIGHTS, WHERE_STEPS_LOAD, WHILE_LOADING, legal_choices, pick
+from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.history.legal import FORGETS
-from kv_sim.memory.copies import Direction, State
+from kv_sim.memory.copies import Direction, Result, State
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow
@@ -136,7 +136,11 @@ def test_a_copy_that_may_begin_may_end(kind: str) -> None:
     state = {"finish": State.DONE, "advance": State.DONE, "fail": State.FAILED, "lose": State.LOST}[kind]
     (copy,) = [*other.ended, *other.running.values()]
     assert copy.state is state
+    (queue,) = other._queues.values()
+    ends = [] if state is State.LOST else [Result(0, state is State.DONE)]
+    assert queue.poll() == ends
     assert legal(made, act("repeat", rank=1, copy=0)) == [state is not State.LOST]
+    assert queue.poll() == ends
     assert legal(made, act("repeat", rank=1, copy=1), act("repeat", rank=2, copy=0)) == [False, False]
 
 
@@ -153,6 +157,18 @@ def test_what_was_lost_is_found_where_new_blocks_are_written_after_the_fence(
     assert legal(made, act("find", rank=0, copy=0), act("find", rank=2, copy=0)) == [False, False]
     assert legal(made, act("find", rank=1, copy=0), act("finish", rank=1, copy=0)) == [may, may]
     assert made.coverage.situations["a lost copy is found"] == may
+
+
+@pytest.mark.parametrize(
+    ("traits", "silent", "may"),
+    [({Trait.LOSSES}, set(), True), ({Trait.LOSSES}, {"lose"}, False), (set(), set(), False)],
+)
+def test_only_who_may_lose_copies_finds_them(traits: set[Trait], silent: set[str], may: bool) -> None:
+    subject = replace(LATER, traits=(LATER.traits - {Trait.LOSSES}) | traits)
+    made = stored(replace(CONFIG, silent=frozenset(silent)), subject)
+    device = made.engine.devices[0]
+    device.lose(device.copies.running[0])
+    assert [kind in legal_choices(made) for kind in (Kind.FIND, Kind.LOSE)] == [may, may]
 
 
 def run_a_step(device: Device, **uses: set[int]) -> None:
@@ -261,6 +277,8 @@ def test_what_was_drawn_for_an_action_that_fails_is_kept() -> None:
     [
         (4, (2, True), True),
         (2, (4, True), True),
+        (2, (4, False), True),
+        (1, (3, True), False),
         (2, (2, True), False),
         (4, (4, True), False),
         (2, (0, False), False),
@@ -413,7 +431,7 @@ def test_what_is_waited_for_fails_more_often_once_a_step_has_loaded(trouble: int
     made.coverage.situation("match: load in the step")
     pick(made, random)
     assert random.weighed is not None
-    often = max(trouble, WHERE_STEPS_LOAD) if trouble else 0
+    often = max(trouble, 6) if trouble else 0
     assert random.weighed[Kind.SPOIL] == WEIGHTS[Kind.SPOIL] * often
     assert random.weighed[Kind.FAIL] == WEIGHTS[Kind.FAIL] * trouble
 
@@ -426,7 +444,7 @@ def test_the_cache_is_reset_more_often_while_something_is_loaded(subject: Subjec
     for request.awaits_load in (False, True):
         random = Weighed(0)
         pick(made, random)
-        often = WHILE_LOADING if subject is LATER and not silent and request.awaits_load else 1
+        often = 6 if subject is LATER and not silent and request.awaits_load else 1
         assert random.weighed == {
             kind: WEIGHTS[kind] * (often if kind is Kind.RESET else 1) for kind in legal_choices(made)
         }

@@ -1,6 +1,7 @@
 """What a rank's worker looks at around the hooks of its connector: waiting, and bytes that a step loads."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 
@@ -53,6 +54,40 @@ def test_what_was_reported_stays_as_it_was() -> None:
     blocks.clear()
     report = made.engine.steps[0].reports[0]
     assert (report.failed_recving, report.invalid_block_ids) == ({"r2"}, {3})
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_blocks_are_taken_over_after_the_fence_and_before_anything_is_computed(
+    runner: Literal[1, 2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And zeroed after it, too, by the first runner, and before it by the second."""
+    told: list[tuple[str, Any]] = []
+    config = WorldConfig(runner=runner, zero_new_blocks=True)
+    made = World(config, MEMORY, observe=lambda side, name, args, answer: told.append((name, side)))
+    (device,) = made.engine.devices
+
+    def noted(name: str, call: Any, *args: Any) -> Any:
+        told.append((name, args[0]))
+        return call(*args)
+
+    for name in ("begin_step", "zero", "copy_blocks", "take_over", "poison", "launch"):
+        monkeypatch.setattr(device, name, partial(noted, name, getattr(device, name)))
+    made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    told.clear()
+    assert made.apply(Action(Kind.STEP))
+    (step,) = [what for name, what in told if name == "launch"]
+    begin, zero, copy = ("begin_step", [1, 2, 3]), ("zero", [1, 2, 3]), ("copy_blocks", ())
+    fence = ("handle_preemptions", "worker 0")
+    before, after = ([], [zero, copy]) if runner == 1 else ([zero, copy], [])
+    assert told[told.index(begin) : told.index(("bind_connector_metadata", "worker 0"))] == [
+        begin,
+        *before,
+        fence,
+        ("take_over", [1, 2, 3]),
+        *after,
+        ("poison", []),
+    ]
+    assert told.index(("launch", step)) > told.index(("bind_connector_metadata", "worker 0"))
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -1,6 +1,8 @@
 """The testbed tests itself: its books balance after every action, histories replay, worlds are reproducible."""
 
 import json
+import pickle
+from itertools import product
 from random import Random
 
 import pytest
@@ -12,8 +14,10 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig, draw_config
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for, replay, run_seed
+from kv_sim.fuzz import Failure, config_for, replay, run_seed
+from kv_sim.guard import HistoryEnds
 from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
 
 
@@ -82,6 +86,79 @@ def test_a_digest_tells_what_was_done_although_nothing_came_of_it() -> None:
             assert world.apply(Action(Kind.RESET, {"running": running, "connector": False}))
         digests.add(world.digest)
     assert len(digests) == 5
+
+
+def test_a_digest_tells_what_is_in_memory() -> None:
+    world = World(WorldConfig(tp_size=2), SUBJECTS["memory"])
+    digests = [world.digest]
+    for device in world.engine.devices:
+        device.memory[-1, -1, -1] ^= 1
+        digests.append(world.digest)
+    assert [len(bytes.fromhex(digest)) for digest in digests] == [16] * 3
+    assert len(set(digests)) == 3
+    assert world.digest == digests[-1]
+
+
+def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
+    """What a schedule file of today says of it is what one of tomorrow must."""
+    assert WorldConfig().to_json() == {
+        "engine": "builtin",
+        "num_blocks": 24,
+        "block_size": 4,
+        "hashes_per_block": 1,
+        "groups": [{"kind": "full", "window": 0}],
+        "hands_over_states": False,
+        "prefix_caching": True,
+        "layers": 1,
+        "tp_size": 1,
+        "pp_size": 1,
+        "max_running": 4,
+        "max_step_tokens": 16,
+        "run_ahead": 0,
+        "async_scheduling": False,
+        "runner": 1,
+        "zero_new_blocks": False,
+        "spec_tokens": 0,
+        "role": "kv_both",
+        "failure_policy": "recompute",
+        "host_slots": 64,
+        "sessions": False,
+        "trouble": 1,
+        "silent": [],
+    }
+
+
+def test_only_the_second_runner_writes_new_blocks_before_a_fence() -> None:
+    """It zeroes them then, or copies what is shared of one."""
+    some = [
+        WorldConfig(runner=runner, zero_new_blocks=zeroes, hashes_per_block=hashes)
+        for runner, zeroes, hashes in product((1, 2), (False, True), (1, 2))
+    ]
+    assert [config.writes_before_fences for config in some] == [False] * 5 + [True] * 3
+
+
+def test_a_violation_crosses_to_another_process_whole() -> None:
+    found = pickle.loads(pickle.dumps(Violation(Invariant.WORK, "too much")))
+    assert (found.invariant, found.message, str(found)) == (Invariant.WORK, "too much", "WORK  too much")
+
+
+@pytest.mark.parametrize("ends", [Violation(Invariant.HITS, "at once"), HistoryEnds(), None])
+def test_a_world_that_breaks_or_ends_while_it_is_set_up_has_no_history(ends: BaseException | None) -> None:
+    """And it is silent about what it was told to be silent about."""
+    silent: list[set[Invariant]] = []
+
+    def make_world(config: WorldConfig, subject: Subject, *, referee: Referee) -> World:
+        silent.append(referee.silent)
+        if ends is not None:
+            raise ends
+        return World(config, subject, referee=referee)
+
+    config = config_for(SUBJECTS["memory"], Random(3))
+    run = run_seed(SUBJECTS["memory"], 3, actions=5, silent=frozenset({Invariant.WORK}), make_world=make_world)
+    assert silent == [{Invariant.WORK}]
+    if ends is not None:
+        failure = Failure(SUBJECTS["memory"], config, [], ends, 3) if isinstance(ends, Violation) else None
+        assert (run.steps, run.digest, run.failure, run.coverage.pairs) == (0, "", failure, {})
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])

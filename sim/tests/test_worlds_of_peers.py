@@ -16,13 +16,8 @@ from kv_sim.examples.catalogue import LATER, P2P, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.choices import (
-    AFTER_RESET,
     OF_PULLS,
     WEIGHTS,
-    WHERE_COPIES_ARE_LOST,
-    WHILE_HELD,
-    WHILE_LOADING,
-    WHILE_UNTOLD,
     legal_choices,
     pick,
 )
@@ -160,7 +155,7 @@ def test_while_something_is_held_the_cache_is_reset_more_often_and_after_that_mo
     weights.append((weight(world, Kind.RESET), weight(world, Kind.ADD)))
     assert world.apply(Action(Kind.RESET, {"running": False, "connector": True}))
     weights.append((weight(world, Kind.RESET), weight(world, Kind.ADD)))
-    assert weights == [(1, 1), (WHILE_HELD, 1), (WHILE_UNTOLD, 1), (1, AFTER_RESET)]
+    assert weights == [(1, 1), (3, 1), (9, 1), (1, 3)]
 
 
 def test_who_may_not_reset_all_does_not_do_so_more_often() -> None:
@@ -203,9 +198,11 @@ def test_who_pulls_is_aborted_more_often_where_all_copies_are_lost(subject: Subj
     assert not world.stands_still
     device.lose(copy)
     assert world.stands_still
-    assert weight(world, Kind.ABORT) == (WHERE_COPIES_ARE_LOST if subject is P2P else 1)
-    assert weight(world, Kind.RESET) == WHILE_LOADING * (WHILE_HELD if subject is P2P else 1)
+    assert weight(world, Kind.ABORT) == (6 if subject is P2P else 1)
+    assert weight(world, Kind.RESET) == (6 * 3 if subject is P2P else 6)
     said = "a load that stands still is aborted"
+    add(world, "r3", 2)
+    assert world.apply(Action(Kind.ABORT, {"request": "r3"})), "it loads nothing"
     assert world.coverage.situations[said] == 0
     assert world.apply(Action(Kind.ABORT, {"request": "r2"}))
     assert world.coverage.situations[said] == 1
