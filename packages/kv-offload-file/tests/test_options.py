@@ -23,7 +23,7 @@ def test_settings_and_their_defaults():
         "file_dir": "somewhere",
         "file_bytes_to_use": 10**9,
         "file_tag": "",
-        "file_staging_bytes": 512 * 2**20,
+        "file_staging_bytes": 2**30,
         "file_threads": 4,
         "file_direct": False,
         "eviction_policy": "lru",

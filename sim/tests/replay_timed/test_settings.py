@@ -310,8 +310,8 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
         ),
         (
             {**OFFLOADING, EXTRA: {"spec_module_path": "theirs.cpu"}},
-            f"connector config.{EXTRA}.spec_module_path: 'theirs.cpu' has a CPUOffloadingSpec of its own, which has "
-            "no timing model; that of kv_offload_cpu has one",
+            f"connector config.{EXTRA}.spec_module_path: 'theirs.cpu' has a CPUOffloadingSpec of its own, which "
+            "has no timing model; that of kv_offload_cpu has one",
         ),
         (
             {"kv_connector": "MultiConnector"},
@@ -449,7 +449,7 @@ def test_a_disk_that_takes_longer_than_a_day() -> None:
     for option in ("disk_read_bandwidth", "disk_write_bandwidth"):
         settings = toy(**{option: 1e-6}, gpu_blocks=4)
         with pytest.raises(
-            ConfigError, match="4 blocks on the disk could take .* check its bandwidths, disk_microseconds"
+            ConfigError, match=r"4 blocks on the disk could take .* check its bandwidths, disk_microseconds"
         ):
             answer(trace_of((0, 8, 1, [1, 2])), settings)
 

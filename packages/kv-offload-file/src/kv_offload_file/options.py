@@ -27,7 +27,7 @@ class FileOptions(SharedOptions):
     """Of all workers together."""
     file_tag: str = ""
     """Set apart what an engine can't: other weights under the same name."""
-    file_staging_bytes: int = 512 << 20
+    file_staging_bytes: int = 1 << 30
     """Host memory of each worker, through which chunks go: a half for stores, a half for loads."""
     file_threads: int = 4
     """Of each worker, for each direction."""

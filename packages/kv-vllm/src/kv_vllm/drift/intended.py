@@ -54,7 +54,9 @@ INTENDED: Final[tuple[Intended, ...]] = (
         "kv_cache_config may be left out, as before vLLM 0.21",
     ),
     *_only_here("MultiConnector", "a recount, for tests", "check"),
-    *_only_here("OffloadingWorker", "asked by kv-offload alone, and only where it is there", "take_counts"),
+    *_only_here(
+        "OffloadingWorker", "asked by kv-offload alone, and only where it is there", "let_go", "take_counts"
+    ),
     *_only_here(
         "MultiConnector",
         "ours is made of two halves",
