@@ -25,7 +25,7 @@ from kv_sim.memory.device import Device
 from kv_sim.offload import NoMemory, WorldCopyEngine, WorldMemory
 
 _BAYS = 6
-"""Few, so that they are used again and again and large jobs go through them in parts."""
+"""Few, so that they are used again and again and large jobs go through them in parts, stores as well as loads."""
 
 
 class WorldHome:
@@ -143,6 +143,11 @@ class WorldFileOffloadingSpec(FileOffloadingSpecInMemory):
             "file_staging_bytes": _BAYS * chunk_bytes,
         }
         super().__init__(replace(config, extra_config={**own, **config.extra_config}))
+
+    @property
+    def most_in_flight(self) -> int:
+        """Any number: what is offered at rest and has room is expected to be stored."""
+        return self.num_chunks
 
     def make_copy_engine(self, kv_caches: CanonicalKVCaches, layout: HostLayout, memory: HostMemory) -> CopyEngine:
         """Copies of the device that the KV caches are on."""

@@ -98,7 +98,7 @@ class FileOffloadingSpec(OffloadingSpec):
                     enable_events=self.kv_events_config.enable_kv_cache_events,
                     store_threshold=self.options.store_threshold,
                     max_tracker_size=self.options.max_tracker_size,
-                    most_in_flight=store_bays(self.num_bays),
+                    most_in_flight=self.most_in_flight,
                     info=self.file_info,
                 )
             except BaseException:
@@ -125,6 +125,11 @@ class FileOffloadingSpec(OffloadingSpec):
                 self._worker = FileOffloadingWorker(engine, memory, self.layout(), num_groups, role)
                 undo.pop_all()
         return self._worker
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many chunks are stored at a time: as many as find room in staging memory."""
+        return store_bays(self.num_bays)
 
     def layout(self) -> HostLayout:
         """The slots of one worker's file."""
