@@ -401,7 +401,15 @@ OF_OTHERS = {
         "sliding_window",
     ),  # other engines' specs
     *("enable_kv_cache_events", "hisparse_config"),  # parts of vLLM's configuration that it may lack
-    *("__name__", "extra_keys", "kv_transfer_config", "name", "supports_sleep_mode", "take_counts"),  # ours
+    *(
+        "__name__",
+        "extra_keys",
+        "kv_transfer_config",
+        "let_go",
+        "name",
+        "supports_sleep_mode",
+        "take_counts",
+    ),  # ours
 }
 """Asked for with a default, and not of one of these classes."""
 
