@@ -133,6 +133,10 @@ def test_a_server_with_a_disk() -> None:
     assert disk == {"name": "files", **files, "eviction_policy": "lru"}
 
 
+def test_a_disk_of_nothing_is_none() -> None:
+    assert settings_of(parsed("--disk-capacity 0GiB")) == EngineSettings()
+
+
 def test_what_a_disk_takes() -> None:
     sizes = plan(EngineSettings(disk_read_bandwidth=2e9, disk_write_bandwidth=1e9, disk_microseconds=50.0), 512)
     block_bytes = 512 * 131_072
@@ -327,6 +331,7 @@ def test_connectors_that_cannot_be_timed(config: dict[str, Any], message: str) -
     with pytest.raises(ConfigError) as caught:
         timed_config(config)
     assert str(caught.value) == message
+    assert (has_files(config), without_files(config)) == (False, None), "nobody stumbles over it before"
 
 
 def test_servers_at_the_edge() -> None:

@@ -125,8 +125,8 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
     if options.policy is not None:
         given["eviction_policy"] = options.policy
     if options.disk_capacity is not None:
-        given["disk_bytes_to_use"] = parse_bytes(options.disk_capacity, "--disk-capacity")
-        given["cpu_bytes_to_use"] = 0
+        size = given["disk_bytes_to_use"] = parse_bytes(options.disk_capacity, "--disk-capacity")
+        given |= {"cpu_bytes_to_use": 0} if size else {}
     elif options.disk_store_threshold is not None and options.connector_config is None:
         raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
     if options.capacity is not None:

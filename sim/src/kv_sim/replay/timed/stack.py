@@ -64,20 +64,26 @@ def decides_in_known_steps(timed: Mapping[str, Any]) -> bool:
 
 def without_files(written: Mapping[str, Any]) -> dict[str, Any] | None:
     """A configuration without the files in it. None: there are none, or nothing else."""
-    extra = written.get(_EXTRA) or {}
-    children = extra.get("connectors")
-    if not isinstance(children, list):
-        return None
+    extra, children = _parts(written)
     left = [child for child in children if not has_files(child)]
     if not left or len(left) == len(children):
         return None
     return {**written, _EXTRA: {**extra, "connectors": left}}
 
 
-def has_files(written: Mapping[str, Any]) -> bool:
-    """Whether any medium of a configuration is one of files."""
-    extra = written.get(_EXTRA) or {}
-    return extra.get(_SPEC) == _FILES or any(map(has_files, extra.get("connectors") or ()))
+def has_files(written: object) -> bool:
+    """Whether any medium of a configuration is one of files; not of one that `timed_config` refuses."""
+    extra, children = _parts(written)
+    return extra.get(_SPEC) == _FILES or any(map(has_files, children))
+
+
+def _parts(written: object) -> tuple[Mapping[str, Any], list[Any]]:
+    """The settings of a connector, and its children."""
+    extra = written.get(_EXTRA) if isinstance(written, Mapping) else None
+    if not isinstance(extra, Mapping):
+        return {}, []
+    children = extra.get("connectors")
+    return extra, children if isinstance(children, list) else []
 
 
 def _timed(written: object, place: str, role: str | None, ranks: int) -> dict[str, Any]:
