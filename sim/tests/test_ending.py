@@ -36,6 +36,12 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "PATIENCE_SECONDS", 0.05)
 
 
+@pytest.fixture
+def patience(no_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what ends by itself, as late as a busy machine lets it."""
+    monkeypatch.setattr(ending, "PATIENCE_SECONDS", 30.0)
+
+
 def world(referee: Referee | None = None) -> tuple[World, list[tuple[str, str]]]:
     """One of two ranks, and who is called in it."""
     calls: list[tuple[str, str]] = []
@@ -218,7 +224,7 @@ def test_a_thread_that_still_runs_is_told(stop: threading.Event) -> None:
     )
 
 
-def test_threads_that_keep_no_process(stop: threading.Event) -> None:
+def test_threads_that_keep_no_process(patience: None, stop: threading.Event) -> None:
     """Daemons; those that end soon; those of a pool, which the interpreter ends; and those that ran before."""
     earlier = thread(stop)
     pool = ThreadPoolExecutor(1)
@@ -249,12 +255,13 @@ def test_a_thread_of_a_history_that_failed_is_not_told(stop: threading.Event) ->
 class Stubborn:
     """Nobody can reach it, and it waits when it is collected."""
 
-    def __init__(self, stop: threading.Event, began: threading.Event) -> None:
-        self.itself, self.stop, self.began = self, stop, began
+    def __init__(self, stop: threading.Event, began: threading.Event, ended: threading.Event) -> None:
+        self.itself, self.stop, self.began, self.ended = self, stop, began, ended
 
     def __del__(self) -> None:
         self.began.set()
         self.stop.wait(20)
+        self.ended.set()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -262,17 +269,17 @@ def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
     stop: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr(ending, "COLLECTING_SECONDS", 0.1)
-    began, kept = threading.Event(), []
+    began, ended, kept = threading.Event(), threading.Event(), []
 
     def begin() -> None:
         kept.append((tmp_path / f"{len(kept)}").open("w"))
-        Stubborn(stop, began)
+        Stubborn(stop, began, ended)
         if fails:
             raise KeyError("nowhere")
 
     with pytest.raises(Violation, match="KeyError") if fails else nullcontext():
         end_with(begin)
-    assert began.is_set()
-    assert not stop.is_set()
+    assert not ended.is_set()
+    assert began.wait(30)
     for file in kept:
         file.close()

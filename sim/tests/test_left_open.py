@@ -80,6 +80,12 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "PATIENCE_SECONDS", 0.2)
 
 
+@pytest.fixture
+def patience(little_patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what ends by itself, as late as a busy machine lets it."""
+    monkeypatch.setattr(ending, "PATIENCE_SECONDS", 30.0)
+
+
 def test_what_it_leaves_open_is_named(tmp_path: Path) -> None:
     assert left(opener(lambda: socket.socket().detach())) == f"{SAID}socket:[…]"
     assert left(lambda owner: keep(owner, *os.pipe())) == f"{SAID}pipe:[…] (2 times)"
@@ -181,7 +187,7 @@ def test_who_can_be_made_only_once_because_of_it() -> None:
         Opening.scheduler_class = OpeningScheduler
 
 
-def test_a_thread_that_ends_soon_closes_what_it_has(stop: Event) -> None:
+def test_a_thread_that_ends_soon_closes_what_it_has(patience: None, stop: Event) -> None:
     """A daemon that was told to end."""
 
     def opens(owner: Any) -> None:
@@ -214,7 +220,7 @@ def test_a_process_that_goes_on() -> None:
             process.wait()
 
 
-def test_processes_that_end_soon_or_that_nobody_has_waited_for() -> None:
+def test_processes_that_end_soon_or_that_nobody_has_waited_for(patience: None) -> None:
     begun: list[subprocess.Popen[bytes]] = []
     assert left(lambda owner: begun.append(subprocess.Popen(["sleep", "0.05"]))) is None
     for process in begun:
