@@ -3,6 +3,7 @@
 import pytest
 
 from kv_api import ReqContext
+from kv_offload_cpu.slots.pins import Pins
 
 CAPACITY = 400
 
@@ -55,3 +56,15 @@ def test_unpinned_chunks_can_be_evicted_again(mostly_pinned, keys, store):
     manager.complete_load(keys(range(CAPACITY - 10)), loads)
     manager.check()
     assert len(store(manager, range(2000, 2000 + CAPACITY))) == CAPACITY
+
+
+def test_stores_that_fit_look_at_no_pins(make, keys, monkeypatch):
+    """Nor do their ends. Slots that nobody asks about go into no set, one by one, and out of it."""
+    manager = make(CAPACITY, "lru")
+    batches = [keys(range(start, start + 40)) for start in range(0, CAPACITY, 40)]
+    with monkeypatch.context() as patches:
+        patches.setattr(Pins, "_note_arriving", lambda pins: pytest.fail("somebody asks which slots have a pin"))
+        for batch in batches:
+            assert manager.prepare_store(batch, ReqContext("stores")) is not None
+        for batch in batches:
+            manager.complete_store(batch, ReqContext("stores"))

@@ -115,7 +115,7 @@ class ChunkPool:
 
         Residents can leave that are neither pinned nor among ``used``.
         """
-        if wanted > self.most_in_flight - len(self.in_flight):
+        if wanted > self.most_in_flight - self.pins.counts()[0]:
             return None
         missing = wanted - len(self._free)
         if missing <= 0:
