@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kv_api import ConfigError
-from kv_api.pages import is_torch, pages_of
+from kv_api.pages import is_torch, lie_in_one, pages_of, widened
 
 
 class Marked(np.ndarray):
@@ -51,6 +51,16 @@ def test_a_dimension_of_one_has_any_stride():
     cache = np.lib.stride_tricks.as_strided(memory, (4, 1, 8), (8, 999, 1))
     pages = pages_of("a", cache, 4)
     assert (pages.stride_bytes, pages.page_bytes, pages.tensor.tobytes()) == (8, 8, memory.tobytes())
+
+
+def test_what_lies_behind_each_page_can_be_its_own_too():
+    memory = np.arange(4 * 24, dtype=np.int8).reshape(4, 24)
+    narrow = pages_of("l", memory[:, 2:6], 4)
+    wide = widened(narrow, 22)
+    assert wide._replace(tensor=None) == (narrow.address, 24, 22, None)
+    assert [row.tobytes() for row in wide.tensor] == [row[2:].tobytes() for row in memory]
+    wide.tensor[3, 21] = 7
+    assert memory[3, 23] == 7
 
 
 HAS = "has shape {} with strides of {} bytes; {}"
@@ -116,6 +126,9 @@ class Tensor:
     def set_(self, *view):
         return view
 
+    def as_strided(self, *view):
+        return ("of the same", *view)
+
 
 @pytest.fixture
 def torch(monkeypatch):
@@ -131,6 +144,30 @@ def test_what_is_a_torch_tensor(torch, monkeypatch):
     ]
     monkeypatch.delattr(sys.modules["torch"], "Tensor")  # as while it is being imported
     assert not is_torch(Tensor((), ()))
+
+
+def test_what_lies_in_one_memory(torch, monkeypatch):
+    class Watched(Tensor):
+        pass
+
+    class Storage(str):
+        data_ptr = str.__str__
+
+    first, second = Tensor((), ()), Tensor((), ())
+    monkeypatch.setattr(Tensor, "untyped_storage", lambda self: Storage("one"))
+    assert lie_in_one(first, second)
+    second.untyped_storage = lambda: Storage("another")
+    assert not lie_in_one(first, second)
+    assert not lie_in_one(Watched((), ()), Watched((), ()))
+    array = np.zeros(2)
+    assert lie_in_one(array[:1], array[1:])
+    assert not lie_in_one(array, array.view(Marked)) and not lie_in_one(array.view(Marked), array.view(Marked))
+    assert not lie_in_one(array, first) and not lie_in_one(None, None)
+
+
+def test_wider_pages_of_torch(torch):
+    pages = pages_of("l", Tensor((4, 5), (50, 1), offset=3), 4)._replace(tensor=Tensor((4, 10), (100, 1), 3))
+    assert widened(pages, 80) == (1006, 100, 80, ("of the same", (4, 80), (100, 1)))
 
 
 def test_torch_tensors_are_viewed_in_their_storage(torch):
@@ -158,3 +195,4 @@ def test_without_any_library_nothing_is_a_tensor(monkeypatch):
     with pytest.raises(ConfigError, match="layer 'l' is a bytes; expected a torch tensor or a numpy array"):
         pages_of("l", b"", 4)
     assert not is_torch(b"")
+    assert not lie_in_one(b"", b"")

@@ -15,7 +15,7 @@ from kv_offload_cpu.stats import CHECKSUM_MISMATCHES
 
 SHAPE = Shape(8, 2, (Tensor(64), Tensor(32)), (((0, 64), (1, 30)), ((1, 32),)))
 STORED = Job(((3, 4, 5), (6,)), ((2, 1), (0,)), (0, 1))
-ROW = SHAPE.bytes_per_block * 2
+ROW = 96 * 2
 
 
 @pytest.fixture
@@ -44,22 +44,21 @@ def run(worker, job_id, job, direction):
     return result.success
 
 
-def at(chunk, tensor, offset, byte):
-    """Where a byte of a page is in memory."""
-    return chunk * ROW + (0, 64 * 2)[tensor] + offset * (64, 32)[tensor] + byte
-
-
 LOADED = [
-    # Chunk, tensor, offset and byte that changes; whether a load of everything and one of the first block notice.
-    ((2, 0, 0, 0), True, True),
-    ((2, 0, 0, 63), True, True),
-    ((2, 1, 0, 29), True, True),
-    ((2, 1, 0, 30), False, False),  # padding of group 0's page
-    ((2, 0, 1, 5), True, False),
-    ((1, 1, 0, 3), True, False),
-    ((1, 0, 1, 3), False, False),  # a page of the chunk that was never stored
-    ((0, 1, 1, 31), True, False),  # group 1
-    ((0, 0, 1, 31), False, False),  # a tensor that group 1 has no layer in
+    # Chunk and the byte in it that changes; whether a load of everything and one of the first block notice.
+    ((2, 0), True, True),  # of group 0, in tensor 0
+    ((2, 63), True, True),
+    ((2, 64), True, False),  # of the second block
+    ((2, 128), True, True),  # in tensor 1
+    ((2, 157), True, True),
+    ((2, 158), True, False),
+    ((2, 188), False, False),  # behind the pages of this group
+    ((1, 131), True, False),
+    ((1, 67), False, False),  # a page of the chunk that was never stored
+    ((0, 31), False, False),  # another, of group 1
+    ((0, 32), True, False),
+    ((0, 63), True, False),
+    ((0, 64), False, False),  # behind the pages of this group, which is in tensor 1 only
 ]
 
 
@@ -67,7 +66,8 @@ LOADED = [
 def test_a_changed_byte_fails_the_loads_that_take_it(worker, arrays, place, all_notice, first_notices):
     assert run(worker, 1, STORED, Direction.STORE)
     memory = worker._memory.bytes
-    memory[at(*place)] ^= 1
+    chunk, byte = place
+    memory[chunk * ROW + byte] ^= 1
     del memory
     before = [array.copy() for array in arrays[0]]
     assert run(worker, 2, STORED, Direction.LOAD) is not all_notice
@@ -88,7 +88,7 @@ def test_what_was_stored_over_is_vouched_for_anew(worker):
 def test_a_failed_load_is_reported_once_beside_others(worker, caplog):
     assert run(worker, 1, STORED, Direction.STORE)
     for chunk in (2, 1):
-        worker._memory.bytes[at(chunk, 0, 0, 0)] ^= 1
+        worker._memory.bytes[chunk * ROW] ^= 1
     worker.submit_load(2, STORED.cpu_spec, STORED.gpu_spec)
     assert caplog.record_tuples == [
         ("kv_offload_cpu", ERROR, "load job 2 failed: 2 pages changed in memory, of chunks [1, 2]")
@@ -107,8 +107,8 @@ def test_changed_pages_are_counted_once(worker):
     assert worker.take_counts() == {}
     assert run(worker, 1, STORED, Direction.STORE)
     assert worker.take_counts() == {}
-    for place in ((2, 0, 0, 0), (1, 0, 0, 0)):
-        worker._memory.bytes[at(*place)] ^= 1
+    for chunk in (2, 1):
+        worker._memory.bytes[chunk * ROW] ^= 1
     assert not run(worker, 2, STORED, Direction.LOAD)
     assert worker.take_counts() == {CHECKSUM_MISMATCHES: 2}
     assert worker.take_counts() == {}

@@ -125,7 +125,7 @@ def test_a_group_may_hold_nothing(make, way):
     machine.submit(1, STORE, Job(((), (5, 3)), ((), (4,)), (0, 0)))
     machine.device.run()
     assert machine.finished() == [(1, True)]
-    pages = machine.memory[4 * 128 + 32 :][:32].view(np.int8)
+    pages = machine.memory[4 * machine.layout.row_bytes :][:32].view(np.int8)
     assert np.array_equal(pages, machine.arrays[1][[5, 3]].ravel())
 
 
@@ -457,9 +457,10 @@ def test_pieces_fit_their_half_whatever_the_job(data):
     count = data.draw(st.integers(1, 40))
     columns = (len(shape.groups), shape.num_blocks, NUM_CHUNKS, shape.blocks_per_chunk)
     drawn = [[data.draw(st.integers(0, limit - 1)) for _ in range(count)] for limit in columns]
-    # A page of host memory once at most, so that it doesn't matter who comes last.
+    # A page of host memory once at most, so that it doesn't matter who comes last; and a chunk is of one group.
     pages = {(chunk, offset): (group, block) for group, block, chunk, offset in zip(*drawn, strict=True)}
-    rows = [(group, block, chunk, offset) for (chunk, offset), (group, block) in pages.items()]
+    group_of = {chunk: group for (chunk, _), (group, _) in pages.items()}
+    rows = [(group_of[chunk], block, chunk, offset) for (chunk, offset), (_, block) in pages.items()]
     copies = PageCopies(*np.array(rows, np.int64).T)
     [method, *_] = machine.methods
     [stage], room = method.stages, method._cutter.slots

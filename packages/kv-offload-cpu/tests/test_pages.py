@@ -58,12 +58,10 @@ def test_ranges_cover_each_byte_once_as_a_loop_over_pages_says(data):
     ranges = plan_of(shape, slot, slots).ranges(pages_of(job, shape))
     expected = {}
     for group, block, chunk, offset in job.pages(shape.blocks_per_chunk):
-        for tensor, size in shape.groups[group]:
-            before = sum(t.page_bytes for t in shape.tensors[:tensor]) * shape.blocks_per_chunk
-            page_bytes, gap_bytes = shape.tensors[tensor]
-            host = chunk * layout.row_bytes + slot * layout.slot_bytes + before + offset * page_bytes
+        for tensor, size, begin in shape.places(group, offset):
+            host = chunk * layout.row_bytes + slot * layout.slot_bytes + begin
             for byte in range(size):
-                expected[tensor, block * (page_bytes + gap_bytes) + byte] = host + byte
+                expected[tensor, block * sum(shape.tensors[tensor]) + byte] = host + byte
     got = [
         ((tensor, device + byte), host + byte)
         for tensor, device, host, size in zip(*(column.tolist() for column in ranges), strict=True)
@@ -116,10 +114,9 @@ def test_stretches_are_joined_as_a_loop_over_the_pages_of_a_run_says(data):
         expected = []
         for run in range(runs[-1] + 1):
             joined = []
-            places = zip(parts.host_begins.tolist(), parts.page_bytes.tolist(), parts.sizes.tolist(), strict=True)
-            for begin, page_bytes, size in places:
+            for begin, size in zip(parts.host_begins.tolist(), parts.sizes.tolist(), strict=True):
                 for offset in offsets[runs == run].tolist():
-                    at = begin + offset * page_bytes
+                    at = begin + offset * size
                     if joined and sum(joined[-1][1:]) == at:
                         joined[-1][2] += size
                     else:
@@ -172,8 +169,25 @@ def test_pages_are_in_as_many_tensors_as_those_of_the_group_with_the_most():
 
 def test_a_slot_is_one_of_a_row():
     for slot in (-1, 2):
-        with pytest.raises(KVError, match=f"don't fit slot {slot} of 2 with 128 bytes"):
+        with pytest.raises(KVError, match=f"^slot {slot}: chunks have 2$"):
             CopyPlan([TensorPages(8, 64, 64)], [], HostLayout(4, 2, 128, 2, 256), slot)
+
+
+def test_a_slot_has_room_for_the_largest_group_and_each_group_begins_where_it_does():
+    """Of tensors that other groups have, a chunk holds nothing."""
+    tensors = [TensorPages(8, size, 200) for size in (64, 32, 96)]
+    refs = [
+        [CanonicalKVCacheRef(0, 64)],
+        [CanonicalKVCacheRef(2, 90), CanonicalKVCacheRef(1, 6)],
+        [CanonicalKVCacheRef(2, 96)],
+    ]
+    plan = CopyPlan(tensors, refs, HostLayout(4, 2, 192, 2, 400), 1)
+    found = [plan.host_begins(group, np.array([0, 3]), np.array([1, 0])).tolist() for group in range(3)]
+    assert found == [[[192 + 64], [1392]], [[192 + 6, 204 + 90], [1392, 1404]], [[192 + 96], [1392]]]
+    with pytest.raises(
+        KVError, match=r"^group 1: pages of \[6, 91\] bytes × 2 blocks don't fit a slot of 192 bytes$"
+    ):
+        CopyPlan(tensors, [refs[0], [*refs[1], CanonicalKVCacheRef(2, 91)]], HostLayout(4, 2, 192, 2, 400), 1)
 
 
 def test_a_block_is_in_all_tensors_of_its_group():
@@ -196,11 +210,11 @@ def test_tensors_and_host_memory_are_where_the_plan_says():
     copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, plan.layout, 1)
     assert list(zip(*(column.tolist() for column in plan.ranges(copies)), strict=True)) == [
         (0, 1240, 70_400, 48),
-        (0, 1400, 70_464, 48),
-        (1, 9096, 70_528, 32),
-        (1, 9160, 70_560, 32),
+        (0, 1400, 70_448, 48),
+        (1, 9096, 70_496, 32),
+        (1, 9160, 70_528, 32),
         (0, 1320, 70_000, 48),
-        (1, 9128, 70_128, 32),
+        (1, 9128, 70_096, 32),
     ]
 
 

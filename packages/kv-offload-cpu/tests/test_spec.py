@@ -180,9 +180,10 @@ def test_a_subclass_brings_its_own_settings():
     assert CPUOffloadingSpec.extra_keys == {field.name for field in fields(Options)}
 
 
-def caches_of(tensor, page_bytes=64, ref=(0, 64), count=1):
-    """As many tensors alike, of which one group refers to one."""
-    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)] * count, [[CanonicalKVCacheRef(*ref)]])
+def caches_of(tensor, page_bytes=64, *refs, count=1):
+    """As many tensors alike, of which one group refers to some, or to the first."""
+    of_group = [CanonicalKVCacheRef(*ref) for ref in refs or [(0, 64)]]
+    return CanonicalKVCaches([CanonicalKVCacheTensor(tensor, page_bytes)] * count, [of_group])
 
 
 def read_only():
@@ -210,26 +211,26 @@ WRONG = [
         caches_of(PLAIN, 65, (0, 65)),
         "KV cache tensor 0: shape [8, 64] with 1 bytes an element has no pages of 65 bytes",
     ),
-    (KVError, caches_of(PLAIN, ref=(1, 64)), "group 0: refers to tensor 1, there are 1"),
+    (KVError, caches_of(PLAIN, 64, (1, 64)), "group 0: refers to tensor 1, there are 1"),
     (
         KVError,
-        caches_of(PLAIN, ref=(0, 65)),
+        caches_of(PLAIN, 64, (0, 65)),
         "group 0: a page of 65 bytes in tensor 0, whose pages have 64",
     ),
     (
         KVError,
-        caches_of(np.zeros((8, 32), np.int8), 32, ref=(2, 0), count=3),
+        caches_of(np.zeros((8, 32), np.int8), 32, (2, 0), count=3),
         "group 0: a page of 0 bytes in tensor 2, whose pages have 32",
     ),
     (
         KVError,
-        caches_of(PLAIN, count=2),
-        "KV caches: pages of [64, 64] bytes × 2 blocks don't fit slot 0 of 1 with 192 bytes",
+        caches_of(PLAIN, 64, (0, 64), (1, 64), count=2),
+        "group 0: pages of [64, 64] bytes × 2 blocks don't fit a slot of 192 bytes",
     ),
     (
         KVError,
-        caches_of(np.zeros((8, 100), np.int8), 100),
-        "KV caches: pages of [100] bytes × 2 blocks don't fit slot 0 of 1 with 192 bytes",
+        caches_of(np.zeros((8, 100), np.int8), 100, (0, 100)),
+        "group 0: pages of [100] bytes × 2 blocks don't fit a slot of 192 bytes",
     ),
 ]
 

@@ -134,7 +134,7 @@ def test_what_nobody_knows_is_not_handed_on_either(base, cache):
     assert str(refused.value) == (
         "kv_cache_config.kv_cache_groups[1]: a KV cache group of CrossAttentionSpec (cross_attention) is of a "
         "kind that no connector of ours knows; choices: chunked_local_attention, full_attention, mamba, "
-        "mla_attention, sliding_window"
+        "mla_attention, sliding_window, sliding_window_mla"
     )
 
 

@@ -203,13 +203,16 @@ def test_kinds_of_groups(translate):
     assert (sliding.kind, sliding.window_tokens, sliding.page_size_bytes) == ("sliding_window", 40, 1024)
     lagging = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40, extra_retained_tokens=3))
     assert (lagging.window_tokens, lagging.restart_tokens) == (43, 0)
+    latent = translate.describe_group(specs.SlidingWindowMLASpec(**size, sliding_window=40))
+    assert (latent.kind, latent.window_tokens, latent.page_size_bytes) == ("sliding_window", 40, 512)
     local = translate.describe_group(specs.ChunkedLocalAttentionSpec(**size, attention_chunk_size=32))
     assert (local.kind, local.window_tokens, local.restart_tokens) == ("sliding_window", 32, 32)
     with pytest.raises(ConfigError) as refused:
         translate.describe_group(specs.CrossAttentionSpec(**size))
     assert str(refused.value) == (
         "a KV cache group of CrossAttentionSpec (cross_attention) is of a kind that no connector of ours knows; "
-        "choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window"
+        "choices: chunked_local_attention, full_attention, mamba, mla_attention, sliding_window, "
+        "sliding_window_mla"
     )
     states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
     handed = translate.describe_group(specs.MambaSpec(**states, page_size_padded=1024, mamba_cache_mode="align"))

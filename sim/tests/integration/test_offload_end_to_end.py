@@ -5,7 +5,7 @@ Every byte is compared, on numpy and on torch.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
@@ -20,6 +20,8 @@ from kv_factory import KVConnectorFactory
 BLOCK, BLOCKS, PROMPT = 4, 24, 23
 LAYERS = {"layers.0": (2, BLOCK, 3), "layers.1": (2, BLOCK, 3), "layers.2": (1, BLOCK, 5)}
 """Layer -> the shape of one of its blocks."""
+STRIDE = 80
+"""Bytes of a block that has all layers, and padding between them."""
 PATIENCE = 30_000
 """Steps of a millisecond or more until something has gone wrong."""
 HASHES = [bytes([index]) * 32 for index in range(PROMPT // BLOCK)]
@@ -50,6 +52,24 @@ def torch_caches() -> dict[str, Any]:
     return {name: torch.from_numpy(array).view(torch.uint8) for name, array in numpy_caches().items()}
 
 
+def packed(caches: dict[str, Any]) -> dict[str, Any]:
+    """The same with all layers of a block together, as where pages are of several sizes."""
+    whole: Any = np.full(BLOCKS * STRIDE, 99, np.uint8)
+    if not isinstance(caches["layers.0"], np.ndarray):
+        whole = import_module("torch").from_numpy(whole)
+    made, begin = {}, 1
+    for name, cache in reversed(caches.items()):
+        _, tokens, width = LAYERS[name]
+        strides = (STRIDE, tokens * width, width, 1)
+        if isinstance(whole, np.ndarray):
+            made[name] = np.ndarray(cache.shape, np.uint8, whole.data, begin, strides)
+        else:
+            made[name] = whole.as_strided(cache.shape, strides, begin)
+        made[name][:] = cache
+        begin += cache[0].nbytes + 2
+    return {name: made[name] for name in caches}
+
+
 def block_bytes(caches: dict[str, Any], block: int) -> list[bytes]:
     return [np.asarray(layer[block]).tobytes() for layer in caches.values()]
 
@@ -58,7 +78,8 @@ class Pair:
     """Both sides of the connector on one rank, and the calls of an engine's step."""
 
     def __init__(self, caches: dict[str, Any], extra: dict[str, Any]) -> None:
-        page = sum(layer[0].nbytes for layer in caches.values())
+        apart = {np.asarray(layer).strides[0] for layer in caches.values()}
+        page = STRIDE if apart == {STRIDE} else sum(layer[0].nbytes for layer in caches.values())
         config: Any = SimpleNamespace(
             kv_transfer_config=KVTransferConfig(
                 kv_connector="OffloadingConnector",
@@ -71,13 +92,12 @@ class Pair:
             ),
             scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=True),
         )
-        spec = SimpleNamespace(kind=AttentionKind.FULL, block_size=BLOCK, page_size_bytes=page // len(caches))
+        of_layer = -(-page // len(caches))  # on average
+        spec = SimpleNamespace(kind=AttentionKind.FULL, block_size=BLOCK, page_size_bytes=of_layer)
         cache_config: Any = SimpleNamespace(
             num_blocks=BLOCKS,
             kv_cache_groups=[SimpleNamespace(layer_names=list(caches), kv_cache_spec=spec)],
-            kv_cache_tensors=[
-                SimpleNamespace(size=layer.nbytes, shared_by=[name]) for name, layer in caches.items()
-            ],
+            kv_cache_tensors=[SimpleNamespace(size=BLOCKS * page, shared_by=list(caches))],
         )
         create = KVConnectorFactory.create_connector
         self.worker = create(config, KVConnectorRole.WORKER, cache_config)
@@ -172,9 +192,14 @@ def blocks_of(blocks: list[int]) -> Any:
     return SimpleNamespace(get_block_ids=lambda: (list(blocks),))
 
 
+@pytest.fixture(params=["by layer", "by block"])
+def memory(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return packed if request.param == "by block" else dict
+
+
 @pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.torch)])
-def caches(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return numpy_caches() if request.param == "numpy" else torch_caches()
+def caches(request: pytest.FixtureRequest, memory: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    return memory(numpy_caches() if request.param == "numpy" else torch_caches())
 
 
 @pytest.fixture(
@@ -231,6 +256,15 @@ def test_a_byte_that_changed_in_host_memory_is_a_miss_and_a_metric(caches: dict[
     assert counted["vllm:kv_offload_cpu_checksum_mismatches"] == {(): 1}
     assert counted["vllm:kv_offload_load_failure"] == {(): 1}
     assert pair.scheduler.get_num_new_matched_tokens(Request("third"), 0) == (0, False)
+    pair.worker.shutdown()
+    pair.scheduler.shutdown()
+
+
+def test_layers_of_a_block_that_lie_together_are_copied_as_one(caches: dict[str, Any]) -> None:
+    pair = Pair(caches, {})
+    apart = {np.asarray(layer).strides[0] for layer in caches.values()}
+    ranges = pair.worker.side._medium.engine._plan.num_ranges_a_page
+    assert ranges == (1 if apart == {STRIDE} else len(LAYERS))
     pair.worker.shutdown()
     pair.scheduler.shutdown()
 

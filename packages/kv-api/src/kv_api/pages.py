@@ -28,6 +28,17 @@ def is_torch(value: object) -> bool:
     return tensor_class is not None and isinstance(value, tensor_class)
 
 
+def lie_in_one(one: Any, other: Any) -> bool:
+    """Whether what is between two views is of the same memory, where one lies between the blocks of the other.
+
+    Not of torch tensors with storages of their own. Nor of a subclass, which may watch who reads what of it.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if type(one) is type(other) is getattr(torch, "Tensor", None):
+        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+    return type(one) is type(other) is getattr(numpy, "ndarray", None)
+
+
 def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pages:
     """The pages of one layer. ``page_bytes`` counts where a layer's tensors are several parts of a page."""
     if isinstance(cache, list | tuple) and cache and page_bytes and all(map(is_torch, cache)):
@@ -46,6 +57,16 @@ def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pag
     raise ConfigError(
         f"register_kv_caches: layer {name!r} is a {type(cache).__name__}; expected a torch tensor or a numpy array"
     )
+
+
+def widened(pages: Pages, page_bytes: int) -> Pages:
+    """The same blocks, and of each as much of the memory from its page on as ``page_bytes`` says."""
+    size = (pages.tensor.shape[0], page_bytes)
+    if is_torch(pages.tensor):
+        return pages._replace(page_bytes=page_bytes, tensor=pages.tensor.as_strided(size, (pages.stride_bytes, 1)))
+    numpy: Any = sys.modules["numpy"]
+    view = numpy.lib.stride_tricks.as_strided(pages.tensor, size, (pages.stride_bytes, 1))
+    return pages._replace(page_bytes=page_bytes, tensor=view)
 
 
 def _measure(

@@ -1,8 +1,8 @@
 """How host memory is cut: chunks of how many bytes, and how many of them. Pure sums that every process repeats.
 
 A *row* is one chunk. It has one *slot* for each copy of the KV cache: one for each worker, or one for all of them
-where every worker holds the same bytes. A slot has the pages of its worker, tensor after tensor, and of each
-tensor the ``blocks_per_chunk`` pages that the chunk joins::
+where every worker holds the same bytes. A chunk is of one KV cache group, and a slot has its pages of one worker:
+tensor after tensor, and of each tensor the ``blocks_per_chunk`` pages that the chunk joins::
 
     row c   | slot 0                            | slot 1                            | to a page |
               tensor 0: block 0, 1, … tensor 1: …

@@ -1,5 +1,6 @@
 """KV caches in many layouts, and the obvious model of what stores and loads do to their bytes."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -73,9 +74,24 @@ class Shape(NamedTuple):
     tensors: tuple[Tensor, ...]
     groups: tuple[tuple[tuple[int, int], ...], ...]
 
+    def parts(self, group):
+        """The tensors that hold a group's layers, and the bytes of a page there, in the order of host memory."""
+        sizes = {}
+        for tensor, size in self.groups[group]:
+            sizes[tensor] = max(size, sizes.get(tensor, 0))
+        return sorted(sizes.items())
+
     @property
     def bytes_per_block(self):
-        return sum(tensor.page_bytes for tensor in self.tensors)
+        """Of the group with the most: a chunk is of one."""
+        return max(sum(size for _, size in self.parts(group)) for group in range(len(self.groups)))
+
+    def places(self, group, offset):
+        """Of each part of a page the tensor, the bytes, and where they are in a slot."""
+        begin = 0
+        for tensor, size in self.parts(group):
+            yield tensor, size, begin + offset * size
+            begin += size * self.blocks_per_chunk
 
 
 def make_caches(shape, seed):
@@ -122,25 +138,24 @@ class Job(NamedTuple):
 
 
 class BytesModel:
-    """The bytes of host memory that one slot has, page by page, and what jobs do to them and to arrays."""
+    """The bytes of host memory that one slot of each chunk has, and what jobs do to them and to arrays."""
 
     def __init__(self, shape):
         self.shape = shape
-        self.pages = {}
+        self.slots = defaultdict(lambda: np.zeros(shape.bytes_per_block * shape.blocks_per_chunk, np.int8))
 
     def store(self, arrays, job):
-        for tensor, size, block, page in self._touched(job):
-            page[:size] = arrays[tensor][block, :size].tobytes()
+        for page, kept in self._pages(arrays, job):
+            kept[:] = page
 
     def load(self, arrays, job):
-        for tensor, size, block, page in self._touched(job):
-            arrays[tensor][block, :size] = np.frombuffer(bytes(page[:size]), np.int8)
+        for page, kept in self._pages(arrays, job):
+            page[:] = kept
 
-    def _touched(self, job):
+    def _pages(self, arrays, job):
         for group, block, chunk, offset in job.pages(self.shape.blocks_per_chunk):
-            for tensor, size in self.shape.groups[group]:
-                page_bytes = self.shape.tensors[tensor].page_bytes
-                yield tensor, size, block, self.pages.setdefault((chunk, offset, tensor), bytearray(page_bytes))
+            for tensor, size, begin in self.shape.places(group, offset):
+                yield arrays[tensor][block, :size], self.slots[chunk][begin : begin + size]
 
 
 @st.composite

@@ -83,13 +83,11 @@ class Machine:
         return lent
 
     def expected_memory(self, model):
-        """Zeros, and the pages of a model."""
-        memory, shape = np.zeros_like(self.memory), self.shape
-        for (chunk, offset, index), page in model.pages.items():
-            before = sum(tensor.page_bytes for tensor in shape.tensors[:index]) * shape.blocks_per_chunk
+        """Zeros, and the slots of a model."""
+        memory = np.zeros_like(self.memory)
+        for chunk, slot in model.slots.items():
             begin = chunk * self.layout.row_bytes + self.slot * self.layout.slot_bytes
-            begin += before + offset * len(page)
-            memory[begin : begin + len(page)] = np.frombuffer(page, np.uint8)
+            memory[begin : begin + len(slot)] = slot.view(np.uint8)
         return memory
 
     def finished(self):

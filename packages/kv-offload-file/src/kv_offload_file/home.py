@@ -23,7 +23,7 @@ from kv_api import ConfigError, OffloadingConfig
 
 _log = getLogger("kv_offload_file")
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 class Home(Protocol):

@@ -159,6 +159,7 @@ KINDS: Final = {
     KVCacheSpecKind.FULL_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.MLA_ATTENTION: AttentionKind.FULL,
     KVCacheSpecKind.SLIDING_WINDOW: AttentionKind.SLIDING_WINDOW,
+    KVCacheSpecKind.SLIDING_WINDOW_MLA: AttentionKind.SLIDING_WINDOW,
     KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION: AttentionKind.SLIDING_WINDOW,
     KVCacheSpecKind.MAMBA: AttentionKind.STATE_SPACE,
 }

@@ -2,7 +2,8 @@
 
 A plan is made once, from where the tensors and host memory are, and how they and the groups are laid out. A page
 of a group is one range in each tensor that holds layers of it: of the unpadded page, since nobody reads the
-padding, and once even where several layers alias the same bytes.
+padding, and once even where several layers alias the same bytes. A chunk is of one group, whose pages fill its
+slot from the begin on: where groups have different tensors, a slot has room for the largest group, not for all.
 
 Ranges come slot by slot, each in the order of host memory: whoever copies them goes through that in long strides.
 """
@@ -41,8 +42,7 @@ class Parts(NamedTuple):
     addresses: Numbers
     strides: Numbers
     host_begins: Numbers
-    """Where the pages of the tensor begin in a row."""
-    page_bytes: Numbers
+    """Where those of a chunk begin in its row. They follow each other there."""
 
 
 class Extent(NamedTuple):
@@ -81,16 +81,9 @@ class CopyPlan:
         self.layout = layout
         self.host_address = host_address
         self.slot_begin = slot * layout.slot_bytes
-        factor = layout.blocks_per_chunk
-        begins = [self.slot_begin]
-        for pages in tensors:
-            begins.append(begins[-1] + pages.page_bytes * factor)
-        if begins[-1] - begins[0] > layout.slot_bytes or not 0 <= slot < layout.slots_per_row:
-            raise KVError(
-                f"KV caches: pages of {[pages.page_bytes for pages in tensors]} bytes × {factor} blocks don't fit "
-                f"slot {slot} of {layout.slots_per_row} with {layout.slot_bytes} bytes"
-            )
-        self.parts = [self._parts(group, refs, begins) for group, refs in enumerate(group_data_refs)]
+        if not 0 <= slot < layout.slots_per_row:
+            raise KVError(f"slot {slot}: chunks have {layout.slots_per_row}")
+        self.parts = [self._parts(group, refs) for group, refs in enumerate(group_data_refs)]
         self._ranges_a_page = [len(parts.sizes) for parts in self.parts]
         self._bytes_a_page = [int(parts.sizes.sum()) for parts in self.parts]
         self._num_blocks = [
@@ -141,7 +134,7 @@ class CopyPlan:
         parts = self.parts[group]
         found: Numbers = chunks[:, None] * self.layout.row_bytes + parts.host_begins
         if self.layout.blocks_per_chunk > 1:
-            found += offsets[:, None] * parts.page_bytes
+            found += offsets[:, None] * parts.sizes
         return found
 
     def _surely_fits(self, copies: PageCopies) -> bool:
@@ -165,13 +158,13 @@ class CopyPlan:
         rows = chunks * self.layout.row_bytes
         np.add(rows[:, None], parts.host_begins + self.host_address, out=host)
         if factor > 1:
-            host += offsets[:, None] * parts.page_bytes
+            host += offsets[:, None] * parts.sizes
         if factor > 1 and len(parts.tensors) > 1:
             order = _slot_by_slot(chunks, len(parts.tensors))
             for column in columns:
                 column[:] = column[order]
 
-    def _parts(self, group: int, refs: Sequence[CanonicalKVCacheRef], begins: list[int]) -> Parts:
+    def _parts(self, group: int, refs: Sequence[CanonicalKVCacheRef]) -> Parts:
         sizes: dict[int, int] = {}
         for ref in refs:
             index, size = ref.tensor_idx, ref.page_size_bytes
@@ -183,10 +176,16 @@ class CopyPlan:
                     f"whose pages have {self.tensors[index].page_bytes}"
                 )
             sizes[index] = max(size, sizes.get(index, 0))
-        rows = []
+        rows, begin, factor = [], 0, self.layout.blocks_per_chunk
         for index, size in sorted(sizes.items()):
             pages = self.tensors[index]
-            rows.append((index, size, pages.address, pages.stride_bytes, begins[index], pages.page_bytes))
+            rows.append((index, size, pages.address, pages.stride_bytes, self.slot_begin + begin))
+            begin += size * factor
+        if begin > self.layout.slot_bytes:
+            raise KVError(
+                f"group {group}: pages of {[row[1] for row in rows]} bytes × {factor} blocks don't fit a slot of "
+                f"{self.layout.slot_bytes} bytes"
+            )
         return Parts(*np.array(rows, np.int64).reshape(-1, len(Parts._fields)).T.copy())
 
     def check(self, copies: PageCopies) -> None:

@@ -64,7 +64,7 @@ class SlotStretches:
     def _joined(self, runs: Numbers, offsets: Numbers) -> Stretches:
         """The stretches of any pages, all of their ranges put in order."""
         parts = self._parts
-        begins = (parts.host_begins + offsets[:, None] * parts.page_bytes).ravel()
+        begins = (parts.host_begins + offsets[:, None] * parts.sizes).ravel()
         sizes = np.tile(parts.sizes, len(runs))
         pages = np.repeat(np.arange(len(runs)), len(parts.sizes))
         order = np.lexsort((begins, runs[pages]))

@@ -85,7 +85,7 @@ def group_steps(driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart
             parts.addresses[of_part] + begins,
             parts.strides[of_part],
             parts.host_begins[of_part] + begins,
-            parts.page_bytes[of_part],
+            parts.sizes[of_part],
             np.minimum(parts.sizes[of_part] - begins, STEP_BYTES),
         )
         numbers = np.concatenate(columns)
