@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW
+from kv_offload_reach import is_reachable
 
 from kv_api import ReqContext
 from kv_offload.scheduler.state.progress import GroupProgress, Progress
 from kv_offload.shape.layout import Group, Layout
-from kv_offload.shape.reach import Ends, is_reachable
+from kv_offload.shape.reach import Ends
 
 
 @st.composite

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_offload_configs import FULL, STATE, WINDOW, Request, kv_cache_config, step
+from kv_offload_reach import is_reachable
 
 from kv_api import ReqContext
 from kv_offload.scheduler.loading.lookup import Answers, find_match
 from kv_offload.shape.layout import Group, Layout
-from kv_offload.shape.reach import Ends, is_reachable
+from kv_offload.shape.reach import Ends, reachable
 
 from .test_lookup import HIT, Known, keys_of
 
@@ -50,8 +51,7 @@ def stored_of(layout, prompt, junction):
     everything = [range(prompt // group.tokens_per_chunk) for group in layout.groups]
     ends = Ends(prompt, prompt, junction)
     stored = [
-        [c for c in chunks if is_reachable(layout, group, (c + 1) * group.tokens_per_chunk, ends)]
-        for group, chunks in zip(layout.groups, everything, strict=True)
+        [*reachable(layout, group, chunks, ends)] for group, chunks in zip(layout.groups, everything, strict=True)
     ]
     return everything, stored
 
@@ -120,6 +120,29 @@ def test_who_shares_any_part_finds_the_last_interval(layout, prompt, shared):
         assert found(layout, stored, shared, best) == best
 
 
+rising = st.lists(st.integers(0, 60), max_size=30, unique=True).map(sorted)
+
+
+@given(
+    layouts((None, 0, 4, 8, 6)),
+    st.tuples(st.integers(0, 120), st.integers(0, 120), st.integers(0, 120)),
+    st.one_of(rising, st.builds(range, st.integers(0, 30), st.integers(0, 60))),
+    st.sampled_from([1, 2]),
+)
+def test_which_are_reached_is_the_same_for_all_at_once_as_for_each(layout, lasts, chunks, finer):
+    """Also where a window's chunks are much finer than what decides where others go on."""
+    groups = [
+        replace(group, tokens_per_block=(finer if group.has_window else 8 * group.tokens_per_block))
+        for group in layout.groups
+    ]
+    ends = Ends(*lasts)
+    for each in (layout, replace(layout, groups=tuple(groups))):
+        for group in each.groups:
+            size = group.tokens_per_chunk
+            expected = [chunk for chunk in chunks if is_reachable(each, group, (chunk + 1) * size, ends)]
+            assert [*reachable(each, group, chunks, ends)] == expected
+
+
 @given(layouts(), st.integers(1, 120))
 def test_less_is_stored(layout, prompt):
     """At most what two boundaries and one in each interval need."""
@@ -128,7 +151,7 @@ def test_less_is_stored(layout, prompt):
         if group.has_window and not group.is_draft and not group.restart_tokens:
             size = group.tokens_per_chunk
             ends = Ends(prompt, prompt)
-            chunks = [c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, ends)]
+            chunks = reachable(layout, group, range(prompt // size), ends)
             assert len(chunks) <= boundaries * (group.window_tokens // size + 2)
 
 
@@ -174,9 +197,8 @@ NOWHERE = Ends(0, 0)
 def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
     for is_draft, reached in ((False, [16]), (True, [12, 16])):
         groups = Group(0, FULL, 16, 1, 4, is_draft=is_draft), Group(1, WINDOW, 4, 1, 1, 5)
-        assert [
-            end for end in (4, 8, 12, 16) if is_reachable(Layout(groups, 4, 16), groups[1], end, NOWHERE)
-        ] == reached
+        chunks = reachable(Layout(groups, 4, 16), groups[1], range(4), NOWHERE)
+        assert [4 * chunk + 4 for chunk in chunks] == reached
 
 
 @pytest.mark.parametrize(
@@ -195,4 +217,4 @@ def test_a_draft_model_lets_others_go_on_a_token_before_its_chunks():
 def test_what_nobody_can_reach_is_left_out(size, other_size, ends, reached):
     groups = Group(0, FULL, size, 1, 1), Group(1, WINDOW, other_size, 1, 1, 30), Group(2, WINDOW, 4, 1, 1, 5)
     layout = Layout(groups, 4, 48)
-    assert [end for end in range(4, 33, 4) if is_reachable(layout, groups[2], end, ends)] == reached
+    assert [4 * chunk + 4 for chunk in reachable(layout, groups[2], range(8), ends)] == reached

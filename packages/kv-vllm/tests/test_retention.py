@@ -6,7 +6,7 @@ import pytest
 
 from kv_api import AttentionKind
 from kv_offload.shape.layout import Group, Layout
-from kv_offload.shape.reach import Ends, is_reachable
+from kv_offload.shape.reach import Ends, reachable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -20,9 +20,8 @@ def vllms_chunks(spec, manager, prompt, alignment, interval, junction):
 
 
 def our_chunks(layout, group, prompt, junction):
-    size = group.tokens_per_chunk
     ends = Ends(prompt, prompt, junction)
-    return {c for c in range(prompt // size) if is_reachable(layout, group, (c + 1) * size, ends)}
+    return {*reachable(layout, group, range(prompt // group.tokens_per_chunk), ends)}
 
 
 def test_what_vllm_keeps_is_stored_and_little_more():

@@ -18,6 +18,7 @@ Then a chunk is stored if somebody who goes on at a retained boundary reads any 
 always stored: it decides how far anybody gets.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kv_api import AttentionKind
@@ -34,23 +35,63 @@ class Ends(NamedTuple):
     """A part of the prompt that the engine has seen others share; 0: none."""
 
 
-def is_reachable(layout: Layout, group: Group, end: int, ends: Ends) -> bool:
-    """Whether a lookup could ever need the window's chunk that ends at ``end``."""
-    if not group.has_window or group.is_draft or group.restart_tokens:
-        return True
+def reachable(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -> Sequence[int]:
+    """Those of some chunks of a window, which rise, that a lookup could ever need.
+
+    Which a boundary needs follow each other, so what there is to do grows with boundaries and not with chunks.
+    """
+    if not chunks or not group.has_window or group.is_draft or group.restart_tokens:
+        return chunks
     if layout.retention_tokens is not None:
-        return _is_retained(layout, group, end, ends)
-    sizes = {other.tokens_per_chunk for other in layout.groups if other.reads_all}
+        spans = _retained(layout, group, chunks, ends)
+    else:
+        size = _distance(layout)
+        if size is None or group.tokens_per_chunk % size == 0:
+            return chunks
+        spans = _met(layout, group, chunks, ends, size)
+    first, stop = chunks[0], chunks[-1] + 1
+    needed = {chunk for span in spans for chunk in range(max(first, span.start), min(stop, span.stop))}
+    return [chunk for chunk in chunks if chunk in needed]
+
+
+def _distance(layout: Layout) -> int | None:
+    """How far apart the boundaries are where requests go on that share a part; None: there are others between."""
+    sizes = {group.tokens_per_chunk for group in layout.groups if group.reads_all}
     if len(sizes) != 1:
-        return True
+        return None
     (size,) = sizes
-    chunks = {other.tokens_per_chunk for other in layout.groups}
-    if any(size % chunk and chunk % size for chunk in chunks):
-        return True  # then one goes on within chunks, too, where the last chunk of another group ends
-    has_drafts = any(other.is_draft for other in layout.groups)
-    start = end - group.tokens_per_chunk
-    repeats = [last - 1 for last in (ends.prompt, ends.known) if last > start + 1]
-    return any(group.first_needed(boundary) < end for boundary in [-(-end // size) * size - has_drafts, *repeats])
+    chunks = {group.tokens_per_chunk for group in layout.groups}
+    # Else one goes on within chunks, too, where the last chunk of another group ends.
+    return None if any(size % chunk and chunk % size for chunk in chunks) else size
+
+
+def _met(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends, size: int) -> Iterator[range]:
+    """What those need who go on where chunks that read all end, so far apart; or a token before all tokens do."""
+    of_chunk, has_drafts = group.tokens_per_chunk, any(other.is_draft for other in layout.groups)
+    for start in range(chunks[0] * of_chunk // size * size, (chunks[-1] + 1) * of_chunk, size):
+        end = start + size
+        first = max(start, group.first_needed(end - has_drafts))
+        yield range(first // of_chunk, end // of_chunk)
+    for last in (ends.prompt, ends.known):
+        yield _needed(group, last - 1)
+
+
+def _retained(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -> Iterator[range]:
+    """What is read from retained boundaries."""
+    for last in (ends.prompt, ends.shared):
+        for limit in (last - 1, last):
+            yield _needed(group, replay_boundary(layout, last, limit))
+    if not (distance := layout.retention_tokens):
+        return
+    of_chunk = group.tokens_per_chunk
+    for start in range(chunks[0] * of_chunk // distance * distance, (chunks[-1] + 1) * of_chunk, distance):
+        first = max(-(-start // of_chunk), group.first_needed(start + distance) // of_chunk)
+        yield range(first, -(-(start + distance) // of_chunk))
+
+
+def _needed(group: Group, boundary: int) -> range:
+    """The chunks of which somebody who goes on at a boundary reads anything."""
+    return range(group.first_needed(boundary) // group.tokens_per_chunk, -(-boundary // group.tokens_per_chunk))
 
 
 def replay_boundary(layout: Layout, tokens: int, limit: int) -> int:
@@ -79,13 +120,3 @@ def _reached(group: Group, tokens: int, limit: int) -> int:
     if first >= limit:
         return limit  # it reads nothing of what came before
     return max(complete, first) if group.restart_tokens else complete
-
-
-def _is_retained(layout: Layout, group: Group, end: int, ends: Ends) -> bool:
-    """Whether a window's chunk that ends at ``end`` is read from a retained boundary."""
-    start = end - group.tokens_per_chunk
-    lasts = (ends.prompt, ends.shared)
-    boundaries = [replay_boundary(layout, last, limit) for last in lasts for limit in (last - 1, last)]
-    if layout.retention_tokens:
-        boundaries.append((start // layout.retention_tokens + 1) * layout.retention_tokens)
-    return any(start < boundary and group.first_needed(boundary) < end for boundary in boundaries)

@@ -18,7 +18,7 @@ from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.scheduler.state.block_index import BlockIndex
 from kv_offload.shape.layout import Group, Layout
 from kv_offload.shape.naming import names
-from kv_offload.shape.reach import Ends, is_reachable
+from kv_offload.shape.reach import Ends, reachable
 
 
 @dataclass(slots=True)
@@ -84,8 +84,7 @@ class GroupProgress:
             is_there = self._are_there(range(first, stop))
             chunks = [chunk for chunk in chunks if is_there[chunk - first]]
         if group.has_window and ends is not None:
-            size = group.tokens_per_chunk
-            chunks = [chunk for chunk in chunks if is_reachable(layout, group, (chunk + 1) * size, ends)]
+            chunks = reachable(layout, group, chunks, ends)
         if chunks and chunks[-1] - chunks[0] == len(chunks) - 1:
             return range(chunks[0], chunks[-1] + 1)  # which others handle in one go
         return chunks
