@@ -16,11 +16,10 @@ from kv_api import KVConnectorRole
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
 
-LAYERS = 4
 EXTRA = {"cpu_bytes_to_use": 256 << 20}
 
 
-def specs():
+def specs(layers):
     """Of each layer: a window; all tokens, compressed; those that aren't yet; in half of them an index."""
     import torch
     from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
@@ -28,7 +27,7 @@ def specs():
     one = {"num_kv_heads": 1, "alignment": 576}
     latent = {"head_size": 512, "dtype": torch.uint8, "cache_dtype_str": "fp8_ds_mla", "state_content_bytes": 584}
     found = {}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         ratio = (4, 128)[layer % 2]
         found[f"{layer}.window"] = SlidingWindowMLASpec(block_size=64, sliding_window=128, **one, **latent)
         found[f"{layer}.latent"] = MLAAttentionSpec(block_size=256, tokens_per_state=ratio, **one, **latent)
@@ -58,7 +57,7 @@ def _tail(tokens_per_block, numbers, window):
 class Server:
     """vLLM's scheduler, a worker's half of our connector, and a made-up model between them."""
 
-    def __init__(self, retention=None, **extra):
+    def __init__(self, retention=None, layers=4, megabytes=64, **extra):
         import torch
         from vllm.config import KVTransferConfig
         from vllm.v1.core import kv_cache_utils as utils
@@ -82,8 +81,8 @@ class Server:
         config.cache_config.kv_cache_layout = "BLHNC"
         config.cache_config.prefix_cache_retention_interval = retention
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        groups = utils.get_kv_cache_groups(config, specs())
-        self.cache = utils.get_kv_cache_config_from_groups(config, groups, 64 << 20)
+        groups = utils.get_kv_cache_groups(config, specs(layers))
+        self.cache = utils.get_kv_cache_config_from_groups(config, groups, megabytes << 20)
         self.groups = [group.kv_cache_spec for group in self.cache.kv_cache_groups]
         tokens_per_block, self.tokens_per_hash = utils.resolve_kv_cache_block_sizes(self.cache, config)
         layout = config.cache_config.get_resolved_kv_cache_layout()
@@ -204,8 +203,9 @@ def make():
         one.close()
 
 
-def test_groups_overlay_each_other_and_are_copied_in_one_piece_each(make):
-    server = make()
+@pytest.mark.parametrize(("layers", "megabytes"), [(4, 64), (43, 32)])
+def test_groups_overlay_each_other_and_are_copied_in_one_piece_each(make, layers, megabytes):
+    server = make(layers=layers, megabytes=megabytes)
     sizes = [
         [spec.page_size_bytes for spec in group.kv_cache_spec.kv_cache_specs.values()]
         for group in server.cache.kv_cache_groups

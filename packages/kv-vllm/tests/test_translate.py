@@ -205,6 +205,9 @@ def test_kinds_of_groups(translate):
     assert (lagging.window_tokens, lagging.restart_tokens) == (43, 0)
     latent = translate.describe_group(specs.SlidingWindowMLASpec(**size, sliding_window=40))
     assert (latent.kind, latent.window_tokens, latent.page_size_bytes) == ("sliding_window", 40, 512)
+    layers = {name: specs.MLAAttentionSpec(**{**size, "head_size": 8 + (name > "a")}) for name in "abc"}
+    several = translate.describe_group(specs.UniformTypeKVCacheSpecs.from_specs(layers))
+    assert (several.kind, several.page_size_bytes) == ("full_attention", 555)  # of 512, 576 and 576
     local = translate.describe_group(specs.ChunkedLocalAttentionSpec(**size, attention_chunk_size=32))
     assert (local.kind, local.window_tokens, local.restart_tokens) == ("sliding_window", 32, 32)
     with pytest.raises(ConfigError) as refused:

@@ -234,7 +234,7 @@ def _describe_states(kv_cache_spec: Any, layer: Any) -> GroupDescription:
 
 
 def _page_bytes(kv_cache_spec: Any) -> int:
-    """One block of one layer. Where layers differ, the mean: a medium only counts all layers of a group."""
+    """One block of one layer. Where layers differ, the mean or a little more: a medium counts all of a group's."""
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
-        return int(kv_cache_spec.page_size_bytes) // len(kv_cache_spec.kv_cache_specs)
+        return -(-int(kv_cache_spec.page_size_bytes) // len(kv_cache_spec.kv_cache_specs))
     return int(kv_cache_spec.page_size_bytes)
