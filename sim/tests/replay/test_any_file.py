@@ -24,6 +24,12 @@ RECORDS = {
     "lmcache": {"timestamp": 1.5, "chunk_size": 256, "seq_len": 800, "chunk_hashes": ["a", "b", "c"]},
     "recorded": {**REQUEST, "block_size": 512},
     "vllm": {"prompt": "You are a helpful assistant.", "output_tokens": 5},
+    "conversations": {"conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Hello!"}]},
+    "openai": {
+        "timestamp": "2026-11-25T08:00:00Z",
+        "body": {"model": "m", "tools": [{"type": "function"}], "messages": [{"role": "user", "content": "Hi"}]},
+        "response": {"body": {"usage": {"completion_tokens": 3}}},
+    },
 }
 TABLES = {
     "azure": ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,4808,10"),

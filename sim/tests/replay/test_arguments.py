@@ -115,7 +115,10 @@ def test_every_option_says_what_it_is():
     assert said["capacity"] == "host memory, one or more: 20000blocks, 10Mtokens, 64GiB or 64GB"
     assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
-    assert "weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur" in said["format"]
+    assert (
+        "weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, conversations, openai, azure, burstgpt, vidur"
+        in said["format"]
+    )
     timed = {action.dest: action.help for action in parsers[1]._actions}
     assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")
     cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[:2])

@@ -55,6 +55,14 @@ def seen(columns):
     return times, [(request.input_tokens, request.output_tokens) for request in requests], shared
 
 
+def said(who, characters):
+    return {"from": who, "value": "x" * characters}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
 SHARED_PROMPT = "You are a helpful assistant. " * 6
 
 
@@ -114,6 +122,26 @@ CASES = {
         16,
         [0, 1],
     ),
+    "conversations": (
+        json.dumps(
+            [
+                {
+                    "id": "a",
+                    "conversations": [said("human", 119), said("gpt", 28), said("human", 20), said("gpt", 5)],
+                }
+            ]
+        ),
+        16,
+        [0, 60],
+    ),
+    "openai": (
+        lines(
+            {"timestamp": 1790000000.5, "messages": [user("x" * 110)], "usage": {"completion_tokens": 7}},
+            {"timestamp": 1790000003.5, "messages": [user("x" * 110), user("x")], "output_tokens": 7},
+        ),
+        16,
+        [0, 3],
+    ),
 }
 
 
@@ -133,6 +161,9 @@ READ = {
     "burstgpt": ([(128, 7), (64, 0)], 1),
     "vidur": ([(128, 7), (64, 7)], 1),
     "vllm": ([(66, 7), (32, 7)], 2),
+    # <|user|> are 8 characters, <|assistant|> 13: the first has 140, the second 140 + 28 + 8 + 20 + 13.
+    "conversations": ([(35, 7), (53, 2)], 2),
+    "openai": ([(33, 7), (35, 7)], 1),
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 
@@ -334,7 +365,11 @@ def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
         columns = open_trace(file)
         assert seen(columns)[1] == lengths
     assert seen(columns)[2] == [0, 1, 0]
-    assert columns.notes == ("format: vllm", "the trace has no times: one request a second is assumed")
+    assert columns.notes == (
+        "format: vllm",
+        "four characters are taken for a token",
+        "the trace has no times: one request a second is assumed",
+    )
 
 
 def test_what_a_record_says_of_itself_comes_first(tmp_path):

@@ -14,6 +14,8 @@ from kv_sim.replay import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
+KNOWN = "weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, conversations, openai, azure, burstgpt, vidur"
+
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 
 
@@ -98,13 +100,11 @@ FILES = {
     ),
     "other fields": (
         '{"a": 1, "b": 2}\n',
-        "{file}:1: no known format has the fields a, b; --format says which it "
-        "is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "{file}:1: no known format has the fields a, b; --format says which it is: " + KNOWN,
     ),
     "other columns": (
         "time,tokens\n1,2\n",
-        "{file}:1: no known format has the columns time, tokens; --format says "
-        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "{file}:1: no known format has the columns time, tokens; --format says which it is: " + KNOWN,
     ),
     "a column less": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
@@ -156,22 +156,20 @@ FILES = {
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
         "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; --format "
-        "says which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "says which it is: " + KNOWN,
     ),
     "columns of an object": (
         "input_length,hash_ids\n1,2\n",
-        "{file}:1: no known format has the columns input_length, hash_ids; --format says "
-        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "{file}:1: no known format has the columns input_length, hash_ids; --format says which it is: " + KNOWN,
     ),
     "no fields": (
         "{}\n",
-        "{file}:1: no known format has the fields none; --format says "
-        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "{file}:1: no known format has the fields none; --format says which it is: " + KNOWN,
     ),
     "many fields": (
         json.dumps(dict.fromkeys("abcdefghijklmnop", 1)) + "\n",
         "{file}:1: no known format has the fields a, b, c, d, e, f, g, h, i, j, k, l; --format says "
-        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "which it is: " + KNOWN,
     ),
     "a field less": (
         GOOD + '\n{"input_length": 1}\n',
@@ -221,8 +219,7 @@ FILES = {
     ),
     "a document": (
         '[\n{"a": 1},\n3]\n',
-        "{file}: record 1: no known format has the fields a; --format says "
-        "which it is: weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, azure, burstgpt, vidur",
+        "{file}: record 1: no known format has the fields a; --format says which it is: " + KNOWN,
     ),
     "a document of numbers": ("[\n3]\n", "{file}: record 1: expected an object, got int"),
     "a bad record of a document": (
@@ -475,8 +472,8 @@ OPTIONS = {
     ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, lmbench, lmcache, mooncake, "
-        "recorded, vidur, vllm, weka; did you mean 'mooncake'?"
+        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, conversations, lmbench, "
+        "lmcache, mooncake, openai, recorded, vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

@@ -7,6 +7,7 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.azure import AZURE
 from kv_sim.replay.readers.bailian import BAILIAN
 from kv_sim.replay.readers.burstgpt import BURSTGPT
+from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
@@ -17,7 +18,12 @@ from kv_sim.replay.readers.vllm_custom import VLLM
 from kv_sim.replay.readers.weka import WEKA
 
 FORMATS: Final[Mapping[str, Format]] = {
-    one.name: one for one in (WEKA, LMCACHE, BAILIAN, RECORDED, LMBENCH, MOONCAKE, VLLM, AZURE, BURSTGPT, VIDUR)
+    one.name: one
+    for one in (
+        *(WEKA, LMCACHE, BAILIAN, RECORDED, LMBENCH, MOONCAKE),
+        *(VLLM, CONVERSATIONS, OPENAI),
+        *(AZURE, BURSTGPT, VIDUR),
+    )
 }
 """By name; where a record fits several, the first is the one."""
 

@@ -40,6 +40,8 @@ class Format:
     """Whether the times of every session begin anew, so that sorting is part of reading."""
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
+    assumes: str | None = None
+    """What is taken for granted of every trace of this format, for its notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
 

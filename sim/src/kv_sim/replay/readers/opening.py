@@ -15,15 +15,15 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
+from kv_sim.replay.readers.decide import choose_block, choose_unit
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
 from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
-from kv_sim.replay.readers.sharing import BLOCK_TOKENS, Sharer, describe
+from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
@@ -88,8 +88,10 @@ class Opening:
             self._notes.append(
                 f"requests of format {self._form.name} have their own times: nothing is staggered (--stagger)"
             )
-        self._unit_seconds = self._choose_unit(self._form, [record for _, record in first])
-        self.block_tokens = self._choose_block(self._form, [record for _, record in first])
+        looked_at = [record for _, record in first]
+        self._unit_seconds, of_time = choose_unit(self._form, looked_at, options)
+        self.block_tokens, of_blocks = choose_block(self._form, looked_at, options, path)
+        self._notes += filter(None, (of_time, of_blocks))
         self.engine = first[0][1].engine
         """On which it was recorded, as its first record says."""
         self._all = chain(first, records)
@@ -97,7 +99,9 @@ class Opening:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader decided, and what it left out."""
-        return f"format: {self._form.name}", *self._notes, *self._account.notes()
+        form = self._form
+        assumed = () if form.assumes is None else (form.assumes,)
+        return f"format: {form.name}", *assumed, *self._notes, *self._account.notes()
 
     @property
     def sorts(self) -> bool:
@@ -125,38 +129,6 @@ class Opening:
                 continue
             return detect(value, container, str(header or place)), chain(kept, found)
         raise ConfigError(f"{files[0]}: no line of it is a record")
-
-    def _choose_unit(self, form: Format, first: list[Record]) -> float:
-        if self._options.time_unit is not None and form.has_dates:
-            raise ConfigError(f"--time-unit: the times of format {form.name} are dates, which have no unit")
-        if self._options.time_unit is not None:
-            return UNITS[self._options.time_unit]
-        guessed = guess_unit(first, form.unit_seconds)
-        if guessed is None or UNITS[guessed] == form.unit_seconds:
-            return form.unit_seconds
-        self._notes.append(f"times look like {guessed} since 1970 (--time-unit)")
-        return UNITS[guessed]
-
-    def _choose_block(self, form: Format, first: list[Record]) -> int:
-        if self._options.block_tokens is not None:
-            return self._options.block_tokens
-        told = first[0].block_tokens
-        if told is not None:
-            return told
-        if first[0].ids is None:
-            return BLOCK_TOKENS
-        chosen = guess_block_tokens(first, form.block_tokens)
-        if chosen is None:
-            raise ConfigError(f"{self._path}: the block size can't be told from this trace: say --block-size")
-        share = agreement(first, chosen)
-        if chosen != form.block_tokens:
-            self._notes.append(
-                f"blocks look like {chosen} tokens, not {form.block_tokens}: lengths and ids of {share:.0%} of "
-                "requests agree (--block-size)"
-            )
-        elif share < 0.5:
-            self._notes.append(f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens")
-        return chosen
 
     # What is done with each record
 

@@ -1,0 +1,200 @@
+"""Chats as text: what an API was asked, a record a request; and whole conversations, a record each.
+
+A prompt is written down as its messages, one after the other, each behind its role, and the role of who answers.
+So the next turn begins with all of it, whatever a model's own template looks like. Tools that are offered come
+first, where most templates have them. What isn't text (an image, a tool's call) is a few characters that stand for
+it, or its JSON.
+
+In a conversation every answer is a request, whose prompt is all before it. Such data has no times: a minute is
+taken to lie between two turns, and each conversation counts from its own begin.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of, tokens_of
+
+TURN_SECONDS: Final = 60
+
+_ANSWERS: Final = "assistant"
+_ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
+"""Other words for roles."""
+_TIMES: Final = ("timestamp", "created", "created_at", "time")
+_SESSIONS: Final = ("session_id", "conversation_id")
+
+
+def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the API was asked: the record, or its body in a file for batches."""
+    body = record.get("body")
+    return body if isinstance(body, dict) else record
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
+    asked = _asked(record)
+    spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, "messages")]
+    tokens, ids = blocks_of("".join([*_before(asked), *spoken, f"<|{_ANSWERS}|>"]))
+    yield Record(
+        _time(record),
+        tokens,
+        _answered(record),
+        ids,
+        session=next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None),
+        block_tokens=BLOCK_TOKENS,
+        model=text_of(asked, "model"),
+    )
+
+
+def _before(asked: Mapping[str, Any]) -> Iterator[str]:
+    """What comes before the messages."""
+    for field in ("tools", "system"):
+        if value := asked.get(field):
+            yield f"<|{field}|>{_content(value, field)}"
+
+
+def _answered(record: Mapping[str, Any]) -> int:
+    """The tokens of the answer, where the record says it."""
+    response = record.get("response")
+    if isinstance(response, str):
+        return tokens_of(response)
+    inner = _inside(response, "body") or response
+    for counts in (record, record.get("usage"), response, _inside(response, "usage"), _inside(inner, "usage")):
+        for field in ("completion_tokens", "output_tokens"):
+            if isinstance(counts, dict) and counts.get(field) is not None:
+                return whole(counts, field)
+    return 0
+
+
+def _inside(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _time(record: Mapping[str, Any]) -> int | float | None:
+    """When it arrived: a number in the unit of the file, or a date as seconds since 1970; None: nobody says."""
+    field = next((field for field in _TIMES if record.get(field) is not None), None)
+    if field is None:
+        return None
+    value = record[field]
+    try:
+        return number(record, field)
+    except MalformedError:
+        if not isinstance(value, str):
+            raise
+    try:
+        date = datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
+    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+
+
+# -- conversations -------------------------------------------------------------------------------
+
+
+def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
+    field = "conversations" if "conversations" in record else "messages"
+    spoken, turn = "".join(_before(record)), 0
+    for role, content in _messages(record, field):
+        if role == _ANSWERS and spoken:
+            tokens, ids = blocks_of(f"{spoken}<|{role}|>")
+            yield Record(
+                turn * TURN_SECONDS,
+                tokens,
+                tokens_of(content),
+                ids,
+                block_tokens=BLOCK_TOKENS,
+                is_session_local=False,
+                model=text_of(record, "model"),
+            )
+            turn += 1
+        spoken += f"<|{role}|>{content}"
+
+
+def _is_conversation(record: Mapping[str, Any]) -> bool:
+    if isinstance(record.get("conversations"), list):
+        return True
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages or any(field in record for field in _TIMES):
+        return False
+    last = messages[-1]
+    return isinstance(last, dict) and _role(last) == _ANSWERS
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]]:
+    """Roles, and what they say."""
+    messages = record.get(field)
+    if not isinstance(messages, list):
+        raise MalformedError(f"{field}: expected a list of messages, got {_kind(record, field)}")
+    for index, message in enumerate(messages):
+        place = f"{field}[{index}]"
+        if not isinstance(message, dict):
+            raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
+        role = _role(message)
+        if role is None:
+            raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
+        said = _content(message.get("content", message.get("value")), f"{place}.content")
+        if calls := message.get("tool_calls"):
+            said += json.dumps(calls, sort_keys=True)
+        yield role, said
+
+
+def _role(message: Mapping[str, Any]) -> str | None:
+    role = message.get("role", message.get("from"))
+    return _ROLES.get(role, role) if isinstance(role, str) else None
+
+
+def _content(value: Any, place: str) -> str:
+    """What is said: text, or parts of which some are text."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise MalformedError(f"{place}: expected text or a list of parts, got {type(value).__name__}")
+    return "".join(map(_part, value))
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    whole_part = json.dumps(part, sort_keys=True)
+    if isinstance(part, dict) and part.get("type") not in (None, "function", "tool_use", "tool_result"):
+        return f"<{part['type']} {blake2b(whole_part.encode(), digest_size=8).hexdigest()}>"  # maybe megabytes
+    return whole_part
+
+
+def _kind(record: Mapping[str, Any], field: str) -> str:
+    return type(record[field]).__name__ if field in record else "no such field"
+
+
+CONVERSATIONS = Format(
+    "conversations",
+    f"whole conversations in JSON: conversations of from, value (ShareGPT), or messages; no times; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse_conversation,
+    merges_sessions=True,
+    matches=_is_conversation,
+    assumes=f"{ASSUMED}, a minute for the time between two turns",
+)
+
+OPENAI = Format(
+    "openai",
+    f"JSON lines of requests: messages (or body.messages), maybe timestamp, tools, usage; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse_request,
+    matches=lambda record: isinstance(_asked(record).get("messages"), list),
+    assumes=ASSUMED,
+)

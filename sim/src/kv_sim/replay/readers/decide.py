@@ -1,0 +1,48 @@
+"""What is decided of a trace by its first records, where neither its reader said it nor its format: units."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.format import Format
+from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.sharing import BLOCK_TOKENS
+
+
+def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:
+    """The seconds of a unit of time, and what to say of it."""
+    if options.time_unit is not None and form.has_dates:
+        raise ConfigError(f"--time-unit: the times of format {form.name} are dates, which have no unit")
+    if options.time_unit is not None:
+        return UNITS[options.time_unit], None
+    guessed = guess_unit(first, form.unit_seconds)
+    if guessed is None or UNITS[guessed] == form.unit_seconds:
+        return form.unit_seconds, None
+    return UNITS[guessed], f"times look like {guessed} since 1970 (--time-unit)"
+
+
+def choose_block(
+    form: Format, first: Sequence[Record], options: TraceOptions, path: str | Path
+) -> tuple[int, str | None]:
+    """The tokens of a block, and what to say of them."""
+    if options.block_tokens is not None:
+        return options.block_tokens, None
+    told = first[0].block_tokens
+    if told is not None:
+        return told, None
+    if first[0].ids is None:
+        return BLOCK_TOKENS, None
+    chosen = guess_block_tokens(first, form.block_tokens)
+    if chosen is None:
+        raise ConfigError(f"{path}: the block size can't be told from this trace: say --block-size")
+    share = agreement(first, chosen)
+    if chosen != form.block_tokens:
+        return chosen, (
+            f"blocks look like {chosen} tokens, not {form.block_tokens}: lengths and ids of {share:.0%} of "
+            "requests agree (--block-size)"
+        )
+    if share < 0.5:
+        return chosen, f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens"
+    return chosen, None

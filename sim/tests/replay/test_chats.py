@@ -1,0 +1,223 @@
+"""Chats as text: what counts as a prompt, what prompts share, and what is refused."""
+
+import json
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
+from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions, Unsorted
+
+LONG = "0123456789" * 40
+"""400 characters: 6 whole blocks and more."""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The requests of some records, and what was said of them."""
+
+    def read(*records, **options):
+        file = tmp_path / "trace.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        columns = open_trace(file, TraceOptions(**options))
+        columns.check()
+        return list(columns), columns.notes
+
+    return read
+
+
+def shares(one, other):
+    """How many blocks two prompts begin with."""
+    same = [a == b for a, b in zip(one.blocks, other.blocks, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def user(content=LONG, role="user", **more):
+    return {"role": role, "content": content, **more}
+
+
+def asked(*messages, **more):
+    return {"messages": [*messages], **more}
+
+
+def test_the_next_turn_begins_with_all_of_the_last_one_and_its_answer(read):
+    turns = [asked(user()), asked(user(), user("Yes. " * 40, "assistant"), user("And?"))]
+    (first, second), _ = read(*turns)
+    assert first.input_tokens == -(-(8 + 400 + 13) // 4)
+    assert second.input_tokens == -(-(8 + 400 + 13 + 200 + 8 + 4 + 13) // 4)
+    assert shares(first, second) == first.input_tokens // 16 == 6
+
+
+@pytest.mark.parametrize(
+    "before", [{"system": LONG}, {"tools": [{"type": "function", "function": {"name": LONG}}]}]
+)
+def test_what_is_said_beside_the_messages_comes_first(read, before):
+    (first, second, third), _ = read(asked(user("a"), **before), asked(user("b"), **before), asked(user("b")))
+    assert shares(first, second) >= 6
+    assert shares(second, third) == 0
+
+
+def test_content_may_be_parts(read):
+    text = {"type": "text", "text": LONG}
+    image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}
+    other = {"type": "image_url", "image_url": {"url": "data:" + "B" * 10_000}}
+    plain, parts, seen, elsewhere, nothing = read(
+        *(asked(user(content)) for content in (LONG, [text], [text, image], [text, other], None))
+    )[0]
+    assert plain.blocks == parts.blocks
+    assert 0 < seen.input_tokens - plain.input_tokens < 16
+    assert shares(seen, elsewhere) == 6 < len(seen.blocks)
+    assert nothing.input_tokens == -(-(8 + 13) // 4)
+
+
+def test_calls_of_tools_and_their_results_are_text(read):
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": LONG}}
+    messages = [user("a"), user(None, "assistant", tool_calls=[call]), user(LONG, "tool")]
+    (whole, without, other), _ = read(
+        asked(*messages), asked(messages[0], messages[2]), asked(*messages[:2], user("b", "tool"))
+    )
+    assert whole.input_tokens - without.input_tokens > 100
+    assert shares(whole, other) >= 6 > shares(whole, without)
+
+
+@pytest.mark.parametrize("word", ["gpt", "chatgpt", "bing", "bard", "model", "bot"])
+def test_other_words_for_who_answers(read, word):
+    records = [asked(user(), user(LONG, role), user("b")) for role in (word, "assistant", "user")]
+    (first, second, other), _ = read(*records)
+    assert first.blocks == second.blocks != other.blocks
+    assert read(asked(user("a", "human"), user("b", word)))[0][0].blocks == read(asked(user("a")))[0][0].blocks
+
+
+@pytest.mark.parametrize(
+    ("record", "tokens"),
+    [
+        ({}, 0),
+        ({"output_tokens": 5}, 5),
+        ({"completion_tokens": 5}, 5),
+        ({"usage": {"prompt_tokens": 9, "completion_tokens": 6}}, 6),
+        ({"response": {"usage": {"output_tokens": 7}}}, 7),
+        ({"response": {"status_code": 200, "body": {"usage": {"completion_tokens": 8}}}}, 8),
+        ({"response": "123456789"}, 3),
+        ({"response": ["what"], "usage": None}, 0),
+    ],
+)
+def test_how_long_an_answer_was(read, record, tokens):
+    ((request,), _) = read(asked(user(), **record))
+    assert request.output_tokens == tokens
+
+
+@pytest.mark.parametrize("field", ["timestamp", "created", "created_at", "time"])
+@pytest.mark.parametrize(
+    ("first", "second", "seconds"),
+    [
+        (5, 8.5, 3.5),
+        (1790000000000, 1790000003000, 3),
+        ("2026-11-25T08:00:00Z", "2026-11-25T09:00:01+01:00", 1),
+        ("2026-11-25 08:00:00.250", "2026-11-25T08:00:01", 0.75),
+    ],
+)
+def test_times_are_numbers_or_dates(read, field, first, second, seconds):
+    requests, _ = read(asked(user(), **{field: first}), asked(user(), **{field: second}))
+    assert [request.arrival_seconds for request in requests] == [0, seconds]
+
+
+def test_a_file_for_batches(read):
+    records = [
+        {"custom_id": f"{n}", "method": "POST", "url": "/v1/chat/completions", "body": asked(user(), model=model)}
+        for n, model in enumerate("aab")
+    ]
+    (first, second, third), notes = read(*records)
+    assert (shares(first, second), shares(second, third)) == (7, 0)
+    assert notes[:2] == ("format: openai", "four characters are taken for a token")
+    assert "2 models" in notes[-1]
+
+
+def test_sessions_of_requests_may_be_kept_apart(read):
+    records = [asked(user(), session_id="a"), asked(user(), conversation_id="b"), asked(user(), session_id="a")]
+    assert [shares(one, other) for one, other in zip(*[read(*records)[0]] * 2, strict=True)] == [7, 7, 7]
+    (first, second, third), _ = read(*records, scope=IdScope.SESSION)
+    assert (shares(first, second), shares(first, third)) == (0, 7)
+
+
+def test_who_logs_requests_when_they_end_has_them_sorted(read):
+    records = [asked(user("a"), timestamp=9), asked(user("b"), timestamp=5)]
+    with pytest.raises(ConfigError, match=r"trace.jsonl:2: it arrives 4 s before the request above it"):
+        read(*records)
+    assert [request.arrival_seconds for request in read(*records, unsorted=Unsorted.SORT)[0]] == [0, 4]
+
+
+# -- conversations -------------------------------------------------------------------------------
+
+TALK = [user("Hello? " * 40), user("Hello! " * 40, "assistant"), user("Why?"), user("So.", "assistant")]
+
+
+def test_every_answer_of_a_conversation_is_a_request(read):
+    for record in (asked(*TALK), {"conversations": [{"from": m["role"], "value": m["content"]} for m in TALK]}):
+        (first, second), notes = read(record)
+        assert (first.output_tokens, second.output_tokens) == (70, 1)
+        assert second.input_tokens == -(-(8 + 280 + 13 + 280 + 8 + 4 + 13) // 4)
+        assert shares(first, second) == first.input_tokens // 16
+        assert second.arrival_seconds - first.arrival_seconds == 60
+        assert notes == (
+            "format: conversations",
+            "four characters are taken for a token, a minute for the time between two turns",
+        )
+
+
+def test_conversations_begin_together_or_one_after_another_and_share_what_they_say(read):
+    requests, notes = read(asked(*TALK), asked(*TALK[:2]))
+    assert [request.arrival_seconds for request in requests] == [0, 0, 60]
+    assert requests[0].blocks == requests[1].blocks
+    assert notes[-1] == "2 sessions count their own time, so all begin at once (--stagger)"
+    requests, _ = read(asked(*TALK), asked(*TALK[:2]), stagger_seconds=7)
+    assert [request.arrival_seconds for request in requests] == [0, 7, 60]
+
+
+def test_nobody_asks_for_the_first_words_of_who_answers(read):
+    requests, _ = read(
+        asked(user(role="assistant"), *TALK), asked(user("x"), user("y", "system")), format="conversations"
+    )
+    assert len(requests) == 2
+
+
+def test_what_is_a_conversation_and_what_a_request():
+    answered = asked(user(), user("Yes", "assistant"))
+    assert CONVERSATIONS.is_of(answered) and CONVERSATIONS.is_of({"conversations": []})
+    for record in (asked(user()), {**answered, "timestamp": 5}, asked(), asked("what"), {"messages": 3}, {}):
+        assert not CONVERSATIONS.is_of(record)
+    assert OPENAI.is_of(asked()) and OPENAI.is_of({"body": asked()})
+    assert not OPENAI.is_of({"messages": 3}) and not OPENAI.is_of({"body": [], "messages": None})
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"messages": 3}, "messages: expected a list of messages, got int"),
+        ({"body": {}}, "messages: expected a list of messages, got no such field"),
+        (asked(user(), "what"), "messages[1]: expected an object, got str"),
+        (asked({"content": "a"}), "messages[0]: expected a role (or from) that is text, got none"),
+        (asked(user(role=3)), "messages[0]: expected a role (or from) that is text, got none"),
+        (asked(user(7)), "messages[0].content: expected text or a list of parts, got int"),
+        (asked(user(), tools=7), "tools: expected text or a list of parts, got int"),
+        (asked(user(), timestamp="soon"), "timestamp: expected a number or a date, got 'soon'"),
+        (asked(user(), timestamp=[1]), "timestamp: expected a number, got [1]"),
+        (
+            asked(user(), usage={"completion_tokens": -1}),
+            "completion_tokens: expected a whole number of at least 0, got -1",
+        ),
+    ],
+)
+def test_what_is_no_request(read, record, reason):
+    with pytest.raises(ConfigError) as refused:
+        read(asked(user()), record, format="openai")
+    assert str(refused.value).endswith(f"trace.jsonl:2: {reason} (--on-error skip goes on)")
+
+
+def test_what_is_no_conversation(read):
+    with pytest.raises(ConfigError, match=r"trace.jsonl:1: conversations: expected a list of messages, got int"):
+        read({"conversations": 3}, format="conversations")
