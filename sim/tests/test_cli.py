@@ -1,6 +1,7 @@
 """The command line: exit codes, the lines to paste, and that what they say is true."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from kv_factory import Offer, Target
 from kv_sim.command.cli import main
 from kv_sim.command.selection import check_folder
+from kv_sim.command.subjects import subject_lines
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.later import LaterScheduler
@@ -488,6 +490,39 @@ def test_subjects_are_listed_with_their_claims(kv_sim: Callable[[str], Result]) 
         assert re.search(rf"^{re.escape(name)} +{subject.kv_connector}", out, re.MULTILINE)
     claims = re.findall(r"claims: (.*)", out)
     assert claims[0].split(", ") == [trait.value for trait in Trait if trait in SUBJECTS["memory"].traits]
+
+
+def test_a_subject_is_listed_with_its_settings_and_what_it_is_made_of() -> None:
+    several = {"load_policy": "longest", "connectors": [{"kv_connector": "One"}, {"kv_connector": "Other"}]}
+    subjects = {
+        "plain": Subject("Plain", traits=frozenset()),
+        "both": Subject("Multi", "some.module", several, traits=frozenset({Trait.RANKS, Trait.FAILURES})),
+    }
+    assert subject_lines(subjects) == [
+        "plain  Plain (installed)",
+        "       claims: none",
+        "both   Multi over One, Other (some.module)",
+        f"       claims: {', '.join(t.value for t in Trait if t in (Trait.RANKS, Trait.FAILURES))}",
+        '       extra config: {"load_policy": "longest"}',
+    ]
+
+
+def test_what_lies_in_this_folder_can_be_named_and_logs_nothing(
+    kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    (tmp_path / "lies_in_this_folder.py").write_text(
+        "import logging\n"
+        "from kv_sim.examples.memory import MemoryConnector\n"
+        "class Mine(MemoryConnector):\n"
+        "    def __init__(self, *args, **kwargs):\n"
+        "        logging.getLogger('mine').warning('here')\n"
+        "        super().__init__(*args, **kwargs)\n"
+    )
+    code, out, err = kv_sim("kv-sim fuzz --connector lies_in_this_folder:Mine --traits none --seed 3 --actions 5")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("lies_in_this_folder:Mine: 1 histories, ")
 
 
 COMMAND = [sys.executable, "-c", "import sys; from kv_sim.command.cli import main; sys.exit(main())"]
