@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kv_factory import Offer, Target
+from kv_sim.command import selection
 from kv_sim.command.cli import main
 from kv_sim.command.selection import check_folder
 from kv_sim.command.subjects import subject_lines
@@ -511,6 +513,8 @@ def test_what_lies_in_this_folder_can_be_named_and_logs_nothing(
     kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
+    python = SimpleNamespace(flags=SimpleNamespace(safe_path=False), path=sys.path, modules=sys.modules)
+    monkeypatch.setattr(selection, "sys", python)  # whatever it was told when it was started
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     (tmp_path / "lies_in_this_folder.py").write_text(
         "import logging\n"
