@@ -22,6 +22,7 @@ from kv_sim.command.subjects import subject_lines
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.later import LaterScheduler
+from kv_sim.failures.report import action_lines
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Run, run_seed
 from kv_sim.subject import Subject, Trait
@@ -439,6 +440,18 @@ def test_a_schedule_can_be_replayed_onto_another_connector(
     code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule} --connector later")
     assert code == 0
     assert re.search(r"^passes: \d+ actions, nothing is wrong; the file says: [A-Z-]+  ", out, re.MULTILINE)
+
+
+def test_a_schedule_that_fails_is_listed_unless_it_was_logged(
+    kv_sim: Callable[[str], Result], schedule: Path
+) -> None:
+    listed = action_lines(read_schedule(schedule).history)
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
+    first, *lines, last = out.splitlines()
+    assert (code, last, lines) == (1, "the same violation as in the file", listed)
+    assert first.startswith(f"FAIL actions={len(read_schedule(schedule).history)}  ")
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule} --log")
+    assert code == 1 and first in out.splitlines() and listed[-1] not in out.splitlines()
 
 
 def test_a_different_violation_is_told_apart(kv_sim: Callable[[str], Result], schedule: Path) -> None:
