@@ -12,6 +12,7 @@ import pytest
 from kv_sim.command import campaign as campaign_module
 from kv_sim.command.campaign import Batch, Campaign, Plan, missing, run_campaign, tables, work
 from kv_sim.command.cli import main
+from kv_sim.command.table import aligned
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import MEMORY, SUBJECTS
 from kv_sim.fuzz import Failure, Run
@@ -90,6 +91,12 @@ def test_the_tables_are_these() -> None:
 
 def failure(seed: int | None) -> Failure:
     return Failure(MEMORY, WorldConfig(), [], Violation(Invariant.WORK, "x"), seed)
+
+
+def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+    rows = [["name", "of", "count"], ["a", "b", "7"], ["somebody", "nobody", ""]]
+    assert aligned(rows) == ["name          of  count", "a              b      7", "somebody  nobody"]
+    assert aligned(rows, left=2) == ["name      of      count", "a         b           7", "somebody  nobody"]
 
 
 def test_batches_are_added_up() -> None:

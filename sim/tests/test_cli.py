@@ -1,6 +1,7 @@
 """The command line: exit codes, the lines to paste, and that what they say is true."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -8,16 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kv_factory import Offer, Target
+from kv_sim.command import selection
 from kv_sim.command.cli import main
 from kv_sim.command.selection import check_folder
+from kv_sim.command.subjects import subject_lines
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.later import LaterScheduler
+from kv_sim.failures.report import action_lines
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Run, run_seed
 from kv_sim.subject import Subject, Trait
@@ -437,6 +442,18 @@ def test_a_schedule_can_be_replayed_onto_another_connector(
     assert re.search(r"^passes: \d+ actions, nothing is wrong; the file says: [A-Z-]+  ", out, re.MULTILINE)
 
 
+def test_a_schedule_that_fails_is_listed_unless_it_was_logged(
+    kv_sim: Callable[[str], Result], schedule: Path
+) -> None:
+    listed = action_lines(read_schedule(schedule).history)
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
+    first, *lines, last = out.splitlines()
+    assert (code, last, lines) == (1, "the same violation as in the file", listed)
+    assert first.startswith(f"FAIL actions={len(read_schedule(schedule).history)}  ")
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule} --log")
+    assert code == 1 and first in out.splitlines() and listed[-1] not in out.splitlines()
+
+
 def test_a_different_violation_is_told_apart(kv_sim: Callable[[str], Result], schedule: Path) -> None:
     text, said = schedule.read_text(), read_schedule(schedule).violation
     assert said is not None
@@ -488,6 +505,41 @@ def test_subjects_are_listed_with_their_claims(kv_sim: Callable[[str], Result]) 
         assert re.search(rf"^{re.escape(name)} +{subject.kv_connector}", out, re.MULTILINE)
     claims = re.findall(r"claims: (.*)", out)
     assert claims[0].split(", ") == [trait.value for trait in Trait if trait in SUBJECTS["memory"].traits]
+
+
+def test_a_subject_is_listed_with_its_settings_and_what_it_is_made_of() -> None:
+    several = {"load_policy": "longest", "connectors": [{"kv_connector": "One"}, {"kv_connector": "Other"}]}
+    subjects = {
+        "plain": Subject("Plain", traits=frozenset()),
+        "both": Subject("Multi", "some.module", several, traits=frozenset({Trait.RANKS, Trait.FAILURES})),
+    }
+    assert subject_lines(subjects) == [
+        "plain  Plain (installed)",
+        "       claims: none",
+        "both   Multi over One, Other (some.module)",
+        f"       claims: {', '.join(t.value for t in Trait if t in (Trait.RANKS, Trait.FAILURES))}",
+        '       extra config: {"load_policy": "longest"}',
+    ]
+
+
+def test_what_lies_in_this_folder_can_be_named_and_logs_nothing(
+    kv_sim: Callable[[str], Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    python = SimpleNamespace(flags=SimpleNamespace(safe_path=False), path=sys.path, modules=sys.modules)
+    monkeypatch.setattr(selection, "sys", python)  # whatever it was told when it was started
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    (tmp_path / "lies_in_this_folder.py").write_text(
+        "import logging\n"
+        "from kv_sim.examples.memory import MemoryConnector\n"
+        "class Mine(MemoryConnector):\n"
+        "    def __init__(self, *args, **kwargs):\n"
+        "        logging.getLogger('mine').warning('here')\n"
+        "        super().__init__(*args, **kwargs)\n"
+    )
+    code, out, err = kv_sim("kv-sim fuzz --connector lies_in_this_folder:Mine --traits none --seed 3 --actions 5")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("lies_in_this_folder:Mine: 1 histories, ")
 
 
 COMMAND = [sys.executable, "-c", "import sys; from kv_sim.command.cli import main; sys.exit(main())"]

@@ -304,3 +304,12 @@ def test_there_is_a_process_for_each_core() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     for command in ("campaign", "zoo"):
         assert parser_of(Names()).parse_args([command]).jobs == cores
+
+
+@pytest.mark.parametrize(("count", "jobs"), [(5, 5), (None, 1)])
+def test_where_it_cannot_be_asked_which_cores_may_be_used_all_are(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, jobs: int
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    assert parser_of(Names()).parse_args(["campaign"]).jobs == jobs

@@ -67,6 +67,9 @@ ONE, TWO = trace_of((0, 4, 1, [1])), trace_of((0, 4, 1, [1]), (0, 4, 1, [2]))
 LATE = trace_of((0, 4, 1, [1]), (0, 0, 1, []), (9000, 4, 1, [2]))
 """The second one has no prompt, and isn't replayed."""
 
+SHORT, MEANWHILE = trace_of((0, 3, 1, [1]), (0, 3, 1, [2])), trace_of((0, 3, 1, [1]), (2501, 3, 1, [2]))
+"""No block is full, so nothing is copied. The other one comes while the first is computed, after 500 looks."""
+
 
 @pytest.mark.parametrize(
     ("side", "trace", "steps", "left"),
@@ -79,6 +82,9 @@ LATE = trace_of((0, 4, 1, [1]), (0, 0, 1, []), (9000, 4, 1, [2]))
         # 700 steps before the first one, a step that computes it, 699 before the second.
         (UndecidedSide, TWO, 700, ""),
         (UndecidedSide, TWO, 1001, "<request 0 waiting 0/4>, <request 1 waiting 0/4>"),
+        # A step that computes something begins the count anew: 700 and 699, and a thousand.
+        (UndecidedSide, SHORT, 700, ""),
+        (UndecidedSide, MEANWHILE, 500, ""),
         # While somebody is still to come there is something to wait for.
         (UndecidedSide, LATE, 1500, ""),
     ],

@@ -7,13 +7,24 @@ is read or written together one more.
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, files, toy, trace_of
 
+from kv_api import OffloadKey
+from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.sizing import HostLayout
+from kv_offload_file.label import Label
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
+from kv_sim.replay.timed.files import Disk, DiskCopyEngine
+from kv_sim.replay.timed.link import Link, Way
+from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.replay import num_replays
+from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 A, B, C = (0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7])
 """The last one finds what the first one had, and what left the GPU for the second."""
@@ -50,6 +61,16 @@ def test_what_is_found_in_files_is_read_and_then_copied() -> None:
     assert (answers.cpu_hit_tokens, answers.disk_hit_tokens) == (0, 8)
     assert (answers.cpu_hit_blocks, answers.disk_hit_blocks, answers.disk_token_ratio) == (0, 2, 0.25)
     assert answers.host_wait_seconds == 0.0
+
+
+def test_a_load_of_the_step_itself_waits_for_the_disk_and_for_the_link() -> None:
+    settings = with_disk()
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["sync_load_budget_bytes"] = 1000
+    answers = answer(trace_of(A, B, C), replace(settings, connector=transfer))
+    # At 2,010,000 the hooks run: two chunks are read, 2 × 2017, and copied, 2033. Then a token attends to 9: 1037.
+    assert (answers.host_wait_seconds, answers.seconds) == (6067e-9, 2_017_104e-9 + 11_041e-9)
+    assert (answers.disk_hit_tokens, answers.load_wait) == (8, Spread.of(array("q", [0])))
 
 
 @pytest.mark.parametrize(("host", "found"), [(16, (8, 0)), (3, (0, 8))], ids=["in both", "it left host memory"])
@@ -123,13 +144,20 @@ def test_blocks_that_are_larger_than_staging_memory_go_through_it_all_the_same()
     model = replace(toy().model, layers=PAGE)
     settings = with_disk(staging=5, model=model, disk_bytes_to_use=2 * 16 * PAGE * 16, gpu_blocks=4)
     assert answer(trace_of(A, B, C), settings).disk_hit_tokens == 8
+    transfer = settings.transfer_config()
+    transfer["kv_connector_extra_config"]["file_staging_bytes"] = 1
+    assert answer(trace_of(A, B, C), replace(settings, connector=transfer)).disk_hit_tokens == 8
 
 
 def test_a_third_column_is_without_the_disk() -> None:
     trace, seen = trace_of(A, B, C), list[int]()
     settings = with_disk(3)
     replay = replay_engine(trace, settings, seen.append)
-    assert seen == [*range(1, 10)]
+    assert seen == [*range(1, 10)] and [num_replays(other) for other in (settings, with_disk(0), toy())] == [
+        3,
+        2,
+        2,
+    ]
     assert replay.without_disk is not None and isinstance(replay.as_json()["without_disk"], dict)
     assert (replay.with_connector.disk_hit_tokens, replay.without_disk.disk_writes.jobs) == (8, 0)
     lines = replay.table().splitlines()
@@ -151,3 +179,74 @@ def test_a_folder_is_not_looked_for() -> None:
     }
     answers: Answers = answer(trace_of(A, B, C), toy(gpu_blocks=4, **DISK, connector=nowhere))
     assert answers.disk_hit_tokens == 8
+
+
+# -- the copy engine, asked by hand ----------------------------------------------------------------
+
+
+class NoSlots:
+    """Slots without bytes."""
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        pass
+
+    read = write
+
+    def close(self) -> None:
+        pass
+
+
+class Server:
+    """A bay for each direction. A block takes 100 to host memory and 1000 back, 300 to the disk and 50 back."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        host, back, written, read = (LinkCosts(1.0, 0.0, size, 1) for size in (100, 1000, 300, 50))
+        self.begun: list[tuple[Way, int]] = []
+        link, disk = Link(host, back), Link(written, read)
+        link.log = lambda job, now: self.begun.append((job.way, job.begin))
+        device: Any = SimpleNamespace(
+            clock=self.clock,
+            link=link,
+            disk=disk,
+            allocate_host=lambda slots: 0,
+            open_mover=lambda: lambda way, blocks, pages: None,
+        )
+        inner = LinkCopyEngine(device, HostLayout(2, 1, 100, 1, 100))
+        self.engine = DiskCopyEngine(inner, NoSlots(), 2, [9], device, Disk(device, 1))
+
+    def submit(self, job_id: int, direction: Direction) -> None:
+        """Store or load one block."""
+        block = np.array([job_id])
+        self.engine.labels[job_id] = [Label(OffloadKey(b"key"), 0, job_id, 0)]
+        self.engine.submit(job_id, direction, PageCopies(block * 0, block, block, block * 0))
+
+    def poll(self, now: int) -> list[int]:
+        self.clock.now = now
+        return [result.job_id for result in self.engine.poll()]
+
+
+def busy_server() -> Server:
+    """It is 500, and a store was written at 402, which nobody knows of yet. Another one waits for its bay."""
+    server = Server()
+    server.submit(0, Direction.STORE)
+    server.submit(1, Direction.LOAD)
+    # The store's copy ends at 101, and it is written until 402. What was read by 51 is copied from 101 to 1102.
+    assert server.poll(101) == []
+    server.submit(2, Direction.STORE)
+    server.clock.now = 500
+    return server
+
+
+def test_a_copy_begins_when_anybody_asks_and_its_bay_is_free() -> None:
+    copied = [(Way.STORE, 0), (Way.STORE, 500), (Way.LOAD, 101)]
+    server = busy_server()
+    assert server.engine.let_go([2]) == [2], "it is still to be written"
+    assert (server.clock.now, server.begun) == (1102, copied), "the host waits for all copies that go on"
+    server = busy_server()
+    server.engine.wait([2])
+    assert (server.clock.now, server.begun) == (1102 + 301, copied)
+    server = busy_server()
+    server.submit(3, Direction.STORE)
+    assert server.poll(550) == [0] and server.poll(602 + 1000) == [1]
+    assert server.begun == copied

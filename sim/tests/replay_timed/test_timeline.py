@@ -250,6 +250,8 @@ def test_requests_that_are_too_long_are_counted() -> None:
         "has no prompt": 1,
     }
     assert (answers.requests, answers.output_tokens) == (2, 2)  # whoever wants no token gets one
+    nobody = answer(trace_of((7, 12, 6, [1, 2, 3])), toy(gpu_blocks=4))
+    assert (nobody.requests, nobody.seconds, nobody.tokens_per_second, nobody.steps) == (0, 0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(

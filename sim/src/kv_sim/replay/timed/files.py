@@ -108,6 +108,10 @@ class DiskCopyEngine(FileCopyEngine):
         self._disk.hear()
         super().wait(job_ids)
 
+    def let_go(self, job_ids: Collection[int]) -> list[int]:
+        self._disk.hear()
+        return super().let_go(job_ids)
+
     def wait_for_threads(self) -> None:
         self._disk.wait()
 
