@@ -57,7 +57,7 @@ def _tail(tokens_per_block, numbers, window):
 class Server:
     """vLLM's scheduler, a worker's half of our connector, and a made-up model between them."""
 
-    def __init__(self, retention=None, layers=4, megabytes=64, **extra):
+    def __init__(self, model=None, retention=None, megabytes=64, **extra):
         import torch
         from vllm.config import KVTransferConfig
         from vllm.v1.core import kv_cache_utils as utils
@@ -81,7 +81,7 @@ class Server:
         config.cache_config.kv_cache_layout = "BLHNC"
         config.cache_config.prefix_cache_retention_interval = retention
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        groups = utils.get_kv_cache_groups(config, specs(layers))
+        groups = utils.get_kv_cache_groups(config, model or specs(4))
         self.cache = utils.get_kv_cache_config_from_groups(config, groups, megabytes << 20)
         self.groups = [group.kv_cache_spec for group in self.cache.kv_cache_groups]
         tokens_per_block, self.tokens_per_hash = utils.resolve_kv_cache_block_sizes(self.cache, config)
@@ -205,7 +205,7 @@ def make():
 
 @pytest.mark.parametrize(("layers", "megabytes"), [(4, 64), (43, 32)])
 def test_groups_overlay_each_other_and_are_copied_in_one_piece_each(make, layers, megabytes):
-    server = make(layers=layers, megabytes=megabytes)
+    server = make(specs(layers), megabytes=megabytes)
     sizes = [
         [spec.page_size_bytes for spec in group.kv_cache_spec.kv_cache_specs.values()]
         for group in server.cache.kv_cache_groups
@@ -214,6 +214,17 @@ def test_groups_overlay_each_other_and_are_copied_in_one_piece_each(make, layers
     plan = server.worker.side._medium.engine._plan
     assert [parts.addresses.tolist() for parts in plan.parts] == [[plan.tensors[0].address]] * len(sizes)
     assert plan.layout.slot_bytes == max(map(sum, sizes))
+
+
+def test_any_model_may_have_its_layers_together(make):
+    """As with ``VLLM_KV_CACHE_LAYOUT=BLHNC``."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    spec = FullAttentionSpec(block_size=256, num_kv_heads=2, head_size=8, dtype=torch.float32)
+    server = make({f"{layer}": spec for layer in range(6)}, megabytes=8)
+    (parts,) = server.worker.side._medium.engine._plan.parts
+    assert parts.sizes.tolist() == [6 * 256 * 2 * 2 * 8 * 4]
 
 
 @pytest.mark.parametrize("blocks_per_chunk", [1, 2])
@@ -230,7 +241,7 @@ def test_what_was_computed_comes_back(make, blocks_per_chunk):
 
 @pytest.mark.parametrize("retention", [None, 0, 1024])
 def test_whatever_is_shared_and_evicted_nobody_reads_what_is_not_theirs(make, retention):
-    server, random = make(retention), Random(2)
+    server, random = make(retention=retention), Random(2)
     common, prompts = random.choices(range(1000), k=3000), 0
     for number in range(16):
         prompt = common[: random.randrange(3000)] + random.choices(range(1000), k=random.randrange(1, 600))
