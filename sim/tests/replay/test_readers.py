@@ -498,8 +498,16 @@ def test_many_ids_lie_in_a_file_and_make_the_same_trace(monkeypatch, part):
     assert same(loaded, one) and (loaded.name, loaded.block_tokens) == (one.name, one.block_tokens)
 
 
+def test_who_makes_a_trace_knows_whether_it_has_to_be_sorted():
+    builder, said = ColumnsBuilder(), []
+    for arrival in (-5.0, -5.0, 2.0, 1.0, 3.0):
+        builder.add(arrival, 10, 1, [1])
+        said.append(bool(builder.went_back))
+    assert said == [False, False, False, True, True]
+
+
 def test_files_go_with_their_trace():
-    trace, again = built(4), built(100)
+    trace, again = built(15), built(16)  # of 15 ids
     folders = [trace._folder.path, trace.save(), again.save()]
     assert again._folder is None and again.save() == folders[2]
     assert all(folder.is_dir() for folder in folders)
