@@ -66,6 +66,13 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
 
 
+@pytest.mark.parametrize(
+    ("requests", "blocks"), [([[1], [1, 2, 3], [4, 5]], 3), ([[1], []], 1), ([[]], 1), ([], 1)]
+)
+def test_the_longest_prompt_has_at_least_one_block(requests, blocks):
+    assert longest_prompt(trace_of(requests)) == blocks
+
+
 @given(requests=traces, gpu_blocks=st.integers(1, 20))
 def test_the_gpu_s_tier_is_lru_with_the_head_last(requests, gpu_blocks):
     columns = trace_of(requests)
@@ -159,6 +166,14 @@ def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
     with pytest.raises(ConfigError) as caught:
         shape_of(trace_of(requests))
     assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
+
+
+def test_a_trace_of_nothing():
+    columns = trace_of([])
+    columns.check()
+    assert (len(columns), [*columns], columns.references, columns.input_tokens) == (0, [], 0, 0)
+    assert columns.duration_seconds == 0
+    assert shape_of(columns).unique_blocks == 0
 
 
 def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():

@@ -117,6 +117,8 @@ def test_files_answer_what_host_memory_of_their_size_would(small):
     assert of_disk.recommended == of_memory.recommended and of_disk.without == of_memory.without
     assert (of_memory.medium, of_disk.medium) == ("host memory", "the disk")
     assert (of_memory.setup, of_disk.setup) == (Setup("lru", 4), Setup("lru", 0, disk=4))
+    assert of_memory.knee_gib == 4 * 512 * 100 / 2**30
+    assert size(small, ["lru"], [4]).knee_gib is None, "of blocks without bytes"
 
 
 def spec_of(extra, block_bytes):

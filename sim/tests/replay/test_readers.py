@@ -288,6 +288,9 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
         (99, 100_000, 0.49, None),
         (2, 512, 365 * 86_400 * 3, "2 requests in 3.0 years"),
         (2, 512, 366 * 86_400, None),
+        (2, 512, 366 * 86_400 + 1, "2 requests in 1.0 years"),
+        (100, 512, 0.0099995, "10,001 requests a second"),
+        (100, 100_000, 0.49999999, "20,000,000 prompt tokens a second"),
     ],
 )
 def test_times_that_no_server_has_are_said(tmp_path, count, tokens, seconds, said):
