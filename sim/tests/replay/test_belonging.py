@@ -154,6 +154,13 @@ def test_ids_that_look_like_a_session_s_own_are_said(tmp_path, first):
         assert note not in open_trace(file, TraceOptions(scope=scope)).notes
 
 
+@pytest.mark.parametrize("scope", ["global", "local"])
+def test_ids_that_look_so_are_not_asked_about_where_a_record_says_whose_they_are(tmp_path, scope):
+    sessions = [session(call(0, [*range(length)]), hash_id_scope=scope) for length in (4, 4, 2)]
+    notes = open_trace(written(tmp_path / "trace.jsonl", *sessions)).notes
+    assert not any("count up from" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     "turns",
     [

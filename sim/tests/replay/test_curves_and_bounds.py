@@ -168,6 +168,11 @@ def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
     assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
 
 
+def test_who_says_nothing_of_a_setup_has_no_cache_at_all():
+    assert Setup() == Setup("lru", 0, 0, 0, None, 0, 0)
+    assert (Setup().blocks, Setup("lru", 7, 20, disk=300).blocks) == (0, 327)
+
+
 def test_a_trace_of_nothing():
     columns = trace_of([])
     columns.check()

@@ -243,6 +243,7 @@ def test_the_best_policy_in_front_is_what_a_disk_is_measured_against():
     found = size_trace(columns, shape_of(columns), ["lru", "s3fifo"], [1], Footprint(4, None), disk=Disk("/kv", 3))
     alone = [replay_cache(columns, Setup(policy, 3)).cpu_hits.sum() for policy in ("lru", "s3fifo")]
     assert alone[0] != alone[1]
+    assert (found.gpu_blocks, found.setup.gpu_blocks) == (0, 0), "nobody said that there is one in front"
     assert found.without.block == max(alone) / columns.references
 
 

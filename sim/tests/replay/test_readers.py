@@ -246,7 +246,7 @@ def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path)
     assert seen(open_trace(file))[2] == [0, 1, 1, 2]
     columns = open_trace(file, TraceOptions(scope=IdScope.SESSION))
     assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2, 2.1], [0, 0, 1, 1])
-    assert "2 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+    assert columns.notes[1:] == ("2 later turns have a delay: taken from the arrival of the turn before",)
 
 
 def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
@@ -364,6 +364,22 @@ def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
     together = "2 sessions count their own time, so all begin at once (--stagger)"
     for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
         assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes, together)
+
+
+@pytest.mark.parametrize(("wanted", "read"), [(None, 3), (1, 1), (2, 2), (3, 3), (4, 3), (2**70, 3)])
+def test_only_the_first_requests_are_read(tmp_path, wanted, read):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*(mooncake(n, 512 + n, [n]) for n in range(3))))
+    columns = open_trace(file, TraceOptions(requests=wanted))
+    assert [request.input_tokens for request in columns] == [512, 513, 514][:read]
+
+
+def test_a_shipped_trace_keeps_its_ids_unless_they_are_to_be_chained():
+    prefix, auto, block = (
+        next(iter(open_trace("mooncake-synthetic", TraceOptions(ids=meaning, requests=1)))).blocks
+        for meaning in (IdMeaning.PREFIX, IdMeaning.AUTO, IdMeaning.BLOCK)
+    )
+    assert auto == prefix and len(block) == len(prefix) and not {*block} & {*prefix}
 
 
 def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):
