@@ -488,6 +488,8 @@ def test_an_assumption_is_seeded_and_said(tmp_path):
         "the trace has no ids; assumed, seed 1: 50% of requests begin with one of 5 prefixes of 128 tokens, "
         "the n-th with weight 1/n^1"
     )
+    usual = open_trace(file, TraceOptions(sharing=sharing))
+    assert usual.notes[1].startswith("the trace has no ids; assumed, seed 0: 50% of requests ")
     assert 0 < shape_of(columns).reused_blocks <= 2 * 50
     assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
 
