@@ -136,7 +136,7 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
     ]:
         columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
         assert shared(columns) == shares
-        assert (note in columns.notes) == is_split
+        assert [one for one in columns.notes if "(--id-scope session)" in one] == [note] * is_split
 
 
 OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"
@@ -152,6 +152,13 @@ def test_ids_that_look_like_a_session_s_own_are_said(tmp_path, first):
     assert note in open_trace(file).notes
     for scope in (IdScope.SESSION, IdScope.GLOBAL):
         assert note not in open_trace(file, TraceOptions(scope=scope)).notes
+
+
+@pytest.mark.parametrize("scope", ["global", "local"])
+def test_ids_that_look_so_are_not_asked_about_where_a_record_says_whose_they_are(tmp_path, scope):
+    sessions = [session(call(0, [*range(length)]), hash_id_scope=scope) for length in (4, 4, 2)]
+    notes = open_trace(written(tmp_path / "trace.jsonl", *sessions)).notes
+    assert not any("count up from" in note for note in notes)
 
 
 @pytest.mark.parametrize(

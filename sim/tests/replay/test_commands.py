@@ -608,3 +608,9 @@ def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):
     assert data["unique_blocks"] > 4000 and [run["setup"]["capacity"] for run in data["runs"]] == [
         int(data["unique_blocks"] * share) for share in shares
     ]
+
+
+def test_of_shares_that_are_less_than_a_block_one_block_is_tried(small, capsys):
+    """The trace has six."""
+    assert main(["replay", str(small), "--jobs", "1", "--json", "-"]) == 0
+    assert [run["setup"]["capacity"] for run in json.loads(capsys.readouterr().out)["runs"]] == [1]

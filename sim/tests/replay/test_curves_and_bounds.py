@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from kv_sim_slow_replay import BLOCK, lru_hits, min_hits, prefix_trace, trace_of
 
 from kv_api import ConfigError
-from kv_sim.replay import bounds, stack, tally
-from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, replay_cache
+from kv_sim.replay import bounds, cache, sizing, stack, tally
+from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, keys_of, replay_cache
 from kv_sim.replay.curve import Hits, Ratios, Totals
 from kv_sim.replay.medium import Traffic
 from kv_sim.replay.shape import shape_of, uses_again
-from kv_sim.replay.sizing import sweep
+from kv_sim.replay.sizing import Disk, sweep
 from kv_sim.replay.stack import Order, longest_prompt, lru_curve
 
 traces = st.builds(
@@ -64,6 +64,13 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
         found = sweep(columns, shape, ["lru"], [capacity], gpu_blocks=gpu_blocks)
         assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
+
+
+@pytest.mark.parametrize(
+    ("requests", "blocks"), [([[1], [1, 2, 3], [4, 5]], 3), ([[1], []], 1), ([[]], 1), ([], 1)]
+)
+def test_the_longest_prompt_has_at_least_one_block(requests, blocks):
+    assert longest_prompt(trace_of(requests)) == blocks
 
 
 @given(requests=traces, gpu_blocks=st.integers(1, 20))
@@ -161,6 +168,19 @@ def test_ids_that_are_no_prefix_ids_are_refused(requests, text):
     assert str(caught.value) == f"made: {text}: these aren't prefix ids; --ids block chains them"
 
 
+def test_who_says_nothing_of_a_setup_has_no_cache_at_all():
+    assert Setup() == Setup("lru", 0, 0, 0, None, 0, 0)
+    assert (Setup().blocks, Setup("lru", 7, 20, disk=300).blocks) == (0, 327)
+
+
+def test_a_trace_of_nothing():
+    columns = trace_of([])
+    columns.check()
+    assert (len(columns), [*columns], columns.references, columns.input_tokens) == (0, [], 0, 0)
+    assert columns.duration_seconds == 0
+    assert shape_of(columns).unique_blocks == 0
+
+
 def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
     assert Hits(1, 1, 1).ratios(Totals(1, 1, 1, 4)) == Ratios(1.0, 1.0, 1.0)
     assert Hits(1, 2, 3).ratios(Totals(10, 10, 10, 4)) == Ratios(0.1, 0.3, 0.2)
@@ -235,6 +255,33 @@ def test_ages_and_the_series_are_those_of_the_blocks(requests, steps, capacity, 
     assert tally.series_of(columns, shape, outcome, windows) == [
         tally.Window(number * width, *counts[number]) for number in range(windows)
     ]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 9, 100])
+def test_keys_are_hashes_and_a_group_however_many_are_made_at_once(monkeypatch, at_once):
+    monkeypatch.setattr(cache, "_KEYS_AT_ONCE", at_once)
+    requests = [[], [1, 2, 3], [], [4], [2**40, 6, 7, 8, 9], [1], []]
+    made = [[one.to_bytes(8, "little") + bytes(4) for one in ids] for ids in requests]
+    assert [*keys_of(trace_of(requests))] == made
+
+
+@pytest.mark.parametrize(
+    ("policies", "disk", "replayed"),
+    [
+        (["lru"], None, [("lru", 2)]),
+        (["sieve", "lru"], None, [("sieve", 2), ("sieve", 3), ("sieve", 9), ("lru", 2)]),
+        (["lru"], Disk("/kv", 3), [("lru", 2)]),
+        (["lru"], Disk("/kv", 2), [("lru", 2), ("lru", 3), ("lru", 9)]),
+    ],
+)
+def test_a_sweep_replays_only_what_one_pass_leaves_open(monkeypatch, policies, disk, replayed):
+    """LRU isn't replayed where the longest prompt, of three blocks, fits, also into host memory in front."""
+    columns, run, asked = trace_of([[1, 2, 3], [1], [4, 5]]), sizing.replay_all, []
+    monkeypatch.setattr(
+        sizing, "replay_all", lambda trace, setups, *rest: asked.extend(setups) or run(trace, setups)
+    )
+    sweep(columns, shape_of(columns), policies, [2, 3, 9], disk=disk)
+    assert [(setup.policy, setup.disk or setup.capacity) for setup in asked] == replayed
 
 
 class Prompt(list):

@@ -117,6 +117,8 @@ def test_files_answer_what_host_memory_of_their_size_would(small):
     assert of_disk.recommended == of_memory.recommended and of_disk.without == of_memory.without
     assert (of_memory.medium, of_disk.medium) == ("host memory", "the disk")
     assert (of_memory.setup, of_disk.setup) == (Setup("lru", 4), Setup("lru", 0, disk=4))
+    assert of_memory.knee_gib == 4 * 512 * 100 / 2**30
+    assert size(small, ["lru"], [4]).knee_gib is None, "of blocks without bytes"
 
 
 def spec_of(extra, block_bytes):
@@ -241,6 +243,7 @@ def test_the_best_policy_in_front_is_what_a_disk_is_measured_against():
     found = size_trace(columns, shape_of(columns), ["lru", "s3fifo"], [1], Footprint(4, None), disk=Disk("/kv", 3))
     alone = [replay_cache(columns, Setup(policy, 3)).cpu_hits.sum() for policy in ("lru", "s3fifo")]
     assert alone[0] != alone[1]
+    assert (found.gpu_blocks, found.setup.gpu_blocks) == (0, 0), "nobody said that there is one in front"
     assert found.without.block == max(alone) / columns.references
 
 

@@ -277,7 +277,7 @@ def test_mooncake_s_ids_can_be_a_session_s_and_a_turn_can_have_a_delay(tmp_path)
     assert seen(open_trace(file))[2] == [0, 1, 1, 2]
     columns = open_trace(file, TraceOptions(scope=IdScope.SESSION))
     assert (seen(columns)[0], seen(columns)[2]) == ([0, 0.1, 2, 2.1], [0, 0, 1, 1])
-    assert "2 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+    assert columns.notes[1:] == ("2 later turns have a delay: taken from the arrival of the turn before",)
 
 
 def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
@@ -319,6 +319,9 @@ def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_pat
         (99, 100_000, 0.49, None),
         (2, 512, 365 * 86_400 * 3, "2 requests in 3.0 years"),
         (2, 512, 366 * 86_400, None),
+        (2, 512, 366 * 86_400 + 1, "2 requests in 1.0 years"),
+        (100, 512, 0.0099995, "10,001 requests a second"),
+        (100, 100_000, 0.49999999, "20,000,000 prompt tokens a second"),
     ],
 )
 def test_times_that_no_server_has_are_said(tmp_path, count, tokens, seconds, said):
@@ -396,6 +399,22 @@ def test_ids_are_compared_where_equal_ones_mean_the_same(tmp_path):
     together = "2 sessions count their own time, so all begin at once (--stagger)"
     for scope, notes in [(IdScope.AUTO, [own]), (IdScope.GLOBAL, [note]), (IdScope.SESSION, [])]:
         assert open_trace(file, TraceOptions(scope=scope)).notes == ("format: weka", *notes, together)
+
+
+@pytest.mark.parametrize(("wanted", "read"), [(None, 3), (1, 1), (2, 2), (3, 3), (4, 3), (2**70, 3)])
+def test_only_the_first_requests_are_read(tmp_path, wanted, read):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(lines(*(mooncake(n, 512 + n, [n]) for n in range(3))))
+    columns = open_trace(file, TraceOptions(requests=wanted))
+    assert [request.input_tokens for request in columns] == [512, 513, 514][:read]
+
+
+def test_a_shipped_trace_keeps_its_ids_unless_they_are_to_be_chained():
+    prefix, auto, block = (
+        next(iter(open_trace("mooncake-synthetic", TraceOptions(ids=meaning, requests=1)))).blocks
+        for meaning in (IdMeaning.PREFIX, IdMeaning.AUTO, IdMeaning.BLOCK)
+    )
+    assert auto == prefix and len(block) == len(prefix) and not {*block} & {*prefix}
 
 
 def test_a_file_that_is_called_like_a_shipped_trace_is_the_file(tmp_path, monkeypatch):
@@ -504,6 +523,8 @@ def test_an_assumption_is_seeded_and_said(tmp_path):
         "the trace has no ids; assumed, seed 1: 50% of requests begin with one of 5 prefixes of 128 tokens, "
         "the n-th with weight 1/n^1"
     )
+    usual = open_trace(file, TraceOptions(sharing=sharing))
+    assert usual.notes[1].startswith("the trace has no ids; assumed, seed 0: 50% of requests ")
     assert 0 < shape_of(columns).reused_blocks <= 2 * 50
     assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
 
@@ -533,8 +554,16 @@ def test_many_ids_lie_in_a_file_and_make_the_same_trace(monkeypatch, part):
     assert same(loaded, one) and (loaded.name, loaded.block_tokens) == (one.name, one.block_tokens)
 
 
+def test_who_makes_a_trace_knows_whether_it_has_to_be_sorted():
+    builder, said = ColumnsBuilder(), []
+    for arrival in (-5.0, -5.0, 2.0, 1.0, 3.0):
+        builder.add(arrival, 10, 1, [1])
+        said.append(bool(builder.went_back))
+    assert said == [False, False, False, True, True]
+
+
 def test_files_go_with_their_trace():
-    trace, again = built(4), built(100)
+    trace, again = built(15), built(16)  # of 15 ids
     folders = [trace._folder.path, trace.save(), again.save()]
     assert again._folder is None and again.save() == folders[2]
     assert all(folder.is_dir() for folder in folders)

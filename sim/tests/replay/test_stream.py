@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_sim_slow_replay import prefix_trace
 
+from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay import open_trace, stream
 from kv_sim.replay.cache import CacheRun, Setup, replay_cache
@@ -66,6 +67,23 @@ def test_a_part_ends_with_the_request_that_reaches_either(tmp_path, monkeypatch,
     file, seen = write(tmp_path / "trace.jsonl", [[1, 2, 3]] * 10), []
     stream.replay_stream(open_stream(file), SETUPS[:1], Footprint(4, 10), seen.append)
     assert seen == ends
+
+
+def test_the_time_of_a_stream_begins_with_its_first_request(tmp_path):
+    """A first turn may have a delay of its own."""
+    file, turn = tmp_path / "trace.jsonl", {"session_id": "a", "input_length": 4, "hash_ids": [1]}
+    file.write_text("".join(json.dumps({**turn, "delay": delay}) + "\n" for delay in (500, 250, 1000)))
+    assert open_trace(file).duration_seconds == 1.25
+    assert stream.replay_stream(open_stream(file), SETUPS[:1], Footprint(4, 10)).duration_seconds == 1.25
+
+
+def test_a_stream_keeps_books_of_so_many_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "MOST_BLOCKS", 6)
+    file, said = write(tmp_path / "trace.jsonl", [[1]]), "that is 7 blocks, and --stream keeps books of 6 at most"
+    stream.replay_stream(open_stream(file), [Setup("lru", 6, disk=6)], Footprint(4, 10))
+    for option, setup in (("--capacity", Setup("lru", 7)), ("--disk-capacity", Setup("lru", 6, disk=7))):
+        with pytest.raises(ConfigError, match=f"^{option}: {said}; "):
+            stream.replay_stream(open_stream(file), [setup], Footprint(4, 10))
 
 
 def test_caches_can_be_recounted_after_every_part():

@@ -37,8 +37,9 @@ def test_capacities(text, blocks):
     if blocks is not None:
         assert parse_capacity(text, Footprint(512, 2048)) == blocks
         return
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         parse_capacity(text, Footprint(512, 2048))
+    assert str(caught.value) == f"--capacity {text}: less than one block of 512 tokens, which takes 1 MiB"
 
 
 def test_every_unit_of_bytes():
@@ -54,6 +55,23 @@ def test_every_unit_of_bytes():
             parse_bytes(f"3{unit}", "--size")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("3blocks", "expected a number of bytes here, for example 64GiB or 64GB"),
+        ("3M tokens", "expected a number of bytes here, for example 64GiB or 64GB"),
+        (" 3 ", "3 what? Expected for example 64GiB or 64GB"),
+        ("3Xb", "unknown unit 'Xb'; expected for example 64GiB or 64GB"),
+        ("3Mb", "'Mb' would be bits: say MB (powers of 1000) or MiB (powers of 1024)"),
+        ("x", "expected a size such as 64GiB or 64GB"),
+    ],
+)
+def test_what_is_no_number_of_bytes(text, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse_bytes(text, "--size")
+    assert str(caught.value) == f"--size {text}: {problem}"
+
+
 def test_numbers_for_people():
     counts = {
         0: "0", 9999: "9999", 10_000: "10k", 12_349: "12.3k", 999_499: "999k", 999_500: "1M", 999_900: "1M",
@@ -64,7 +82,7 @@ def test_numbers_for_people():
         0: "0 B", 99: "99 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 100_000: "97.7 KiB",
         1023 * 1024: "1023 KiB", 2**20: "1 MiB", 1234 * 2**20: "1.21 GiB", 2**30: "1 GiB",
         1000 * 2**30: "1000 GiB", 2**40: "1 TiB", 3 * 2**39: "1.5 TiB", 2**41: "2 TiB", 999 * 2**40: "999 TiB",
-        12_345 * 2**40: "12,345 TiB",
+        1000 * 2**40: "1,000 TiB", 12_345 * 2**40: "12,345 TiB",
     }  # fmt: skip
     assert {size: show_bytes(size) for size in sizes} == sizes
     seconds = {

@@ -127,6 +127,10 @@ FILES = {
         "{file}:2: blocks of 32 tokens after such of 64; one trace has blocks of one size",
     ),
     "no blocks": (session(0), "{file}:1: block_size: expected at least 1, got 0 {more}"),
+    "no blocks of a document": (
+        json.dumps(json.loads(session(0)), indent=1),
+        "{file}:1: block_size: expected at least 1, got 0 {more}",
+    ),
     "no requests": (session(64), "{file}: there is no request in it"),
     "requests that are none": (
         session(64).replace("[]", "{}"),
