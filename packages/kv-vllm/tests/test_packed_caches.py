@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mar
 EXTRA = {"cpu_bytes_to_use": 256 << 20}
 
 
-def specs(layers):
+def specs(layers, *, replays=False):
     """Of each layer: a window; all tokens, compressed; those that aren't yet; in half of them an index."""
     import torch
     from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
@@ -29,7 +29,9 @@ def specs(layers):
     found = {}
     for layer in range(layers):
         ratio = (4, 128)[layer % 2]
-        found[f"{layer}.window"] = SlidingWindowMLASpec(block_size=64, sliding_window=128, **one, **latent)
+        found[f"{layer}.window"] = SlidingWindowMLASpec(
+            block_size=64, sliding_window=128, bounded_replay=replays, **one, **latent
+        )
         found[f"{layer}.latent"] = MLAAttentionSpec(block_size=256, tokens_per_state=ratio, **one, **latent)
         tail = {4: (4, 2048, 8), 128: (8, 1024, 128)}[ratio]
         found[f"{layer}.tail"] = _tail(*tail)
@@ -154,8 +156,14 @@ class Server:
         tables = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
         for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
             start, size = end - count, spec.block_size
-            window = getattr(next(iter(spec.kv_cache_specs.values())), "sliding_window", None)
-            first = 0 if window is None else max(0, start - window + 1)
+            layer = next(iter(spec.kv_cache_specs.values()))
+            window = getattr(layer, "sliding_window", None)
+            begin = 0
+            if layer.prefix_replay_tokens:  # such a window is built anew behind a hit
+                begin = request.replay_start
+            elif request.replay_start:  # of other groups what was hit isn't computed again
+                start = max(start, request.replay_start + self.scheduler.prefix_replay_tokens)
+            first = begin if window is None else max(begin, start - window + 1)
             for index in range(first // size, start // size):
                 self.compare(group, table[index], marks[(index + 1) * size])
             for index in range(start // size, -(-end // size)):
@@ -239,9 +247,11 @@ def test_what_was_computed_comes_back(make, blocks_per_chunk):
     assert server.computed == {"first": 2001, "second": 2001 - 2000 // grain * grain}
 
 
-@pytest.mark.parametrize("retention", [None, 0, 1024])
-def test_whatever_is_shared_and_evicted_nobody_reads_what_is_not_theirs(make, retention):
-    server, random = make(retention=retention), Random(2)
+@pytest.mark.parametrize(
+    ("retention", "replays"), [(None, False), (0, False), (1024, False), (None, True), (1024, True)]
+)
+def test_whatever_is_shared_and_evicted_nobody_reads_what_is_not_theirs(make, retention, replays):
+    server, random = make(specs(4, replays=replays), retention), Random(2)
     common, prompts = random.choices(range(1000), k=3000), 0
     for number in range(16):
         prompt = common[: random.randrange(3000)] + random.choices(range(1000), k=random.randrange(1, 600))
@@ -255,3 +265,22 @@ def test_whatever_is_shared_and_evicted_nobody_reads_what_is_not_theirs(make, re
     server.run()
     assert sum(server.computed.values()) < prompts - 4096
     assert server.compared > 1000
+
+
+def test_windows_that_are_built_anew_behind_a_hit_are_not_offloaded(make):
+    """DeepSeek-V4.1's: they are in no hash, and vLLM computes the last window of a hit again."""
+    server, prompt = make(specs(4, replays=True)), Random(1).choices(range(1000), k=2000)
+    offloaded = [group.group_id for group in server.worker.side._engine.layout.groups]
+    assert [server.groups[group].prefix_replay_tokens for group in range(len(server.groups))] == [
+        128,
+        128,
+        0,
+        0,
+        0,
+    ]
+    assert offloaded == [2, 3, 4]
+    for name in ("first", "second"):
+        server.add(name, prompt)
+        server.run()
+        assert server.scheduler.reset_prefix_cache()
+    assert server.computed == {"first": 2001, "second": 2001 - 1792 + 128}
