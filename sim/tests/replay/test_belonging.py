@@ -168,6 +168,7 @@ def test_ids_that_look_so_are_not_asked_about_where_a_record_says_whose_they_are
         [[0, 1], [0, 1, 2]],
         [[0, 1], [0, 1, 2], [0, 1, 3]],
         [[0, 1], [0, 1, 2], [1, 2]],
+        [[0, 1], [7, 8], [0, 1, 2], [0, 1, 2, 3]],
         [[2, 3], [2, 3, 4], [2, 3]],
         [["0", "1"], ["0"], ["0"]],
         [[], [], []],
@@ -178,6 +179,14 @@ def test_ids_that_all_sessions_share_don_t_look_so(turns):
     for name, ids in enumerate(turns):
         look.see(str(name), ids)
     assert look.note() is None
+
+
+def test_so_many_sessions_are_looked_at(monkeypatch):
+    monkeypatch.setattr(sessions_module, "_SESSIONS", 3)
+    look = OwnIds()
+    for name, ids in (("a", [0, 1]), ("b", [0]), ("c", [0, 1, 2]), ("d", [7])):
+        look.see(name, ids)
+    assert look.note() == OWN.format(first=0)
 
 
 def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):

@@ -332,6 +332,13 @@ def test_processes_change_nothing():
         assert a.gpu_hits.tolist() == b.gpu_hits.tolist()
 
 
+def test_a_policy_that_nobody_has_is_known_before_anything_runs(small):
+    done = []
+    with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
+        replay_all(open_trace(small), [Setup("lru", 4), Setup("lfu", 4)], progress=done.append)
+    assert not done
+
+
 def test_a_replay_in_no_process(synthetic):
     with pytest.raises(ConfigError, match=r"^--jobs: expected at least 1, got 0$"):
         size(synthetic, ["lru"], jobs=0)
@@ -613,4 +620,5 @@ def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):
 def test_of_shares_that_are_less_than_a_block_one_block_is_tried(small, capsys):
     """The trace has six."""
     assert main(["replay", str(small), "--jobs", "1", "--json", "-"]) == 0
-    assert [run["setup"]["capacity"] for run in json.loads(capsys.readouterr().out)["runs"]] == [1]
+    [run] = json.loads(capsys.readouterr().out)["runs"]
+    assert Setup(**run["setup"]) == Setup("lru", 1, 0, 0, None, disk=0, disk_store_threshold=0)

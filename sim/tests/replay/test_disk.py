@@ -229,6 +229,8 @@ def test_no_disk_is_recommended_that_answers_nothing_more(small, tmp_path, capsy
     assert '<p class="big">No disk beside host memory</p>' in page.read_text(encoding="utf-8")
     assert main([*command, "--host-capacity", "6blocks", "--gpu-capacity", "1block"]) == 0
     assert "recommended: no disk beside host memory and the GPU's prefix cache" in capsys.readouterr().out
+    assert main([*command, "--gpu-capacity", "9blocks"]) == 0
+    assert "recommended: no disk beside the GPU's prefix cache\n" in capsys.readouterr().out
     assert main([*command, "--capacity", "1block,4blocks,6blocks", "--budget", "1block"]) == 0
     assert "the budget: it ends before the knee" in capsys.readouterr().out
     assert (

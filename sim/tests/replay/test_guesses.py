@@ -42,6 +42,7 @@ def test_blocks_have_the_size_that_most_requests_agree_with():
         assert guess_block_tokens(records(64, 64 * 40, odd=1), usual) == usual
     assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 7, 1, [])], 96) == 96
     assert guess_block_tokens([Record(0, 0, 1, [1]), Record(0, 9, 1, []), *records(64, 64 * 40)], None) == 64
+    assert guess_block_tokens([*records(64, 64 * 40), *[Record(0, 9000, 1, [])] * 3], None) == 64, "no ids, no say"
     # One of twenty may be wrong, not two.
     assert [guess_block_tokens(records(64, *[64 * 9] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [64, 512]
     assert [guess_block_tokens(records(24, *[24 * 40] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [24, 512]

@@ -295,6 +295,8 @@ def test_a_clock_of_nanoseconds_and_blocks_of_64_tokens_are_noticed(tmp_path):
     # As text they are no less exact.
     file.write_text(lines(mooncake(str(begin), 512, [1]), mooncake(str(begin + 100), 512, [1])))
     assert open_trace(file).arrivals.tolist() == pytest.approx([0, 1e-7])
+    file.write_text(lines(mooncake(f" {begin}", 512, [1]), mooncake(f" +{begin + 100} ", 512, [1])))
+    assert open_trace(file).arrivals.tolist() == pytest.approx([0, 1e-7])
 
 
 def test_a_clock_of_seconds_is_noticed_where_the_format_has_milliseconds(tmp_path):

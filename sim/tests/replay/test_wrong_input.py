@@ -183,6 +183,14 @@ FILES = {
         GOOD[:40] + "\n" + GOOD + "\n",
         "{file}:1: not JSON from column 41 on {more}",
     ),
+    "an indented first line that is cut off": (
+        " " + GOOD[:40] + "\n" + GOOD + "\n",
+        "{file}:1: not JSON from column 41 on {more}",
+    ),
+    "a broken document of one object": (
+        '{"id": "a",\n"requests": oops}\n',
+        "{file}:2: not JSON from column 13 on",
+    ),
     "a chat": (
         '{"prompt": [{"role": "user", "content": "hi"}]}\n',
         "{file}:1: prompt: expected text or a list of token ids, got one of dict {more}",

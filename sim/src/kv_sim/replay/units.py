@@ -94,7 +94,7 @@ def show_bytes(count: int) -> str:
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.3g} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB" if size < 1000 else f"{size:,.0f} TiB"
+    return f"{size:.3g} TiB" if size < 999.5 else f"{size:,.0f} TiB"  # which three digits would round to 1e+03
 
 
 def show_count(count: float) -> str:

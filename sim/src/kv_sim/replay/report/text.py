@@ -14,7 +14,7 @@ from kv_sim.replay.units import Footprint, show_bytes, show_count
 def show_seconds(seconds: float) -> str:
     """A time for people."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 1000 * size:
+        if seconds >= 999.5 * size:  # which three digits would round to 1e+03
             return f"{seconds / size:,.0f} {unit}"
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
