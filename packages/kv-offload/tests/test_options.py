@@ -327,6 +327,11 @@ REFUSED = [
         {"spec": spec(kind=WINDOW, sliding_window=None)},
         "kv_cache_spec.sliding_window: expected at least 1 token, got 0",
     ),
+    (
+        {"groups": ((FULL, 4, 0), (FULL, 4, 0)), "host": 1},
+        "kv_cache_config.kv_cache_groups[1]: its blocks are of a pool of their own in host memory (host_resident, "
+        "as with HiSparse); OffloadingConnector knows the GPU's pool only",
+    ),
     ({"none": True}, "kv_cache_config: no group can be found by hashes, so there is nothing to offload"),
 ]
 
@@ -337,6 +342,8 @@ def test_what_is_refused(case, message):
     cache = kv_cache_config(case.pop("groups", ((FULL, 4, 0),)), tokens_per_hash=case.pop("tokens_per_hash", None))
     if "spec" in case:
         cache.kv_cache_groups[0].kv_cache_spec = case.pop("spec")
+    if "host" in case:
+        cache.kv_cache_groups[case.pop("host")].host_resident = True
     if case.pop("none", False):
         cache.prefix_cacheable_group_ids = ()
     with pytest.raises(ConfigError) as raised:
@@ -356,6 +363,7 @@ def test_without_a_config():
 def test_groups_that_hashes_do_not_find_are_left_alone():
     cache = kv_cache_config(((FULL, 4, 0), (STATE, 8, 0)))
     cache.prefix_cacheable_group_ids = (1,)
+    cache.kv_cache_groups[0].host_resident = True
     found = describe_engine(vllm_config(), cache)
     assert [group.group_id for group in found.layout.groups] == [1]
     assert found.fails_requests

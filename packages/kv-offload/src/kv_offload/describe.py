@@ -96,6 +96,12 @@ def _group_ids(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
         ids = range(len(kv_cache_config.kv_cache_groups))
     if not ids:
         raise ConfigError("kv_cache_config: no group can be found by hashes, so there is nothing to offload")
+    for group_id in ids:
+        if getattr(kv_cache_config.kv_cache_groups[group_id], "host_resident", False):
+            raise ConfigError(
+                f"kv_cache_config.kv_cache_groups[{group_id}]: its blocks are of a pool of their own in host "
+                "memory (host_resident, as with HiSparse); OffloadingConnector knows the GPU's pool only"
+            )
     return tuple(ids)
 
 

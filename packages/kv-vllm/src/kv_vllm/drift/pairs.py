@@ -126,7 +126,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
             "prefix_cacheable_group_ids",
         ),
     ),
-    ("KVCacheGroupSpec", _LAYOUT, ("is_eagle_group",)),
+    ("KVCacheGroupSpec", _LAYOUT, ("host_resident", "is_eagle_group")),
     (
         "CacheConfig",
         "vllm.config",
