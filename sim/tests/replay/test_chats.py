@@ -72,6 +72,16 @@ def test_content_may_be_parts(read):
     assert nothing.input_tokens == -(-(8 + 13) // 4)
 
 
+def test_in_which_order_the_fields_of_a_call_or_a_part_stand_is_no_matter(read):
+    call, part = {"id": "1", "type": "function", "name": LONG}, {"type": "tool_result", "of": "1", "content": LONG}
+    records = [
+        asked(user([dict(fields(part))]), user(None, "assistant", tool_calls=[dict(fields(call))]), user("a"))
+        for fields in (dict.items, lambda value: reversed(value.items()))
+    ]
+    (first, second), _ = read(*records)
+    assert first.blocks == second.blocks
+
+
 def test_calls_of_tools_and_their_results_are_text(read):
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": LONG}}
     messages = [user("a"), user(None, "assistant", tool_calls=[call]), user(LONG, "tool")]
