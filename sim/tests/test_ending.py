@@ -1,5 +1,6 @@
 """After every history the engine ends: the connector is shut down, and what that does and leaves is judged."""
 
+import gc
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -277,8 +278,12 @@ def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
         if fails:
             raise KeyError("nowhere")
 
-    with pytest.raises(Violation, match="KeyError") if fails else nullcontext():
-        end_with(begin)
+    gc.disable()  # or Python collects it in this thread, whenever it likes
+    try:
+        with pytest.raises(Violation, match="KeyError") if fails else nullcontext():
+            end_with(begin)
+    finally:
+        gc.enable()
     assert not ended.is_set()
     assert began.wait(30)
     for file in kept:
