@@ -6,6 +6,8 @@ function of the tokens before.
 """
 
 from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate
 from random import Random
 from zlib import crc32
@@ -56,6 +58,14 @@ def _tail(tokens_per_block, numbers, window):
     )
 
 
+def _planning():
+    """Where vLLM works out groups and tensors: a module of its own from 0.33 on."""
+    from vllm.v1.core import kv_cache_utils
+
+    new = "vllm.v1.core.kv_cache_planning"
+    return import_module(new) if find_spec(new) else kv_cache_utils
+
+
 class Server:
     """vLLM's scheduler, a worker's half of our connector, and a made-up model between them."""
 
@@ -83,8 +93,9 @@ class Server:
         config.cache_config.kv_cache_layout = "BLHNC"
         config.cache_config.prefix_cache_retention_interval = retention
         config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        groups = utils.get_kv_cache_groups(config, model or specs(4))
-        self.cache = utils.get_kv_cache_config_from_groups(config, groups, megabytes << 20)
+        planning = _planning()
+        groups = planning.get_kv_cache_groups(config, model or specs(4))
+        self.cache = planning.get_kv_cache_config_from_groups(config, groups, megabytes << 20)
         self.groups = [group.kv_cache_spec for group in self.cache.kv_cache_groups]
         tokens_per_block, self.tokens_per_hash = utils.resolve_kv_cache_block_sizes(self.cache, config)
         layout = config.cache_config.get_resolved_kv_cache_layout()
