@@ -270,7 +270,7 @@ def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
     stop: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr(ending, "COLLECTING_SECONDS", 0.1)
-    began, ended, kept = threading.Event(), threading.Event(), []
+    began, ended, kept, before = threading.Event(), threading.Event(), [], threading.enumerate()
 
     def begin() -> None:
         kept.append((tmp_path / f"{len(kept)}").open("w"))
@@ -288,3 +288,7 @@ def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
     assert began.wait(30)
     for file in kept:
         file.close()
+    stop.set()
+    for collecting in [thread for thread in threading.enumerate() if thread not in before]:
+        collecting.join(30)  # while one collects, another one that is asked to does nothing
+        assert not collecting.is_alive()
