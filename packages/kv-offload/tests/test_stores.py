@@ -1,7 +1,7 @@
 """Stores, call by call: what is stored when, and what becomes of it."""
 
 import pytest
-from kv_offload_calls import gpu, key, keys, plan, report, run
+from kv_offload_calls import fill, gpu, key, keys, plan, report, run
 from kv_offload_configs import FULL, STATE, WINDOW, Blocks, Request, kv_cache_config, step
 from kv_offload_medium import Slots
 
@@ -114,6 +114,80 @@ class TestStores:
             meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
             stored += [(known, job.src_spec) for job in meta.store_jobs.values()]
         assert stored == [(20, gpu(3, 4, 5, index=2))]
+
+    def test_a_long_prompt_waits_for_an_eighth_of_what_it_offered(self, fenced):
+        connector, _ = fenced(offload_prompt_only=False)
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        waiting = [0, 2] * 4 + [0, 0, 3] * 3 + [0, 0, 0, 4]
+        assert self.chunk_by_chunk(connector, a, 40) == [1] * 16 + waiting + [0, 0, 3], "the last ones wait less"
+        a.tokens += range(8)
+        assert self.chunk_by_chunk(connector, a, 42, first=40, goes_on=True) == [1, 1], (
+            "what it samples it offers at once"
+        )
+
+    def test_what_was_loaded_was_not_offered(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(4 * 40))
+        fill(manager, a, 20)
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (80, True)
+        connector.update_state_after_alloc(a, Blocks([*range(1, 21)]), 80)
+        loading = connector.build_connector_meta(step())
+        report(connector, done=loading.load_jobs)
+        a.num_computed_tokens = 80
+        assert self.chunk_by_chunk(connector, a, 40, first=20) == [1] * 16 + [0, 2] * 2
+
+    @pytest.mark.parametrize("tokens", [4 * 19, 4 * 19 + 3])
+    def test_the_last_chunk_that_its_sender_wants_waits_for_no_other(self, fenced, tokens):
+        connector, _ = fenced()
+        a = Request("a", range(4 * 40), params={"max_offload_tokens": tokens})
+        connector.on_new_request(a)
+        assert self.chunk_by_chunk(connector, a, 40) == [1] * 16 + [0, 2, 1] + [0] * 21
+
+    def test_a_prompt_that_loses_blocks_one_by_one_waits_for_nothing(self, fenced):
+        connector, _ = fenced(cache=kv_cache_config(((FULL, 4, 0), (WINDOW, 4, 200))))
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        assert self.chunk_by_chunk(connector, a, 40) == [2] * 40
+
+    def test_a_long_prompt_without_room_for_all_it_offers_waits_for_nothing_more(self, fenced):
+        connector, manager = fenced()
+        manager.capacity = 17
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        assert self.chunk_by_chunk(connector, a, 18) == [1] * 16 + [0, 1]
+        manager.capacity = 99
+        report(connector, done=[0])
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert [job.src_spec for job in meta.store_jobs.values()] == [gpu(18, index=17)]
+
+    def test_what_a_long_prompt_has_not_offered_it_offers_when_it_ends(self, fenced):
+        connector, _ = fenced()
+        a = Request("a", range(4 * 40))
+        connector.on_new_request(a)
+        assert self.chunk_by_chunk(connector, a, 17) == [1] * 16 + [0]
+        connector.request_finished(a, [*range(1, 18)])
+        meta = connector.build_connector_meta(step(finished="a"))
+        assert [job.src_spec for job in meta.store_jobs.values()] == [gpu(17, index=16)]
+
+    @staticmethod
+    def chunk_by_chunk(connector, request, stop, first=0, goes_on=False):
+        """Each step computes one chunk of a request; returns how many blocks each stores."""
+        stored, groups = [], len(connector.side._books.layout.groups)
+        for chunk in range(first, stop):
+            is_told_whole = chunk == first and not goes_on
+            blocks = range(1 if is_told_whole else chunk + 1, chunk + 2)
+            tables = tuple([100 * group + block for block in blocks] for group in range(groups))
+            if chunk == 0:
+                connector.get_num_new_matched_tokens(request, 0)
+                connector.update_state_after_alloc(request, Blocks(*tables), 0)
+            told = {"new" if is_told_whole else "more": [(request.request_id, tables)]}
+            meta = connector.build_connector_meta(step(**told, counts={request.request_id: 4}))
+            request.num_computed_tokens += 4
+            connector.side.check()
+            stored.append(sum(len(job.src_spec.block_ids) for job in meta.store_jobs.values()))
+        return stored
 
     @pytest.mark.parametrize(
         ("params", "stored"), [({"max_offload_tokens": 7}, 1), ({"max_offload_tokens": 0}, 0)]

@@ -8,17 +8,26 @@ out of a window is kept until somebody else gets the block, since it holds its b
 
 What a request *offers* are the chunks that are complete and may be stored. Most often these are all chunks of a
 group from the cursor on, so they are a range, and nothing is done chunk by chunk.
+
+A long prompt is computed in many steps. It offers chunks when they are an eighth of those that it offered before,
+and the last ones when it is complete: so there are few offers and jobs, however long it is. What a request that
+loses its blocks has not offered is computed again. Where blocks may be lost one by one (windows, states), nothing
+waits.
 """
 
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from kv_api import OffloadKey, ReqContext, Request, get_offload_group_idx
 from kv_offload.scheduler.state.block_index import BlockIndex
 from kv_offload.shape.layout import Group, Layout
 from kv_offload.shape.naming import names
 from kv_offload.shape.reach import Ends, reachable
+
+PATIENCE: Final = 8
+"""A prompt waits until it can offer this part of what it offered before."""
 
 
 @dataclass(slots=True)
@@ -203,17 +212,24 @@ class Progress:
             found.append(progress.offers(stops[place], ends, self._layout, with_loaded=with_loaded))
         return found
 
-    def pass_over(self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int) -> None:
+    def pass_over(
+        self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int, prompt: int = 0
+    ) -> None:
         """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk.
 
-        ``limit`` tokens may be stored at all. If they have been, look again when twice as many are known.
+        ``limit`` tokens may be stored at all. If they have been, look again when twice as many are known. Of the
+        first ``prompt``, chunks wait for each other.
         """
         next_end = sys.maxsize
         for place, progress in enumerate(self.groups):
             stop = left[place] if place in left else stops[place]
             if stop > progress.cursor:
                 progress.cursor = stop
-            end = (progress.cursor + 1) * progress.group.tokens_per_chunk
+            size = progress.group.tokens_per_chunk
+            end = (progress.cursor + 1) * size
+            if end < prompt and not left and self._layout.reads_back_only:
+                offered = progress.cursor - progress.loaded.stop
+                end = max(end, min(progress.cursor + offered // PATIENCE, min(prompt, limit) // size) * size)
             if end < next_end:
                 next_end = end
         self.next_end = next_end if next_end <= limit else max(next_end, 2 * known)

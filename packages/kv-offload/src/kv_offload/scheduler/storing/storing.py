@@ -140,7 +140,9 @@ class Storing:
                     self._offer(plan, batch, keys)
         for plan in plans:
             state = plan.state
-            state.progress.pass_over(plan.stops, plan.left, plan.limit, plan.known)
+            state.progress.pass_over(
+                plan.stops, plan.left, plan.limit, plan.known, state.request.num_prompt_tokens
+            )
             if plan.left:
                 self._books.refuse_store(state)
             elif state.store_refusals:
