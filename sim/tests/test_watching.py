@@ -67,6 +67,14 @@ def test_each_change_of_a_copy_is_told_once_and_in_order() -> None:
     copies.restart(0)
     assert changes(tracker, engine) == [(0, "ends", 2)]
     assert changes(tracker, engine) == []
+    late = [(rank, number, what) for rank, what, number in changes(Tracker(), engine)]
+    of_some_pages = [("begins", "moves", "ends"), *[("begins", "ends")] * 3, ("begins", "moves", "ends")]
+    assert late == [
+        *((0, number, what) for number, all_of_it in enumerate(of_some_pages) for what in all_of_it),
+        *((1, 0, what) for what in ("begins", "moves", "ends")),
+    ]
+    copies.ended[:] = [None] * len(copies.ended)  # type: ignore[list-item]
+    assert changes(tracker, engine) == [], "what has ended is not looked at again"
 
 
 def test_kernels_are_launched_and_retire() -> None:
@@ -162,10 +170,13 @@ def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
     made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
     half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
     half.on_new_request = lambda request: {}["nowhere"]
+    ended: list[Any] = []
+    half.shutdown = lambda: ended.append(half)
     with pytest.raises(Violation) as raised:
         made.replay([Action(Kind.ADD, {"spec": vars(RequestSpec("r1", 0, 5, 0, 2, 2))})])
     assert heard.said[-2][:3] == (1, "add", True), "it was legal"
     assert heard.said[-1] == ("ends", raised.value)
+    assert ended == [half], "also where somebody watches"
 
 
 # -- what was reached ---------------------------------------------------------------------------
