@@ -165,6 +165,17 @@ def test_watchers_hear_what_sessions_get_at_rest() -> None:
     ]
 
 
+def test_watchers_hear_of_an_action_that_nobody_can_take_as_what_it_is() -> None:
+    """Also where it is refused before it is written down: nobody is named whom it could meet."""
+    heard = Heard()
+    made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
+    add = Action(Kind.ADD, {"spec": vars(RequestSpec("r1", 0, 5, 0, 2, 2))})
+    with pytest.raises(KeyError, match="request"):
+        made.replay([add, Action(Kind.ABORT, {})])
+    assert made.history == [add]
+    assert heard.said[-2:] == [(2, "abort", True, {}), ("ends", None)]
+
+
 def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
     heard = Heard()
     made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
