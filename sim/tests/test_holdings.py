@@ -92,6 +92,14 @@ def test_each_way_to_have_a_segment_counts(machine: Machine) -> None:
     assert {name for name, _ in now.segments_since(holdings())} == {"b", "c"}
 
 
+def test_a_path_that_is_no_text_is_another(machine: Machine) -> None:
+    mine = machine.runs(os.getpid())
+    with (mine / "maps").open("ab") as file:
+        file.write(b"7f00-7f01 r--p 00000000 00:19 3 /tmp/\xff\n")
+    machine.maps(mine, "a")
+    assert holdings(segments=("a",)).segments_since(holdings()) == {("a", 1)}
+
+
 def test_who_may_not_be_looked_at_has_nothing(machine: Machine) -> None:
     mine, other = machine.runs(os.getpid()), machine.runs(1)
     machine.maps(mine, "a")

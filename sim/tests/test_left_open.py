@@ -295,6 +295,7 @@ def test_shared_memory_that_it_leaves(segments: list[SharedMemory]) -> None:
 
     assert left(opens, closes) == f"{SAID}/dev/shm/{segments[1].name}"
     assert left(opens) == f"{SAID}/dev/shm/{segments[3].name} (2 times)", "as a file and as memory"
+    assert left(opens, closes) == f"{SAID}/dev/shm/{segments[5].name}", "also where nothing else is left at first"
 
 
 def test_shared_memory_that_it_removes() -> None:
