@@ -122,8 +122,9 @@ class Heard(Watcher):
 
 def test_watchers_hear_of_everything_in_order() -> None:
     """What a connector is called while it is set up after the beginning, what happens at rest without a number."""
-    heard = [Heard(), Heard()]
-    made = WatchedWorld(WorldConfig(spec_tokens=1), MEMORY, watchers=heard)
+    heard, referee = [Heard(), Heard()], Referee()
+    made = WatchedWorld(WorldConfig(spec_tokens=1), MEMORY, referee=referee, watchers=heard)
+    assert made.referee is referee
     spec = {**vars(RequestSpec("r1", 0, 5, 0, 2, 2))}
     made.replay(
         [
