@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,13 @@ from kv_sim.command import campaign as campaign_module
 from kv_sim.command.campaign import Batch, Campaign, Plan, missing, run_campaign, tables, work
 from kv_sim.command.cli import main
 from kv_sim.command.table import aligned
-from kv_sim.config import WorldConfig
-from kv_sim.examples.catalogue import MEMORY, SUBJECTS
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
+from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.fuzz import Failure, Run
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.legal import STATES, Expected
+from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 
 EXPECTED = Expected(
@@ -30,7 +32,12 @@ EXPECTED = Expected(
         ("turn", "waiting"): "none of these has turns",
         ("turn", "aborted"): "none of these has turns",
     },
-    excluded_situations={"d": "none of these loses copies", "e": "none of these has turns", "f": "it has ended"},
+    excluded_situations={
+        "d": "none of these loses copies",
+        "e": "none of these has turns",
+        "f": "it has ended",
+        "g": "it has ended",
+    },
 )
 
 
@@ -79,18 +86,18 @@ def test_the_tables_are_these() -> None:
     assert [line.rsplit(maxsplit=1) for line in situations] == [
         ["situation", "times"],
         *(["a", "3"], ["b", "0"], ["match: a load ends within a block", "0"], ["c", "0"]),
-        *(["d", "-"], ["e", "-"], ["f", "-"]),
+        *(["d", "-"], ["e", "-"], ["f", "-"], ["g", "-"]),
     ]
     assert reasons == [
         "not expected (-):",
-        "  it has ended: abort × aborted, f",
+        "  it has ended: abort × aborted, f, g",
         "  none of these has turns: turn × running, turn × waiting, turn × aborted and 1 more",
         "  none of these loses copies: d",
     ]
 
 
-def failure(seed: int | None) -> Failure:
-    return Failure(MEMORY, WorldConfig(), [], Violation(Invariant.WORK, "x"), seed)
+def failure(seed: int | None, subject: Subject = MEMORY) -> Failure:
+    return Failure(subject, WorldConfig(), [], Violation(Invariant.WORK, "x"), seed)
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
@@ -108,16 +115,42 @@ def test_batches_are_added_up() -> None:
     assert campaign.failures["memory"].seed is None, "which is the first of all"
     campaign.take(Batch(failures={"memory": failure(0)}))
     assert campaign.failures["memory"].seed is None
+    assert (campaign.was_interrupted, campaign.seconds) == (False, 0)
+
+
+def test_the_lowest_seed_is_kept_whichever_comes_first() -> None:
+    campaign, kept = Campaign(), []
+    for seed in (5, 3, 4, 1, 0, 1):
+        campaign.take(Batch(failures={"memory": failure(seed)}))
+        kept.append(campaign.failures["memory"].seed)
+    assert kept == [5, 3, 3, 1, 0, 0]
+
+
+def test_the_first_crash_is_kept() -> None:
+    campaign = Campaign()
+    for crash in (None, "one", "another", None):
+        campaign.take(Batch(crash=crash))
+    assert campaign.crash == "one"
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_every_seed_is_run_once(jobs: int) -> None:
+    plan = Plan({}, start=7, histories=10, jobs=jobs)
+    seeds = [list(plan.seeds(worker)) for worker in range(jobs)]
+    assert sorted(chain(*seeds)) == list(range(7, 17))
+    assert seeds[0] == list(range(7, 17, jobs))
+    assert next(Plan({}).seeds(0)) == 0
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seeds that were run, each of which takes two steps."""
+    """The seeds that were run, each of which takes two steps and reaches one situation."""
     seeds: list[int] = []
 
     def run_seed(subject: Any, seed: int, **options: Any) -> Run:
+        assert options == {"engine": BUILTIN_ENGINE, "actions": USUAL_ACTIONS}
         seeds.append(seed)
-        return Run(steps=2, digest="", coverage=Coverage(), failure=None)
+        return Run(steps=2, digest="", coverage=reached({}, {"a": 1}).coverage, failure=None)
 
     monkeypatch.setattr(campaign_module, "run_seed", run_seed)
     return seeds
@@ -128,6 +161,33 @@ def test_a_worker_sends_after_every_fifth_seed_and_at_its_end(ran: list[int]) ->
     work(Plan({"memory": MEMORY}, start=3, histories=12), 0, sent.append, lambda: False)
     assert ran == list(range(3, 15))
     assert [(batch.steps, batch.is_last) for batch in sent] == [(10, False), (10, False), (4, True)]
+    assert [batch.coverage.situations for batch in sent] == [{"a": 5}, {"a": 5}, {"a": 2}]
+
+
+def test_who_broke_is_not_run_again_and_a_crash_of_the_testbed_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in another batch. Of several crashes the first is told."""
+    ran: list[tuple[str, int]] = []
+
+    def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
+        ran.append((subject.kv_connector, seed))
+        if subject is LATER and seed in (1, 2):
+            raise KeyError(seed)
+        found = failure(seed, subject) if subject is MEMORY and seed == 3 else None
+        return Run(steps=2, digest="", coverage=Coverage(), failure=found)
+
+    monkeypatch.setattr(campaign_module, "run_seed", run_seed)
+    sent: list[Batch] = []
+    work(Plan({"memory": MEMORY, "later": LATER}, histories=7), 0, sent.append, lambda: False)
+    assert [seed for name, seed in ran if name == MEMORY.kv_connector] == [0, 1, 2, 3]
+    assert [seed for name, seed in ran if name == LATER.kv_connector] == [*range(7)]
+    first, last = sent
+    assert first.crash is not None
+    assert first.crash.startswith("later, seed 1: KeyError: 1\nTraceback (most recent call last):\n")
+    assert (first.histories, last.histories) == ({"memory": 4, "later": 3}, {"later": 2})
+    assert {name: found.seed for name, found in first.failures.items()} == {"memory": 3}
+    assert (last.failures, last.crash) == ({}, None)
 
 
 def test_a_worker_that_is_told_to_end_or_interrupted_sends_what_it_has(ran: list[int]) -> None:
@@ -143,13 +203,17 @@ def test_a_worker_that_is_told_to_end_or_interrupted_sends_what_it_has(ran: list
     assert (sent[-1].steps, sent[-1].is_last, len(sent)) == (0, True, 2)
 
 
-def test_a_campaign_knows_how_long_it_has_taken(ran: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("minutes", "many", "at", "seconds"), [(0.1, 5, [6, 8], 9), (0.05, 2, [4], 5)])
+def test_a_campaign_knows_how_long_it_has_taken(
+    ran: list[int], monkeypatch: pytest.MonkeyPatch, minutes: float, many: int, at: list[int], seconds: int
+) -> None:
     """The clock goes on by a second whenever it is read: at the beginning, and then before each history."""
-    clock = count()
+    clock = count(100)
     monkeypatch.setattr(campaign_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     seen: list[float] = []
-    found = run_campaign(Plan({"memory": MEMORY}, minutes=0.1), lambda campaign: seen.append(campaign.seconds))
-    assert (len(ran), seen, found.seconds) == (5, [6, 8], 9)
+    plan = Plan({"memory": MEMORY}, minutes=minutes)
+    found = run_campaign(plan, lambda campaign: seen.append(campaign.seconds))
+    assert (len(ran), seen, found.seconds) == (many, at, seconds)
 
 
 @pytest.fixture

@@ -128,6 +128,8 @@ def test_every_claim_is_tried_by_itself_and_all_together() -> None:
     assert {probe.claim for probe in probes} == {Claim.PROBED}
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset()))] == ["plain"]
     assert [s.name for s in scenarios_of(Subject("X", "x", {}, frozenset({Trait.RANKS})))] == ["plain", "ranks"]
+    two = Subject("X", "x", {}, frozenset({Trait.RANKS, Trait.RESET}))
+    assert [s.name for s in scenarios_of(two)] == ["plain", "ranks", "reset", "together"]
     # What it doesn't claim is not tried beside a claim that means nothing without it.
     alone = frozenset({Trait.STATES})
     assert [s.traits for s in scenarios_of(Subject("X", "x", {}, alone))] == [frozenset(), alone]

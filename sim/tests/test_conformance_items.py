@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.conformance import items, report, scenarios
 from kv_sim.conformance.items import KEY, Conformance, ConnectorBroke, ScenarioItem
@@ -164,6 +165,30 @@ def test_a_scenario_runs_in_the_engine_that_was_asked_for_with_seeds_that_show_i
     assert set(engines) == {"strange"}
     assert (outcome.histories, outcome.steps, outcome.seed) == (3, 15, 14)
     assert outcome.failure is not None
+
+
+@pytest.mark.parametrize("claim", Claim)
+def test_a_probe_for_which_it_lacks_something_is_refused_and_a_claim_is_run(
+    monkeypatch: pytest.MonkeyPatch, claim: Claim
+) -> None:
+    """From seed 0 on."""
+
+    def check_groups(subject: Subject, engine: str) -> None:
+        raise ConfigError(f"not in {engine}")
+
+    ran: list[int] = []
+
+    def run_seed(subject: Subject, seed: int, **options: Any) -> Run:
+        ran.append(seed)
+        return Run(Coverage(), 5, "", None)
+
+    monkeypatch.setattr(scenarios, "check_groups", check_groups)
+    monkeypatch.setattr(scenarios, "run_seed", run_seed)
+    monkeypatch.setattr(scenarios, "_shows", lambda *_: True)
+    scenario = Scenario("states", frozenset({Trait.GROUPS, Trait.STATES}), Trait.STATES, claim)
+    outcome = scenarios.run_scenario(OFFLOAD, scenario, histories=2, engine="strange")
+    probed = claim is Claim.PROBED
+    assert (outcome.refusal, ran) == (("not in strange", []) if probed else (None, [0, 1]))
 
 
 def test_a_scenario_whose_trait_no_world_shows_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,17 @@ class Stubborn:
         self.ended.set()
 
 
+def test_after_a_failure_nothing_is_collected_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories take milliseconds, and collecting takes more."""
+    monkeypatch.setattr(ending, "_close_what_nobody_can_reach", lambda: pytest.fail("it has nothing to close"))
+
+    def begin() -> None:
+        raise KeyError("nowhere")
+
+    with pytest.raises(Violation, match="KeyError"):
+        end_with(begin)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
     stop: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -290,5 +301,6 @@ def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
         file.close()
     stop.set()
     for collecting in [thread for thread in threading.enumerate() if thread not in before]:
+        assert collecting.daemon, "or it would keep the process as well"
         collecting.join(30)  # while one collects, another one that is asked to does nothing
         assert not collecting.is_alive()

@@ -51,14 +51,14 @@ def holdings(*children: int, segments: tuple[str, ...] = ()) -> Holdings:
 
 
 def test_children_that_go_on_are_named_and_told_in_order(machine: Machine) -> None:
-    machine.runs(31, name="sleep")
+    machine.runs(65, name="sleep")  # that of a set which comes first
     machine.runs(7, name="tail")
     machine.runs(12, state="R")
     machine.runs(8, state="Z", name="ended")
     machine.runs(9, state="X", name="gone")
-    now = holdings(31, 12, 7, 8, 9, 10)
-    assert now.children_since(holdings()) == [7, 12, 31]
-    assert now.children_since(holdings(7, 40)) == [12, 31]
+    now = holdings(65, 12, 7, 8, 9, 10)
+    assert now.children_since(holdings()) == [7, 12, 65]
+    assert now.children_since(holdings(7, 40)) == [12, 65]
     assert dict(now.since(holdings())) == {"process sleep": 1, "process tail": 1, "process …": 1}
 
 
@@ -92,12 +92,39 @@ def test_each_way_to_have_a_segment_counts(machine: Machine) -> None:
     assert {name for name, _ in now.segments_since(holdings())} == {"b", "c"}
 
 
+def test_a_path_that_is_no_text_is_another(machine: Machine) -> None:
+    mine = machine.runs(os.getpid())
+    with (mine / "maps").open("ab") as file:
+        file.write(b"7f00-7f01 r--p 00000000 00:19 3 /tmp/\xff\n")
+    machine.maps(mine, "a")
+    assert holdings(segments=("a",)).segments_since(holdings()) == {("a", 1)}
+
+
 def test_who_may_not_be_looked_at_has_nothing(machine: Machine) -> None:
     mine, other = machine.runs(os.getpid()), machine.runs(1)
     machine.maps(mine, "a")
     for path in (other / "maps", other / "fd"):
         path.rename(path.with_suffix(".hidden"))
     assert holdings(segments=("a",)).segments_since(holdings()) == {("a", 1)}
+
+
+def test_nobody_is_looked_at_without_need(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are many processes: none where no segment came up, only this one where it has none of those."""
+    mine, looked, look = machine.runs(os.getpid()), list[int](), left_open._held_by
+    machine.runs(1)
+    monkeypatch.setattr(left_open, "_held_by", lambda process, of: looked.append(process) or look(process, of))
+    for before, expected in ((holdings(segments=("a",)), []), (holdings(), [os.getpid()])):
+        assert holdings(segments=("a",)).segments_since(before) == set()
+        assert looked == expected
+    machine.maps(mine, "a")
+    assert holdings(segments=("a",)).segments_since(holdings()) == {("a", 1)}
+    assert looked[1:] == [os.getpid(), 1]
+
+
+def test_shared_memory_of_other_users_is_not_listed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.memory / "a").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: (machine.memory / "a").stat().st_uid + 1)
+    assert Holdings.now().segments == frozenset()
 
 
 def test_shared_memory_is_listed_by_name_and_number(machine: Machine) -> None:

@@ -125,8 +125,33 @@ def test_nobody_waits_where_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert left(opener(lambda: socket.socket().detach())) == f"{SAID}socket:[…]"
 
 
+def test_nobody_waits_for_who_goes_on_when_nothing_is_left(stop: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left is closed when it is collected; the thread has nothing to do with it."""
+
+    def opens(owner: Any) -> None:
+        circle: Any = Event()
+        circle.itself = circle
+        keep(circle, socket.socket().detach())
+        Thread(target=stop.wait, daemon=True).start()
+
+    monkeypatch.setattr(ending.time, "sleep", lambda seconds: pytest.fail("there is nothing to wait for"))
+    gc.disable()
+    try:
+        assert left(opens) is None
+    finally:
+        gc.enable()
+
+
 def test_nobody_looks() -> None:
-    assert left(opener(lambda: socket.socket().detach()), None, Invariant.CONSERVATION) is None
+    """Nor is the history taken again."""
+    opened: list[Any] = []
+
+    def opens(owner: Any) -> None:
+        opened.append(owner)
+        keep(owner, socket.socket().detach())
+
+    assert left(opens, None, Invariant.CONSERVATION) is None
+    assert len(opened) == 1
 
 
 def test_another_behind_the_same_number(tmp_path: Path) -> None:
@@ -166,25 +191,48 @@ def test_beside_it_what_comes_again_is_told(once: list[int]) -> None:
     assert left(opens) == f"{SAID}socket:[…]"
 
 
-def test_who_can_be_made_only_once_because_of_it() -> None:
-    """What it listens on is still taken when the history is to come again."""
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_who_can_be_made_only_once_because_of_it(is_reached: bool) -> None:
+    """What it listens on is still taken when the history is to come again; not if nobody can reach it any more."""
 
     class Listening(OpeningScheduler):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            circle: Any = Event()
+            circle.itself = circle
             with socket.socket() as wire:
                 wire.bind(("127.0.0.1", port))
-                keep(self, wire.detach())
+                keep(self if is_reached else circle, wire.detach())
 
     free = socket.socket()
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
     free.close()
     Opening.scheduler_class = Listening
+    gc.disable()
     try:
-        assert left(lambda owner: None) == f"{SAID}socket:[…]"
+        assert left(lambda owner: None) == (f"{SAID}socket:[…]" if is_reached else None)
     finally:
+        gc.enable()
         Opening.scheduler_class = OpeningScheduler
+
+
+def test_who_goes_on_is_waited_for_between_two_looks(stop: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Thread] = []
+
+    def opens(owner: Any) -> None:
+        wire = socket.socket()
+        begun.append(Thread(target=lambda: stop.wait(30) and wire.close(), daemon=True))
+        begun[-1].start()
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 0.2 / ending.LOOKS
+        stop.set()
+        begun[-1].join()
+
+    monkeypatch.setattr(ending.time, "sleep", sleep)
+    assert left(opens) is None
+    assert len(begun) == 1
 
 
 def test_a_thread_that_ends_soon_closes_what_it_has(patience: None, stop: Event) -> None:
@@ -247,6 +295,7 @@ def test_shared_memory_that_it_leaves(segments: list[SharedMemory]) -> None:
 
     assert left(opens, closes) == f"{SAID}/dev/shm/{segments[1].name}"
     assert left(opens) == f"{SAID}/dev/shm/{segments[3].name} (2 times)", "as a file and as memory"
+    assert left(opens, closes) == f"{SAID}/dev/shm/{segments[5].name}", "also where nothing else is left at first"
 
 
 def test_shared_memory_that_it_removes() -> None:

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from kv_sim_notes import Notes
 
 from kv_api import CacheHitSource, KVConnectorOutput
 from kv_sim.checkers.tickets import Tickets
@@ -15,18 +16,18 @@ TICKET = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_
 PEER, HOST = {CacheHitSource.P2P: 8}, {CacheHitSource.HOST: 8}
 
 
-def comes(tickets: Tickets, name: str) -> SimRequest:
+def comes(tickets: Tickets, name: str, ticket: dict[str, Any] | None = TICKET) -> SimRequest:
     made = SimRequest(RequestSpec(name, 0, 9, 0, 1, 1), 4, 40)
-    made.kv_transfer_params = dict(TICKET)
+    made.kv_transfer_params = ticket and dict(ticket)
     tickets.hear("on_new_request", (made,), None)
     return made
 
 
-def held() -> Tickets:
-    """One request is held."""
-    tickets = Tickets(WorldConfig(), Referee(), is_on=True)
+def held(referee: Referee | None = None, *, still: bool = True) -> Tickets:
+    """One request is held, or was."""
+    tickets = Tickets(WorldConfig(), referee or Referee(), is_on=True)
     made = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 40)
-    made.status, made.num_computed_tokens, made.is_held = Status.FINISHED_STOPPED, 9, True
+    made.status, made.num_computed_tokens, made.is_held = Status.FINISHED_STOPPED, 9, still
     tickets.hear("request_finished_all_groups", (made, ([],)), (True, TICKET))
     return tickets
 
@@ -56,7 +57,7 @@ def test_no_ticket_is_taken_that_came_before_a_reset(kind: Any) -> None:
     tickets.hear("reset_cache", (), True)
     pulls(tickets, other, {kind.HOST: 8})
     with pytest.raises(Violation) as raised:
-        pulls(tickets, made, {kind.P2P: 8})
+        pulls(tickets, made, {kind.HOST: 4, kind.P2P: 4})
     said = "HITS  request r2: 8 tokens are pulled by a ticket that came before the last reset"
     assert str(raised.value) == said
     pulls(tickets, comes(tickets, "r2"))
@@ -99,3 +100,34 @@ def test_another_request_with_the_id_of_one_that_was_too_late() -> None:
     pulls(tickets, made)
     with pytest.raises(Violation, match="request r2: what was held when the cache was reset is pulled"):
         ends(tickets, made)
+
+
+def test_another_request_with_the_id_of_one_that_had_a_ticket() -> None:
+    """It has none, so whatever it pulls is by nothing that came before the reset."""
+    tickets = held()
+    comes(tickets, "r2")
+    made = comes(tickets, "r2", None)
+    tickets.hear("reset_cache", (), True)
+    pulls(tickets, made)
+
+
+def test_what_was_held_no_longer_at_the_reset_is_nothing_that_lived_through_it() -> None:
+    tickets = held(still=False)
+    tickets.hear("reset_cache", (), True)
+    tickets.hear("build_connector_meta", (None,), None)
+    made = comes(tickets, "r2")
+    pulls(tickets, made)
+    ends(tickets, made)
+
+
+def test_several_that_were_too_late_are_told_in_order() -> None:
+    notes = Notes()
+    tickets = held(notes)
+    tickets.hear("reset_cache", (), True)
+    tickets.hear("build_connector_meta", (None,), None)
+    names = [f"r{number}" for number in range(10, 30)]
+    for name in names:
+        pulls(tickets, comes(tickets, name))
+    tickets.hear("update_connector_output", (KVConnectorOutput(finished_recving=set(names)),), None)
+    said = "what was held when the cache was reset is pulled in a step after that"
+    assert notes.told == [f"HITS  request {name}: {said}" for name in names]

@@ -1,6 +1,7 @@
 """The log: every action with its number, what it caused, and nothing that changes from run to run."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,9 @@ from kv_sim_seeds import seeds
 from kv_api import KVConnectorMetadata
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.examples.catalogue import LATER, SUBJECTS
+from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.subject import Subject
+from kv_sim.subject import Subject, Trait
 from kv_sim.watching.brief import brief
 from kv_sim.watching.log import MOST_WIDTH, Log, describe, describe_world
 from kv_sim.watching.watch import WatchedWorld
@@ -104,8 +105,62 @@ def test_a_history_reads_like_this() -> None:
     assert lines[-1] == "at rest: nothing is wrong"
 
 
+def whole_log(*traits: Trait) -> list[str]:
+    """Of two blocks and one token more, a block a step."""
+    lines: list[str] = []
+    subject, config = replace(MEMORY, traits=frozenset(traits)), WorldConfig(max_step_tokens=4)
+    make_world = partial(WatchedWorld, watchers=[Log(lines.append)])
+    replay(subject, config, [request("r1"), *[Action(Kind.STEP)] * 2], make_world=make_world)
+    return lines
+
+
+def test_a_log_of_a_short_history_is_this() -> None:
+    assert whole_log() == [
+        "connector MemoryConnector",
+        f"world     {describe_world(WorldConfig(max_step_tokens=4))}",
+        "   1 add      r1: 9 tokens of conversation 0, samples 1 of at most 1",
+        "     engine      r1 new → waiting, 0/9 tokens, blocks []",
+        "   2 step",
+        "     scheduler   get_num_new_matched_tokens r1 after 0 -> 0 tokens",
+        "     scheduler   update_state_after_alloc r1 blocks [1] 0",
+        "     scheduler   step 1: new r1+4 after 0 -> Plan(stores=[(63, (1))])",
+        "     worker 0    executes step 1",
+        "     rank 0      step 1 retires",
+        "     scheduler   step 1 came back",
+        "     engine      r1 waiting → running, 4/9 tokens, blocks [1]",
+        "   3 step",
+        "     scheduler   step 2: on r1+4 -> Plan(stores=[(62, (2))])",
+        "     worker 0    executes step 2",
+        "     rank 0      step 2 retires",
+        "     scheduler   step 2 came back",
+        "     engine      r1 running, 8/9 tokens, blocks [1 2]",
+        "rest step",
+        "     scheduler   step 3: on r1+1 -> Plan()",
+        "     worker 0    executes step 3",
+        "     rank 0      step 3 retires",
+        "     scheduler   request_finished_all_groups r1 ([1, 2, 3]) -> (False, None)",
+        "     scheduler   step 3 came back",
+        "     engine      r1 running → gone",
+        "rest step",
+        "     scheduler   step 4: finished r1 -> Plan()",
+        "     worker 0    executes step 4",
+        "     scheduler   step 4 came back",
+        " end",
+        "     worker 0    shutdown",
+        "     scheduler   shutdown",
+        "at rest: nothing is wrong",
+    ]
+
+
+def test_what_is_done_between_two_actions_at_rest_has_a_heading_of_its_own() -> None:
+    lines = whole_log(Trait.KEEPS, Trait.RESET)
+    reset = lines.index("     scheduler   reset_cache -> True")
+    assert [lines[reset - 1], lines[reset + 1]] == ["rest steps come back", "rest step"]
+
+
 def test_a_world_is_described() -> None:
     config = WorldConfig(run_ahead=2, async_scheduling=True, zero_new_blocks=True, spec_tokens=1)
+    assert describe_world(replace(config, hashes_per_block=2)).endswith("; 2 hashes a block; 1 draft tokens")
     assert describe_world(config) == (
         "24 blocks of 4; groups: full; tp 1 pp 1; run-ahead 2 asynchronous; runner V1 zeroing new blocks; "
         "at most 4 running, 16 tokens a step; 64 host slots; kv_both, failed loads: recompute; 1 draft tokens"

@@ -17,6 +17,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
+from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.watching.log import describe_world
@@ -262,3 +263,35 @@ def test_what_happens_within_an_action_is_spread_over_its_time() -> None:
     tracks.end_action()
     begun = [event["ts"] for event in tracks.events if event["ph"] == "B"]
     assert begun == [0, ACTION_US, ACTION_US * 5 / 4, ACTION_US * 6 / 4, 3 * ACTION_US]
+
+
+def test_an_action_begins_at_once_and_ends_after_what_is_seen_in_it(tmp_path: Path) -> None:
+    """What nothing happens in as well: what is seen after it, and then that it has ended, take a third each."""
+    events = replayed([request("r1"), Action(Kind.ABORT, {"request": "r9"})], tmp_path / "trace.json")
+    assert [(event["name"], event["ph"], event["ts"]) for event in events if "r9" in event["name"]] == [
+        ("abort    r9", "B", 1000),
+        ("abort    r9", "i", 1000),
+        ("abort    r9", "E", 1666.667),
+    ]
+
+
+def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    perfetto = Perfetto(file)
+    made = WatchedWorld(WorldConfig(), LATER, watchers=[perfetto])
+    queue = made.engine.devices[0].copies.open()
+    for first, streams in ((0, ("a", "b", "a", "")), (4, ("b", "", "a", ""))):
+        for slot, stream in enumerate(streams, first):
+            queue.submit(Direction.STORE, [(1, slot)], stream=stream)
+        for kind in (Kind.STEP, Kind.SETTLE):
+            made.apply(Action(kind))
+    perfetto.ends(None)
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event["pid"] == COPIES]
+    assert {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
+        1: "a",
+        2: "b",
+        3: "a",
+        4: "streams of their own",
+        5: "streams of their own",
+    }
+    assert [event["tid"] for event in events if event["ph"] == "B"] == [1, 2, 3, 4, 2, 4, 1, 5]

@@ -1,6 +1,7 @@
 """Where engines serve each other: what is wanted is held, live tickets are used, no end is reported too early."""
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ from kv_sim.fuzz import run_seed
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.zoo.registry import PLANTED
 
-PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "r1.1"}
+PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_request_id": "r1.1",
+    "remote_engine_id": "e",
+}
 SHARED = 9
 """Tokens of the prompt that is held: two blocks of four and one more."""
 
@@ -78,6 +84,8 @@ WINDOW = window(5)
         (5, [0, 0, 5], 0, 8, 0),
         (5, [0, 4, 5], 1, 0, 8),
         (5, [0, 4, 5], 1, 4, 4),
+        # From 3 on, which is in the block before.
+        (6, [0, 4, 5], 0, 0, 0),
         # It reads from 1 on: what the hold lacks of that the GPU may have.
         (8, [0, 4, 5], 1, 0, 0),
         (8, [0, 4, 5], 1, 4, 4),
@@ -95,6 +103,24 @@ def test_of_a_window_what_is_read_must_be_held(
             heard.matches(made, all_of_it - 1, local)
 
 
+@pytest.mark.parametrize("groups", [(GroupConfig(),), (GroupConfig("sliding", SHARED),)])
+def test_who_begins_with_the_first_token_needs_it(groups: tuple[GroupConfig, ...]) -> None:
+    """Where a block is one token, the hold may lack that alone: who samples on slides out of its prompt."""
+    for first in (0, 1):
+        heard = Heard(groups=groups, tables=([first, *range(2, SHARED + 1)],), block_size=1)
+        made = heard.comes()
+        with pytest.raises(Violation) if first else nullcontext():
+            heard.matches(made, 0)
+
+
+def test_a_ticket_is_the_same_in_another_order() -> None:
+    """A router may write it down anew."""
+    heard = Heard()
+    made = heard.comes(params=dict(reversed(PARAMS.items())))
+    with pytest.raises(Violation, match="0 tokens are found after the first 0, but its ticket is of request r1"):
+        heard.matches(made, 0)
+
+
 @pytest.mark.parametrize(("tokens", "table", "is_judged"), [(9, [0, 4, 5], True), (9, [0, 0, 5], False)])
 def test_what_slid_out_of_a_window_need_not_be_held(tokens: int, table: list[int], is_judged: bool) -> None:
     tickets = Tickets(WorldConfig(groups=WINDOW), Referee(), is_on=True)
@@ -102,11 +128,17 @@ def test_what_slid_out_of_a_window_need_not_be_held(tokens: int, table: list[int
     made.kv_transfer_params = {"do_remote_decode": True}
     made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, tokens
     call = ("request_finished_all_groups", (made, ([1, 2, 3], table)), (False, None))
-    if is_judged:
-        with pytest.raises(Violation, match="its blocks are wanted by another engine"):
-            tickets.hear(*call)
-    else:
+    with pytest.raises(Violation, match="its blocks are wanted by another engine") if is_judged else nullcontext():
         tickets.hear(*call)
+
+
+def test_who_slid_out_of_its_first_token_need_not_leave_a_ticket() -> None:
+    """Where a block is one token, that alone is missing, and who goes on after the prompt reads it."""
+    tickets = Tickets(WorldConfig(groups=(GroupConfig("sliding", SHARED),), block_size=1), Referee(), is_on=True)
+    made = request("r1")
+    made.kv_transfer_params = {"do_remote_decode": True}
+    made.status, made.num_computed_tokens = Status.FINISHED_STOPPED, SHARED
+    tickets.hear("request_finished_all_groups", (made, ([0, *range(2, SHARED + 1)],)), (False, None))
 
 
 @pytest.mark.parametrize("ended", ["request_finished", "request_finished_all_groups"])

@@ -67,6 +67,14 @@ def test_each_change_of_a_copy_is_told_once_and_in_order() -> None:
     copies.restart(0)
     assert changes(tracker, engine) == [(0, "ends", 2)]
     assert changes(tracker, engine) == []
+    late = [(rank, number, what) for rank, what, number in changes(Tracker(), engine)]
+    of_some_pages = [("begins", "moves", "ends"), *[("begins", "ends")] * 3, ("begins", "moves", "ends")]
+    assert late == [
+        *((0, number, what) for number, all_of_it in enumerate(of_some_pages) for what in all_of_it),
+        *((1, 0, what) for what in ("begins", "moves", "ends")),
+    ]
+    copies.ended[:] = [None] * len(copies.ended)  # type: ignore[list-item]
+    assert changes(tracker, engine) == [], "what has ended is not looked at again"
 
 
 def test_kernels_are_launched_and_retire() -> None:
@@ -114,8 +122,9 @@ class Heard(Watcher):
 
 def test_watchers_hear_of_everything_in_order() -> None:
     """What a connector is called while it is set up after the beginning, what happens at rest without a number."""
-    heard = [Heard(), Heard()]
-    made = WatchedWorld(WorldConfig(spec_tokens=1), MEMORY, watchers=heard)
+    heard, referee = [Heard(), Heard()], Referee()
+    made = WatchedWorld(WorldConfig(spec_tokens=1), MEMORY, referee=referee, watchers=heard)
+    assert made.referee is referee
     spec = {**vars(RequestSpec("r1", 0, 5, 0, 2, 2))}
     made.replay(
         [
@@ -157,15 +166,29 @@ def test_watchers_hear_what_sessions_get_at_rest() -> None:
     ]
 
 
+def test_watchers_hear_of_an_action_that_nobody_can_take_as_what_it_is() -> None:
+    """Also where it is refused before it is written down: nobody is named whom it could meet."""
+    heard = Heard()
+    made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
+    add = Action(Kind.ADD, {"spec": vars(RequestSpec("r1", 0, 5, 0, 2, 2))})
+    with pytest.raises(KeyError, match="request"):
+        made.replay([add, Action(Kind.ABORT, {})])
+    assert made.history == [add]
+    assert heard.said[-2:] == [(2, "abort", True, {}), ("ends", None)]
+
+
 def test_watchers_hear_of_the_end_that_a_violation_makes() -> None:
     heard = Heard()
     made = WatchedWorld(WorldConfig(), MEMORY, watchers=[heard])
     half: Any = made.engine.connectors[-1].side  # type: ignore[attr-defined]
     half.on_new_request = lambda request: {}["nowhere"]
+    ended: list[Any] = []
+    half.shutdown = lambda: ended.append(half)
     with pytest.raises(Violation) as raised:
         made.replay([Action(Kind.ADD, {"spec": vars(RequestSpec("r1", 0, 5, 0, 2, 2))})])
     assert heard.said[-2][:3] == (1, "add", True), "it was legal"
     assert heard.said[-1] == ("ends", raised.value)
+    assert ended == [half], "also where somebody watches"
 
 
 # -- what was reached ---------------------------------------------------------------------------

@@ -215,6 +215,7 @@ def test_who_comes_again(own: int, again: int) -> None:
         ({"role": "kv_producer"}, (), False),
         ({}, (copies(), copies(State.DONE, State.FAILED)), False),
         ({}, (copies(State.LOST), copies()), False),
+        ({}, (copies(), copies(State.DONE, was_lost=True)), False),
         ({}, (copies(running=1), copies()), False),
         ({}, (copies(), copies(restarts=1)), False),
     ],
@@ -392,6 +393,25 @@ def test_what_was_used_last_is_kept(
         f"ones of {room} chunks came last, and all have room in {slots} host slots"
         for (name, _), end in zip(again, least, strict=True)
     ]
+
+
+def test_a_prompt_takes_room_with_all_its_tokens() -> None:
+    """Those that it shares with its conversation, and its own."""
+    ended = SimRequest(replace(request().spec, shared_tokens=5, own_tokens=4), 4, 0)
+    ended.status = Status.FINISHED_STOPPED
+    engine = Engine([ended], lambda spec: 8)
+    judge(engine, RECENT, replace(CONFIG, host_slots=4))
+    assert asked(engine)[1:4] == [("r1", 9), ("unseen", 4), ("short", 4)]
+
+
+def test_new_ones_may_be_as_long_as_the_engine_lets_them_come_again() -> None:
+    """With a token more, and one that is sampled: of ten tokens that leaves four chunks, in two requests."""
+    ended = SimRequest(request().spec, 2, 0)
+    ended.status = Status.FINISHED_STOPPED
+    engine, config = Engine([ended], lambda spec: 8), replace(CONFIG, block_size=2, num_blocks=6)
+    assert config.longest_request == 10
+    judge(engine, RECENT, config)
+    assert asked(engine)[1:4] == [("r1", 9), ("unseen", 6), ("short", 2)]
 
 
 def test_it_is_not_asked_where_it_can_not_be_known() -> None:

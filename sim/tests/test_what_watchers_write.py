@@ -15,6 +15,7 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
+from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
 from kv_sim.watching.log import Log, describe, describe_state
@@ -56,6 +57,70 @@ def test_a_call_that_says_nothing_is_named_where_a_copy_begins_in_it(tmp_path: P
     log, _ = written([add("r1"), STEP, STEP], tmp_path)
     assert "     worker 0    wait_for_save\n     rank 0      store copy 0 begins: " in log
     assert log.count("wait_for_save") < log.count("executes step")
+
+
+def test_what_is_done_after_the_last_action_stands_under_a_heading_of_its_own() -> None:
+    lines: list[str] = []
+    log = Log(lines.append)
+    made = WatchedWorld(WorldConfig(), MEMORY, watchers=[log])
+    made.engine.reset(running=False, connector=True)
+    made.end()
+    log.ends(None)
+    assert lines[2:] == [
+        "rest all",
+        "     scheduler   reset_cache -> True",
+        " end",
+        "     worker 0    shutdown",
+        "     scheduler   shutdown",
+        "at rest: nothing is wrong",
+    ]
+
+
+def test_what_came_of_a_call_that_raised_is_written_at_the_end(tmp_path: Path) -> None:
+    """Of such a call nobody is told."""
+    lines, file = list[str](), tmp_path / "trace.json"
+    log, perfetto = Log(lines.append), Perfetto(file)
+    made = WatchedWorld(WorldConfig(), MEMORY, watchers=[log, perfetto])
+    made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
+    queue = made.engine.devices[0].copies.open()
+    queue.submit(Direction.STORE, [(1, 0)])
+    queue.submit(Direction.STORE, [])
+    for watcher in (log, perfetto):
+        watcher.ends(None)
+    assert lines[2:] == [
+        "rest all",
+        "     rank 0      store copy 0 begins: block 1 → host 0",
+        "     rank 0      store copy 1 begins:",
+        "     rank 0      store copy 1 is done",
+        "     engine      r1 new → waiting, 0/9 tokens, blocks []",
+        "at rest: nothing is wrong",
+    ]
+    begun = [event["name"] for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "B"]
+    assert begun == ["waiting", "store copy 0", "store copy 1"]
+
+
+def test_a_worker_may_wait_for_its_device_and_the_scheduler_hears_of_it_then() -> None:
+    lines: list[str] = []
+    log = Log(lines.append)
+    made = WatchedWorld(WorldConfig(run_ahead=1, max_step_tokens=4), LATER, watchers=[log])
+    for action in (add("r1"), Action(Kind.SCHEDULE), Action(Kind.EXECUTE, {"rank": 0}), Action(Kind.SCHEDULE)):
+        assert made.apply(action)
+    lines.clear()
+    log.called("worker 0", "drain", (1,), None)
+    made.engine.devices[0].synchronize()
+    log.called("worker 0", "drain", (2,), None)
+    made.engine.execute(0)
+    made.engine.devices[0].synchronize()
+    log.called("scheduler", "drain", (3,), None)
+    log.acted(9, STEP, legal=True)
+    assert [line for line in lines if "executes" not in line] == [
+        "   9 step",
+        "     worker 0    drain 1",
+        "     worker 0    drain 2",
+        "     rank 0      step 1 retires",
+        "     rank 0      step 2 retires",
+        "     scheduler   drain 3",
+    ]
 
 
 class Seen(Watcher):

@@ -33,6 +33,8 @@ def all_of(spec: RequestSpec) -> int:
         ({}, {"host_slots": 11}, (1, 3, 5)),
         ({}, {"host_slots": 3}, (1,)),
         ({}, {"host_slots": 64}, (1, 11, 22)),  # the engine takes none longer than 92 tokens
+        ({}, {"block_size": 2, "num_blocks": 9}, (1, 2, 3)),  # none longer than 8, of which one is sampled
+        ({"blocks_per_chunk": 2}, {"host_slots": 4, "block_size": 1, "groups": [3]}, (1,)),
         ({"keeps_from": 3}, {"host_slots": 4}, (1, 2)),
         ({"blocks_per_chunk": 2}, {"host_slots": 15, "groups": [6]}, (1, 2, 3)),
         ({"blocks_per_chunk": 2}, {"host_slots": 15, "groups": [9]}, (1, 2, 3)),
@@ -47,7 +49,7 @@ def test_who_begins_with_a_prompt_finds_it(
     subject = replace(OLDEST, **of)
     windows = world.pop("groups", [4])
     config = replace(WINDOW, groups=(GroupConfig(), *(GroupConfig("sliding", size) for size in windows)), **world)
-    chunk = 4 * subject.blocks_per_chunk
+    chunk = config.block_size * subject.blocks_per_chunk
     room = config.host_slots // subject.blocks_per_chunk // len(config.groups)
     engine = Engine([request()], all_of)
     assert judge(engine, subject, config) == []

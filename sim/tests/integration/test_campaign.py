@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,24 +16,15 @@ import pytest
 from kv_sim import actions, world_state
 from kv_sim.command.campaign import Batch, Campaign, Plan, _next_batch, missing, run_campaign, tables, work
 from kv_sim.command.cli import main
-from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
-from kv_sim.fuzz import Failure, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.history import coverage, legal
 from kv_sim.history.legal import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant
 
 TWO = {"memory": MEMORY, "later": LATER}
 HASTY = Subject("Hasty", "broken_connectors", traits=frozenset())
-
-
-@pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_every_seed_is_run_once(jobs: int) -> None:
-    plan = Plan(TWO, start=7, histories=10, jobs=jobs)
-    seeds = [list(plan.seeds(worker)) for worker in range(jobs)]
-    assert sorted(chain(*seeds)) == list(range(7, 17))
-    assert seeds[0] == list(range(7, 17, jobs))
 
 
 def test_what_is_counted_does_not_depend_on_the_processes() -> None:
@@ -119,21 +109,6 @@ def test_the_first_failure_of_a_subject_is_kept() -> None:
     assert campaign.failures["hasty"].seed == first
     assert campaign.histories == {"hasty": first + 1, "memory": 12}
     assert [batch.is_last for batch in batches] == [False] * (len(batches) - 1) + [True]
-
-
-def test_the_lowest_seed_is_kept_whichever_comes_first() -> None:
-    failures = [Failure(MEMORY, WorldConfig(), [], Violation(Invariant.WORK, "x"), seed) for seed in (5, 3, 4)]
-    campaign = Campaign()
-    for failure in failures:
-        campaign.take(Batch(failures={"memory": failure}))
-    assert campaign.failures["memory"].seed == 3
-
-
-def test_the_first_crash_is_kept() -> None:
-    campaign = Campaign()
-    for crash in (None, "one", "another", None):
-        campaign.take(Batch(crash=crash))
-    assert campaign.crash == "one"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")

@@ -28,8 +28,8 @@ def request(name: str = "r1", tokens: int = 9, conversation: int = 0, **of: Any)
     return made
 
 
-def copies(*ended: State, running: int = 0, restarts: int = 0) -> Any:
-    made = [Copy(number, Direction.STORE, ((1, 1),), "", 0, state=state) for number, state in enumerate(ended)]
+def copies(*ended: State, running: int = 0, restarts: int = 0, **of: Any) -> Any:
+    made = [Copy(each, Direction.STORE, ((1, 1),), "", 0, state=state, **of) for each, state in enumerate(ended)]
     return SimpleNamespace(copies=SimpleNamespace(ended=made, running=[None] * running, restarts=restarts))
 
 

@@ -65,7 +65,7 @@ def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
         told = {key[-1] for key in engine.mirror.blocks}
         failed = _count_failed(engine)
         found, request = _ask_again(world, spec, settle)
-        _compare(world, request, found, stored, room or 0)
+        _compare(world, request, found, stored, room)
         if tells and _count_failed(engine) == failed:  # else something was dropped since
             _compare_events(world, request, found, told)
     if world.subject.evicts_oldest and world.config.role == "kv_both" and probes and not engine.has_work:
@@ -126,7 +126,17 @@ def _whole(request: SimRequest) -> RequestSpec:
     if not request.turn:
         return replace(spec, turns=None)
     told = tuple(request.prompt_token_ids)
-    return Again(spec.request_id, 0, len(told), 0, 1, 1, salt=spec.salt, adapter=spec.adapter, told=told)
+    return Again(
+        spec.request_id,
+        spec.conversation,
+        len(told),
+        0,
+        spec.output_tokens,
+        spec.max_tokens,
+        salt=spec.salt,
+        adapter=spec.adapter,
+        told=told,
+    )
 
 
 def _ask_again(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
@@ -215,7 +225,7 @@ def _empty(world: WorldState) -> bool:
     return Trait.RESET in world.subject.traits and bool(world.engine.reset(running=False, connector=True))
 
 
-def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes], room: int) -> None:
+def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes], room: int | None) -> None:
     size = world.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))

@@ -51,10 +51,10 @@ class Tickets:
         """Tickets of holds of which the workers will be told in the next step."""
         self._stale: set[str] = set()
         """Requests whose ticket came before a reset."""
-        self._before_reset: set[str] = set()
-        """Tickets of what was held at a reset that the workers were told of."""
         self._reset: set[str] = set()
-        """The same of one that they will be told of in the next step."""
+        """Tickets of what was held at a reset."""
+        self._before_reset: set[str] = set()
+        """Those of them of whose reset the workers were told."""
         self._too_late: set[str] = set()
         """Requests that pull by such a ticket."""
         self._carries: dict[str, str] = {}
@@ -75,7 +75,7 @@ class Tickets:
     @property
     def has_revoked(self) -> bool:
         """Whether something is held still that was held when the cache was reset."""
-        return any(self._holders[name].is_held for name in self._reset | self._before_reset)
+        return any(self._holders[name].is_held for name in self._reset)
 
     def hear(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         """The scheduler's side was called, and answered."""
@@ -89,8 +89,6 @@ class Tickets:
             self._spend(args[0].request_id)
         elif name in ("request_finished", "request_finished_all_groups"):
             self._spend(args[0].request_id)
-            self._carries.pop(args[0].request_id, None)
-            self._stale.discard(args[0].request_id)
             tables = args[1] if name == "request_finished_all_groups" else (args[1],)
             first_tokens = [self._first_token(table) for table in tables]
             self._ends(args[0], answer[1] or {}, first_tokens, is_held=answer[0])
@@ -103,7 +101,6 @@ class Tickets:
             self._check_pull(args[0].request_id, args[1], answer)
         elif name == "build_connector_meta":
             self._before_reset |= self._reset
-            self._reset.clear()
             self._untold.clear()
         elif name == "update_connector_output":
             self._check_pulled(args[0])
@@ -120,7 +117,7 @@ class Tickets:
             return
         if self._config.role == "kv_producer" or not self._is_of(issued, request):
             issued.is_spent = True  # it will be refused
-        elif not issued.is_spent:
+        else:
             self._brought[request.request_id] = issued
 
     def _check_pull(self, request_id: str, tokens: int, sources: Any) -> None:
@@ -215,7 +212,7 @@ class Tickets:
             self._untold.add(ticket)
             return
         holder = self._holders.get(ticket)
-        if holder is not None and holder.is_held and ticket not in self._reset | self._before_reset:
+        if holder is not None and holder.is_held and ticket not in self._reset:
             return
         whose = f"; those of request {holder.request_id}, whose ticket it is, were withdrawn" if holder else ""
         self._referee.fail(

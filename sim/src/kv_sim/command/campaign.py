@@ -21,6 +21,7 @@ from typing import Any
 from kv_sim.command.console import let_connectors_log_nothing
 from kv_sim.command.table import aligned
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.fuzz import Failure, run_seed
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
@@ -75,7 +76,7 @@ class Plan:
     """Seeds to run, each with every subject. None: until the time is over."""
     minutes: float | None = None
     jobs: int = 1
-    actions: int = 80
+    actions: int = USUAL_ACTIONS
     engine: str = BUILTIN_ENGINE
 
     def seeds(self, worker: int) -> Iterator[int]:

@@ -112,7 +112,6 @@ class Log(Watcher):
 
     def acted(self, number: int, action: Action, *, legal: bool) -> None:
         if not legal:
-            self._lines.clear()
             if number != AT_REST:
                 self._write(f"{number:4} {describe(action)}  (not legal here: skipped)")
             return

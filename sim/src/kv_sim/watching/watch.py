@@ -121,11 +121,12 @@ class WatchedWorld(World):
     def _watched(self, number: int, action: Action, act: Callable[[], bool]) -> bool:
         for watcher in self._watchers:
             watcher.acts(number, action)
+        recorded = len(self.history)
         legal = True  # one that raises was
         try:
             legal = act()
         finally:
-            done = self.history[-1] if number and legal and self.history else action
+            done = self.history[-1] if len(self.history) > recorded else action  # with what was drawn for it
             for watcher in self._watchers:
                 watcher.acted(number, done, legal=legal)
         return legal
