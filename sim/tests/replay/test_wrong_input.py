@@ -475,7 +475,8 @@ OPTIONS = {
     ("--model", "lama"): (
         "--model: unknown model 'lama'; known: deepseek-v3, kimi-k2, llama-3.1-405b, llama-3.1-70b, llama-3.1-8b, "
         "llama-3.2-3b, mistral-7b, mixtral-8x7b, qwen2.5-14b, qwen2.5-32b, qwen2.5-72b, qwen2.5-7b, "
-        "qwen3-235b-a22b, qwen3-30b-a3b, qwen3-32b, qwen3-8b; any other: --bytes-per-token"
+        "qwen3-235b-a22b, qwen3-30b-a3b, qwen3-32b, qwen3-8b; any other: the path of its config.json, or "
+        "--bytes-per-token"
     ),
     ("--kv-dtype", "fp7", "--model", "qwen3-8b"): (
         "--kv-dtype: unknown dtype 'fp7'; known: bf16, fp16, fp8, int8; did you mean 'fp8'?"

@@ -1,39 +1,13 @@
-"""How many bytes of KV cache a token of common models takes, as a sum that can be checked."""
+"""Models that are known by name, and those whose configuration lies in a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-
-DTYPES: Final[Mapping[str, int]] = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-
-
-@dataclass(frozen=True)
-class KVModel:
-    """The attention of a model, as its configuration file has it."""
-
-    layers: int
-    heads: int
-    """KV heads, not query heads."""
-    head_size: int
-    tensors: int = 2
-    """2: K and V. 1: a latent vector in their place (MLA)."""
-
-    def bytes_per_token(self, dtype: str) -> int:
-        """Of all layers, over all workers."""
-        return self.layers * self.tensors * self.heads * self.head_size * DTYPES[dtype]
-
-    def sum_shown(self, dtype: str) -> str:
-        """The sum, in words."""
-        each = "K and V" if self.tensors == 2 else "latent"
-        size = self.bytes_per_token(dtype)
-        return (
-            f"{self.layers} layers × {self.tensors} ({each}) × {self.heads} KV heads × {self.head_size} "
-            f"× {DTYPES[dtype]} bytes ({dtype}) = {size:,} bytes a token"
-        )
-
+from kv_sim.replay.kv_model import DTYPES, KVModel
+from kv_sim.replay.model_config import FILE, read_model
 
 MODELS: Final[Mapping[str, KVModel]] = {
     "llama-3.1-8b": KVModel(32, 8, 128),
@@ -53,14 +27,17 @@ MODELS: Final[Mapping[str, KVModel]] = {
     "deepseek-v3": KVModel(61, 1, 576, tensors=1),
     "kimi-k2": KVModel(61, 1, 576, tensors=1),
 }
-"""Models in which every layer attends to everything; where some layers have windows, give --bytes-per-token."""
+"""Models in which every layer attends to everything, and keeps the same of each token."""
 
 
 def find_model(name: str, dtype: str = "bf16") -> KVModel:
-    """A model of the table."""
+    """A model of the table, or one whose configuration lies in a file or folder of that name."""
     if dtype not in DTYPES:
         raise ConfigError(f"--kv-dtype: {unknown_name('dtype', dtype, DTYPES)}")
     model = MODELS.get(name.lower())
-    if model is None:
-        raise ConfigError(f"--model: {unknown_name('model', name, MODELS)}; any other: --bytes-per-token")
-    return model
+    if model is not None:
+        return model
+    if Path(name).exists():
+        return read_model(Path(name))
+    other = f"any other: the path of its {FILE}, or --bytes-per-token"
+    raise ConfigError(f"--model: {unknown_name('model', name, MODELS, hint=other)}")

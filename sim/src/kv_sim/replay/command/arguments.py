@@ -11,7 +11,9 @@ from typing import Final
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES, find_policy
 from kv_sim.replay.command.foreign import add_refused
-from kv_sim.replay.models import DTYPES, MODELS, find_model
+from kv_sim.replay.kv_model import DTYPES
+from kv_sim.replay.model_config import FILE
+from kv_sim.replay.models import MODELS, find_model
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
@@ -206,7 +208,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 def _add_footprint(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("what a token takes")
-    model.add_argument("--model", metavar="NAME", help=", ".join(MODELS))
+    model.add_argument("--model", metavar="NAME", help=f"{', '.join(MODELS)}, or the path of a {FILE}")
     model.add_argument("--kv-dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default {USUAL_DTYPE})")
     model.add_argument("--bytes-per-token", type=int, metavar="N", help="of all layers, over all workers")
 

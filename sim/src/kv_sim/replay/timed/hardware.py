@@ -6,6 +6,7 @@ taken for GiB, which is what a driver shows, within two percent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 from kv_api import ConfigError
@@ -108,7 +109,7 @@ def find_gpu(name: str) -> Gpu:
 
 def find_model(name: str) -> Model:
     """A model by name."""
-    if name.lower() in KV_MODELS.keys() - {known.lower() for known in MODELS}:
+    if name.lower() in KV_MODELS.keys() - {known.lower() for known in MODELS} or Path(name).exists():
         known = ", ".join(sorted(MODELS))
         raise ConfigError(f"model {name!r}: only its KV cache is known; with parameters and heads, too: {known}")
     return _find("model", name, MODELS)

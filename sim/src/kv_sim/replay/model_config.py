@@ -1,0 +1,150 @@
+"""The attention of any model, from the ``config.json`` that lies beside its weights: what a token of it takes.
+
+Only where that is one number: all layers attend to everything, and keep the same of each token. Otherwise what is
+in the way is named, and, where some layers are of that kind, what these take.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_sim.replay.kv_model import KVModel
+
+FILE: Final = "config.json"
+
+_TEXT: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where a model of several media has its language model."""
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_QUERY_HEADS: Final = ("num_attention_heads", "n_head", "n_heads")
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+_HEAD_SIZE: Final = ("head_dim", "kv_channels", "attention_head_dim")
+_WIDTH: Final = ("hidden_size", "n_embd", "d_model")
+
+_FULL: Final = ("full_attention", "attention", "full")
+_EXPANDED: Final = ("minicpm3", "youtu")
+"""Models with a latent of which vLLM keeps K and V of each head all the same."""
+_UNEVEN: Final = (
+    "attention_chunk_size",
+    "attn_layer_period",
+    "attn_type_list",
+    "block_configs",
+    "compress_ratios",
+    "full_attention_interval",
+    "hybrid_override_pattern",
+    "index_head_dim",
+    "linear_attn_config",
+    "mamba_d_state",
+    "num_kv_shared_layers",
+    "ssm_state_size",
+    "state_size",
+)
+"""What tells of layers that keep something else than the others, or of each token something beside K and V."""
+
+
+def read_model(path: Path) -> KVModel:
+    """The model of a ``config.json``, or of the folder that it is in."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--model: {str(file)!r} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--model: {str(file)!r} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"--model: {str(file)!r}: expected an object, as in a {FILE}, got {config!r:.40}")
+    try:
+        return model_of(config)
+    except ConfigError as error:
+        raise ConfigError(f"--model: {str(file)!r}: {error}; --bytes-per-token says what a token takes") from error
+
+
+def model_of(config: Mapping[str, Any]) -> KVModel:
+    """The same of what such a file has in it."""
+    config = _text_of(config)
+    if config.get("is_encoder_decoder"):
+        raise ConfigError("is_encoder_decoder: what is kept of an encoder is of no token of the decoder")
+    model = KVModel(_required(config, _LAYERS), *_attention(config))
+    _refuse_uneven(config, model)
+    return model
+
+
+def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that is of the language model."""
+    while not any(name in config for name in _LAYERS):
+        inner = next((config[name] for name in _TEXT if isinstance(config.get(name), dict)), None)
+        if inner is None:
+            break
+        config = inner
+    attention = config.get("attn_config")
+    return {**config, **attention} if isinstance(attention, dict) else config
+
+
+def _attention(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Heads, their size, and how many tensors."""
+    if config.get("kv_lora_rank") is not None:
+        if config.get("model_type") in _EXPANDED:
+            raise ConfigError(f"model_type: of {config['model_type']}, vLLM doesn't keep the latent alone")
+        return 1, _required(config, ("kv_lora_rank",)) + _required(config, ("qk_rope_head_dim",)), 1
+    unknown = [name for name in config if {"kv", "heads"} <= {*name.split("_")} and name not in _KV_HEADS]
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]}: only {', '.join(_KV_HEADS)} are known to say how many heads keep K and V"
+        )
+    query_heads = _required(config, _QUERY_HEADS)
+    heads = _number(config, _KV_HEADS)
+    if heads is None or (config.get("multi_query") and not config.get("new_decoder_architecture")):
+        heads = 1 if config.get("multi_query") else query_heads
+    size = _number(config, _HEAD_SIZE)
+    if size is None:
+        width = _required(config, _WIDTH)
+        size, left = divmod(width, query_heads)
+        if left:
+            raise ConfigError(f"{width} numbers of a token are no multiple of {query_heads} heads")
+    values = _number(config, ("v_head_dim",))
+    if values not in (None, size):
+        raise ConfigError(f"v_head_dim: a head keeps {size} numbers for K and {values} for V")
+    return heads, size, 2
+
+
+def _refuse_uneven(config: Mapping[str, Any], model: KVModel) -> None:
+    """Refuse a model whose tokens don't take the same in each layer, whatever comes after them."""
+    kinds = Counter(map(str, config.get("layer_types") or config.get("layers_block_type") or ()))
+    full = sum(kinds[kind] for kind in _FULL)
+    if full < sum(kinds.values()):
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        taken = full * model.bytes_per_token("bf16") // model.layers
+        hint = (
+            f"; those that keep all take {taken:,} bytes in bf16"
+            if full and "global_head_dim" not in config
+            else ""
+        )
+        raise ConfigError(
+            f"its layers are of several kinds ({told}), so what a token takes changes as others follow{hint}"
+        )
+    if not kinds and config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise ConfigError(f"sliding_window: layers forget what is {config['sliding_window']} tokens back")
+    found = next((name for name in _UNEVEN if config.get(name)), None)
+    if found is not None:
+        raise ConfigError(f"{found}: not all of its layers keep K and V of each token, and nothing else")
+
+
+def _required(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    number = _number(config, names)
+    if number is None:
+        raise ConfigError(f"it has none of {', '.join(names)}" if len(names) > 1 else f"it has no {names[0]}")
+    return number
+
+
+def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first of some names that is there."""
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r:.60}")
+        return value
+    return None
