@@ -5,8 +5,7 @@ Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoS
 imported when it is first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kv_api.config import KVTransferConfig, RemovedKeyWarning
 from kv_api.connector import KVConnectorBase_V1, KVConnectorRole, SupportsHMA, supports_hma
@@ -44,6 +43,7 @@ from kv_api.events import (
     KVConnectorKVEvents,
     KVEventAggregator,
 )
+from kv_api.exports import imported_later
 from kv_api.metadata import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -268,16 +268,8 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
-
-    def __getattr__(name: str) -> Any:
-        """Import what offloading media need."""
-        module = _MODULE_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'kv_api' has no attribute {name!r}")
-        value = getattr(import_module(module), name)
-        globals()[name] = value
-        return value
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(globals(), _MODULE_OF)
 
 
 def __dir__() -> list[str]:

@@ -17,9 +17,9 @@ Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and th
 What needs numpy is imported when it is first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kv_api.exports import imported_later
 from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.manager import CPUOffloadingManager
@@ -72,16 +72,8 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
-
-    def __getattr__(name: str) -> Any:
-        """Import what workers need."""
-        module = _MODULE_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'kv_offload_cpu' has no attribute {name!r}")
-        value = getattr(import_module(module), name)
-        globals()[name] = value
-        return value
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(globals(), _MODULE_OF)
 
 
 def __dir__() -> list[str]:

@@ -15,9 +15,9 @@ is built of) has threads and numpy, and is imported when it is first asked for.
 ==================== ======================================================================================
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from kv_api.exports import imported_later
 from kv_p2p.connector import P2PConnector
 from kv_p2p.pulling.scheduler import P2PSchedulerSide
 from kv_p2p.pulling.worker import P2PWorkerSide
@@ -76,12 +76,8 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
-
-    def __getattr__(name: str) -> Any:
-        if name not in _LATER:
-            raise AttributeError(f"module 'kv_p2p' has no attribute {name!r}; it exports {', '.join(__all__)}")
-        return getattr(import_module(_LATER[name]), name)
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(globals(), _LATER)
 
 
 def __dir__() -> list[str]:

@@ -21,8 +21,9 @@ vLLM.
 ========================= =================================================================================
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from kv_api.exports import imported_later
 
 if TYPE_CHECKING:
     from kv_vllm.connectors.host_spec import HostOffloadingSpec
@@ -55,12 +56,8 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take every misspelt name for an Any
-
-    def __getattr__(name: str) -> Any:
-        if name not in _EXPORTS:
-            raise AttributeError(f"module 'kv_vllm' has no attribute {name!r}; it exports {', '.join(__all__)}")
-        return getattr(import_module(_EXPORTS[name]), name)
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(globals(), _EXPORTS)
 
 
 def __dir__() -> list[str]:
