@@ -66,7 +66,8 @@ def test_what_is_asked_of_the_class(foreign, transfer):
         assert One.requires_piecewise_for_cudagraph({"b": 2}) is bool(answer)
         assert One.supports_sleep_mode(transfer) is bool(answer)
     assert asked.get_required_kvcache_layout.call_args.args[0].kv_transfer_config == theirs
-    assert asked.build_kv_connector_stats.call_args == call({"a": 1})
+    One.build_kv_connector_stats()
+    assert asked.build_kv_connector_stats.call_args_list == [call({"a": 1}), call(None)]
     assert asked.build_prom_metrics.call_args.args[0].kv_transfer_config == theirs
     assert asked.build_prom_metrics.call_args.args[1:] == ("types", ["engine"], {})
     assert asked.requires_piecewise_for_cudagraph.call_args == call({"b": 2})
@@ -125,6 +126,9 @@ def test_it_is_made_with_vllms_words(foreign, transfer):
     assert one.inner is One.theirs.return_value
     assert given.kv_transfer_config == foreign.transfer_for_vllm(transfer)
     assert (type(role).__module__.partition(".")[0], role.name, caches) == ("vllm", "WORKER", "caches")
+    assert one.role is kv_api.KVConnectorRole.WORKER, "to kv-multi it is one of ours"
+    One(config, kv_api.KVConnectorRole.WORKER)
+    assert One.theirs.call_args.args[2] is None
 
 
 MINE = "kv_vllm.connectors.foreign"
