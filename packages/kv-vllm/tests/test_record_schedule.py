@@ -215,6 +215,13 @@ def test_ids_of_requests_stay_as_they_are(tmp_path):
     assert '"request_id": "é"'.encode() in out.read_bytes()
 
 
+def test_conversations_are_recounted_when_all_is_placed(monkeypatch):
+    placed = []
+    monkeypatch.setattr(Conversations, "check", lambda self: placed.append(len(self._seen)))
+    actions_of(CALLS, 4, 60)
+    assert placed == [len({*"abcx"})]
+
+
 def test_what_ended_before_the_first_step_is_settled_before_everything():
     actions, _ = actions_of([arrive("r", "a", 5), report(0)], 4, 60)
     assert [action["action"] for action in actions] == ["settle", "add"]
