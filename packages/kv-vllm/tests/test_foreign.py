@@ -1,7 +1,8 @@
 """vLLM's connectors behind ours: what is asked reaches them, and where a child's class is found."""
 
+import sys
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -171,7 +172,16 @@ def test_what_is_wrong_is_left_to_others(foreign, extra):
     assert foreign.with_found_children(extra) == extra
 
 
-@pytest.mark.parametrize("name", ["_private", "Nobody's"])
+def test_a_child_may_be_in_a_module_whose_name_begins_with_an_underscore(foreign, monkeypatch):
+    theirs, child = ModuleType("_theirs"), {"kv_connector": "Theirs", "kv_connector_module_path": "_theirs"}
+    theirs.Theirs = type("Theirs", (foreign.VllmBase,), {})
+    monkeypatch.setitem(sys.modules, "_theirs", theirs)
+    [found] = foreign.with_found_children({"connectors": [child]})["connectors"]
+    assert found == {"kv_connector": "_theirs:Theirs", "kv_connector_module_path": MINE}
+    assert getattr(foreign, found["kv_connector"]).theirs is theirs.Theirs
+
+
+@pytest.mark.parametrize("name", ["_private", "__path__", "Nobody's"])
 def test_an_unknown_name(foreign, name):
     with pytest.raises(AttributeError) as refused:
         getattr(foreign, name)
