@@ -75,6 +75,7 @@ def test_a_history():
     assert [(s.conversation, s.shared_tokens, s.own_tokens) for s in specs] == [(0, 8, 1), (0, 12, 0), (0, 4, 6)]
     assert [(s.output_tokens, s.max_tokens) for s in specs] == [(2, 3), (3, 3), (3, 3)]
     assert summary == Summary(requests=3, steps=2, shared_tokens=8 + 4, lost_tokens=0)
+    assert actions_of(iter(CALLS), 4, 60) == (actions, summary), "calls that can be read once only"
 
 
 def test_all_of_a_history():
