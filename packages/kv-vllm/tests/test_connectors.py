@@ -276,8 +276,8 @@ class Answers:
         return self.stats
 
     @classmethod
-    def build_kv_connector_stats(cls, data=None):
-        return OffloadingConnectorStats(data)
+    def build_kv_connector_stats(cls, data):
+        return "none" if data is None else OffloadingConnectorStats(data)
 
 
 @pytest.fixture
@@ -307,6 +307,7 @@ def test_answers_are_vllms(answers, base, cache):
     for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):
         assert type(stats) is metrics.OffloadingConnectorStats
         assert stats.reduce() == {"a": 3}
+    assert answers.build_kv_connector_stats() == "none"
 
 
 def test_without_caches_there_are_no_groups(answers, base):
