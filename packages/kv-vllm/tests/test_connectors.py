@@ -312,3 +312,13 @@ def test_answers_are_vllms(answers, base, cache):
 
 def test_without_caches_there_are_no_groups(answers, base):
     assert answers(config_of("Some", {}), base.KVConnectorRole.SCHEDULER)._group_kinds == ()
+
+
+def test_several_without_caches_have_no_groups_either(base):
+    from kv_vllm import MultiConnector
+
+    config = multi_of(EXAMPLE)
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    several = MultiConnector(config, base.KVConnectorRole.SCHEDULER)
+    assert several._group_kinds == ()
+    several.shutdown()
