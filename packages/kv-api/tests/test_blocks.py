@@ -47,6 +47,7 @@ def tensors(*sizes: int, **more: Any) -> Any:
     [
         ({"num_blocks": 4, "kv_cache_tensors": tensors(400, 80)}, 120),
         ({"num_blocks": 4, "kv_cache_tensors": tensors(400, 400, block_stride=100)}, 100),
+        ({"num_blocks": 4, "kv_cache_tensors": tensors(400, block_stride=100)}, 100),
         ({"num_blocks": 4, "kv_cache_tensors": []}, 60),
         ({"num_blocks": 0, "kv_cache_tensors": tensors(400)}, 60),
         ({"num_blocks": 4}, 60),

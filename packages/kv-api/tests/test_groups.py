@@ -20,6 +20,7 @@ def spec(**values: Any) -> Any:
         (spec(kind="full_attention", sliding_window=64), GroupDescription(AttentionKind.FULL, 4)),
         (spec(kind="full_attention", page_size_bytes=96), GroupDescription(AttentionKind.FULL, 4, 0, 96)),
         (spec(kind="sliding_window", sliding_window=6), GroupDescription(AttentionKind.SLIDING_WINDOW, 4, 6)),
+        (spec(kind="sliding_window", sliding_window=1), GroupDescription(AttentionKind.SLIDING_WINDOW, 4, 1)),
         (spec(kind="state_space"), GroupDescription(AttentionKind.STATE_SPACE, 4)),
         (
             spec(kind="state_space", hands_over_states=True),
@@ -30,6 +31,11 @@ def spec(**values: Any) -> Any:
 )
 def test_a_spec_says_what_it_is(of: Any, described: GroupDescription) -> None:
     assert describe_group(of) == described
+
+
+def test_what_is_not_said_of_a_group_is_nothing() -> None:
+    nothing = (0, 0, 0, False)  # window_tokens, page_size_bytes, restart_tokens, is_handed_over
+    assert GroupDescription(AttentionKind.FULL, 4) == GroupDescription(AttentionKind.FULL, 4, *nothing)
 
 
 @pytest.mark.parametrize(

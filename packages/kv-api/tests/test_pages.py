@@ -73,6 +73,7 @@ WRONG = [
     (np.zeros((6, 4), np.int8), (6, 4), (4, 1), FIRST),
     (np.zeros((2, 4, 3), np.int8), (2, 4, 3), (12, 3, 1), FIRST),
     (np.zeros((4, 8), np.int8)[:, ::2], (4, 4), (8, 2), "the bytes of a block should lie together"),
+    (np.zeros((4, 4), np.int8)[:, ::2], (4, 2), (4, 2), "the bytes of a block should lie together"),
     (np.zeros((8, 8), np.int8)[:, :4], (8, 4), (8, 1), "the 2 parts of each block should lie together"),
     (np.broadcast_to(np.zeros(4, np.int8), (4, 4)), (4, 4), (0, 1), "blocks of 4 bytes should not overlap"),
 ]
@@ -91,6 +92,12 @@ def test_one_block_is_enough():
         assert (pages.stride_bytes, pages.page_bytes, pages.tensor.shape) == (4, 4, (1, 4))
     with pytest.raises(ConfigError, match="the first dimension should be 0 blocks, or several each"):
         pages_of("l", np.zeros((1, 4), np.int8), 0)
+
+
+def test_the_second_of_two_blocks_is_where_its_stride_says():
+    memory = np.arange(2 * 8, dtype=np.int8).reshape(2, 8)
+    pages = pages_of("l", memory[:, :4], 2)
+    assert (pages.stride_bytes, pages.page_bytes, pages.tensor.tolist()) == (8, 4, memory[:, :4].tolist())
 
 
 def test_what_is_no_tensor():
@@ -187,6 +194,8 @@ def test_states_of_several_tensors_are_parts_of_a_page(torch):
     for wrong, page_bytes in ((parts, 0), ([], 100), ([*parts, None], 100)):
         with pytest.raises(ConfigError, match="layer 'l' is a list; expected a torch tensor or a numpy array"):
             pages_of("l", wrong, 4, page_bytes)
+    with pytest.raises(ConfigError, match="layer 'l' is a list; expected"):
+        pages_of("l", parts, 4)  # a layer is one tensor, unless something else is said
 
 
 def test_without_any_library_nothing_is_a_tensor(monkeypatch):

@@ -172,28 +172,29 @@ def test_objects_of_any_engine_are_reduced_alike():
     assert arguments_of("request_finished", [request, (1, 2)]) == {**plain, "blocks": [[1, 2]]}
     assert arguments_of("request_finished_all_groups", [request, ((1,), (2,))]) == {**plain, "blocks": [[1], [2]]}
     report = SimpleNamespace(
-        finished_sending={"b", "a"}, finished_recving=None, failed_recving=set(), invalid_block_ids={3, 1}
+        finished_sending={"b", "a"}, finished_recving=None, failed_recving=set(), invalid_block_ids={8, 1}
     )
-    joined = {"finished_sending": ["a", "b"], "invalid_block_ids": [1, 3]}
+    joined = {"finished_sending": ["a", "b"], "invalid_block_ids": [1, 8]}  # the set gives the 8 first
     assert arguments_of("update_connector_output", [report]) == {"report": joined}
 
 
-@pytest.mark.parametrize("preempted", [{"d", "c"}, None])
+@pytest.mark.parametrize("preempted", [("d", "c"), None])
 def test_a_step_is_reduced_to_what_both_engines_know(preempted):
+    """What vLLM has in sets is sorted. Here it is in tuples, whose order is the same in every process."""
     new = SimpleNamespace(req_id="a", block_ids=([1, 2], (3,)), num_computed_tokens=4)
     cached = SimpleNamespace(
         req_ids=["b", "c"],
         new_block_ids=[([5], ()), None],
         num_computed_tokens=[6, 7],
         num_output_tokens=[8, 9],
-        resumed_req_ids={"c", "b"},
+        resumed_req_ids=("c", "b"),
     )
     output = SimpleNamespace(
         scheduled_new_reqs=[new],
         scheduled_cached_reqs=cached,
         num_scheduled_tokens={"c": 1, "a": 2},
         scheduled_spec_decode_tokens={"c": [7, 7]},
-        finished_req_ids={"z", "y"},
+        finished_req_ids=("z", "y"),
         preempted_req_ids=preempted,
         has_sync_kv_loads=True,
     )

@@ -276,8 +276,8 @@ class Answers:
         return self.stats
 
     @classmethod
-    def build_kv_connector_stats(cls, data=None):
-        return OffloadingConnectorStats(data)
+    def build_kv_connector_stats(cls, data):
+        return "none" if data is None else OffloadingConnectorStats(data)
 
 
 @pytest.fixture
@@ -307,7 +307,18 @@ def test_answers_are_vllms(answers, base, cache):
     for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):
         assert type(stats) is metrics.OffloadingConnectorStats
         assert stats.reduce() == {"a": 3}
+    assert answers.build_kv_connector_stats() == "none"
 
 
 def test_without_caches_there_are_no_groups(answers, base):
     assert answers(config_of("Some", {}), base.KVConnectorRole.SCHEDULER)._group_kinds == ()
+
+
+def test_several_without_caches_have_no_groups_either(base):
+    from kv_vllm import MultiConnector
+
+    config = multi_of(EXAMPLE)
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    several = MultiConnector(config, base.KVConnectorRole.SCHEDULER)
+    assert several._group_kinds == ()
+    several.shutdown()

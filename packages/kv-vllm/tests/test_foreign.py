@@ -1,7 +1,8 @@
 """vLLM's connectors behind ours: what is asked reaches them, and where a child's class is found."""
 
+import sys
 from dataclasses import fields
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -66,7 +67,8 @@ def test_what_is_asked_of_the_class(foreign, transfer):
         assert One.requires_piecewise_for_cudagraph({"b": 2}) is bool(answer)
         assert One.supports_sleep_mode(transfer) is bool(answer)
     assert asked.get_required_kvcache_layout.call_args.args[0].kv_transfer_config == theirs
-    assert asked.build_kv_connector_stats.call_args == call({"a": 1})
+    One.build_kv_connector_stats()
+    assert asked.build_kv_connector_stats.call_args_list == [call({"a": 1}), call(None)]
     assert asked.build_prom_metrics.call_args.args[0].kv_transfer_config == theirs
     assert asked.build_prom_metrics.call_args.args[1:] == ("types", ["engine"], {})
     assert asked.requires_piecewise_for_cudagraph.call_args == call({"b": 2})
@@ -125,6 +127,9 @@ def test_it_is_made_with_vllms_words(foreign, transfer):
     assert one.inner is One.theirs.return_value
     assert given.kv_transfer_config == foreign.transfer_for_vllm(transfer)
     assert (type(role).__module__.partition(".")[0], role.name, caches) == ("vllm", "WORKER", "caches")
+    assert one.role is kv_api.KVConnectorRole.WORKER, "to kv-multi it is one of ours"
+    One(config, kv_api.KVConnectorRole.WORKER)
+    assert One.theirs.call_args.args[2] is None
 
 
 MINE = "kv_vllm.connectors.foreign"
@@ -167,7 +172,16 @@ def test_what_is_wrong_is_left_to_others(foreign, extra):
     assert foreign.with_found_children(extra) == extra
 
 
-@pytest.mark.parametrize("name", ["_private", "Nobody's"])
+def test_a_child_may_be_in_a_module_whose_name_begins_with_an_underscore(foreign, monkeypatch):
+    theirs, child = ModuleType("_theirs"), {"kv_connector": "Theirs", "kv_connector_module_path": "_theirs"}
+    theirs.Theirs = type("Theirs", (foreign.VllmBase,), {})
+    monkeypatch.setitem(sys.modules, "_theirs", theirs)
+    [found] = foreign.with_found_children({"connectors": [child]})["connectors"]
+    assert found == {"kv_connector": "_theirs:Theirs", "kv_connector_module_path": MINE}
+    assert getattr(foreign, found["kv_connector"]).theirs is theirs.Theirs
+
+
+@pytest.mark.parametrize("name", ["_private", "__path__", "Nobody's"])
 def test_an_unknown_name(foreign, name):
     with pytest.raises(AttributeError) as refused:
         getattr(foreign, name)

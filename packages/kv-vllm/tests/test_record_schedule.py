@@ -75,6 +75,7 @@ def test_a_history():
     assert [(s.conversation, s.shared_tokens, s.own_tokens) for s in specs] == [(0, 8, 1), (0, 12, 0), (0, 4, 6)]
     assert [(s.output_tokens, s.max_tokens) for s in specs] == [(2, 3), (3, 3), (3, 3)]
     assert summary == Summary(requests=3, steps=2, shared_tokens=8 + 4, lost_tokens=0)
+    assert actions_of(iter(CALLS), 4, 60) == (actions, summary), "calls that can be read once only"
 
 
 def test_all_of_a_history():
@@ -213,6 +214,13 @@ def test_ids_of_requests_stay_as_they_are(tmp_path):
     calls.write_bytes("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
     write_schedule_of(calls, out)
     assert '"request_id": "é"'.encode() in out.read_bytes()
+
+
+def test_conversations_are_recounted_when_all_is_placed(monkeypatch):
+    placed = []
+    monkeypatch.setattr(Conversations, "check", lambda self: placed.append(len(self._seen)))
+    actions_of(CALLS, 4, 60)
+    assert placed == [len({*"abcx"})]
 
 
 def test_what_ended_before_the_first_step_is_settled_before_everything():

@@ -90,7 +90,7 @@ def test_what_the_workers_report(log, jobs):
     for name in ("x", "y", "z"):
         log.arrive(request_of(name))
     meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata="of nobody's children")
-    output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={5, 4}, failed_recving={"z", "y"})
+    output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={8, 1}, failed_recving={"z", "y"})
     output.kv_connector_worker_meta = meta
     log.report(output)
     log.report(KVConnectorOutput())
@@ -100,7 +100,7 @@ def test_what_the_workers_report(log, jobs):
             loads=["r0", "r1"],
             stores=["r0", "r2"],
             failed=["r1", "r2"],
-            bad_blocks=[4, 5],
+            bad_blocks=[1, 8],  # of a set that gives the 8 first
             jobs=sorted(jobs or ()),
         ),
         told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
@@ -150,10 +150,10 @@ def test_the_schedule_is_made_once(log, module, monkeypatch):
 def test_each_call_is_written_and_handed_on(recorder, log):
     asked, inner = request_of("x"), recorder.inner
     blocks = SimpleNamespace(get_block_ids=lambda: ((1, 2), (3,)))
-    step = SimpleNamespace(num_scheduled_tokens={"x": 5, "?": 1}, preempted_req_ids={"x"})
+    step = SimpleNamespace(num_scheduled_tokens={"x": 5, "?": 1}, preempted_req_ids=("x", "?"))
     quiet, output = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None), KVConnectorOutput()
     inner.get_num_new_matched_tokens.return_value = (8, True)
-    inner.request_finished.return_value = (True, {"a": 1})
+    inner.request_finished.return_value = (True, None)
     inner.reset_cache.return_value = False
     recorder.on_new_request(asked)
     assert recorder.get_num_new_matched_tokens(asked, 4) == (8, True)
@@ -161,7 +161,7 @@ def test_each_call_is_written_and_handed_on(recorder, log):
     assert recorder.build_connector_meta(step) is inner.build_connector_meta.return_value
     recorder.build_connector_meta(quiet)
     recorder.update_connector_output(output)
-    assert recorder.request_finished(asked, [1, 2]) == (True, {"a": 1})
+    assert recorder.request_finished(asked, [1, 2]) == (True, None)
     assert recorder.reset_cache() is False
     assert recorder.start_load_kv("context", more=1) is inner.start_load_kv.return_value
     assert inner.mock_calls == [
@@ -178,7 +178,7 @@ def test_each_call_is_written_and_handed_on(recorder, log):
     assert written(log)[1:] == [
         told("match", request="r0", local=4, tokens=8, later=True),
         told("allocate", request="r0", tokens=8, blocks=[[1, 2], [3]]),
-        told("step", scheduled={"r0": 5, "?": 1}, preempted=["r0"]),
+        told("step", scheduled={"r0": 5, "?": 1}, preempted=["?", "r0"]),
         told("step", scheduled={}, preempted=[]),
         told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
         told("end", request="r0", aborted=False, output_tokens=2, held=True),

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind, Side
+from kv_api.contract import CONTRACT, HMA_CONTRACT, Kind
 
-CALLED: Final = tuple(row.name for row in CONTRACT if row.side is not Side.CLASS and row.kind is Kind.METHOD)
+CALLED: Final = tuple(row.name for row in CONTRACT if row.kind is Kind.METHOD)
 """The methods of a connector object."""
 
 CALLED_WITH_GROUPS: Final = tuple(row.name for row in HMA_CONTRACT)

@@ -23,7 +23,7 @@ class Running:
 
     job: TransferJob
     is_load: bool
-    deadline: float | None = None
+    deadline: float | None
     """When it is given up; None: never."""
     is_distrusted: bool = False
 
@@ -40,11 +40,11 @@ class RunningJobs:
         self._invalid_blocks: set[int] = set()
         self._meta = OffloadingWorkerMetadata()
 
-    def begin_load(self, job_id: int, job: TransferJob, deadline: float | None = None) -> None:
+    def begin_load(self, job_id: int, job: TransferJob, deadline: float | None) -> None:
         """A load is about to be submitted."""
         self.running[job_id] = Running(job, is_load=True, deadline=deadline)
 
-    def begin_store(self, job_id: int, job: TransferJob, deadline: float | None = None) -> None:
+    def begin_store(self, job_id: int, job: TransferJob, deadline: float | None) -> None:
         """A store is about to be submitted."""
         self.running[job_id] = Running(job, is_load=False, deadline=deadline)
 

@@ -148,7 +148,7 @@ class OffloadingWorkerSide(WorkerSide):
 
     def _begin_load(self, job_id: int, job: TransferJob) -> None:
         source = job.src_spec
-        self._jobs.begin_load(job_id, job, None if job.sync else self._deadline(self._load_seconds))
+        self._jobs.begin_load(job_id, job, self._deadline(self._load_seconds))
         if source is None:
             self._jobs.fail(job_id)
         else:

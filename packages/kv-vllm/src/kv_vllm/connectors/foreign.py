@@ -83,7 +83,7 @@ def foreign_class(theirs: Any) -> type[ForeignConnector]:
 
 
 def __getattr__(name: str) -> type[ForeignConnector]:
-    if name.startswith("_") or (":" not in name and name not in VllmFactory._registry):
+    if ":" not in name and name not in VllmFactory._registry:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = name.rpartition(":")
     if not module:

@@ -7,6 +7,7 @@ after it nothing can be compared.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from traceback import extract_tb
 from typing import Any, Protocol
 
 from kv_vllm.differential.trace import Call, Event, Reset, Turn, arguments_of
@@ -117,7 +118,5 @@ def _shown(name: str, arguments: dict[str, Any]) -> str:
 
 
 def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace is not None else "an unknown place"
+    innermost = extract_tb(error.__traceback__)[-1]
+    return f"{innermost.name}:{innermost.lineno}"
