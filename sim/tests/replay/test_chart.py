@@ -137,13 +137,14 @@ def test_axes_end_at_five_round_steps():
 
 
 @example(0.6)
+@example(23.0)
 @given(st.floats(1e-3, 1e7))
 def test_a_time_has_four_to_eight_steps(end):
     ticks = _even_ticks(end)
     step = ticks[1]
     assert ticks[0] == 0 and ticks == [step * index for index in range(len(ticks))]
     assert 4 <= len(ticks) - 1 <= 8 and ticks[-1] <= end * (1 + 1e-9) and end < ticks[-1] + step
-    assert float(f"{step:.0e}") == pytest.approx(step) or f"{step:.1e}"[:3] == "2.5"
+    assert float(f"{step:.1e}") == pytest.approx(step) and f"{step:.1e}"[:3] in ("1.0", "2.0", "2.5", "5.0")
 
 
 def test_ticks_of_a_logarithm():
@@ -157,7 +158,7 @@ def test_ticks_of_a_logarithm():
     assert _log_ticks(2.1, 2.2, 880) == [2.1], "nothing round lies between"
     assert _log_ticks(1, 1e9, 880) == pytest.approx([1, 100, 1e4, 1e6, 1e8]), "nine fit"
     assert _log_ticks(1, 1e8, 880) == pytest.approx([10.0**power for power in range(9)])
-    assert _log_ticks(1, 1e3, 180) == pytest.approx([1, 100]) == _log_ticks(1, 1e3, 90)
+    assert _log_ticks(1, 1e3, 180) == pytest.approx([1, 100])
 
 
 @given(st.floats(0.01, 1e6), st.floats(1.0, 1e6), st.sampled_from([420, 880]))

@@ -2,13 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from kv_sim.command.cli import main
+from kv_sim.replay import replay
 from kv_sim.replay.report.chart import Mark
+from kv_sim.replay.report.page import _details
 from kv_sim.replay.report.style import STYLE
+from kv_sim.replay.tally import AGE_EDGES_SECONDS, Ages, Window
 
 
 class Page(HTMLParser):
@@ -154,6 +158,9 @@ def test_what_the_page_of_size_says(small, tmp_path, capsys):
         ["5 blocks", "2560", "36.7%", "45.6%", "+0 %"],
     ]
     assert "capacity in tokens (logarithmic)" in page.read_text(encoding="utf-8")
+    # From 9.17 % to 36.68 % in 1,536 tokens: as if a million of them gave 179 times everything.
+    assert main(["size", str(small), "--policy", "lru", "--capacity", "2blocks,5blocks", "--html", str(page)]) == 0
+    assert [row[-1] for row in said(page)[0].rows] == ["+1M tokens", "+1.8e+04 %", "+0 %"]
 
 
 def test_what_the_page_of_replay_says(small, tmp_path):
@@ -283,6 +290,40 @@ def test_what_the_charts_of_replay_are_told(small, tmp_path, drawn, gap_seconds,
         *((style, name) for style, name, *_ in [("c0", "arc"), ("c1", "lru"), *BOUNDS]),
         *(("c2", "GPU"), ("c0", "host memory"), ("bound", "infinite cache")),
     ]
+
+
+def test_the_bound_goes_from_the_smallest_to_the_largest(small, tmp_path, drawn):
+    command = ["replay", str(small), "--jobs", "1", "--capacity", "4blocks,2blocks"]
+    assert main([*command, "--html", str(tmp_path / "page.html")]) == 0
+    [bound] = [line.points for line in drawn["log_chart"][0] if line.style == "bound"]
+    assert bound == [(1024, 2048 / 5584), (2048, MOST)]
+
+
+def test_shares_are_of_the_blocks_of_each_window(small, drawn):
+    """Of those of a single block, too; one without any has nothing."""
+    run = replay(small, gpu_capacity="2blocks", capacity="5blocks", disk_capacity="7blocks")
+    hits = [(1, 1, 0, 0, 1), (1, 0, 1, 0, 1), (1, 0, 0, 1, 1), (4, 0, 0, 2, 3), (0, 0, 0, 0, 0)]
+    series = tuple(Window(60.0 * n, *one) for n, one in enumerate(hits))
+    list(_details(replace(run, series=series)))
+    layers, over, _, end, _ = drawn["series_chart"]
+    assert layers == [
+        ("c2", "GPU", [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ("c0", "host memory", [0.0, 1.0, 0.0, 0.0, 0.0]),
+        ("c1", "disk", [0.0, 0.0, 1.0, 0.5, 0.0]),
+    ]
+    assert over == ("infinite cache", [1.0, 1.0, 1.0, 0.75, 0.0]) and end == 5.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "bars"),
+    [((0, 3, 1), [("< 1 s", 0.0), ("< 3 s", 0.75), ("< 10 s", 0.25)]), ((), [("< 1 s", 0.0)])],
+)
+def test_bars_end_with_the_oldest(small, drawn, counts, bars):
+    """There is one, even if nothing was answered."""
+    run = replay(small, capacity="5blocks")
+    all_counts = (*counts, *(0 for _ in range(len(AGE_EDGES_SECONDS) + 1 - len(counts))))
+    list(_details(replace(run, ages=Ages(all_counts, 2.0, 4.0, 4.0))))
+    assert drawn["bar_chart"][0] == bars
 
 
 def test_what_the_chart_of_size_is_told(small, tmp_path, drawn):

@@ -45,9 +45,10 @@ def log_chart(
 ) -> str:
     """Ratios over a logarithm of capacities."""
     xs = [x for line in lines for x, _ in line.points]
-    low, high = log10(min(xs)), log10(max(xs))
-    span = high - low or 1.0
-    top = _nice_top(max((y for line in lines for _, y in line.points), default=1.0))
+    least, most = min(xs), max(xs)
+    low = log10(least)
+    span = log10(most) - low or 1.0
+    top = _nice_top(max(y for line in lines for _, y in line.points))
 
     def draw(width: int, height: int) -> str:
         plot = _Plot(width, height, top)
@@ -56,7 +57,7 @@ def log_chart(
             return plot.x((log10(x) - low) / span)
 
         body = [*plot.y_axis(_percent)]
-        body += plot.x_axis([(at(tick), show_x(tick)) for tick in _log_ticks(10**low, 10**high, width)], x_title)
+        body += plot.x_axis([(at(tick), show_x(tick)) for tick in _log_ticks(least, most, width)], x_title)
         if mark is not None:
             body += plot.mark(at(mark.x), mark.y, mark.text)
         for line in lines:
@@ -182,9 +183,8 @@ def _nice_top(value: float) -> float:
     """The end of an axis of five steps, each a round number."""
     step = max(value, 1e-6) / 5
     power = 10.0 ** floor(log10(step))
-    return min(
-        1.0, 5 * power * next(nice for nice in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if nice * power >= step * 0.999)
-    )
+    nice = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+    return 5 * power * next(number for number in nice if number * power >= step * 0.999)
 
 
 def _even_ticks(end: float) -> list[float]:
@@ -202,5 +202,5 @@ def _log_ticks(low: float, high: float, width: int) -> list[float]:
         if len(ticks) < 3:
             ticks = [digit * 10.0**power for power in powers for digit in digits]
             ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-    room = max(2, width // 90)
+    room = width // 90
     return ticks[:: -(-len(ticks) // room)] if ticks else [low]

@@ -98,7 +98,7 @@ def _curves_of_sizing(found: Sizing) -> str:
 
 def _curves_of_runs(found: Replays) -> Iterator[str]:
     """Over the sizes of host memory; over those of the disk, where host memory has but one."""
-    sizes, disks = (sorted({getattr(run.setup, name) for run in found.runs}) for name in ("capacity", "disk"))
+    sizes, disks = ({getattr(run.setup, name) for run in found.runs} for name in ("capacity", "disk"))
     x, what = ("disk", "disk") if len(sizes) < 2 else ("capacity", "host memory")
     if len(sizes) < 2 and len(disks) < 2:
         return
@@ -142,7 +142,7 @@ def _details(run: CacheReplay) -> Iterator[str]:
     behind = f", {size_shown(foot, setup.disk)} of disk" if setup.disk else ""
     what = f"{setup.policy}, {size_shown(foot, setup.capacity)}{behind}"
     series = run.series
-    end = series[1].begin_seconds * len(series) if len(series) > 1 else 1.0
+    end = series[1].begin_seconds * len(series)
     scale, unit = (60.0, "minutes") if end < 14_400 else (3600.0, "hours")
     layers = [("c0", "host memory", [one.cpu_hits / max(1, one.blocks) for one in series])]
     if setup.disk:
