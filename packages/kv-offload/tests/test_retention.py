@@ -59,6 +59,8 @@ def stored_of(layout, prompt, junction):
 NARROW = (Group(0, FULL, 2, 1, 1, is_draft=True), Group(1, WINDOW, 4, 1, 1, 1), Group(2, WINDOW, 2, 1, 1, 2))
 ANEW = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 1, 1, 20, 6), Group(2, WINDOW, 2, 1, 1, 2))
 
+ONE_TOKEN = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 2, 1, 1, 1), Group(2, WINDOW, 4, 1, 1, 1))
+
 MID_CHUNK = (Group(0, FULL, 2, 1, 1), Group(1, WINDOW, 4, 3, 3, 20, 16), Group(2, WINDOW, 2, 1, 1, 2))
 
 WITH_STATES = (Group(0, FULL, 6, 1, 3), Group(1, WINDOW, 2, 1, 1, 2), Group(2, STATE, 4, 1, 2))
@@ -123,6 +125,8 @@ def test_who_shares_any_part_finds_the_last_interval(layout, prompt, shared):
 rising = st.lists(st.integers(0, 60), max_size=30, unique=True).map(sorted)
 
 
+@example(Layout(ONE_TOKEN, 2, 4), (0, 0, 0), [0], 1)
+@example(Layout(ONE_TOKEN, 2, 4), (7, 9, 0), range(5), 1)
 @given(
     layouts((None, 0, 4, 8, 6)),
     st.tuples(st.integers(0, 120), st.integers(0, 120), st.integers(0, 120)),

@@ -46,7 +46,8 @@ def reachable(layout: Layout, group: Group, chunks: Sequence[int], ends: Ends) -
         spans = _retained(layout, group, chunks, ends)
     else:
         size = _distance(layout)
-        if size is None or group.tokens_per_chunk % size == 0:
+        # Who goes on where a chunk ends reads of it, but for a window of one token: that is the computed one.
+        if size is None or (group.tokens_per_chunk % size == 0 and group.window_tokens > 1):
             return chunks
         spans = _met(layout, group, chunks, ends, size)
     first, stop = chunks[0], chunks[-1] + 1
