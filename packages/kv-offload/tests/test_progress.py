@@ -71,7 +71,7 @@ def test_the_first_token_in_some_blocks_may_be_of_any_group():
 def test_who_lost_its_blocks_begins_at_its_first_token():
     progress = Progress(Layout((Group(0, FULL, 4, 1, 1),), 4, 4), ReqContext("r"))
     progress.begin([[1, 2]])
-    progress.pass_over([2], {}, 99, 8)
+    progress.pass_over([2], {}, 99, 8, 8)
     assert (progress.has_more(8), progress.next_end) == (False, 12)
     progress.lose_blocks()
     assert (progress.has_blocks, progress.has_more(8), progress.next_end) == (False, True, 0)

@@ -100,6 +100,7 @@ def test_what_is_kept_of_a_token(config: dict[str, object], expected: KVModel) -
             {**LLAMA, "kv_heads_of_it": 8},
             "kv_heads_of_it: only num_key_value_heads, num_kv_heads, n_head_kv, kv_n",
         ),
+        ({**LLAMA, "layer_types": 5}, "layer_types: expected a list, got 5"),
         ({**LLAMA, "v_head_dim": 64}, "v_head_dim: a head keeps 128 numbers for K and 64 for V"),
         ({**LLAMA, "sliding_window": 4096}, "sliding_window: layers forget what is 4096 tokens back"),
         ({**LLAMA, "is_encoder_decoder": True}, "is_encoder_decoder: what is kept of an encoder is of no token"),

@@ -111,7 +111,10 @@ def _attention(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def _refuse_uneven(config: Mapping[str, Any], model: KVModel) -> None:
     """Refuse a model whose tokens don't take the same in each layer, whatever comes after them."""
-    kinds = Counter(map(str, config.get("layer_types") or config.get("layers_block_type") or ()))
+    listed = config.get("layer_types") or config.get("layers_block_type") or []
+    if not isinstance(listed, list):
+        raise ConfigError(f"layer_types: expected a list, got {listed!r:.60}")
+    kinds = Counter(map(str, listed))
     full = sum(kinds[kind] for kind in _FULL)
     if full < sum(kinds.values()):
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

@@ -213,7 +213,7 @@ class Progress:
         return found
 
     def pass_over(
-        self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int, prompt: int = 0
+        self, stops: Sequence[int], left: Mapping[int, int], limit: int, known: int, prompt: int
     ) -> None:
         """All before ``stops`` has been dealt with; of the groups in ``left``, what is before that chunk.
 
