@@ -84,6 +84,8 @@ def test_curves_over_a_logarithm():
         assert (found, text.get("text-anchor")) == (side, anchor)
     wide, _ = drawn(log_chart(LINES, "", "", show))
     assert not places(wide, "marked") and not places(wide, "halo")
+    large, _ = drawn(log_chart([Line("c0", "lru", [(10, 0.0), (100, 0.5), (1000, 1.0)])], "", "", show))
+    assert points(large, "line c0") == points(wide, "line c0")
     one, _ = drawn(log_chart([Line("c0", "lru", [(7, 0.5)])], "", "", show))
     assert points(one, "line c0")[0] == [(52, 14)]
 
