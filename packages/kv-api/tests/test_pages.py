@@ -107,13 +107,20 @@ def test_what_is_no_tensor():
     assert str(raised.value) == expected
 
 
+class Size(tuple):
+    """Stands for a shape of torch's, which says its class."""
+
+    def __repr__(self):
+        return f"torch.Size({list(self)})"
+
+
 class Tensor:
     """Stands for a torch tensor: records how it is viewed."""
 
     device = "cuda:1"
 
     def __init__(self, shape, strides, offset=0):
-        self.shape, self._strides, self._offset = shape, strides, offset
+        self.shape, self._strides, self._offset = Size(shape), strides, offset
 
     def stride(self, dim=None):
         return self._strides if dim is None else self._strides[dim]

@@ -229,6 +229,18 @@ def test_what_a_medium_counts_adds_up_until_it_is_told():
     assert jobs.take_meta() is None
 
 
+def test_a_recount_finds_a_store_that_nobody_expected_to_hold_blocks(worker):
+    connector, _ = worker()
+    jobs, held = connector.side._jobs, store(is_held=True)
+    jobs.expect_holds([held])
+    jobs.begin_store(1, held, None)
+    connector.side.check()
+    jobs.begin_store(2, held, None)
+    with pytest.raises(AssertionError, match=r"^held blocks of \['a'\]"):
+        connector.side.check()
+    jobs.expect_holds([held])
+
+
 def test_what_had_ended_when_a_wait_failed_has_ended(worker, monkeypatch):
     connector, medium = worker()
 

@@ -109,6 +109,7 @@ def test_shares_over_time():
 def test_bars():
     bars = [("<1", 0.5), ("<2", 0.0), ("<3", 0.25), ("old", 0.25)]
     wide, narrow = drawn(bar_chart(bars, "ages", "since"))
+    assert wide.get("viewBox") == "0 0 880 280" and narrow.get("viewBox") == "0 0 420 237"
     # A quarter of 812 each, 12 % of it free on both sides.
     assert places(wide, "bar", "x", "y", "width", "height") == [
         (76.4, 14, 154.3, 220, "<1: 50.0%"),

@@ -336,6 +336,8 @@ def test_what_the_chart_of_size_is_told(small, tmp_path, drawn):
     assert mark == Mark(2500 / 2**20, 2048 / 5584, "2.44 MiB, lru")
     assert main([*command, "--capacity", "5blocks"]) == 0
     assert drawn["log_chart"][-1] is None, "there is nothing to choose from"
+    assert main([*command, "--gpu-capacity", "11blocks", "--capacity", "5blocks,1block"]) == 0
+    assert drawn["log_chart"][-1] is None, "nothing is worth its memory"
     assert main([*command[:-2], "--capacity", "5blocks,1block"]) == 0
     lines, _, axis, show_x, mark = drawn["log_chart"]
     assert [size for size, _ in lines[0].points] == [512, 2560] == [512, mark.x]

@@ -48,7 +48,7 @@ def pages_of(name: str, cache: Any, num_blocks: int, page_bytes: int = 0) -> Pag
     if is_torch(cache):
         size = cache.element_size()
         strides = [size * stride for stride in cache.stride()]
-        stride, page = _measure(name, tuple(cache.shape), strides, size, num_blocks)
+        stride, page = _measure(name, cache.shape, strides, size, num_blocks)
         return _torch_pages(cache, num_blocks, stride, page)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(cache, numpy.ndarray):

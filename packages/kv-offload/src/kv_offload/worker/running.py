@@ -136,7 +136,7 @@ class RunningJobs:
         """Recount."""
         both = [job_id for job_id in self._given_up if job_id in self.running]
         assert not both, f"jobs {both} are running and given up"
-        held = Counter(r.job.req_id for r in self.running.values() if not r.is_load and r.job.is_held)
+        held = Counter(r.job.req_id for r in self.running.values() if r.job.is_held)
         missing = {name for name in held if held[name] > self._held[name]}
         assert not missing, f"held blocks of {sorted(missing)}: {held} stores, {self._held} expected"
         assert all(self._held.values()), f"blocks are held for no store: {self._held}"
