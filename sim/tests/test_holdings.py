@@ -30,10 +30,12 @@ class Machine:
         return made
 
     def maps(self, process: Path, name: str) -> None:
+        (self.memory / name).touch()
         with (process / "maps").open("a") as file:
             file.write(f"{MAPPED}{self.memory / name}\n")
 
     def opens(self, process: Path, name: str) -> None:
+        (self.memory / name).touch()
         number = len(os.listdir(process / "fd"))
         (process / "fd" / str(number)).symlink_to(self.memory / name)
 
@@ -71,7 +73,8 @@ def test_segments_are_this_processes_if_it_alone_has_them(machine: Machine, how:
     for number, name in zip(others, theirs, strict=True):
         has(machine.runs(number), name)
     has(machine.processes / str(others[0]), "its own")
-    segments = ("mine", *theirs, "old", "its own", "nobody's")
+    (machine.memory / "nobody's").touch()
+    segments = ("mine", *theirs, "old", "its own", "nobody's", "gone")
     now, before = holdings(segments=segments), holdings(segments=("old",))
     assert now.segments_since(before) == {("mine", 1)}
     assert now.segments_since(now) == set()
@@ -111,6 +114,7 @@ def test_who_may_not_be_looked_at_has_nothing(machine: Machine) -> None:
 def test_nobody_is_looked_at_without_need(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are many processes: none where no segment came up, only this one where it has none of those."""
     mine, looked, look = machine.runs(os.getpid()), list[int](), left_open._held_by
+    (machine.memory / "a").touch()
     machine.runs(1)
     monkeypatch.setattr(left_open, "_held_by", lambda process, of: looked.append(process) or look(process, of))
     for before, expected in ((holdings(segments=("a",)), []), (holdings(), [os.getpid()])):
@@ -121,10 +125,26 @@ def test_nobody_is_looked_at_without_need(machine: Machine, monkeypatch: pytest.
     assert looked[1:] == [os.getpid(), 1]
 
 
-def test_shared_memory_of_other_users_is_not_listed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine.memory / "a").touch()
+def test_shared_memory_of_other_users_is_not_ours(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.maps(machine.runs(os.getpid()), "a")
+    now = Holdings.now()
+    assert {name for name, _ in now.segments_since(holdings())} == {"a"}
     monkeypatch.setattr(os, "geteuid", lambda: (machine.memory / "a").stat().st_uid + 1)
-    assert Holdings.now().segments == frozenset()
+    assert now.segments_since(holdings()) == set()
+
+
+def test_of_shared_memory_that_was_there_before_only_the_names_are_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others left may be thousands of segments, and every history has a look."""
+    for number in range(8):
+        (machine.memory / f"{number}").touch()
+    looked = list[str]()
+    monkeypatch.setattr(left_open, "_is_ours", lambda segment: looked.append(segment[0]))
+    before = Holdings.now()
+    machine.maps(machine.runs(os.getpid()), "new")
+    Holdings.now().segments_since(before)
+    assert looked == ["new"]
 
 
 def test_shared_memory_is_listed_by_name_and_number(machine: Machine) -> None:

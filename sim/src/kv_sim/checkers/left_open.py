@@ -57,7 +57,7 @@ class Holdings:
 
     def segments_since(self, before: "Holdings") -> set[Segment]:
         """Segments that came up since ``before`` and that this process has, but no other."""
-        new = self.segments - before.segments
+        new = {segment for segment in self.segments - before.segments if _is_ours(segment)}
         if not new:
             return set()  # a look at all processes takes its time
         others = (process for process in _processes() if process != os.getpid())
@@ -79,12 +79,18 @@ def _children() -> Iterator[int]:
                 yield from map(int, (TASKS / task / "children").read_text().split())
 
 
-def _segments() -> Iterator[tuple[str, int]]:
+def _segments() -> Iterator[Segment]:
+    """The folder alone is read: there may be thousands, and a look at each takes its time."""
     with suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
         for entry in entries:
-            with suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                    yield entry.name, entry.inode()
+            yield entry.name, entry.inode()
+
+
+def _is_ours(segment: Segment) -> bool:
+    """Whether it is this user's."""
+    with suppress(OSError):
+        return (SHARED_MEMORY / segment[0]).lstat().st_uid == os.geteuid()
+    return False
 
 
 def _processes() -> Iterator[int]:
