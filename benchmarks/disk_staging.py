@@ -72,7 +72,7 @@ def main() -> None:
     assert host is not None
     servers = {"nothing": NOTHING, "host memory": host}
     servers |= {f"{size:g} GiB staging": with_staging(both, int(size * GIB)) for size in STAGING_GIB}
-    found = {name: answers_of(*replay_once(trace, settings, transfer)) for name, transfer in servers.items()}
+    found = {name: answers_of(replay_once(trace, settings, transfer)) for name, transfer in servers.items()}
     print("\n".join(aligned([[*HEAD], *(row(name, answers) for name, answers in found.items())])))
     if options.json:
         options.json.write_text(json.dumps({name: answers.as_json() for name, answers in found.items()}, indent=1))

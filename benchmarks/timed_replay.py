@@ -30,7 +30,7 @@ def timed(trace: Trace, settings: EngineSettings, *, connector: bool) -> tuple[f
     transfer = settings.transfer_config() if connector else NOTHING
     begin = time.process_time()
     engine, books = replay_once(trace, settings, transfer)
-    return time.process_time() - begin, answers_of(engine, books)
+    return time.process_time() - begin, answers_of((engine, books))
 
 
 def main() -> None:

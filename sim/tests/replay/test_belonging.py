@@ -126,7 +126,8 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
     file = tmp_path / "trace.jsonl"
     root, turn, last = chat(0, 1, -1, [1]), chat(0, 2, 1, [1, 2]), chat(0, 3, 2, [1, 2, 3])
     note = (
-        "1 chats stand below one that goes on with them: what they share with it isn't seen (--id-scope session)"
+        "1 chats stand below one that goes on with them, and count as other sessions (--id-scope session, "
+        "--routing session)"
     )
     for order, shares, is_split in [
         ((root, turn, last), [0, 1, 2], False),
@@ -136,7 +137,7 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
     ]:
         columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
         assert shared(columns) == shares
-        assert [one for one in columns.notes if "(--id-scope session)" in one] == [note] * is_split
+        assert [one for one in columns.notes if "count as other sessions" in one] == [note] * is_split
 
 
 OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"

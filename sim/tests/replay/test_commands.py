@@ -15,6 +15,7 @@ from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.command.progress import Progress
 from kv_sim.replay.curve import Ratios
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.results import CacheReplay, Replays
@@ -169,6 +170,8 @@ def test_the_table_of_size(small, capsys):
         "curves": {policy: [nothing, third, half, half] for policy in ("lru", "arc")},
         "best": [most] * 4,
         "infinite": most,
+        "infinite_shared": most,
+        "load": None,
         "gpu_alone": nothing,
         "without": nothing,
         "recommended": {"policy": "lru", "capacity": 4, "ratios": half},
@@ -322,7 +325,7 @@ def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
     setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400, disk=700)]
     shares = {1: [], 2: []}
-    one, two = (replay_all(trace, setups, jobs, shares[jobs].append) for jobs in (1, 2))
+    one, two = (replay_all(RoutedTrace(trace), setups, jobs, shares[jobs].append) for jobs in (1, 2))
     assert shares[1] == sorted(shares[1]) and shares[1][-1] == 1.0 and len(set(shares[1])) > 4
     assert shares[2] == [1 / 3, 2 / 3, 1.0]
     for a, b in zip(one, two, strict=True):
@@ -335,7 +338,7 @@ def test_processes_change_nothing():
 def test_a_policy_that_nobody_has_is_known_before_anything_runs(small):
     done = []
     with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
-        replay_all(open_trace(small), [Setup("lru", 4), Setup("lfu", 4)], progress=done.append)
+        replay_all(RoutedTrace(open_trace(small)), [Setup("lru", 4), Setup("lfu", 4)], progress=done.append)
     assert not done
 
 
@@ -345,7 +348,7 @@ def test_a_replay_in_no_process(synthetic):
 
 
 def test_a_store_threshold_skips_stores(synthetic):
-    plain, choosy = replay_all(synthetic, [Setup("lru", 5000), Setup("lru", 5000, store_threshold=2)])
+    plain, choosy = replay_all(RoutedTrace(synthetic), [Setup("lru", 5000), Setup("lru", 5000, store_threshold=2)])
     assert not plain.host.skipped and choosy.host.skipped > 30_000
     assert choosy.host.stored < plain.host.stored
 
@@ -548,7 +551,7 @@ def test_a_gain_is_the_best_policys():
 def test_a_sweep_of_nothing(policies, capacities):
     columns = open_trace("mooncake-synthetic", TraceOptions(requests=20))
     with pytest.raises(ConfigError) as caught:
-        size_trace(columns, shape_of(columns), policies, capacities, Footprint(512, None))
+        size_trace(RoutedTrace(columns), policies, capacities, Footprint(512, None))
     assert str(caught.value) == "size needs at least one policy and one capacity"
 
 

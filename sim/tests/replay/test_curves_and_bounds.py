@@ -14,6 +14,7 @@ from kv_api import ConfigError
 from kv_sim.replay import bounds, cache, sizing, stack, tally
 from kv_sim.replay.cache import _KEYS_LOOKED_FOR, Setup, _Context, keys_of, replay_cache
 from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.medium import Traffic
 from kv_sim.replay.shape import shape_of, uses_again
 from kv_sim.replay.sizing import Disk, sweep
@@ -62,7 +63,7 @@ def test_a_curve_is_what_the_real_manager_does_from_the_longest_prompt_on(reques
         both = sums((outcome.gpu_hits + outcome.cpu_hits).tolist(), requests, columns)
         curve = lru_curve(columns, shape, max(capacity, gpu_blocks))
         assert as_sums(curve.at(max(capacity, gpu_blocks))) == both, (capacity, gpu_blocks)
-        found = sweep(columns, shape, ["lru"], [capacity], gpu_blocks=gpu_blocks)
+        found = sweep(RoutedTrace(columns), ["lru"], [capacity], gpu_blocks=gpu_blocks)
         assert found == {"lru": (Hits(*both).ratios(Totals.of(columns)),)}, (capacity, gpu_blocks)
 
 
@@ -99,7 +100,7 @@ def test_no_policy_beats_min(requests, data):
     shape, totals = shape_of(columns), Totals.of(columns)
     capacity = data.draw(st.integers(1, shape.unique_blocks + 2))
     best = bounds.min_hits(columns, shape, capacity).ratios(totals)
-    for policy, [ratios] in sweep(columns, shape, ["lru", "arc", "s3fifo", "sieve"], [capacity]).items():
+    for policy, [ratios] in sweep(RoutedTrace(columns), ["lru", "arc", "s3fifo", "sieve"], [capacity]).items():
         assert ratios.block <= best.block and ratios.token <= best.token, policy
 
 
@@ -211,7 +212,7 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     assert (outcome.gpu_hits.tolist(), outcome.cpu_hits.tolist()) == ([0, 1], [0, 2])
     assert outcome.host == Traffic(stored=3 + 3, evicted=2, refused=3)
     # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
-    found = sweep(columns, shape_of(columns), ["lru"], [4, 6])
+    found = sweep(RoutedTrace(columns), ["lru"], [4, 6])
     assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
 
 
@@ -280,7 +281,7 @@ def test_a_sweep_replays_only_what_one_pass_leaves_open(monkeypatch, policies, d
     monkeypatch.setattr(
         sizing, "replay_all", lambda trace, setups, *rest: asked.extend(setups) or run(trace, setups)
     )
-    sweep(columns, shape_of(columns), policies, [2, 3, 9], disk=disk)
+    sweep(RoutedTrace(columns), policies, [2, 3, 9], disk=disk)
     assert [(setup.policy, setup.disk or setup.capacity) for setup in asked] == replayed
 
 

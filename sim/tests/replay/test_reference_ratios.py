@@ -6,6 +6,7 @@ from kv_sim_slow_replay import block_ratio, fifo_hits, one_by_one_hits
 from kv_sim.replay import bounds, open_trace
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.curve import Totals
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.shape import shape_of
 from kv_sim.replay.stack import Order, lru_curve
@@ -101,7 +102,7 @@ def test_a_real_policy_is_the_textbook_s_a_block_at_a_time(traces):
 def test_the_real_manager_as_a_server_drives_it(traces, place):
     columns, shape, totals = traces["mooncake-synthetic"]
     capacity = CAPACITIES["mooncake-synthetic"][place]
-    outcomes = replay_all(columns, [Setup(policy, capacity) for policy in OFFERED_TOGETHER])
+    outcomes = replay_all(RoutedTrace(columns), [Setup(policy, capacity) for policy in OFFERED_TOGETHER])
     found = [outcome.cpu_hits.sum() / totals.blocks for outcome in outcomes]
     assert found == pytest.approx([ratios[place] for ratios in OFFERED_TOGETHER.values()], abs=6e-5)
     assert max(found) <= bounds.min_hits(columns, shape, capacity).ratios(totals).block

@@ -15,12 +15,12 @@ from kv_sim.command.cli import main
 from kv_sim.replay import open_trace, stream
 from kv_sim.replay.cache import CacheRun, Setup, replay_cache
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers import opening
 from kv_sim.replay.readers.naming import Evidence
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.results import CacheCounts, results_of
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.units import Footprint
 
 SETUPS = [
@@ -47,7 +47,8 @@ def test_a_stream_counts_what_the_whole_trace_counts(tmp_path_factory, part, see
     requests = prefix_trace(Random(seed), count)
     file = write(tmp_path_factory.mktemp("stream") / "trace.jsonl", [*requests, [1]])
     columns, footprint = open_trace(file), Footprint(4, 10)
-    whole = results_of(columns, shape_of(columns), replay_all(columns, SETUPS), footprint)
+    trace = RoutedTrace(columns)
+    whole = results_of(trace, replay_all(trace, SETUPS), footprint)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "PART_REQUESTS", part)
         found = stream.replay_stream(open_stream(file), SETUPS, Footprint(4, 10))
@@ -207,7 +208,7 @@ def test_the_json_of_a_stream_is_a_part_of_the_whole_traces(small, capsys):
         assert main([*command, *options]) == 0
         found.append(json.loads(capsys.readouterr().out))
     whole, streamed = found
-    assert whole.keys() - streamed.keys() == {"age_edges_seconds", "infinite", "unique_blocks"}
+    assert whole.keys() - streamed.keys() == {"age_edges_seconds", "infinite", "infinite_shared", "unique_blocks"}
     runs = [{name: run[name] for name in streamed["runs"][0]} for run in whole["runs"]]
     assert whole["runs"][0].keys() - runs[0].keys() == {"ages", "best", "series"}
     assert streamed == {name: whole[name] for name in streamed} | {"runs": runs}

@@ -48,7 +48,7 @@ def diary(trace: ListedTrace, settings: EngineSettings, *, connector: bool = Tru
     engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer), books.called)
     engine.link.log = books.copy_ended
     Drive(engine, books, islice(trace, None), Stepping.FUSED).run()
-    return books, answers_of(engine, books)
+    return books, answers_of((engine, books))
 
 
 def test_one_request_alone() -> None:

@@ -57,7 +57,7 @@ def toy(chunks: int = 16, **changes: Any) -> EngineSettings:
 def answer(trace: ListedTrace, settings: EngineSettings, stepping: Stepping = Stepping.FUSED) -> Answers:
     """Replay with the settings' connector only."""
     settings = replace(settings, stepping=stepping)
-    return answers_of(*replay_once(trace, settings, settings.transfer_config()))
+    return answers_of(replay_once(trace, settings, settings.transfer_config()))
 
 
 def comparable(answers: Answers) -> Answers:

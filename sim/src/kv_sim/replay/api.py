@@ -5,12 +5,13 @@ from pathlib import Path
 
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
+from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
-from kv_sim.replay.shape import shape_of
+from kv_sim.replay.routing import Routing, find_routing
 from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
@@ -31,12 +32,16 @@ def replay(
     store_threshold: int = 0,
     disk_capacity: Capacity = 0,
     disk_store_threshold: int = 0,
+    servers: int = 1,
+    routing: str = Routing.ROUND_ROBIN.value,
 ) -> CacheReplay:
     """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
-    What a token takes, and the GPU's cache in front, are what the trace says of them, if nobody else does.
+    Of several ``servers`` each has as much, and all that they do is counted. What a token takes, and the GPU's
+    cache in front, are what the trace says of them, if nobody else does.
     """
-    columns = _opened(trace)
+    routed = _routed(trace, servers, routing)
+    columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     setup = Setup(
         policy,
@@ -46,7 +51,7 @@ def replay(
         disk=_blocks(disk_capacity, footprint),
         disk_store_threshold=disk_store_threshold,
     )
-    [run] = results_of(columns, shape_of(columns), replay_all(columns, [setup]), footprint).runs
+    [run] = results_of(routed, replay_all(routed, [setup]), footprint).runs
     return run
 
 
@@ -64,20 +69,22 @@ def size(
     progress: Callable[[float], None] = lambda share: None,
     disk: str | None = None,
     host_capacity: Capacity = 0,
+    servers: int = 1,
+    routing: str = Routing.ROUND_ROBIN.value,
 ) -> Sizing:
     """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
 
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
     """
-    columns = _opened(trace)
-    footprint, shape = _footprint(columns, model, bytes_per_token), shape_of(columns)
+    routed = _routed(trace, servers, routing)
+    columns = routed.columns
+    footprint = _footprint(columns, model, bytes_per_token)
     if capacities is None:
-        sizes = usual_capacities(shape.unique_blocks, points)
+        sizes = usual_capacities(routed.most_blocks, points)
     else:
         sizes = [_blocks(capacity, footprint) for capacity in capacities]
     return size_trace(
-        columns,
-        shape,
+        routed,
         policies,
         sizes,
         footprint,
@@ -89,8 +96,11 @@ def size(
     )
 
 
-def _opened(trace: Columns | str | Path) -> Columns:
-    return trace if isinstance(trace, Columns) else open_trace(trace)
+def _routed(trace: Columns | str | Path, servers: int, routing: str) -> RoutedTrace:
+    fleet = Fleet(servers, find_routing(routing, "routing"))
+    if not isinstance(trace, Columns):
+        trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions))
+    return RoutedTrace(trace, fleet)
 
 
 def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:

@@ -4,8 +4,9 @@ A reader writes each request once; from then on a trace can be gone through any 
 processes, at the price of an array. The ids are the only column that grows with the length of prompts: beyond
 `SPOOL_IDS` they are written to a temporary file and mapped, so that what is in memory is what was touched last.
 
-**Invariants** (``check``): requests are in order of arrival, the first at 0; the ids of request ``i`` are
-``blocks[offsets[i] : offsets[i + 1]]``; no request has more ids than blocks fit its input.
+**Invariants** (``check``): requests are in order of arrival, the first at 0, or later in a part of a trace; the
+ids of request ``i`` are ``blocks[offsets[i] : offsets[i + 1]]``; no request has more of them than its input fills
+blocks.
 """
 
 import shutil
@@ -27,6 +28,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 SPOOL_IDS: Final = 1 << 23
 """From how many ids on they go to a file: 64 MiB of them."""
 
+NO_SESSION: Final = -1
+
 _PART = 1 << 16
 _COLUMNS = ("arrivals", "inputs", "outputs", "offsets", "blocks")
 
@@ -43,6 +46,8 @@ class Columns:
     """A compiled trace; ``notes`` is what its reader wants known about it, ``engine`` what it was recorded on."""
 
     engine: EngineMemory | None = None
+    sessions: Ints | None = None
+    """Of which session each request is, by number, or `NO_SESSION`; None if the reader wasn't asked for them."""
 
     def __init__(
         self,
@@ -111,6 +116,24 @@ class Columns:
         """From the first arrival to the last."""
         return float(self.arrivals[-1]) if len(self) else 0.0
 
+    def of(self, requests: Ints) -> "Columns":
+        """Some of the requests, in their order. Their arrivals still count from the first of all."""
+        folder = _Folder() if isinstance(self.blocks, np.memmap) else None
+        blocks, offsets = _moved(self.blocks, self.offsets, requests, folder)
+        made = Columns(
+            self.name,
+            self.block_tokens,
+            self.arrivals[requests],
+            self.inputs[requests],
+            self.outputs[requests],
+            offsets,
+            blocks,
+            self.notes,
+        )
+        made.engine = self.engine
+        made._folder = folder
+        return made
+
     def save(self) -> Path:
         """A folder from which another process can ``load`` this; it goes when this object goes."""
         if self._saved is None:
@@ -132,7 +155,7 @@ class Columns:
         assert self.offsets[-1] == len(self.blocks), f"offsets end at {self.offsets[-1]} of {len(self.blocks)}"
         assert (self.counts >= 0).all(), "offsets go back"
         if len(self):
-            assert self.arrivals[0] == 0, f"the first request arrives at {self.arrivals[0]}"
+            assert self.arrivals[0] >= 0, f"the first request arrives at {self.arrivals[0]}"
             assert (np.diff(self.arrivals) >= 0).all(), "arrivals go back"
             most = -(-self.inputs // self.block_tokens)
             assert (self.counts <= most).all(), "more ids than blocks fit the input"
@@ -141,8 +164,9 @@ class Columns:
 class ColumnsBuilder:
     """Takes requests in any order of arrival, and makes the trace."""
 
-    def __init__(self, spool_ids: int = SPOOL_IDS) -> None:
+    def __init__(self, spool_ids: int = SPOOL_IDS, *, keeps_sessions: bool = False) -> None:
         self._spool_ids = spool_ids
+        self._sessions = array("q") if keeps_sessions else None
         self._arrivals = array("d")
         self._inputs = array("q")
         self._outputs = array("q")
@@ -157,13 +181,22 @@ class ColumnsBuilder:
     def __len__(self) -> int:
         return len(self._inputs)
 
-    def add(self, arrival: float, input_tokens: int, output_tokens: int, ids: Sequence[int]) -> None:
+    def add(
+        self,
+        arrival: float,
+        input_tokens: int,
+        output_tokens: int,
+        ids: Sequence[int],
+        session: int = NO_SESSION,
+    ) -> None:
         """One request."""
         self.went_back |= arrival < self._latest
         self._latest = arrival
         self._arrivals.append(arrival)
         self._inputs.append(input_tokens)
         self._outputs.append(output_tokens)
+        if self._sessions is not None:
+            self._sessions.append(session)
         self._ids.extend(ids)
         self._offsets.append(self._spooled + len(self._ids))
         if len(self._ids) >= self._spool_ids:
@@ -176,13 +209,16 @@ class ColumnsBuilder:
         inputs, outputs, offsets = (
             np.array(column, dtype=np.int64) for column in (self._inputs, self._outputs, self._offsets)
         )
+        sessions = None if self._sessions is None else np.array(self._sessions, dtype=np.int64)
         if self.went_back:
             order = np.argsort(arrivals, kind="stable")
             arrivals, inputs, outputs = arrivals[order], inputs[order], outputs[order]
-            blocks, offsets = self._reorder(blocks, offsets, order)
+            sessions = None if sessions is None else sessions[order]
+            blocks, offsets = _moved(blocks, offsets, order, self._folder)
         if len(arrivals):
             arrivals = arrivals - arrivals[0]
         made = Columns(name, block_tokens, arrivals, inputs, outputs, offsets, blocks, notes)
+        made.sessions = sessions
         made._folder = self._folder
         return made
 
@@ -204,15 +240,20 @@ class ColumnsBuilder:
             self._spool()
         return np.memmap(self._file("ids"), dtype=np.int64, mode="r")
 
-    def _reorder(self, blocks: Ints, offsets: Ints, order: npt.NDArray[np.intp]) -> tuple[Ints, Ints]:
-        counts = np.diff(offsets)[order]
-        moved = np.zeros(len(order) + 1, dtype=np.int64)
-        np.cumsum(counts, out=moved[1:])
-        if self._folder is None:
-            target: Ints = np.empty(len(blocks), dtype=np.int64)
-        else:
-            target = np.memmap(self._file("ids in order"), dtype=np.int64, mode="w+", shape=blocks.shape)
-        starts = offsets[:-1][order].tolist()
-        for start, count, to in zip(starts, counts.tolist(), moved[:-1].tolist(), strict=True):
-            target[to : to + count] = blocks[start : start + count]
-        return target, moved
+
+def _moved(
+    blocks: Ints, offsets: Ints, order: npt.NDArray[np.intp] | Ints, folder: _Folder | None
+) -> tuple[Ints, Ints]:
+    """The ids of some requests in another order, in a file of ``folder`` if there is one; and their offsets."""
+    counts = np.diff(offsets)[order]
+    moved = np.zeros(len(order) + 1, dtype=np.int64)
+    np.cumsum(counts, out=moved[1:])
+    total = int(moved[-1])
+    if folder is None or not total:  # nothing can't be mapped
+        target: Ints = np.empty(total, dtype=np.int64)
+    else:
+        target = np.memmap(folder.path / "ids in order", dtype=np.int64, mode="w+", shape=total)
+    starts = offsets[:-1][order].tolist()
+    for start, count, to in zip(starts, counts.tolist(), moved[:-1].tolist(), strict=True):
+        target[to : to + count] = blocks[start : start + count]
+    return target, moved

@@ -22,6 +22,15 @@ class Traffic:
     refused: int = 0
     """Did not fit."""
 
+    def plus(self, more: "Traffic") -> "Traffic":
+        """Both together."""
+        return Traffic(
+            self.stored + more.stored,
+            self.evicted + more.evicted,
+            self.skipped + more.skipped,
+            self.refused + more.refused,
+        )
+
 
 class MediumRun:
     """A manager and what it was made to do."""

@@ -6,11 +6,10 @@ The plain numbers of a notebook; the folder `report` shows these.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_sim.replay.bounds import infinite_hits, min_hits
+from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.cache import Outcome, Setup
-from kv_sim.replay.columns import Columns
 from kv_sim.replay.curve import Ratios, Totals
-from kv_sim.replay.shape import Shape
+from kv_sim.replay.fleet import Load, RoutedTrace
 from kv_sim.replay.tally import Ages, Tiers, Window, ages_of, hits_by_tier, series_of
 from kv_sim.replay.units import Footprint
 
@@ -96,6 +95,11 @@ class Replays:
     totals: Totals
     unique_blocks: int
     infinite: Ratios
+    """Of a cache that holds everything, on each server."""
+    infinite_shared: Ratios
+    """Of one for all servers."""
+    load: Load | None
+    """Of each server, where there are several."""
     runs: tuple[CacheReplay, ...]
 
 
@@ -118,16 +122,16 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
     )
 
 
-def results_of(columns: Columns, shape: Shape, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
+def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footprint) -> Replays:
     """Count everything."""
+    columns, shape = trace.columns, trace.routed_shape
     totals = Totals.of(columns)
     best: dict[int, Ratios] = {}
     runs = []
     for outcome in outcomes:
-        outcome.check(columns)
         size = outcome.setup.blocks
         if size not in best:
-            best[size] = min_hits(columns, shape, size).ratios(totals)
+            best[size] = trace.best_hits(size).ratios(totals)
         counts = counts_of(hits_by_tier(columns, outcome), outcome, totals, footprint)
         runs.append(
             CacheReplay(
@@ -137,14 +141,15 @@ def results_of(columns: Columns, shape: Shape, outcomes: Sequence[Outcome], foot
                 series=tuple(series_of(columns, shape, outcome)),
             )
         )
-    infinite = infinite_hits(columns, shape).ratios(totals)
     return Replays(
         columns.name,
         columns.notes,
         len(columns),
         columns.duration_seconds,
         totals,
-        shape.unique_blocks,
-        infinite,
+        trace.shape.unique_blocks,
+        infinite_hits(columns, shape).ratios(totals),
+        infinite_hits(columns, trace.shape).ratios(totals),
+        trace.load,
         tuple(runs),
     )

@@ -1,6 +1,7 @@
 """How much memory or disk to buy: hit ratios over capacities and policies, the knee, and a configuration for it.
 
-**What is sized** is host memory, or files on a disk; these may lie behind host memory of a size that is given.
+**What is sized** is host memory, or files on a disk; these may lie behind host memory of a size that is given. Of
+several servers each gets as much, and hits are those of all.
 
 **Work shared.** LRU at all capacities comes from one pass over the trace; only capacities below the longest
 prompt, and other policies, are replayed, side by side in processes. With a GPU tier of g blocks in front, an LRU
@@ -20,12 +21,11 @@ from math import exp, log
 from typing import Any, Final
 
 from kv_api import ConfigError
-from kv_sim.replay.bounds import infinite_hits, min_hits
+from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.cache import Setup
-from kv_sim.replay.columns import Columns
-from kv_sim.replay.curve import Ratios, Totals
+from kv_sim.replay.curve import Hits, Ratios, Totals
+from kv_sim.replay.fleet import Load, RoutedTrace, add_up
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.shape import Shape
 from kv_sim.replay.stack import longest_prompt, lru_curve
 from kv_sim.replay.tally import hits_by_tier
 from kv_sim.replay.transfer_config import disk_bytes_for, disk_config, host_config
@@ -72,6 +72,11 @@ class Sizing:
     """By policy, a value for each capacity."""
     best: tuple[Ratios, ...]
     infinite: Ratios
+    """Of a cache that holds everything, on each server."""
+    infinite_shared: Ratios
+    """Of one for all servers."""
+    load: Load | None
+    """Of each server, where there are several."""
     gpu_alone: Ratios
     without: Ratios
     """What is answered without what is sized: by the GPU alone, or with host memory at its best in front."""
@@ -137,11 +142,11 @@ def medium_sized(disk: Disk | None) -> str:
     return "host memory" if disk is None else "the disk"
 
 
-def usual_capacities(unique_blocks: int, points: int) -> list[int]:
+def usual_capacities(most_blocks: int, points: int) -> list[int]:
     """Capacities in even steps of a logarithm, from a thousandth of all blocks to all of them."""
     if points < 2:
         raise ConfigError(f"--points: expected at least 2, got {points}")
-    top = max(unique_blocks, 1)
+    top = max(most_blocks, 1)
     low = max(1.0, top * SMALLEST_SHARE)
     step = (log(top) - log(low)) / (points - 1)
     sizes = [round(exp(log(low) + step * index)) for index in range(points)]
@@ -149,8 +154,7 @@ def usual_capacities(unique_blocks: int, points: int) -> list[int]:
 
 
 def size_trace(
-    columns: Columns,
-    shape: Shape,
+    trace: RoutedTrace,
     policies: Sequence[str],
     capacities: Sequence[int],
     footprint: Footprint,
@@ -165,11 +169,10 @@ def size_trace(
     """Sweep, and recommend; the capacities and the budget are host memory's, or those of a ``disk``."""
     if not policies or not capacities:
         raise ConfigError("size needs at least one policy and one capacity")
-    totals = Totals.of(columns)
+    columns, totals = trace.columns, Totals.of(trace.columns)
     sizes = sorted(set(capacities) | ({budget_blocks} if budget_blocks else set()))
     curves = sweep(
-        columns,
-        shape,
+        trace,
         policies,
         sizes,
         gpu_blocks=gpu_blocks,
@@ -178,30 +181,29 @@ def size_trace(
         policy_module=policy_module,
         disk=disk,
     )
-    infinite = infinite_hits(columns, shape).ratios(totals)
-    gpu_alone = without = lru_curve(columns, shape, max(1, gpu_blocks)).at(gpu_blocks).ratios(totals)
+    gpu_alone = without = _lru_hits(trace, [gpu_blocks])[0].ratios(totals)
     in_front = 0 if disk is None else disk.host_blocks
     if in_front:
         alone = [Setup(policy, in_front, gpu_blocks, policy_module=policy_module) for policy in policies]
-        answered = [hits_by_tier(columns, outcome).together() for outcome in replay_all(columns, alone, jobs)]
+        answered = [hits_by_tier(columns, outcome).together() for outcome in replay_all(trace, alone, jobs)]
         without = max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
-    chosen, reason = recommend(
-        curves, sizes, without.token, shape.unique_blocks, budget_blocks, medium_sized(disk)
-    )
-    best = tuple(min_hits(columns, shape, size + in_front + gpu_blocks).ratios(totals) for size in sizes)
+    chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, medium_sized(disk))
+    best = tuple(trace.best_hits(size + in_front + gpu_blocks).ratios(totals) for size in sizes)
     return Sizing(
         columns.name,
         columns.notes,
         len(columns),
         columns.duration_seconds,
         totals,
-        shape.unique_blocks,
+        trace.shape.unique_blocks,
         footprint,
         gpu_blocks,
         tuple(sizes),
         curves,
         best,
-        infinite,
+        infinite_hits(columns, trace.routed_shape).ratios(totals),
+        infinite_hits(columns, trace.shape).ratios(totals),
+        trace.load,
         gpu_alone,
         without,
         chosen,
@@ -212,8 +214,7 @@ def size_trace(
 
 
 def sweep(
-    columns: Columns,
-    shape: Shape,
+    trace: RoutedTrace,
     policies: Sequence[str],
     capacities: Sequence[int],
     *,
@@ -224,21 +225,31 @@ def sweep(
     disk: Disk | None = None,
 ) -> dict[str, tuple[Ratios, ...]]:
     """The ratios of each policy at each capacity: LRU's from one pass where it is exact, all others replayed."""
-    totals, found = Totals.of(columns), {}
+    columns, found = trace.columns, dict[tuple[str, int], Hits]()
+    totals = Totals.of(columns)
     longest, in_front = longest_prompt(columns), 0 if disk is None else disk.host_blocks
     if LRU in policies and (not in_front or in_front >= longest):
-        curve = lru_curve(columns, shape, max(*capacities, in_front, gpu_blocks, 1))
         exact = [size for size in capacities if size >= longest]
-        found = {(LRU, size): curve.at(max(size, in_front, gpu_blocks)) for size in exact}
+        hits = _lru_hits(trace, [max(size, in_front, gpu_blocks) for size in exact])
+        found = {(LRU, size): one for size, one in zip(exact, hits, strict=True)}
     wanted = [(policy, size) for policy in dict.fromkeys(policies) for size in capacities]
     left = [point for point in wanted if point not in found]
     setups = [_setup(policy, size, gpu_blocks, policy_module, disk) for policy, size in left]
-    for point, outcome in zip(left, replay_all(columns, setups, jobs, progress), strict=True):
+    for point, outcome in zip(left, replay_all(trace, setups, jobs, progress), strict=True):
         found[point] = hits_by_tier(columns, outcome).together()
     return {
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)
         for policy in dict.fromkeys(policies)
     }
+
+
+def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:
+    """Those of LRU at each size, on all servers together."""
+    if not sizes:
+        return []
+    greatest = max(sizes)
+    curves = [lru_curve(share.columns, share.shape, max(1, greatest)) for share in trace.shares]
+    return [add_up(curve.at(size) for curve in curves) for size in sizes]
 
 
 def _setup(policy: str, size: int, gpu_blocks: int, policy_module: str | None, disk: Disk | None) -> Setup:
@@ -251,13 +262,13 @@ def recommend(
     curves: Mapping[str, Sequence[Ratios]],
     capacities: Sequence[int],
     without: float,
-    unique_blocks: int,
+    most_blocks: int,
     budget_blocks: int | None,
     medium: str = "host memory",
 ) -> tuple[Point, str]:
     """The knee of the best policy, or the budget if it ends before; and why."""
     tops = [max(curve[index].token for curve in curves.values()) for index in range(len(capacities))]
-    rise, reach = max(tops) - without, max(unique_blocks, capacities[-1])
+    rise, reach = max(tops) - without, max(most_blocks, capacities[-1])
     if rise <= 0:
         index, reason = 0, "it answers nothing on this trace at any size that was tried"
     else:

@@ -11,6 +11,7 @@ from typing import Final
 from kv_api import ConfigError
 from kv_offload_cpu.policy import POLICIES, find_policy
 from kv_sim.replay.command.foreign import add_refused
+from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.kv_model import DTYPES
 from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS, find_model
@@ -19,6 +20,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
+from kv_sim.replay.routing import Routing, find_routing
 from kv_sim.replay.sizing import Disk
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
@@ -28,6 +30,7 @@ ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
+USUAL_ROUTING: Final = Routing.ROUND_ROBIN
 
 
 class Fidelity(Enum):
@@ -114,6 +117,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         options.seed or 0,
         options.stagger,
         options.requests,
+        fleet_of(options).needs_sessions,
     )
 
 
@@ -145,6 +149,15 @@ def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: Eng
     return (
         0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
     )
+
+
+def fleet_of(options: argparse.Namespace) -> Fleet:
+    """How many servers there are, and who gets what."""
+    if options.servers is None:
+        if options.routing is not None:
+            raise ConfigError("--routing is for --servers, which isn't given")
+        return Fleet()
+    return Fleet(options.servers, USUAL_ROUTING if options.routing is None else find_routing(options.routing))
 
 
 def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
@@ -204,6 +217,13 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         "--assume-sharing", metavar="HOW", help="for traces without ids: none, or zipf:prefixes=…"
     )
     reading.add_argument("--seed", type=int, metavar="N", help="for --assume-sharing (default 0)")
+    fleet = parser.add_argument_group("who gets the requests")
+    fleet.add_argument(
+        "--servers", type=int, metavar="N", help="so many servers, each with all of this (default: one)"
+    )
+    fleet.add_argument(
+        "--routing", metavar="HOW", help=f"{', '.join(_values(Routing))} (default {USUAL_ROUTING.value})"
+    )
 
 
 def _add_footprint(parser: argparse.ArgumentParser) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from kv_api import ConfigError
 from kv_sim.command.console import FINE, note, say
-from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import arguments
 from kv_sim.replay.command.arguments import Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import Progress
+from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import write_oracle
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_stream, open_trace
@@ -23,7 +24,6 @@ from kv_sim.replay.report.as_json import replays_as_json, sizing_as_json
 from kv_sim.replay.report.page import replay_page, size_page
 from kv_sim.replay.report.text import replay_lines, size_lines
 from kv_sim.replay.results import results_of
-from kv_sim.replay.shape import shape_of
 from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
@@ -44,14 +44,14 @@ def replay(options: argparse.Namespace) -> int:
     columns = _read(options, progress)
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         return _replay_engine(columns, options, progress)
+    trace = RoutedTrace(columns, arguments.fleet_of(options))
     footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
     policies = arguments.policies_of(options)
-    shape = shape_of(columns)
-    setups = _setups(options, policies, footprint, gpu_blocks, _usual(shape.unique_blocks))
-    outcomes = replay_all(columns, setups, options.jobs, lambda share: progress.share("replaying", share))
+    setups = _setups(options, policies, footprint, gpu_blocks, _usual(trace.most_blocks))
+    outcomes = replay_all(trace, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
-    found = results_of(columns, shape, outcomes, footprint)
+    found = results_of(trace, outcomes, footprint)
     model = arguments.bytes_per_token(options, columns.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), lambda: replay_page(found, model))
     _write_oracle(options, columns)
@@ -66,13 +66,12 @@ def size(options: argparse.Namespace) -> int:
     columns = _read(options, progress)
     footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
-    shape, policies = shape_of(columns), arguments.policies_of(options)
+    trace, policies = RoutedTrace(columns, arguments.fleet_of(options)), arguments.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
     disk = arguments.disk_of(options, footprint)
-    capacities = _capacities(options.capacity, footprint) or usual_capacities(shape.unique_blocks, points)
+    capacities = _capacities(options.capacity, footprint) or usual_capacities(trace.most_blocks, points)
     found = size_trace(
-        columns,
-        shape,
+        trace,
         policies,
         capacities,
         footprint,
@@ -87,7 +86,7 @@ def size(options: argparse.Namespace) -> int:
     model = arguments.bytes_per_token(options, columns.engine)[1]
 
     def page() -> str:
-        [run] = results_of(columns, shape, [replay_cache(columns, found.setup)], footprint).runs
+        [run] = results_of(trace, replay_all(trace, [found.setup], options.jobs), footprint).runs
         return size_page(found, model, run)
 
     _report(options, sizing_as_json(found, model), size_lines(found, model), page)
@@ -113,7 +112,10 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, opening.engine)
     policies = arguments.policies_of(options)
     setups = _setups(options, policies, footprint, gpu_blocks, [])
-    found = replay_stream(opening, setups, footprint, lambda count: progress.count("replaying requests", count))
+    fleet = arguments.fleet_of(options)
+    found = replay_stream(
+        opening, setups, footprint, lambda count: progress.count("replaying requests", count), fleet
+    )
     progress.clear()
     model = arguments.bytes_per_token(options, opening.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), str)
@@ -148,7 +150,8 @@ def _threshold(offers: int, option: str) -> int:
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
     timed = importlib.import_module(arguments.TIMED)
     total = timed.replays_of(options) * max(1, len(columns))
-    found = timed.run(columns, options, lambda count: progress.share("replaying", count / total))
+    fleet = arguments.fleet_of(options)
+    found = timed.run(columns, options, lambda count: progress.share("replaying", count / total), fleet)
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)
     _write_oracle(options, columns)

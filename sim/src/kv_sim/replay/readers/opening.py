@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.replay.columns import Columns, ColumnsBuilder
+from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.decide import choose_block, choose_unit
@@ -22,7 +22,7 @@ from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record
-from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries
+from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
 
@@ -31,8 +31,8 @@ SKIP_GOES_ON: Final = " (--on-error skip goes on)"
 _LOOK_AT: Final = 1000
 """Records that are read before the units are decided."""
 
-Request = tuple[float, int, int, Sequence[int]]
-"""Arrival in seconds, input tokens, output tokens, ids."""
+Request = tuple[float, int, int, Sequence[int], int]
+"""Arrival in seconds, input tokens, output tokens, ids, the number of its session."""
 
 Progress = Callable[[int], None]
 """Told how many requests were read, now and then."""
@@ -43,7 +43,7 @@ def open_trace(
 ) -> Columns:
     """Read a trace: a file, a folder of files, or the name of one that ships with this package."""
     opening = open_stream(path, options)
-    builder = ColumnsBuilder()
+    builder = ColumnsBuilder(keeps_sessions=opening.keeps_sessions)
     for request in opening.requests(progress):
         builder.add(*request)
     columns = builder.finish(opening.name, opening.block_tokens, opening.notes)
@@ -72,6 +72,7 @@ class Opening:
         self._starts: dict[str | None, float] = {}
         self._begins: set[int | float] = set()
         self._conversations = Conversations()
+        self._session_numbers = SessionNumbers()
         self._retries = Retries()
         self._own_ids = OwnIds()
         files = files_of(path)
@@ -107,6 +108,11 @@ class Opening:
     def sorts(self) -> bool:
         """Whether the order of the file is not the order of arrival, and isn't meant to be."""
         return self._options.unsorted is Unsorted.SORT or self._form.merges_sessions
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether requests come with their sessions."""
+        return self._options.sessions
 
     # What is decided
 
@@ -146,7 +152,7 @@ class Opening:
                 for record in form.parse(value):
                     if form.merges_sessions:
                         record.session = str(number)  # names are a writer's own: two files may have the same one
-                    elif self._options.scope is IdScope.SESSION:
+                    elif self._options.scope is IdScope.SESSION or self._options.sessions:
                         record.session = self._conversations.name(record)
                     yield place, record
             except MalformedError as error:
@@ -184,7 +190,7 @@ class Opening:
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
             named = naming.name(ids, record.session, record.model, is_local=is_local)
-            yield arrival, record.input_tokens, record.output_tokens, named
+            yield arrival, record.input_tokens, record.output_tokens, named, self._session_of(record)
             if not count & 0xFFF:
                 progress(count)
         self._say_meaning(form, naming.models)
@@ -213,6 +219,12 @@ class Opening:
         if isinstance(record, DelayedRecord):
             self._sessions[session] = arrival
         return arrival
+
+    def _session_of(self, record: Record) -> int:
+        """Its number; where a name is that of one request, there are no sessions."""
+        if not self._options.sessions or self._form.has_retries:
+            return NO_SESSION
+        return self._session_numbers.of(record.session)
 
     def _sharer(self, block_tokens: int, form: Format) -> Sharer:
         sharing = self._options.sharing

@@ -51,6 +51,8 @@ class TraceOptions:
     """How much later each session begins than the one before, where every session counts its own time."""
     requests: int | None = None
     """Only so many requests, the first of the files."""
+    sessions: bool = False
+    """Keep of which session each request is."""
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:

@@ -6,6 +6,7 @@ What is kept is bounded, but for conversations: a word for each chat.
 from collections.abc import Sequence
 from typing import Final
 
+from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.readers.record import Id, Record
 
 _RECENT: Final = 1 << 16
@@ -37,9 +38,20 @@ class Conversations:
         if not self._split:
             return None
         return (
-            f"{self._split} chats stand below one that goes on with them: what they share with it isn't seen "
-            "(--id-scope session)"
+            f"{self._split} chats stand below one that goes on with them, and count as other sessions "
+            "(--id-scope session, --routing session)"
         )
+
+
+class SessionNumbers:
+    """A number for each session, in the order in which they are seen. What is kept is a word for each."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, session: str | None) -> int:
+        """That of a session."""
+        return NO_SESSION if session is None else self._numbers.setdefault(session, len(self._numbers))
 
 
 class Retries:

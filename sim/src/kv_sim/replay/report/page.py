@@ -6,7 +6,7 @@ from html import escape
 
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import nothing_more, show_seconds, size_shown
+from kv_sim.replay.report.text import load_shown, nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
@@ -50,10 +50,14 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
         "different blocks": f"{found.unique_blocks:,}",
         "reusable tokens": f"{infinite.token:.1%}",
     }
+    if found.load is not None:
+        facts |= {"servers": f"{found.load.servers}", "reusable on one": f"{found.infinite_shared.token:.1%}"}
     yield f"<header><h1>{escape(found.trace)}</h1>"
     yield '<p class="soft">What a cache for KV would have answered.</p><dl class="facts">'
     yield "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     notes = [*found.notes, *([model] if model else [])]
+    if found.load is not None:
+        notes.append(f"{load_shown(found.load)}. Sizes are of each server.")
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
 
 
@@ -67,6 +71,7 @@ def _answer(found: Sizing) -> str:
     tokens = f"{show_count(chosen.capacity * foot.block_tokens)} tokens"
     what = _what(found)
     big = f"{show_bytes(size)} of {what}" if size is not None else f"{tokens} in {found.medium}"
+    big += "" if found.load is None else f" on each of {found.load.servers} servers"
     ratios = chosen.ratios
     code = (
         f"<pre>--kv-transfer-config '{escape(json.dumps(config), quote=False)}'</pre>"

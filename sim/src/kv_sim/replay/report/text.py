@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kv_sim.command.table import aligned
 from kv_sim.replay.curve import Ratios
+from kv_sim.replay.fleet import Load
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
@@ -34,8 +35,22 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
         yield f"  {note}"
     if model is not None:
         yield f"  {model}"
-    if not isinstance(found, StreamReplays):
+    load = found.load
+    if load is not None:
+        yield f"  {load_shown(load)}"
+    if isinstance(found, StreamReplays):
+        return
+    if load is None:
         yield f"an infinite cache answers: {ratios_shown(found.infinite)}"
+    else:
+        yield f"an infinite cache on each server answers: {ratios_shown(found.infinite)}"
+        yield f"one for all of them: {ratios_shown(found.infinite_shared)}"
+
+
+def load_shown(load: Load) -> str:
+    """Who got how much."""
+    most = f"the busiest got {load.most:.2f} × the prompt tokens of the average"
+    return f"{load.servers} servers, routing {load.routing}: {most}"
 
 
 def ratios_shown(ratios: Ratios) -> str:
@@ -57,6 +72,8 @@ def replay_lines(found: Replays | StreamReplays, model: str | None) -> Iterator[
         yield ""
     where = ["host memory"] + ["the disk"] * has_disk + ["the GPU's prefix cache"] * has_gpu
     yield f"Ratios are hits of {listed(where)}: of all blocks, of all prompt tokens, of all full blocks."
+    if found.load is not None:
+        yield "Sizes are of each server; hits and what was moved, of all together."
     if not isinstance(found, StreamReplays):
         yield "MIN: the most that any policy could answer, by token. Age: since a hit's last use, median and 90 %."
 
@@ -127,7 +144,7 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
         size = size_shown(found.footprint, found.disk.host_blocks)
         yield f"host memory ({size}){beside}, without the disk: {ratios_shown(found.without)}"
     yield ""
-    yield "hits by prompt tokens:"
+    yield f"hits by prompt tokens{'' if found.load is None else ', of all servers; sizes are of each'}:"
     yield from aligned(_size_rows(found))
     yield ""
     yield from _recommendation(found)
@@ -158,7 +175,8 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     memory = f" = {show_bytes(size)}" if size is not None else ""
     on_disk = "" if found.disk is None else " of disk"
     tokens = chosen.capacity * foot.block_tokens
-    much = f"{chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}{on_disk}"
+    each = "" if found.load is None else f" on each of {found.load.servers} servers"
+    much = f"{chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}{on_disk}{each}"
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  answers {ratios_shown(chosen.ratios)}"

@@ -1,8 +1,14 @@
-"""``Answers``: what one replay says, in numbers for a program and for a reader. Seconds, bytes and tokens."""
+"""``Answers``: what one replay says, in numbers for a program and for a reader. Seconds, bytes and tokens.
+
+Of several servers they are those of all requests, and of all copies and steps together.
+"""
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from itertools import chain
 
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.engine import TimedEngine
@@ -69,7 +75,7 @@ class Answers:
     disk_hit_blocks: int
     block_tokens: int
     seconds: float
-    """From the first arrival to the last token."""
+    """From the first arrival to the last token, on whichever server."""
     ttft: Spread
     """From arrival to the first token."""
     time_per_output_token: Spread
@@ -92,7 +98,7 @@ class Answers:
     connector: Mapping[str, int | float]
     """What the connector itself counted."""
     digest: str
-    """Of all times of requests and of copies."""
+    """Of all times of requests and of copies; of several servers, of their digests."""
 
     @property
     def gpu_block_ratio(self) -> float:
@@ -152,45 +158,69 @@ class Answers:
         return asdict(self) | ratios
 
 
-def answers_of(engine: TimedEngine, books: Books) -> Answers:
-    """What a replay that has ended says."""
+def answers_of(*runs: tuple[TimedEngine, Books]) -> Answers:
+    """What replays that have ended say, one on each server."""
+    engines, books = [engine for engine, _ in runs], [one for _, one in runs]
+
+    def total(name: str) -> int:
+        return sum(getattr(one, name) for one in books)
+
+    def spread(name: str) -> Spread:
+        return Spread.of(array("q", chain.from_iterable(getattr(one, name) for one in books)))
+
     return Answers(
-        requests=len(books.ttft),
-        refused=dict(books.refused),
-        prompt_tokens=books.prompt_tokens,
-        prompt_blocks=books.prompt_blocks,
-        full_prompt_blocks=books.full_blocks,
-        output_tokens=books.output_tokens,
-        gpu_hit_tokens=books.local_tokens,
-        cpu_hit_tokens=books.external_tokens - books.disk_tokens,
-        disk_hit_tokens=books.disk_tokens,
-        gpu_hit_blocks=books.local_blocks,
-        cpu_hit_blocks=books.external_blocks - books.disk_blocks,
-        disk_hit_blocks=books.disk_blocks,
-        block_tokens=engine.sizes.block_tokens,
-        seconds=books.last_step_ns / SECOND,
-        ttft=Spread.of(books.ttft),
-        time_per_output_token=Spread.of(books.per_token),
-        latency=Spread.of(books.latency),
-        queueing=Spread.of(books.queued),
-        load_wait=Spread.of(books.load_wait),
-        preemptions=books.preemptions,
-        loads=_copies(engine.link, Way.LOAD),
-        stores=_copies(engine.link, Way.STORE),
-        disk_reads=_copies(engine.disk, Way.LOAD),
-        disk_writes=_copies(engine.disk, Way.STORE),
-        host_wait_seconds=engine.clock.waited_ns / SECOND,
-        steps=books.num_steps,
-        fused_steps=books.num_steps - books.num_engine_steps,
-        connector=dict(sorted(books.connector.items())),
-        digest=books.digest,
+        requests=sum(len(one.ttft) for one in books),
+        refused=_together([one.refused for one in books]),
+        prompt_tokens=total("prompt_tokens"),
+        prompt_blocks=total("prompt_blocks"),
+        full_prompt_blocks=total("full_blocks"),
+        output_tokens=total("output_tokens"),
+        gpu_hit_tokens=total("local_tokens"),
+        cpu_hit_tokens=total("external_tokens") - total("disk_tokens"),
+        disk_hit_tokens=total("disk_tokens"),
+        gpu_hit_blocks=total("local_blocks"),
+        cpu_hit_blocks=total("external_blocks") - total("disk_blocks"),
+        disk_hit_blocks=total("disk_blocks"),
+        block_tokens=engines[0].sizes.block_tokens,
+        seconds=max(one.last_step_ns for one in books) / SECOND,
+        ttft=spread("ttft"),
+        time_per_output_token=spread("per_token"),
+        latency=spread("latency"),
+        queueing=spread("queued"),
+        load_wait=spread("load_wait"),
+        preemptions=total("preemptions"),
+        loads=_copies([engine.link for engine in engines], Way.LOAD),
+        stores=_copies([engine.link for engine in engines], Way.STORE),
+        disk_reads=_copies([engine.disk for engine in engines], Way.LOAD),
+        disk_writes=_copies([engine.disk for engine in engines], Way.STORE),
+        host_wait_seconds=sum(engine.clock.waited_ns for engine in engines) / SECOND,
+        steps=total("num_steps"),
+        fused_steps=total("num_steps") - total("num_engine_steps"),
+        connector=_together([one.connector for one in books]),
+        digest=_digest([one.digest for one in books]),
     )
 
 
-def _copies(link: Link, way: Way) -> Copies:
-    traffic = link.traffic[way]
+def _together(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def _digest(digests: Sequence[str]) -> str:
+    first, *more = digests
+    return blake2b("".join(digests).encode(), digest_size=16).hexdigest() if more else first
+
+
+def _copies(links: Sequence[Link], way: Way) -> Copies:
+    traffic = [link.traffic[way] for link in links]
+    blocks = sum(one.blocks for one in traffic)
     return Copies(
-        traffic.jobs, traffic.blocks, traffic.blocks * link.costs[way].block_bytes, traffic.busy_ns / SECOND
+        sum(one.jobs for one in traffic),
+        blocks,
+        blocks * links[0].costs[way].block_bytes,
+        sum(one.busy_ns for one in traffic) / SECOND,
     )
 
 

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, num_replays, replay_engine
 from kv_sim.replay.timed.run import Progress
@@ -97,14 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cpu-bytes-to-use", help=argparse.SUPPRESS)
 
 
-def run(trace: Trace, options: argparse.Namespace, progress: Progress | None = None) -> EngineReplay:
+def run(
+    trace: Trace, options: argparse.Namespace, progress: Progress | None = None, fleet: Fleet | None = None
+) -> EngineReplay:
     """Replay as the options say."""
     settings = settings_of(options)
     if options.gpu_capacity is not None:
         sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
         footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
         settings = replace(settings, gpu_blocks=parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity"))
-    return replay_engine(trace, settings, progress)
+    return replay_engine(trace, settings, progress, fleet)
 
 
 def replays_of(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """``replay_engine``: a trace on a server with a connector, and on the same server without.
 
-Where files stand behind another medium it is replayed a third time, with all but these.
+Where files stand behind another medium it is replayed a third time, with all but these. Of several servers each
+gets its share of the trace, and goes its own way.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,13 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
+from kv_api import ConfigError
 from kv_sim.command.table import aligned
+from kv_sim.replay.columns import Columns
+from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
+from kv_sim.replay.report.text import load_shown
 from kv_sim.replay.timed.answers import Answers, answers_of, rows
 from kv_sim.replay.timed.run import Progress, replay_once
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
@@ -29,6 +36,8 @@ class EngineReplay:
     """With the connector's other media alone; None where it has no disk, or nothing else."""
     notes: tuple[str, ...] = ()
     """What a reader decided about the trace, and what it left out."""
+    load: Load | None = None
+    """What came to each server, where there are several."""
 
     def table(self) -> str:
         """What to print."""
@@ -48,6 +57,7 @@ class EngineReplay:
         return {
             "trace": self.trace,
             "notes": list(self.notes),
+            "load": None if self.load is None else asdict(self.load),
             "settings": _plain(asdict(self.settings)),
             "sizes": _plain(asdict(self.sizes)),
             "kv_transfer_config": self.settings.transfer_config(),
@@ -62,6 +72,7 @@ class EngineReplay:
         return [
             f"{self.trace}, {z.block_tokens} tokens a block, on {s.tp_size} × {gpu.name} with {model.name}",
             *(f"  {note}" for note in self.notes),
+            *([] if self.load is None else [f"  {load_shown(self.load)}"]),
             f"  model   {model.parameters / 1e9:.2f} G parameters, {model.layers} layers, {model.heads} heads, "
             f"{model.kv_heads} of KV, of {model.head_dim}, {model.dtype_bytes} bytes a number; "
             f"{z.kv_bytes_per_token:,} bytes of KV a token; at most {z.max_model_len:,} tokens",
@@ -92,9 +103,16 @@ class EngineReplay:
         return ["", *notes] if notes else []
 
 
-def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | None = None) -> EngineReplay:
-    """Replay a trace with the settings' connector, then without. ``progress`` counts requests over all of it."""
+def replay_engine(
+    trace: Trace, settings: EngineSettings, progress: Progress | None = None, fleet: Fleet | None = None
+) -> EngineReplay:
+    """Replay a trace with the settings' connector, then without. ``progress`` counts requests over all of it.
+
+    A ``fleet`` has several such servers; who gets what is decided beforehand, whatever they do.
+    """
     sizes = plan(settings, trace.block_tokens)
+    routed = None if fleet is None or fleet.servers == 1 else RoutedTrace(_first(trace, settings.limit), fleet)
+    shares: list[Trace] = [trace] if routed is None else [share.columns for share in routed.shares]
     done = 0
 
     def count(requests: int) -> None:
@@ -103,9 +121,12 @@ def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | N
 
     def answer(transfer: Mapping[str, Any]) -> Answers:
         nonlocal done
-        answers = answers_of(*replay_once(trace, settings, transfer, count))
-        done += answers.requests + sum(answers.refused.values())
-        return answers
+        runs = []
+        for share in shares:
+            engine, books = replay_once(share, settings, transfer, count)
+            done += len(books.ttft) + sum(books.refused.values())
+            runs.append((engine, books))
+        return answers_of(*runs)
 
     transfer = settings.transfer_config()
     with_connector = answer(transfer)
@@ -113,7 +134,15 @@ def replay_engine(trace: Trace, settings: EngineSettings, progress: Progress | N
     without_disk = None if left is None else answer(left)
     without = answer(NOTHING)
     notes = tuple(getattr(trace, "notes", ()))  # of a trace that was read; one that was made has none
-    return EngineReplay(trace.name, settings, sizes, with_connector, without, without_disk, notes)
+    load = None if routed is None else routed.load
+    return EngineReplay(trace.name, settings, sizes, with_connector, without, without_disk, notes, load)
+
+
+def _first(trace: Trace, limit: int | None) -> Columns:
+    """So many requests of a trace; only of one that was read is known who shares what with whom."""
+    if not isinstance(trace, Columns):
+        raise ConfigError(f"{trace.name}: several servers need a trace that open_trace has read")
+    return trace if limit is None else trace.of(np.arange(min(limit, len(trace))))
 
 
 def num_replays(settings: EngineSettings) -> int:

@@ -1,0 +1,200 @@
+"""A trace on several servers behind a router: each has memory of its own, and gets its share of the requests.
+
+Servers share nothing, so what they answer together is a sum over them. With one server, its share is the trace.
+
+Invariants (``check``): each request is in one share; a share has its requests in the order of the trace.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import Final, NoReturn
+
+import numpy as np
+
+from kv_api import ConfigError
+from kv_sim.replay.bounds import min_hits
+from kv_sim.replay.cache import Outcome
+from kv_sim.replay.columns import NO_SESSION, Columns, Ints
+from kv_sim.replay.curve import Hits
+from kv_sim.replay.medium import Traffic
+from kv_sim.replay.routing import Routing, make_router, route
+from kv_sim.replay.shape import NOBODY, Shape, shape_of
+
+MOST_SERVERS: Final = 1024
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """So many servers of one kind, and how requests come to them."""
+
+    servers: int = 1
+    routing: Routing = Routing.ROUND_ROBIN
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.servers <= MOST_SERVERS:
+            raise ConfigError(f"--servers: expected 1 to {MOST_SERVERS}, got {self.servers}")
+
+    @property
+    def needs_sessions(self) -> bool:
+        """Whether it has to be known of which session requests are."""
+        return self.servers > 1 and self.routing is Routing.SESSION
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came to each server; a server has its place in both."""
+
+    routing: str
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+    """Prompt tokens."""
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self.requests)
+
+    @property
+    def most(self) -> float:
+        """The prompt tokens of whoever got most, as a multiple of the average."""
+        return max(self.tokens) * self.servers / max(1, sum(self.tokens))
+
+
+@dataclass
+class Share:
+    """What comes to one server."""
+
+    columns: Columns
+    requests: Ints
+    """Which of the trace they are."""
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return shape_of(self.columns)
+
+
+@dataclass
+class RoutedTrace:
+    """A trace, and who of a fleet gets what of it."""
+
+    columns: Columns
+    fleet: Fleet = field(default_factory=Fleet)
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """A share for each server."""
+        columns, fleet = self.columns, self.fleet
+        if fleet.servers == 1:
+            return [Share(columns, np.arange(len(columns)))]
+        if fleet.needs_sessions and not has_sessions(columns):
+            refuse_no_sessions(columns.name)
+        server_of = route(make_router(fleet.routing, fleet.servers, columns.block_tokens), columns)
+        return shares_of(columns, server_of, fleet.servers)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The shape of the trace if one cache served all."""
+        return self.shares[0].shape if self.fleet.servers == 1 else shape_of(self.columns)
+
+    @cached_property
+    def routed_shape(self) -> Shape:
+        """The shape of the trace if what went to another server counts for nothing."""
+        if self.fleet.servers == 1:
+            return self.shape
+        pairs = [(share, share.shape) for share in self.shares]
+        request = np.concatenate([share.requests[part.request] for share, part in pairs])
+        order = np.argsort(request, kind="stable")
+        return Shape(
+            request[order],
+            np.concatenate([part.start for _, part in pairs])[order],
+            np.concatenate([part.length for _, part in pairs])[order],
+            np.concatenate([_known(share.requests, part.user) for share, part in pairs])[order],
+            len(self.columns),
+        )
+
+    @property
+    def most_blocks(self) -> int:
+        """Different blocks that come to whoever gets most of them: with so many nothing leaves anywhere."""
+        return max(share.shape.unique_blocks for share in self.shares)
+
+    @property
+    def load(self) -> Load | None:
+        """What came to each server, where there are several."""
+        if self.fleet.servers == 1:
+            return None
+        return Load(
+            self.fleet.routing.value,
+            tuple(len(share.columns) for share in self.shares),
+            tuple(share.columns.input_tokens for share in self.shares),
+        )
+
+    def sum(self, hits: Callable[[Share], Hits]) -> Hits:
+        """The hits of all servers."""
+        return add_up(hits(share) for share in self.shares)
+
+    def best_hits(self, capacity: int) -> Hits:
+        """The hits of the offline optimum (MIN) with so many blocks on each server."""
+        return self.sum(lambda share: min_hits(share.columns, share.shape, capacity))
+
+    def gather(self, outcomes: Sequence[Outcome]) -> Outcome:
+        """What happened on the servers, each in its place, as one: hits by request of the trace, and sums."""
+        if len(outcomes) == 1:
+            return outcomes[0]
+        hits = []
+        for name in ("gpu_hits", "cpu_hits", "disk_hits"):
+            whole: Ints = np.zeros(len(self.columns), dtype=np.int64)
+            for share, outcome in zip(self.shares, outcomes, strict=True):
+                whole[share.requests] = getattr(outcome, name)
+            hits.append(whole)
+        return replace(add_up_sums(outcomes), gpu_hits=hits[0], cpu_hits=hits[1], disk_hits=hits[2])
+
+    def check(self) -> None:
+        """Recount."""
+        routed = np.concatenate([share.requests for share in self.shares])
+        assert np.array_equal(np.sort(routed), np.arange(len(self.columns))), "a request is in no share, or in two"
+        for share in self.shares:
+            assert (np.diff(share.requests) > 0).all(), "a share has requests in another order than the trace"
+            share.columns.check()
+        self.routed_shape.check(self.columns)
+
+
+def add_up(hits: Iterable[Hits]) -> Hits:
+    """All hits together."""
+    return reduce(Hits.plus, hits, Hits(0, 0, 0))
+
+
+def add_up_sums(outcomes: Sequence[Outcome]) -> Outcome:
+    """What all servers' media did together, as the first one's outcome."""
+    host, disk = Traffic(), Traffic()
+    for outcome in outcomes:
+        host, disk = host.plus(outcome.host), disk.plus(outcome.disk)
+    return replace(outcomes[0], host=host, disk=disk)
+
+
+def shares_of(columns: Columns, server_of: Ints, servers: int) -> list[Share]:
+    """What comes to each server, who gets each request being known."""
+    chosen = [np.flatnonzero(server_of == server) for server in range(servers)]
+    return [Share(columns.of(requests), requests) for requests in chosen]
+
+
+def has_sessions(columns: Columns) -> bool:
+    """Whether any request says of which session it is."""
+    if columns.sessions is None:
+        raise ConfigError(
+            f"{columns.name}: --routing session, and the trace was opened without sessions (TraceOptions.sessions)"
+        )
+    return bool((columns.sessions != NO_SESSION).any())
+
+
+def refuse_no_sessions(name: str) -> NoReturn:
+    """Nothing can be routed by sessions."""
+    others = ", ".join(one.value for one in Routing if one is not Routing.SESSION)
+    raise ConfigError(f"{name}: --routing session, and no request says of which it is; also: {others}")
+
+
+def _known(requests: Ints, users: Ints) -> Ints:
+    """Users as the trace counts requests, of those of a share."""
+    known: Ints = np.where(users == NOBODY, NOBODY, requests[users])
+    return known

@@ -1,0 +1,524 @@
+"""A trace on several servers: who gets what, and that what they do together is what each does by itself."""
+
+import json
+from itertools import accumulate
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kv_sim_slow_replay import BLOCK, prefix_trace, same, trace_of
+from kv_sim_slow_replay import min_hits as slow_min_hits
+
+from kv_api import ConfigError
+from kv_sim.command.cli import main
+from kv_sim.replay import TraceOptions, columns, open_trace, replay, size, stream
+from kv_sim.replay.bounds import infinite_hits
+from kv_sim.replay.cache import Setup, replay_cache
+from kv_sim.replay.columns import NO_SESSION
+from kv_sim.replay.curve import Totals
+from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
+from kv_sim.replay.medium import Traffic
+from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.opening import open_stream
+from kv_sim.replay.results import results_of
+from kv_sim.replay.routing import REMEMBERED, Routing, make_router, route
+from kv_sim.replay.sizing import sweep
+from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
+from kv_sim.replay.timed import EngineSettings, replay_engine
+from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.run import replay_once
+from kv_sim.replay.units import Footprint
+
+SETUPS = [
+    Setup("lru", 9), Setup("arc", 5, 3), Setup("s3fifo", 7), Setup("lru", 0, 4), Setup("lru", 4, 2, disk=9),
+    Setup("sieve", 3, store_threshold=2),
+]  # fmt: skip
+TIERS = ("gpu_hits", "cpu_hits", "disk_hits")
+
+traces = st.tuples(st.integers(0, 10**9), st.integers(0, 40)).map(
+    lambda drawn: prefix_trace(Random(drawn[0]), drawn[1])
+)
+fleets = st.builds(Fleet, st.integers(1, 5), st.sampled_from(list(Routing)))
+
+
+def with_sessions(made, seed):
+    """A trace in which some requests are of a session."""
+    random = Random(seed)
+    made.sessions = np.array([random.choice([NO_SESSION, 0, 1, 2, 3]) for _ in range(len(made))], dtype=np.int64)
+    if len(made):
+        made.sessions[0] = 0
+    return made
+
+
+def routed(requests, fleet, seed=0):
+    """A trace on a fleet; of no request there are no sessions, so it goes round."""
+    if not requests:
+        fleet = Fleet(fleet.servers)
+    return RoutedTrace(with_sessions(trace_of(requests), seed), fleet)
+
+
+def servers_of(trace):
+    """Who gets each request."""
+    found = [None] * len(trace.columns)
+    for server, share in enumerate(trace.shares):
+        for request in share.requests.tolist():
+            found[request] = server
+    return found
+
+
+def choices(router, requests):
+    return [router.choose(NO_SESSION, ids, BLOCK * len(ids)) for ids in requests]
+
+
+# Who gets what
+
+
+def test_a_round_goes_to_each_in_turn():
+    assert choices(make_router(Routing.ROUND_ROBIN, 3, BLOCK), [[1]] * 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_session_stays_where_it_is_and_sessions_are_spread():
+    router = make_router(Routing.SESSION, 4, BLOCK)
+    first = [router.choose(session, [], 1) for session in range(400)]
+    assert first[:10] == [make_router(Routing.SESSION, 4, BLOCK).choose(session, [1], 9) for session in range(10)]
+    assert [router.choose(session, [2], 7) for session in range(400)] == first
+    counts = [first.count(server) for server in range(4)]
+    assert sum(counts) == 400 and min(counts) > 70, counts
+
+
+def test_a_request_of_no_session_is_one_by_itself():
+    chosen = choices(make_router(Routing.SESSION, 4, BLOCK), [[1]] * 400)
+    assert min(chosen.count(server) for server in range(4)) > 70
+
+
+def test_a_prompt_follows_its_prefix():
+    router = make_router(Routing.PREFIX, 3, BLOCK)
+    assert choices(router, [[1, 2], [3, 4], [5, 6]]) == [0, 1, 2], "who has least to compute gets what nobody had"
+    assert choices(router, [[3, 4, 7], [5, 6, 8], [1, 2]]) == [1, 2, 0]
+    assert choices(router, [[5, 6, 8, 9]]) == [2]
+
+
+def test_a_prefix_is_left_where_it_saves_less_than_the_server_is_behind():
+    router = make_router(Routing.PREFIX, 2, BLOCK)
+    assert choices(router, [[1, *range(10, 20)], [1, 2], [1, 3]]) == [0, 1, 1]
+    assert choices(router, [[1, *range(10, 25)]]) == [0], "it saves ten blocks"
+    assert choices(router, [[1, 10]]) == [1], "it saves one"
+
+
+def test_what_a_server_has_to_compute_fades():
+    """It falls to a fifth in 12 requests to two servers, of which 8 count."""
+    router = make_router(Routing.PREFIX, 2, BLOCK)
+    assert choices(router, [[*range(10)]]) == [0]
+    assert choices(router, [[100], [101]]) == [1, 1]
+    assert choices(router, [[*range(10)]] * 12) == [0] * 12, "nothing of it is to compute"
+    assert choices(router, [[*range(200, 203)], [300]]) == [1, 0]
+
+
+class SlowRouter:
+    """By prefix, from its description: keeps who was sent what, and has to compute what."""
+
+    def __init__(self, servers, block_tokens):
+        self.block_tokens = block_tokens
+        self.sent = [set() for _ in range(servers)]
+        self.loads = [0.0] * servers
+
+    def choose(self, ids, tokens):
+        costs = []
+        for sent, load in zip(self.sent, self.loads, strict=True):
+            found = next((place for place, one in enumerate(ids) if one not in sent), len(ids))
+            costs.append(load + max(0, tokens - found * self.block_tokens))
+        chosen = costs.index(min(costs))
+        self.sent[chosen].update(ids)
+        self.loads[chosen] = costs[chosen]
+        self.loads = [load * (1 - 1 / (REMEMBERED * len(self.loads))) for load in self.loads]
+        return chosen
+
+
+@given(requests=traces, servers=st.integers(1, 6))
+def test_routing_by_prefix_is_as_described(requests, servers):
+    made = trace_of(requests)
+    router, slow = make_router(Routing.PREFIX, servers, BLOCK), SlowRouter(servers, BLOCK)
+    expected = [slow.choose(one.blocks, one.input_tokens) for one in made]
+    assert route(router, made).tolist() == expected
+
+
+@given(requests=traces, fleet=fleets, seed=st.integers(0, 99))
+def test_each_request_is_one_server_s(requests, fleet, seed):
+    trace = routed(requests, fleet, seed)
+    trace.check()
+    assert len(trace.shares) == fleet.servers
+    for share in trace.shares:
+        expected = [requests[request] for request in share.requests.tolist()]
+        assert [[*request.blocks] for request in share.columns] == expected
+        for name in ("arrivals", "inputs", "outputs"):
+            assert getattr(share.columns, name).tolist() == getattr(trace.columns, name)[share.requests].tolist()
+    tokens = [share.columns.input_tokens for share in trace.shares]
+    counts = [len(share.columns) for share in trace.shares]
+    expected = Load(trace.fleet.routing.value, tuple(counts), tuple(tokens))
+    assert trace.load == (expected if fleet.servers > 1 else None)
+
+
+def test_a_check_finds_a_request_that_nobody_gets():
+    trace = routed([[1], [1, 2], [3]], Fleet(2))
+    del trace.shares[1]
+    with pytest.raises(AssertionError, match="a request is in no share, or in two"):
+        trace.check()
+
+
+def test_how_much_more_the_busiest_gets():
+    assert Load("prefix", (1, 1, 2), (10, 20, 60)).most == 2.0
+    assert Load("prefix", (0, 0), (0, 0)).most == 0
+
+
+def test_a_part_of_a_trace_that_lies_in_a_file_lies_in_one(monkeypatch, tmp_path):
+    builder = columns.ColumnsBuilder(4)
+    for index, ids in enumerate([[1, 2, 3], [4, 5, 6], [], [7]]):
+        builder.add(index, BLOCK * len(ids), 1, ids)
+    made = builder.finish("made", BLOCK)
+    part = made.of(np.array([1, 2, 3]))
+    assert isinstance(made.blocks, np.memmap) and isinstance(part.blocks, np.memmap)
+    assert [[*request.blocks] for request in part] == [[4, 5, 6], [], [7]]
+    assert part.arrivals.tolist() == [1, 2, 3]
+    part.check()
+    folder = part._folder.path
+    assert folder.exists()
+    assert not len(made.of(np.array([2])).blocks)
+    del part
+    assert not folder.exists(), "it goes with the part"
+
+
+# What they answer
+
+
+@example(requests=[[1, 2]], fleet=Fleet(3), seed=0)  # two get nothing
+@given(requests=traces, fleet=fleets, seed=st.integers(0, 99))
+def test_servers_answer_what_each_answers_by_itself(requests, fleet, seed):
+    trace = routed(requests, fleet, seed)
+    for setup, outcome in zip(SETUPS, replay_all(trace, SETUPS), strict=True):
+        host, disk = Traffic(), Traffic()
+        for share in trace.shares:
+            alone = replay_cache(trace_of_share(trace, share), setup)
+            for tier in TIERS:
+                assert getattr(outcome, tier)[share.requests].tolist() == getattr(alone, tier).tolist(), tier
+            host, disk = host.plus(alone.host), disk.plus(alone.disk)
+        assert (outcome.setup, outcome.host, outcome.disk) == (setup, host, disk)
+
+
+def trace_of_share(trace, share):
+    """The same, built anew from requests."""
+    builder, chosen = columns.ColumnsBuilder(), {*share.requests.tolist()}
+    for place, request in enumerate(trace.columns):
+        if place in chosen:
+            builder.add(request.arrival_seconds, request.input_tokens, 1, request.blocks)
+    return builder.finish("share", BLOCK)
+
+
+def test_traffic_adds_up():
+    assert Traffic(1, 2, 3, 4).plus(Traffic(10, 20, 30, 40)) == Traffic(11, 22, 33, 44)
+
+
+def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
+    requests = prefix_trace(Random(3), 30)
+    for trace in (RoutedTrace(trace_of(requests), Fleet(3)), RoutedTrace(trace_of(requests[:2]), Fleet(4))):
+        told = []
+        one, two = replay_all(trace, SETUPS[:2], 1), replay_all(trace, SETUPS[:2], 2, told.append)
+        for a, b in zip(one, two, strict=True):
+            assert (a.setup, a.host, a.disk) == (b.setup, b.host, b.disk)
+            assert all(getattr(a, tier).tolist() == getattr(b, tier).tolist() for tier in TIERS)
+        works = 2 * len(trace.shares)
+        assert told == [(done + 1) / works for done in range(works)]
+
+
+@given(requests=traces, fleet=fleets, seed=st.integers(0, 99), gpu_blocks=st.integers(0, 8))
+def test_a_sweep_of_servers_is_what_replays_say(requests, fleet, seed, gpu_blocks):
+    trace = routed(requests, fleet, seed)
+    totals, sizes = Totals.of(trace.columns), [1, 3, 8, 20]
+    for policy, found in sweep(trace, ["lru", "arc"], sizes, gpu_blocks=gpu_blocks).items():
+        setups = [Setup(policy, capacity, gpu_blocks) for capacity in sizes]
+        for outcome, ratios in zip(replay_all(trace, setups), found, strict=True):
+            assert hits_by_tier(trace.columns, outcome).together().ratios(totals) == ratios, outcome.setup
+
+
+@given(requests=traces, fleet=fleets, seed=st.integers(0, 99), capacity=st.integers(1, 20))
+def test_what_no_policy_can_beat_is_a_sum_over_servers(requests, fleet, seed, capacity):
+    trace = routed(requests, fleet, seed)
+    prompts = [[requests[request] for request in share.requests.tolist()] for share in trace.shares]
+    assert trace.best_hits(capacity).blocks == sum(sum(slow_min_hits(one, capacity)) for one in prompts)
+    everything = infinite_hits(trace.columns, trace.routed_shape)
+    assert everything.blocks == sum(len(ids) for one in prompts for ids in one) - sum(map(different, prompts))
+    assert trace.best_hits(trace.most_blocks) == everything, "with so many blocks nothing leaves"
+    assert trace.most_blocks == max(map(different, prompts))
+    assert trace.shape.unique_blocks == different(requests)
+
+
+def different(requests):
+    """How many blocks."""
+    return len({one for ids in requests for one in ids})
+
+
+@given(
+    requests=traces,
+    steps=st.lists(st.sampled_from([0, 0.5, 1, 3, 700]), min_size=40, max_size=40),
+    fleet=fleets,
+    capacity=st.integers(1, 20),
+)
+def test_ages_and_what_could_be_reused_are_those_of_the_server(requests, steps, fleet, capacity):
+    arrivals = [0.0, *accumulate(steps)][: len(requests)]
+    if not requests:
+        fleet = Fleet(fleet.servers)
+    trace = RoutedTrace(with_sessions(trace_of(requests, arrivals=arrivals), 1), fleet)
+    [outcome] = replay_all(trace, [Setup("lru", capacity)])
+    used = [{} for _ in range(fleet.servers)]
+    ages, reusable = [], 0
+    for ids, now, server, hits in zip(
+        requests, arrivals, servers_of(trace), outcome.cpu_hits.tolist(), strict=True
+    ):
+        ages += [now - used[server][block] for block in ids[:hits]]
+        reusable += sum(block in used[server] for block in ids)
+        used[server] |= dict.fromkeys(ids, now)
+    found = ages_of(trace.columns, trace.routed_shape, outcome)
+    assert sum(found.counts) == len(ages)
+    assert found.p99_seconds == (sorted(ages)[-(-99 * len(ages) // 100) - 1] if ages else 0)
+    assert sum(one.reusable for one in series_of(trace.columns, trace.routed_shape, outcome)) == reusable
+
+
+def test_one_server_is_the_trace():
+    made = trace_of([[1, 2], [1, 3]])
+    trace = RoutedTrace(made)
+    [share] = trace.shares
+    assert share.columns is made and trace.routed_shape is trace.shape and trace.load is None
+    assert same(made, made.of(np.array([0, 1])))
+
+
+# A part at a time
+
+
+def written(file, requests, **more):
+    """Requests as Mooncake's JSON lines, one a second; those of a session in turn, but for every fifth."""
+    with file.open("w") as out:
+        for index, ids in enumerate(requests):
+            record = {"timestamp": 1000 * index, "input_length": 512 * len(ids), "hash_ids": ids, **more}
+            if index % 5:
+                record["session_id"] = f"s{index % 3}"
+            out.write(json.dumps(record) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("routing", [Routing.ROUND_ROBIN, Routing.SESSION])
+def test_a_stream_counts_what_the_whole_trace_counts(tmp_path, monkeypatch, routing):
+    monkeypatch.setattr(stream, "PART_REQUESTS", 7)
+    file, fleet = written(tmp_path / "trace.jsonl", [*prefix_trace(Random(5), 60), [1]]), Fleet(3, routing)
+    options = TraceOptions(sessions=fleet.needs_sessions)
+    trace = RoutedTrace(open_trace(file, options), fleet)
+    whole = results_of(trace, replay_all(trace, SETUPS), Footprint(512, 10))
+    found = stream.replay_stream(open_stream(file, options), SETUPS, Footprint(512, 10), fleet=fleet)
+    assert (found.load, found.totals) == (whole.load, whole.totals)
+    assert sum(found.load.requests) == 61 and min(found.load.requests) > 0
+    for one, other in zip(found.runs, whole.runs, strict=True):
+        names = [*one.__dataclass_fields__]
+        assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
+
+
+# Which session a request is of
+
+
+def chat(time, name, parent):
+    return {
+        "timestamp": time, "input_length": 16, "output_length": 1, "hash_ids": [time + 1], "chat_id": name,
+        "parent_chat_id": parent,
+    }  # fmt: skip
+
+
+def lookup(time, name):
+    return {"timestamp": time, "request_id": name, "chunk_size": 64, "seq_len": 64, "chunk_hashes": [f"{time}"]}
+
+
+@pytest.mark.parametrize(
+    ("records", "sessions"),
+    [
+        ([chat(0, 7, -1), chat(1, 8, 7), chat(2, 9, -1), chat(3, 10, 8)], [0, 0, 1, 0]),
+        ([lookup(0, "a"), lookup(1, "b"), lookup(2, "a")], [NO_SESSION] * 3),
+    ],
+)
+@pytest.mark.parametrize("scope", list(IdScope))
+def test_chats_that_go_on_are_a_session_and_lookups_are_none(tmp_path, records, sessions, scope):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert open_trace(file, TraceOptions(sessions=True, scope=scope)).sessions.tolist() == sessions
+    assert open_trace(file, TraceOptions(scope=scope)).sessions is None
+
+
+def test_sessions_are_sorted_with_their_requests(tmp_path):
+    file = tmp_path / "trace.json"
+    calls = [[0, 30], [10, 20]]
+    sessions = [
+        {"id": "x", "block_size": 64, "requests": [{"t": t, "in": 64, "out": 1, "hash_ids": [t]} for t in times]}
+        for times in calls
+    ]
+    file.write_text("".join(json.dumps(one) + "\n" for one in sessions))
+    made = open_trace(file, TraceOptions(sessions=True))
+    assert (made.arrivals.tolist(), made.sessions.tolist()) == ([0, 10, 20, 30], [0, 1, 1, 0])
+
+
+# With time
+
+
+def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
+    builder = columns.ColumnsBuilder()
+    for index in range(40):
+        builder.add(3 * index, 10 * 512, 5, range(100 * (index % 20), 100 * (index % 20) + 10))
+    made = builder.finish("twice", 512)
+    settings, fleet = EngineSettings(gpu_blocks=20, cpu_bytes_to_use=20 << 30), Fleet(3, Routing.PREFIX)
+    told = []
+    found = replay_engine(made, settings, told.append, fleet)
+    assert told == [*range(1, 81)]
+    runs = [
+        replay_once(share.columns, settings, settings.transfer_config())
+        for share in RoutedTrace(made, fleet).shares
+    ]
+    alone, together = [answers_of(run) for run in runs], found.with_connector
+    assert found.load == RoutedTrace(made, fleet).load
+    for name in (
+        "requests", "prompt_tokens", "prompt_blocks", "full_prompt_blocks", "output_tokens", "gpu_hit_tokens",
+        "cpu_hit_tokens", "disk_hit_tokens", "gpu_hit_blocks", "cpu_hit_blocks", "disk_hit_blocks", "preemptions",
+        "steps", "fused_steps",
+    ):  # fmt: skip
+        assert getattr(together, name) == sum(getattr(one, name) for one in alone), name
+    assert together.cpu_hit_tokens > 0 and together.loads.blocks > 0
+    for name in ("jobs", "blocks", "bytes"):
+        assert getattr(together.loads, name) == sum(getattr(one.loads, name) for one in alone), name
+        assert getattr(together.stores, name) == sum(getattr(one.stores, name) for one in alone), name
+    assert together.stores.busy_seconds == pytest.approx(sum(one.stores.busy_seconds for one in alone))
+    assert together.seconds == max(one.seconds for one in alone)
+    assert together.ttft.worst == max(one.ttft.worst for one in alone)
+    assert together.ttft.count == together.requests == 40
+    assert together.ttft.mean == pytest.approx(
+        sum(one.ttft.mean * one.requests for one in alone) / together.requests
+    )
+    assert together.load_wait.count == sum(one.load_wait.count for one in alone)
+    assert len({together.digest, *(one.digest for one in alone)}) == 4
+    stored = "vllm:kv_offload_store_bytes"
+    assert together.connector[stored] == sum(one.connector[stored] for one in alone) > 0
+    assert f"3 servers, routing prefix: the busiest got {found.load.most:.2f} × the prompt" in found.table()
+    assert found.as_json()["load"]["tokens"] == found.load.tokens
+
+
+def test_a_limit_is_of_the_trace_and_not_of_each_server():
+    made = open_trace("mooncake-synthetic", TraceOptions(requests=30))
+    settings = EngineSettings(gpu_blocks=500, cpu_bytes_to_use=1 << 30, limit=9)
+    assert replay_engine(made, settings, fleet=Fleet(2)).load.requests == (5, 4)
+
+
+def test_of_a_trace_that_was_not_read_nobody_knows_who_shares_what():
+    class Made:
+        name, block_tokens = "made", 512
+
+    with pytest.raises(ConfigError, match=r"^made: several servers need a trace that open_trace has read$"):
+        replay_engine(Made(), EngineSettings(), fleet=Fleet(2))
+
+
+# What is printed
+
+
+def test_what_a_replay_says_of_servers(small, capsys):
+    command = ["replay", str(small), "--servers", "2", "--capacity", "3blocks", "--jobs", "1"]
+    assert main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "  2 servers, routing round-robin: the busiest got 1.09 × the prompt tokens of the average" in said
+    assert (
+        said[3]
+        == "an infinite cache on each server answers: 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks"
+    )
+    assert said[4] == "one for all of them: 0.455 of blocks, 0.456 of tokens, 0.571 of full blocks"
+    assert "Sizes are of each server; hits and what was moved, of all together." in said
+    assert main([*command, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["load"] == {"routing": "round-robin", "requests": [2, 2], "tokens": [3048, 2536]}
+    assert found["infinite_shared"]["block"] == 5 / 11 and found["infinite"]["block"] == 2 / 11
+
+
+def test_what_a_size_says_of_servers(small, capsys, tmp_path):
+    command = [
+        "size",
+        str(small),
+        "--servers",
+        "2",
+        "--routing",
+        "prefix",
+        "--bytes-per-token",
+        "1000",
+        "--jobs",
+        "1",
+    ]
+    page = tmp_path / "page.html"
+    assert main([*command, "--points", "3", "--html", str(page)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "hits by prompt tokens, of all servers; sizes are of each:" in said
+    [recommended] = [line for line in said if line.startswith("recommended")]
+    assert recommended.endswith(" on each of 2 servers")
+    text = page.read_text()
+    assert " on each of 2 servers, policy lru</p>" in text and "<dt>servers</dt><dd>2</dd>" in text
+    assert "2 servers, routing prefix: " in text and "Sizes are of each server.</li>" in text
+    assert main(["size", str(small), "--bytes-per-token", "1000", "--jobs", "1", "--html", str(page)]) == 0
+    assert "server" not in capsys.readouterr().out and "servers" not in page.read_text()
+
+
+def test_a_sweep_ends_where_nothing_leaves_the_server_that_has_most(small):
+    found = size(small, servers=2, points=4)
+    assert found.capacities[-1] == 5 and found.unique_blocks == 6
+    assert found.infinite_shared.block == 5 / 11 > found.infinite.block == found.best[-1].block
+
+
+def test_the_library(small):
+    run = replay(small, capacity=6, servers=2, routing="prefix")
+    [expected] = replay_all(RoutedTrace(open_trace(small), Fleet(2, Routing.PREFIX)), [Setup("lru", 6)])
+    assert run.loaded_blocks == int(expected.cpu_hits.sum()) > 0
+    with pytest.raises(ConfigError, match=r"^routing: unknown routing 'sessions'"):
+        replay(small, servers=2, routing="sessions")
+    with pytest.raises(ConfigError, match=r"opened without sessions \(TraceOptions\.sessions\)$"):
+        replay(open_trace(small), servers=2, routing="session")
+
+
+REFUSED = {
+    ("--servers", "0"): "--servers: expected 1 to 1024, got 0",
+    ("--servers", "1025"): "--servers: expected 1 to 1024, got 1025",
+    ("--routing", "prefix"): "--routing is for --servers, which isn't given",
+    ("--servers", "2", "--routing", "prefx"): (
+        "--routing: unknown routing 'prefx'; known: prefix, round-robin, session; did you mean 'prefix'?"
+    ),
+    ("--servers", "2", "--routing", "session"): (
+        "small.jsonl: --routing session, and no request says of which it is; also: round-robin, prefix"
+    ),
+}
+
+
+@pytest.mark.parametrize("options", list(REFUSED), ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["size"], ["replay"], ["replay", "--stream", "--capacity", "3blocks"], ["replay", "--fidelity", "engine"]],
+    ids=" ".join,
+)
+def test_what_can_not_be_routed_is_refused(small, capsys, command, options):
+    assert main([*command, str(small), *options]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"kv-sim {command[0]}: {REFUSED[options]}\n")
+
+
+def test_a_stream_remembers_no_prefixes(small, capsys):
+    command = ["replay", str(small), "--stream", "--capacity", "3blocks", "--servers", "2", "--routing", "prefix"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert (
+        said == "kv-sim replay: small.jsonl: --stream keeps nothing of the trace, which --routing prefix needs\n"
+    )
+
+
+def test_one_server_is_routed_by_whatever(small, capsys):
+    printed = []
+    for options in ([], ["--servers", "1"], ["--servers", "1", "--routing", "session"]):
+        assert main(["replay", str(small), "--capacity", "3blocks", *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert len({*printed}) == 1
