@@ -8,23 +8,22 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kv_sim_fleets import fleets, routed, traces, with_sessions
 from kv_sim_slow_replay import BLOCK, prefix_trace, same, trace_of
 from kv_sim_slow_replay import min_hits as slow_min_hits
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
-from kv_sim.replay import TraceOptions, columns, open_trace, replay, size, stream
+from kv_sim.replay import TraceOptions, columns, open_trace, parallel, replay, size, sizing, stream
 from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.cache import Setup, replay_cache
-from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.curve import Totals
-from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
+from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.medium import Traffic
 from kv_sim.replay.parallel import replay_all
-from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_stream
 from kv_sim.replay.results import results_of
-from kv_sim.replay.routing import REMEMBERED, Routing, make_router, route
+from kv_sim.replay.routing import Routing
 from kv_sim.replay.sizing import sweep
 from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.timed import EngineSettings, replay_engine
@@ -38,27 +37,6 @@ SETUPS = [
 ]  # fmt: skip
 TIERS = ("gpu_hits", "cpu_hits", "disk_hits")
 
-traces = st.tuples(st.integers(0, 10**9), st.integers(0, 40)).map(
-    lambda drawn: prefix_trace(Random(drawn[0]), drawn[1])
-)
-fleets = st.builds(Fleet, st.integers(1, 5), st.sampled_from(list(Routing)))
-
-
-def with_sessions(made, seed):
-    """A trace in which some requests are of a session."""
-    random = Random(seed)
-    made.sessions = np.array([random.choice([NO_SESSION, 0, 1, 2, 3]) for _ in range(len(made))], dtype=np.int64)
-    if len(made):
-        made.sessions[0] = 0
-    return made
-
-
-def routed(requests, fleet, seed=0):
-    """A trace on a fleet; of no request there are no sessions, so it goes round."""
-    if not requests:
-        fleet = Fleet(fleet.servers)
-    return RoutedTrace(with_sessions(trace_of(requests), seed), fleet)
-
 
 def servers_of(trace):
     """Who gets each request."""
@@ -69,127 +47,6 @@ def servers_of(trace):
     return found
 
 
-def choices(router, requests):
-    return [router.choose(NO_SESSION, ids, BLOCK * len(ids)) for ids in requests]
-
-
-# Who gets what
-
-
-def test_a_round_goes_to_each_in_turn():
-    assert choices(make_router(Routing.ROUND_ROBIN, 3, BLOCK), [[1]] * 7) == [0, 1, 2, 0, 1, 2, 0]
-
-
-def test_a_session_stays_where_it_is_and_sessions_are_spread():
-    router = make_router(Routing.SESSION, 4, BLOCK)
-    first = [router.choose(session, [], 1) for session in range(400)]
-    assert first[:10] == [make_router(Routing.SESSION, 4, BLOCK).choose(session, [1], 9) for session in range(10)]
-    assert [router.choose(session, [2], 7) for session in range(400)] == first
-    counts = [first.count(server) for server in range(4)]
-    assert sum(counts) == 400 and min(counts) > 70, counts
-
-
-def test_a_request_of_no_session_is_one_by_itself():
-    chosen = choices(make_router(Routing.SESSION, 4, BLOCK), [[1]] * 400)
-    assert min(chosen.count(server) for server in range(4)) > 70
-
-
-def test_a_prompt_follows_its_prefix():
-    router = make_router(Routing.PREFIX, 3, BLOCK)
-    assert choices(router, [[1, 2], [3, 4], [5, 6]]) == [0, 1, 2], "who has least to compute gets what nobody had"
-    assert choices(router, [[3, 4, 7], [5, 6, 8], [1, 2]]) == [1, 2, 0]
-    assert choices(router, [[5, 6, 8, 9]]) == [2]
-
-
-def test_a_prefix_is_left_where_it_saves_less_than_the_server_is_behind():
-    router = make_router(Routing.PREFIX, 2, BLOCK)
-    assert choices(router, [[1, *range(10, 20)], [1, 2], [1, 3]]) == [0, 1, 1]
-    assert choices(router, [[1, *range(10, 25)]]) == [0], "it saves ten blocks"
-    assert choices(router, [[1, 10]]) == [1], "it saves one"
-
-
-def test_what_a_server_has_to_compute_fades():
-    """It falls to a fifth in 12 requests to two servers, of which 8 count."""
-    router = make_router(Routing.PREFIX, 2, BLOCK)
-    assert choices(router, [[*range(10)]]) == [0]
-    assert choices(router, [[100], [101]]) == [1, 1]
-    assert choices(router, [[*range(10)]] * 12) == [0] * 12, "nothing of it is to compute"
-    assert choices(router, [[*range(200, 203)], [300]]) == [1, 0]
-
-
-class SlowRouter:
-    """By prefix, from its description: keeps who was sent what, and has to compute what."""
-
-    def __init__(self, servers, block_tokens):
-        self.block_tokens = block_tokens
-        self.sent = [set() for _ in range(servers)]
-        self.loads = [0.0] * servers
-
-    def choose(self, ids, tokens):
-        costs = []
-        for sent, load in zip(self.sent, self.loads, strict=True):
-            found = next((place for place, one in enumerate(ids) if one not in sent), len(ids))
-            costs.append(load + max(0, tokens - found * self.block_tokens))
-        chosen = costs.index(min(costs))
-        self.sent[chosen].update(ids)
-        self.loads[chosen] = costs[chosen]
-        self.loads = [load * (1 - 1 / (REMEMBERED * len(self.loads))) for load in self.loads]
-        return chosen
-
-
-@given(requests=traces, servers=st.integers(1, 6))
-def test_routing_by_prefix_is_as_described(requests, servers):
-    made = trace_of(requests)
-    router, slow = make_router(Routing.PREFIX, servers, BLOCK), SlowRouter(servers, BLOCK)
-    expected = [slow.choose(one.blocks, one.input_tokens) for one in made]
-    assert route(router, made).tolist() == expected
-
-
-@given(requests=traces, fleet=fleets, seed=st.integers(0, 99))
-def test_each_request_is_one_server_s(requests, fleet, seed):
-    trace = routed(requests, fleet, seed)
-    trace.check()
-    assert len(trace.shares) == fleet.servers
-    for share in trace.shares:
-        expected = [requests[request] for request in share.requests.tolist()]
-        assert [[*request.blocks] for request in share.columns] == expected
-        for name in ("arrivals", "inputs", "outputs"):
-            assert getattr(share.columns, name).tolist() == getattr(trace.columns, name)[share.requests].tolist()
-    tokens = [share.columns.input_tokens for share in trace.shares]
-    counts = [len(share.columns) for share in trace.shares]
-    expected = Load(trace.fleet.routing.value, tuple(counts), tuple(tokens))
-    assert trace.load == (expected if fleet.servers > 1 else None)
-
-
-def test_a_check_finds_a_request_that_nobody_gets():
-    trace = routed([[1], [1, 2], [3]], Fleet(2))
-    del trace.shares[1]
-    with pytest.raises(AssertionError, match="a request is in no share, or in two"):
-        trace.check()
-
-
-def test_how_much_more_the_busiest_gets():
-    assert Load("prefix", (1, 1, 2), (10, 20, 60)).most == 2.0
-    assert Load("prefix", (0, 0), (0, 0)).most == 0
-
-
-def test_a_part_of_a_trace_that_lies_in_a_file_lies_in_one(monkeypatch, tmp_path):
-    builder = columns.ColumnsBuilder(4)
-    for index, ids in enumerate([[1, 2, 3], [4, 5, 6], [], [7]]):
-        builder.add(index, BLOCK * len(ids), 1, ids)
-    made = builder.finish("made", BLOCK)
-    part = made.of(np.array([1, 2, 3]))
-    assert isinstance(made.blocks, np.memmap) and isinstance(part.blocks, np.memmap)
-    assert [[*request.blocks] for request in part] == [[4, 5, 6], [], [7]]
-    assert part.arrivals.tolist() == [1, 2, 3]
-    part.check()
-    folder = part._folder.path
-    assert folder.exists()
-    assert not len(made.of(np.array([2])).blocks)
-    del part
-    assert not folder.exists(), "it goes with the part"
-
-
 # What they answer
 
 
@@ -197,7 +54,10 @@ def test_a_part_of_a_trace_that_lies_in_a_file_lies_in_one(monkeypatch, tmp_path
 @given(requests=traces, fleet=fleets, seed=st.integers(0, 99))
 def test_servers_answer_what_each_answers_by_itself(requests, fleet, seed):
     trace = routed(requests, fleet, seed)
-    for setup, outcome in zip(SETUPS, replay_all(trace, SETUPS), strict=True):
+    outcomes = replay_all(trace, SETUPS)
+    found, totals = results_of(trace, outcomes, Footprint(BLOCK, None)), Totals.of(trace.columns)
+    assert [run.best for run in found.runs] == [trace.best_hits(setup.blocks).ratios(totals) for setup in SETUPS]
+    for setup, outcome in zip(SETUPS, outcomes, strict=True):
         host, disk = Traffic(), Traffic()
         for share in trace.shares:
             alone = replay_cache(trace_of_share(trace, share), setup)
@@ -216,6 +76,17 @@ def trace_of_share(trace, share):
     return builder.finish("share", BLOCK)
 
 
+def test_what_can_not_be_is_noticed_on_whichever_server(monkeypatch):
+    def too_many(made, setup, tell):
+        outcome = replay_cache(made, setup, tell)
+        outcome.cpu_hits += made.counts + 1
+        return outcome
+
+    monkeypatch.setattr(parallel, "replay_cache", too_many)
+    with pytest.raises(AssertionError, match="more hits than blocks"):
+        replay_all(RoutedTrace(trace_of([[1], [2]]), Fleet(2)), SETUPS)
+
+
 def test_traffic_adds_up():
     assert Traffic(1, 2, 3, 4).plus(Traffic(10, 20, 30, 40)) == Traffic(11, 22, 33, 44)
 
@@ -223,12 +94,19 @@ def test_traffic_adds_up():
 def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
     requests = prefix_trace(Random(3), 30)
     for trace in (RoutedTrace(trace_of(requests), Fleet(3)), RoutedTrace(trace_of(requests[:2]), Fleet(4))):
-        told = []
-        one, two = replay_all(trace, SETUPS[:2], 1), replay_all(trace, SETUPS[:2], 2, told.append)
+        told, at_once = [], []
+        one, two = replay_all(trace, SETUPS[:2], 1, at_once.append), replay_all(trace, SETUPS[:2], 2, told.append)
         for a, b in zip(one, two, strict=True):
             assert (a.setup, a.host, a.disk) == (b.setup, b.host, b.disk)
             assert all(getattr(a, tier).tolist() == getattr(b, tier).tolist() for tier in TIERS)
-        works = 2 * len(trace.shares)
+        counts = [len(share.columns) for share in trace.shares] * 2
+        begins = [
+            before / sum(counts)
+            for before, count in zip(accumulate([0, *counts[:-1]]), counts, strict=True)
+            if count
+        ]
+        assert at_once == [*begins, 1.0]
+        works = len(counts)
         assert told == [(done + 1) / works for done in range(works)]
 
 
@@ -289,7 +167,7 @@ def test_one_server_is_the_trace():
     made = trace_of([[1, 2], [1, 3]])
     trace = RoutedTrace(made)
     [share] = trace.shares
-    assert share.columns is made and trace.routed_shape is trace.shape and trace.load is None
+    assert share.columns is made and trace.routed_shape is trace.shape is share.shape and trace.load is None
     assert same(made, made.of(np.array([0, 1])))
 
 
@@ -320,47 +198,6 @@ def test_a_stream_counts_what_the_whole_trace_counts(tmp_path, monkeypatch, rout
     for one, other in zip(found.runs, whole.runs, strict=True):
         names = [*one.__dataclass_fields__]
         assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
-
-
-# Which session a request is of
-
-
-def chat(time, name, parent):
-    return {
-        "timestamp": time, "input_length": 16, "output_length": 1, "hash_ids": [time + 1], "chat_id": name,
-        "parent_chat_id": parent,
-    }  # fmt: skip
-
-
-def lookup(time, name):
-    return {"timestamp": time, "request_id": name, "chunk_size": 64, "seq_len": 64, "chunk_hashes": [f"{time}"]}
-
-
-@pytest.mark.parametrize(
-    ("records", "sessions"),
-    [
-        ([chat(0, 7, -1), chat(1, 8, 7), chat(2, 9, -1), chat(3, 10, 8)], [0, 0, 1, 0]),
-        ([lookup(0, "a"), lookup(1, "b"), lookup(2, "a")], [NO_SESSION] * 3),
-    ],
-)
-@pytest.mark.parametrize("scope", list(IdScope))
-def test_chats_that_go_on_are_a_session_and_lookups_are_none(tmp_path, records, sessions, scope):
-    file = tmp_path / "trace.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert open_trace(file, TraceOptions(sessions=True, scope=scope)).sessions.tolist() == sessions
-    assert open_trace(file, TraceOptions(scope=scope)).sessions is None
-
-
-def test_sessions_are_sorted_with_their_requests(tmp_path):
-    file = tmp_path / "trace.json"
-    calls = [[0, 30], [10, 20]]
-    sessions = [
-        {"id": "x", "block_size": 64, "requests": [{"t": t, "in": 64, "out": 1, "hash_ids": [t]} for t in times]}
-        for times in calls
-    ]
-    file.write_text("".join(json.dumps(one) + "\n" for one in sessions))
-    made = open_trace(file, TraceOptions(sessions=True))
-    assert (made.arrivals.tolist(), made.sessions.tolist()) == ([0, 10, 20, 30], [0, 1, 1, 0])
 
 
 # With time
@@ -400,6 +237,10 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     )
     assert together.load_wait.count == sum(one.load_wait.count for one in alone)
     assert len({together.digest, *(one.digest for one in alone)}) == 4
+    assert answers_of(runs[0], runs[1]).digest != answers_of(runs[0], runs[2]).digest
+    for number, (engine, _) in enumerate(runs, 1):
+        engine.clock.waited_ns = 10**8 * number
+    assert answers_of(*runs).host_wait_seconds == pytest.approx(0.6)
     stored = "vllm:kv_offload_store_bytes"
     assert together.connector[stored] == sum(one.connector[stored] for one in alone) > 0
     assert f"3 servers, routing prefix: the busiest got {found.load.most:.2f} × the prompt" in found.table()
@@ -466,10 +307,29 @@ def test_what_a_size_says_of_servers(small, capsys, tmp_path):
     assert "server" not in capsys.readouterr().out and "servers" not in page.read_text()
 
 
-def test_a_sweep_ends_where_nothing_leaves_the_server_that_has_most(small):
+def test_a_sweep_ends_where_nothing_leaves_the_server_that_has_most(small, monkeypatch, capsys):
     found = size(small, servers=2, points=4)
     assert found.capacities[-1] == 5 and found.unique_blocks == 6
     assert found.infinite_shared.block == 5 / 11 > found.infinite.block == found.best[-1].block
+    assert main(["size", str(small), "--servers", "2", "--points", "4", "--jobs", "1", "--json", "-"]) == 0
+    assert tuple(json.loads(capsys.readouterr().out)["capacities"]) == found.capacities
+
+
+def test_the_knee_lies_over_what_one_server_needs(monkeypatch, small):
+    asked, recommend = [], sizing.recommend
+    monkeypatch.setattr(sizing, "recommend", lambda *args: asked.append(args[3]) or recommend(*args))
+    size(small, servers=2)
+    assert asked == [5]
+
+
+def test_the_usual_capacities_are_shares_of_what_one_server_gets(capsys):
+    command = ["replay", "mooncake-synthetic", "--requests", "200", "--servers", "4", "--jobs", "1", "--json", "-"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    most = RoutedTrace(open_trace("mooncake-synthetic", TraceOptions(requests=200)), Fleet(4)).most_blocks
+    assert most < found["unique_blocks"] / 2
+    expected = [int(most * share) for share in (0.001, 0.01, 0.05, 0.1, 0.25)]
+    assert [run["setup"]["capacity"] for run in found["runs"]] == expected
 
 
 def test_the_library(small):

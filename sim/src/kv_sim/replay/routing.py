@@ -127,8 +127,7 @@ class _ByPrefix:
 def _mixed(number: int) -> int:
     """A hash that is the same in every process, and spreads numbers that count up."""
     mixed = number * _ODD & _WORD
-    mixed = (mixed ^ mixed >> 32) * _ODD & _WORD
-    return mixed ^ mixed >> 29
+    return mixed ^ mixed >> 32
 
 
 _ROUTERS: Final[Mapping[Routing, Callable[[int, int], Router]]] = {

@@ -54,6 +54,7 @@ class Shape:
         np.add.at(counts, self.request, self.length)
         assert (counts == columns.counts).all(), "segments don't cover the blocks"
         assert (self.length > 0).all(), "an empty segment"
+        assert (np.diff(self.request) >= 0).all(), "segments in another order than requests"
         same = self.request[1:] == self.request[:-1]
         assert (self.user[1:][same] < self.user[:-1][same]).all(), "users don't get older along a prompt"
         assert (self.user < self.request).all(), "a user that comes later"
