@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
@@ -113,6 +114,13 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 def _add_claims(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {','.join(Trait)}, or none")
+    parser.add_argument(
+        "--call-timeout",
+        type=float,
+        default=USUAL_SECONDS,
+        metavar="S",
+        help=f"a call that takes longer is ended, and a violation (default {USUAL_SECONDS:g} seconds; 0: none is)",
+    )
 
 
 def _add_engine(parser: argparse.ArgumentParser, usual: str | None, text: str) -> None:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -223,6 +223,9 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}: more than 0, got {value}")
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"--{name}: a finite number, got {value}")
+    timeout = getattr(options, "call_timeout", 0)
+    if not 0 <= timeout < inf:
+        raise ConfigError(f"--call-timeout: at least 0 seconds, got {timeout:g}")
 
 
 def check_folder(option: str, folder: str | None) -> None:
