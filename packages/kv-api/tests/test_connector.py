@@ -216,6 +216,7 @@ def test_a_half_may_be_made_of_more(role: kv_api.KVConnectorRole) -> None:
     connector = Connector(config, role, cache)  # type: ignore[arg-type]
     side: Any = connector.side
     assert side == "the half"
+    assert connector._kv_cache_config == cache
     assert made == [(FakeScheduler if role is SCHEDULER else FakeWorker, config, cache)]
 
 
