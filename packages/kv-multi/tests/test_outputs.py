@@ -232,6 +232,14 @@ def test_a_container_without_events_is_one(worker):
     assert set(multi.get_kv_connector_kv_cache_events().containers) == {"Scripted0"}
 
 
+def test_what_events_are_made_of_and_what_they_were_stay_as_they_are():
+    given = {"a": Events(A)}
+    events = MultiKVConnectorKVEvents(given)
+    before = events.get_all_events()
+    events.add_events(MultiKVConnectorKVEvents({"b": Events(B)}).get_all_events())
+    assert (set(given), set(before.containers), set(events.containers)) == ({"a"}, {"a"}, {"a", "b"})
+
+
 def test_events_of_all_workers_are_joined_by_child():
     reports = [output_of(x=Events(A, B)), output_of(y=Events(A), x=Events(A, C)), output_of(y=Events(A))]
     reports = pickle.loads(pickle.dumps(reports))
