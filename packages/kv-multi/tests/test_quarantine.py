@@ -71,6 +71,19 @@ def test_a_child_that_raises_is_switched_off(make, caplog, role, method, argumen
     assert len(bad.asked("shutdown")) == len(good.asked("shutdown")) == 1
 
 
+def test_a_child_whose_events_break_off_is_switched_off_and_none_of_them_is_told(make):
+    def breaking():
+        yield 1
+        raise OSError("broken")
+
+    answers = [{"take_events": breaking()}, {"take_events": [2]}]
+    multi = make([child(name="bad", answers=answers[0]), child(name="good", answers=answers[1])], **ON)
+    assert list(multi.take_events()) == [2]
+    assert multi.get_kv_connector_stats().reduce() == {
+        "quarantined": {"bad": "take_events raised OSError: broken"}
+    }
+
+
 def test_a_method_that_has_no_name_is_told_without(make, caplog):
     multi = make([child(name="bad")], **ON)
     [bad] = multi.sub_connectors
