@@ -64,6 +64,11 @@ def test_worker_metadata_of_others_is_refused():
     assert str(caught.value) == "worker metadata: one worker has 1 children, another 2"
 
 
+def test_who_any_worker_has_switched_off_is_told_for_its_first_reason():
+    joined = multi_meta(None, a="first", b="only one's").aggregate(multi_meta(None, a="later", c="the other's"))
+    assert joined == multi_meta(None, a="first", b="only one's", c="the other's")
+
+
 @pytest.mark.parametrize("method", ["handle_preemptions", "bind_connector_metadata"])
 def test_metadata_of_others_is_refused(worker, method):
     multi, *_ = worker()

@@ -151,7 +151,8 @@ def test_a_key_that_is_no_text_ends_it_and_is_logged(caplog: pytest.LogCaptureFi
         other.send_tensor(np.array([255], np.uint8))
         wait_until(lambda: not server._thread.is_alive())
     assert [record.getMessage() for record in caplog.records] == [
-        "a request to a store can't be used: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
+        "a request to a store can't be used: "
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
     ]
     server.close()
     other.close()
