@@ -374,7 +374,10 @@ def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missin
     halves = {"scheduler_class": FakeScheduler, "worker_class": FakeWorker}
     del halves[missing]
     made = type("Half", (kv_api.TwoSidedConnector,), halves)
-    with pytest.raises(kv_api.KVError, match=rf"^Half has no {missing}; a connector of two halves names both"):
+    with pytest.raises(
+        kv_api.KVError,
+        match=rf"^Half has no {missing}; a connector of two halves names both where it is declared$",
+    ):
         made(make_config(), role)
 
 
