@@ -261,15 +261,16 @@ def test_the_blocks_of_all_failed_loads_are_told(worker):
     assert run(connector)[1] == set()
 
 
-def test_waiting_fails(worker, caplog):
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_waiting_fails(worker, caplog, kind):
     connector, medium = worker()
     run(connector, {1: store(), 8: store()})
-    medium.error = OSError("gone")
+    medium.error = kind("gone")
     _, _, meta = run(connector, flush={8, 1})
     assert (meta.failed_jobs, meta.unended_jobs) == ({1: 1, 8: 1}, {1: 1, 8: 1})
-    asked = "asking which jobs ended: OSError: gone"
+    asked = f"asking which jobs ended: {kind.__name__}: gone"
     assert [record.message for record in caplog.records] == [
-        "waiting for jobs [1, 8]: OSError: gone",
+        f"waiting for jobs [1, 8]: {kind.__name__}: gone",
         asked,
         asked,
     ]
