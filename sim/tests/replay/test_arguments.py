@@ -130,6 +130,16 @@ def test_every_option_says_what_it_is():
     assert SAME_IN_ENGINE.keys() <= cache - engine and {*SAME_IN_ENGINE.values()} <= engine - cache
 
 
+def test_as_many_processes_as_there_are_cores_to_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert parsed().jobs == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert parsed().jobs == 8, "who can't say which, says how many there are"
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert parsed().jobs == 1
+
+
 def test_policies():
     everybody = ["lru", "arc", "s3fifo", "sieve"]
     for text, names in [

@@ -81,7 +81,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
     """Take what was given under a name that an option had as given under its own, and say so."""
     for old, (new, unit) in importlib.import_module(TIMED).OLD_NAMES.items():
-        value = getattr(options, _attribute(old), None)
+        value = getattr(options, _attribute(old))
         if value is None:
             continue
         if getattr(options, _attribute(new)) is not None:
