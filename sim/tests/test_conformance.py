@@ -37,8 +37,9 @@ def conform(
 
 
 def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, str]]) -> None:
-    code, out = conform("broken_connectors:Hasty", "--traits", "ranks", "--histories", "3")
+    code, out = conform("broken_connectors:Hasty", "--traits", "ranks,reset", "--histories", "3")
     assert code == 1
+    assert "reset_cache" not in out, "that was not tried"
     assert out.startswith("FAIL seed=")
     assert "\n\nscenario " in out
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
