@@ -45,7 +45,7 @@ ORDER = {
     "fuzz": "connector extra traits call_timeout seed seeds histories actions log perfetto save digest without "
     "engine",
     "replay-schedule": "file connector extra traits call_timeout engine log perfetto",
-    "conform": "name spec extra traits call_timeout probe histories seed actions engine save",
+    "conform": "name spec extra traits call_timeout probe keep_going histories seed actions engine save",
     "growth": "name spec extra traits call_timeout engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",

@@ -235,9 +235,10 @@ def test_nothing_in_use_leaves_or_has_its_place_given_away(what: str) -> None:
     assert notes.taken == [gives]
 
 
-def test_places_that_are_no_numbers_are_unknown() -> None:
+@pytest.mark.parametrize("places", [LoadStoreSpec(), BlockIDsLoadStoreSpec([5, 6])])
+def test_places_that_are_not_one_number_for_each_chunk_are_unknown(places: LoadStoreSpec) -> None:
     manager, guard, notes = guarded()
-    manager.answer = LoadStoreSpec()
+    manager.answer = places
     guard.prepare_load([A], REQUEST)
     manager.answer = PrepareStoreOutput([C], LoadStoreSpec(), [A])
     guard.prepare_store([C], REQUEST)

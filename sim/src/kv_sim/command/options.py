@@ -70,6 +70,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     conform = command("conform", "try everything that a connector claims, claim by claim")
     _add_name(conform)
     conform.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
+    conform.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
     conform.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
     conform.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(conform)

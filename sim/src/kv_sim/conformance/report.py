@@ -31,7 +31,8 @@ def summary_lines(
             lines.append(f"  see how: {again(outcome)}")
     refused = sorted({outcome.refusal for outcome in outcomes if outcome.refusal is not None})
     tried = frozenset(outcome.scenario.shows for outcome in outcomes)
-    stopped = any(o.failure is not None and o.scenario.claim is Claim.MADE for o in outcomes)
+    last = outcomes[-1] if outcomes else None
+    stopped = last is not None and last.failure is not None and last.scenario.claim is Claim.MADE
     said = (*refused, *notes(subject, total.situations, tried, is_whole=not stopped))
     return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
 
