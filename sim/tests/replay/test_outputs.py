@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from contextlib import suppress
 
@@ -110,6 +111,34 @@ def test_what_can_not_be_written_is_named(small, capsys, name):
     assert err == f"kv-sim {command}: {option} /dev/full: No space left on device\n"
     assert out.startswith("small.jsonl: 4 requests") or "engine" in name, "the table was there to be read"
     assert "/dev/full" not in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_can_not_be_written_is_what_it_was(small, tmp_path, capsys, monkeypatch, name):
+    """Where a disk gets full, the file of an earlier run is as good as before."""
+    command, *options, option = COMMANDS[name]
+    place = tmp_path / "out"
+    place.write_text("old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert (
+            main(
+                [
+                    command,
+                    str(small),
+                    *options,
+                    option,
+                    str(place),
+                    *([] if "engine" in options else ["--jobs", "1"]),
+                ]
+            )
+            == 2
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == f"kv-sim {command}: {option} {place}: File too large\n"
+    assert place.read_text() == "old" and sorted(tmp_path.iterdir()) == [place, small]
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
