@@ -9,7 +9,7 @@ from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.routing import Routing, find_routing
 from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
@@ -40,7 +40,7 @@ def replay(
     Of several ``servers`` each has as much, and all that they do is counted. What a token takes, and the GPU's
     cache in front, are what the trace says of them, if nobody else does.
     """
-    routed = _routed(trace, servers, routing)
+    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     setup = Setup(
@@ -76,7 +76,7 @@ def size(
 
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
     """
-    routed = _routed(trace, servers, routing)
+    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     if capacities is None:
@@ -96,11 +96,19 @@ def size(
     )
 
 
-def _routed(trace: Columns | str | Path, servers: int, routing: str) -> RoutedTrace:
+def _routed(
+    trace: Columns | str | Path, servers: int, routing: str, overruled: frozenset[EngineField]
+) -> RoutedTrace:
     fleet = Fleet(servers, find_routing(routing, "routing"))
     if not isinstance(trace, Columns):
-        trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions))
+        trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions, overruled=overruled))
     return RoutedTrace(trace, fleet)
+
+
+def _overruled(of_a_token: object, gpu_capacity: object) -> frozenset[EngineField]:
+    """What the caller says in a trace's place."""
+    said = {EngineField.BYTES_PER_TOKEN: of_a_token, EngineField.GPU_TOKENS: gpu_capacity}
+    return frozenset(field for field, value in said.items() if value is not None)
 
 
 def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:

@@ -17,7 +17,7 @@ from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS, find_model
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
-from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
 from kv_sim.replay.routing import Routing, find_routing
@@ -118,7 +118,19 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         options.stagger,
         options.requests,
         fleet_of(options).needs_sessions,
+        _overruled(options),
     )
+
+
+def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
+    """What options say in the trace's place; of an engine that is modelled, all."""
+    if getattr(options, "fidelity", None) == Fidelity.ENGINE.value:
+        return frozenset(EngineField)
+    said = {
+        EngineField.BYTES_PER_TOKEN: (options.model, options.bytes_per_token),
+        EngineField.GPU_TOKENS: (options.gpu_capacity,),
+    }
+    return frozenset(field for field, values in said.items() if any(value is not None for value in values))
 
 
 def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:

@@ -15,7 +15,7 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
-from kv_sim.replay.readers.decide import choose_block, choose_unit
+from kv_sim.replay.readers.decide import choose_block, choose_unit, refuse_another_engine
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
@@ -172,6 +172,7 @@ class Opening:
                     f"{place}: blocks of {record.block_tokens} tokens after such of {block_tokens}; "
                     "one trace has blocks of one size"
                 )
+            refuse_another_engine(record.engine, self.engine, options, place)
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
