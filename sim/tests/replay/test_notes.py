@@ -73,3 +73,23 @@ def test_an_assumption_that_nothing_is_shared_is_said(tmp_path):
 )
 def test_counts_of_an_assumption_are_whole(setting, said):
     assert f"one of {said}, " in str(parse_sharing(f"zipf:{setting}"))
+
+
+TEXT = "four characters are taken for a token"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([[*range(40)], [*range(16), 7]], []),
+        ([[]], []),
+        ([""], [TEXT]),
+        ([[*range(40)], "Tell me."], [TEXT]),
+        (["Tell me.", [*range(40)]], [TEXT]),
+    ],
+)
+def test_of_token_ids_it_is_not_said_what_text_is_taken_for(tmp_path, prompts, said):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    no_times = "the trace has no times: one request a second is assumed"
+    assert open_trace(file).notes == ("format: vllm", *said, no_times)

@@ -41,7 +41,7 @@ class Format:
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
     assumes: str | None = None
-    """What is taken for granted of every trace of this format, for its notes."""
+    """What is taken for granted of prompts of this format that are text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
     looked_for: str | None = None

@@ -75,6 +75,7 @@ class Opening:
         self._session_numbers = SessionNumbers()
         self._retries = Retries()
         self._own_ids = OwnIds()
+        self._has_text = False
         files = files_of(path)
         if left_out := left_out_of(path):
             self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
@@ -101,7 +102,7 @@ class Opening:
     def notes(self) -> tuple[str, ...]:
         """What the reader decided, and what it left out."""
         form = self._form
-        assumed = () if form.assumes is None else (form.assumes,)
+        assumed = () if form.assumes is None or not self._has_text else (form.assumes,)
         return f"format: {form.name}", *assumed, *self._notes, *self._account.notes()
 
     @property
@@ -187,6 +188,7 @@ class Opening:
             if record.ids is None:
                 sharer = sharer or self._sharer(block_tokens, form)
                 record.ids = sharer.ids_for(record.input_tokens)
+            self._has_text |= not record.has_tokens
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
