@@ -54,8 +54,19 @@ def test_a_usual_block_that_fits_few_requests_is_said(notes, fitting, said):
 def test_a_request_that_lacks_the_id_of_its_last_full_block_is_said(notes):
     short = "1 requests have fewer ids than full blocks: the rest is never a hit"
     options = TraceOptions(block_tokens=512)
-    assert notes([request(0, 1535, [1, 2])], options) == []
-    assert notes([request(0, 1536, [1, 2])], options) == [short]
+    fits, lacks = request(0, 1535, [1, 2]), request(0, 1536, [1, 2])
+    assert notes([fits], options) == []
+    assert notes([fits, lacks], options) == [short]
+
+
+def test_if_most_requests_lack_ids_their_blocks_are_asked_about(notes):
+    fits, lacks = request(0, 15, []), request(0, 1536, [1, 2, 3])
+    short = "{} requests have fewer ids than full blocks: the rest is never a hit{}"
+    asked = " (is the block size right? --block-size)"
+    options = TraceOptions(block_tokens=16)
+    assert notes([fits] * 2 + [lacks] * 2, options) == [short.format(2, "")]
+    assert notes([fits] * 2 + [lacks] * 3, options) == [short.format(3, asked)]
+    assert notes([lacks] * 2, options) == [short.format(2, asked)]
 
 
 def test_an_assumption_that_nothing_is_shared_is_said(tmp_path):
