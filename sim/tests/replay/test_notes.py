@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
@@ -104,3 +105,13 @@ def test_of_token_ids_it_is_not_said_what_text_is_taken_for(tmp_path, prompts, s
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     no_times = "the trace has no times: one request a second is assumed"
     assert open_trace(file).notes == ("format: vllm", *said, no_times)
+
+
+def test_without_a_session_nothing_is_kept_apart_and_that_is_said(notes):
+    said = "no request has a session: nothing is kept apart (--id-scope)"
+    plain, of_one = request(0, 512, [1]), {**request(0, 512, [1]), "session_id": "a"}
+    assert notes([plain, plain], TraceOptions(scope=IdScope.SESSION)) == [said]
+    for scope in (IdScope.AUTO, IdScope.GLOBAL):
+        assert notes([plain, plain], TraceOptions(scope=scope)) == []
+    for records in ([plain, of_one], [of_one, plain]):
+        assert notes(records, TraceOptions(scope=IdScope.SESSION)) == []

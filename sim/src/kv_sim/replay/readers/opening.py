@@ -76,6 +76,7 @@ class Opening:
         self._retries = Retries()
         self._own_ids = OwnIds()
         self._has_text = False
+        self._has_sessions = False
         files = files_of(path)
         if left_out := left_out_of(path):
             self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
@@ -189,6 +190,7 @@ class Opening:
                 sharer = sharer or self._sharer(block_tokens, form)
                 record.ids = sharer.ids_for(record.input_tokens)
             self._has_text |= not record.has_tokens
+            self._has_sessions |= record.session is not None
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
@@ -275,6 +277,8 @@ class Opening:
             self._notes.append(
                 "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
             )
+        if self._options.scope is IdScope.SESSION and not self._has_sessions:
+            self._notes.append("no request has a session: nothing is kept apart (--id-scope)")
         seen = (self._own_ids, self._conversations, self._retries)
         self._notes += [note for one in seen if (note := one.note())]
         if len(models) > 1:
