@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
+from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
@@ -166,6 +168,40 @@ def test_a_size_of_blocks_that_the_server_has() -> None:
     trace = trace_of((0, 600, 2, [1, 2]), block_tokens=512)
     found = run(trace, parsed("--gpu-capacity 5120tokens --block-tokens 16"))
     assert (found.sizes.gpu_blocks, found.sizes.block_tokens) == (320, 16)
+
+
+REFUSED = {
+    "all of them": (
+        [(0, 600, [1, 2]), (1, 700, [3, 4])],
+        "2 requests, each of which is longer than all GPU blocks",
+    ),
+    "the only one": ([(0, 600, [1, 2])], "1 request, which is longer than all GPU blocks"),
+    "for two reasons": (
+        [(0, 600, [1, 2]), (0, 0, []), (1, 700, [1, 2])],
+        "1 request, which has no prompt; 2 requests, each of which is longer than all GPU blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("fleet", [(), ("--servers", "2")])
+def test_where_nothing_can_be_replayed_that_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, fleet: tuple[str, ...]
+) -> None:
+    records, why = REFUSED[what]
+    file, place = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    fields = ("timestamp", "input_length", "hash_ids")
+    file.write_text("".join(json.dumps(dict(zip(fields, record, strict=True))) + "\n" for record in records))
+    engine = ["--block-size", "512", "--fidelity", "engine", "--gpu-capacity", "1blocks"]
+    small = ["replay", str(file), *engine, *fleet]
+    assert main([*small, "--json", str(place)]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim replay: trace.jsonl: nothing can be replayed: {why}\n")
+    assert not place.exists()
+    with file.open("a") as opened:
+        opened.write('{"timestamp": 2, "input_length": 100, "hash_ids": [9]}\n')
+    assert main(small) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-len(why.split("; ")) :] == [f"not replayed: {text}" for text in why.split("; ")]
 
 
 def test_another_arrival_rate() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
-from kv_sim.replay.timed.replay import EngineReplay, num_replays, replay_engine
+from kv_sim.replay.timed.replay import EngineReplay, not_replayed, num_replays, replay_engine
 from kv_sim.replay.timed.run import Progress
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.trace import Trace
@@ -101,13 +101,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     trace: Trace, options: argparse.Namespace, progress: Progress | None = None, fleet: Fleet | None = None
 ) -> EngineReplay:
-    """Replay as the options say."""
+    """Replay as the options say. That no request could be replayed is a ``ConfigError``."""
     settings = settings_of(options)
     if options.gpu_capacity is not None:
         sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
         footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
         settings = replace(settings, gpu_blocks=parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity"))
-    return replay_engine(trace, settings, progress, fleet)
+    found = replay_engine(trace, settings, progress, fleet)
+    if not found.with_connector.requests:
+        why = "; ".join(not_replayed(found.with_connector.refused))
+        raise ConfigError(f"{trace.name}: nothing can be replayed: {why}")
+    return found
 
 
 def replays_of(options: argparse.Namespace) -> int:
