@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -160,6 +162,33 @@ def test_a_printed_json_that_can_not_be_written_is_named(small, capsys, monkeypa
     with suppress(OSError):
         full.close()
     assert capsys.readouterr().err == "kv-sim replay: --json -: No space left on device\n"
+
+
+COMMANDS_THAT_PRINT = {
+    "replay": ("replay", "{small}", "--capacity", "5blocks", "--jobs", "1"),
+    "replay --fidelity engine": ("replay", "{small}", "--fidelity", "engine"),
+    "size": ("size", "{small}", "--jobs", "1"),
+    "subjects": ("subjects",),
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS_THAT_PRINT)
+def test_what_can_not_be_printed_is_named(small, what):
+    command = [text.format(small=small) for text in COMMANDS_THAT_PRINT[what]]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kv_sim", *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert ended.stderr == f"kv-sim {command[0]}: standard output: No space left on device\n"
+    assert ended.returncode == 2
+
+
+def test_where_nothing_is_printed_to_nothing_fails(small, tmp_path):
+    program = [sys.executable, "-m", "kv_sim", "replay", str(small), "--capacity", "5blocks", "--jobs", "1"]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *program, "--json", str(tmp_path / "out.json")]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads((tmp_path / "out.json").read_text())
 
 
 def test_two_outputs_may_go_nowhere(small, capsys):

@@ -572,3 +572,13 @@ def test_a_first_record_that_is_another_is_left_out_as_it_is_said(tmp_path, caps
     assert refused(capsys, "replay", file).endswith("; if it is only this record: --format with --on-error skip")
     command = ["replay", str(file), "--format", "mooncake", "--on-error", "skip", "--capacity", "5blocks"]
     assert main([*command, "--jobs", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["replay", "size"])
+def test_what_can_not_be_read_is_named(tmp_path, capsys, monkeypatch, name):
+    """Reading tells nobody of which file it was, other than opening."""
+    assert refused(capsys, name, "/proc/self/mem") == "/proc/self/mem: Input/output error"
+    file = tmp_path / "trace.jsonl"
+    file.write_text(GOOD)
+    monkeypatch.setattr(type(file), "open", lambda *_, **__: os.open("/proc/1/none", os.O_RDONLY))
+    assert refused(capsys, name, file) == f"{file}: No such file or directory"

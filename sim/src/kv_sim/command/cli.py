@@ -26,6 +26,7 @@ from kv_sim.command.console import (
     UNREAD,
     let_connectors_log_nothing,
     note,
+    printing,
     say,
     say_interrupted,
 )
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         selection.check_folder("--save", getattr(options, "save", None))
         selection.look_in_this_folder()
         code: int = options.run(options)
-        sys.stdout.flush()
+        with printing():
+            print(end="", flush=True)  # where there is no standard output, nothing
     except ConfigError as error:
         print(f"kv-sim {options.command}: {error}", file=sys.stderr)
         return MISUSED
@@ -72,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has seen enough
         return UNREAD
     except OSError as error:
-        print(f"kv-sim {options.command}: {error}", file=sys.stderr)
+        named = error.filename is not None and error.strerror is not None
+        said = f"{error.filename}: {error.strerror}" if named else error
+        print(f"kv-sim {options.command}: {said}", file=sys.stderr)
         return MISUSED
     return code
 
