@@ -8,6 +8,7 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
@@ -57,8 +58,8 @@ def replay(
 
 def size(
     trace: Columns | str | Path,
-    policies: Sequence[str] = ("lru", "arc", "s3fifo", "sieve"),
-    capacities: Sequence[Capacity] | None = None,
+    policies: Sequence[str] | str = ALL_POLICIES,
+    capacities: Sequence[Capacity] | Capacity | None = None,
     *,
     points: int = 20,
     gpu_capacity: Capacity | None = None,
@@ -74,6 +75,7 @@ def size(
 ) -> Sizing:
     """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
 
+    Text that names policies or capacities is as on the command line: one, or several with commas between them.
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
     """
     routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
@@ -82,10 +84,10 @@ def size(
     if capacities is None:
         sizes = usual_capacities(routed.most_blocks, points)
     else:
-        sizes = [_blocks(capacity, footprint) for capacity in capacities]
+        sizes = [_blocks(capacity, footprint) for capacity in _each(capacities)]
     return size_trace(
         routed,
-        policies,
+        parse_policies(policies) if isinstance(policies, str) else policies,
         sizes,
         footprint,
         gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
@@ -123,6 +125,12 @@ def _gpu_blocks(capacity: Capacity | None, columns: Columns, footprint: Footprin
     if capacity is None:
         return 0 if columns.engine is None else columns.engine.gpu_tokens // columns.block_tokens
     return _blocks(capacity, footprint)
+
+
+def _each(capacities: Sequence[Capacity] | Capacity) -> Sequence[Capacity]:
+    if isinstance(capacities, str):
+        return capacities.split(",")
+    return [capacities] if isinstance(capacities, int) else capacities
 
 
 def _blocks(capacity: Capacity, footprint: Footprint) -> int:

@@ -15,6 +15,7 @@ from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.kv_model import DTYPES
 from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS, find_model
+from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
@@ -26,7 +27,6 @@ from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
 
 TIMED: Final = "kv_sim.replay.timed.command"
-ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
@@ -196,11 +196,10 @@ def points_of(options: argparse.Namespace) -> int:
 
 def policies_of(options: argparse.Namespace) -> list[str]:
     """The policies asked for; ``all`` is each of them."""
-    names = [name.strip() for name in options.policy.split(",")]
-    wanted = [one for name in names for one in (ALL_POLICIES if name == "all" else (name,))]
+    wanted = parse_policies(options.policy)
     for name in wanted:
         find_policy(name, options.cache_policy_module_path)
-    return list(dict.fromkeys(wanted))
+    return wanted
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
