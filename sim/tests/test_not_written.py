@@ -22,11 +22,11 @@ FULL = "x.json: the trace was not written: No space left on device"
 
 @pytest.fixture
 def disk_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def write_text(path: Path, *args: Any, **kwargs: Any) -> None:
+    def refuse(place: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr("kv_sim.watching.perfetto.whole_file", refuse)
 
 
 @pytest.mark.usefixtures("disk_is_full")

@@ -120,6 +120,8 @@ def test_what_only_who_withstands_losses_can_replay(kind: Kind) -> None:
     ("error", "code", "said"),
     [
         (OSError(28, "No space left on device"), 2, "kv-sim subjects: [Errno 28] No space left on device\n"),
+        (OSError(13, "Permission denied", "a.json"), 2, "kv-sim subjects: a.json: Permission denied\n"),
+        (OSError("so it is"), 2, "kv-sim subjects: so it is\n"),
         (ConfigError("not so"), 2, "kv-sim subjects: not so\n"),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 141, ""),

@@ -635,3 +635,15 @@ def test_of_shares_that_are_less_than_a_block_one_block_is_tried(small, capsys):
     assert main(["replay", str(small), "--jobs", "1", "--json", "-"]) == 0
     [run] = json.loads(capsys.readouterr().out)["runs"]
     assert Setup(**run["setup"]) == Setup("lru", 1, 0, 0, None, disk=0, disk_store_threshold=0)
+
+
+def test_in_a_notebook_text_means_what_it_does_on_the_command_line(small):
+    trace = open_trace(small)
+    assert size(trace, "lru", [4]) == size(trace, ["lru"], [4])
+    assert size(trace, policies="arc, lru,arc", capacities="4blocks, 2048tokens,5blocks") == size(
+        trace, ["arc", "lru"], [4, 4, 5]
+    )
+    assert size(trace, "all", 4) == size(trace, capacities=[4])
+    assert size(trace, "lru", "64GiB", model="qwen3-8b") == size(trace, ["lru"], ["64GiB"], model="qwen3-8b")
+    with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
+        size(trace, "lfu")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
@@ -54,8 +55,19 @@ def test_a_usual_block_that_fits_few_requests_is_said(notes, fitting, said):
 def test_a_request_that_lacks_the_id_of_its_last_full_block_is_said(notes):
     short = "1 requests have fewer ids than full blocks: the rest is never a hit"
     options = TraceOptions(block_tokens=512)
-    assert notes([request(0, 1535, [1, 2])], options) == []
-    assert notes([request(0, 1536, [1, 2])], options) == [short]
+    fits, lacks = request(0, 1535, [1, 2]), request(0, 1536, [1, 2])
+    assert notes([fits], options) == []
+    assert notes([fits, lacks], options) == [short]
+
+
+def test_if_most_requests_lack_ids_their_blocks_are_asked_about(notes):
+    fits, lacks = request(0, 15, []), request(0, 1536, [1, 2, 3])
+    short = "{} requests have fewer ids than full blocks: the rest is never a hit{}"
+    asked = " (is the block size right? --block-size)"
+    options = TraceOptions(block_tokens=16)
+    assert notes([fits] * 2 + [lacks] * 2, options) == [short.format(2, "")]
+    assert notes([fits] * 2 + [lacks] * 3, options) == [short.format(3, asked)]
+    assert notes([lacks] * 2, options) == [short.format(2, asked)]
 
 
 def test_an_assumption_that_nothing_is_shared_is_said(tmp_path):
@@ -73,3 +85,33 @@ def test_an_assumption_that_nothing_is_shared_is_said(tmp_path):
 )
 def test_counts_of_an_assumption_are_whole(setting, said):
     assert f"one of {said}, " in str(parse_sharing(f"zipf:{setting}"))
+
+
+TEXT = "four characters are taken for a token"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([[*range(40)], [*range(16), 7]], []),
+        ([[]], []),
+        ([""], [TEXT]),
+        ([[*range(40)], "Tell me."], [TEXT]),
+        (["Tell me.", [*range(40)]], [TEXT]),
+    ],
+)
+def test_of_token_ids_it_is_not_said_what_text_is_taken_for(tmp_path, prompts, said):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    no_times = "the trace has no times: one request a second is assumed"
+    assert open_trace(file).notes == ("format: vllm", *said, no_times)
+
+
+def test_without_a_session_nothing_is_kept_apart_and_that_is_said(notes):
+    said = "no request has a session: nothing is kept apart (--id-scope)"
+    plain, of_one = request(0, 512, [1]), {**request(0, 512, [1]), "session_id": "a"}
+    assert notes([plain, plain], TraceOptions(scope=IdScope.SESSION)) == [said]
+    for scope in (IdScope.AUTO, IdScope.GLOBAL):
+        assert notes([plain, plain], TraceOptions(scope=scope)) == []
+    for records in ([plain, of_one], [of_one, plain]):
+        assert notes(records, TraceOptions(scope=IdScope.SESSION)) == []

@@ -2,7 +2,10 @@
 
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -112,6 +115,34 @@ def test_what_can_not_be_written_is_named(small, capsys, name):
     assert "/dev/full" not in out
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_can_not_be_written_is_what_it_was(small, tmp_path, capsys, monkeypatch, name):
+    """Where a disk gets full, the file of an earlier run is as good as before."""
+    command, *options, option = COMMANDS[name]
+    place = tmp_path / "out"
+    place.write_text("old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert (
+            main(
+                [
+                    command,
+                    str(small),
+                    *options,
+                    option,
+                    str(place),
+                    *([] if "engine" in options else ["--jobs", "1"]),
+                ]
+            )
+            == 2
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == f"kv-sim {command}: {option} {place}: File too large\n"
+    assert place.read_text() == "old" and sorted(tmp_path.iterdir()) == [place, small]
+
+
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_large_oracle_that_can_not_be_written_is_named(small, capsys, monkeypatch, pieces):
     """One that doesn't fit what is buffered, too."""
@@ -131,6 +162,33 @@ def test_a_printed_json_that_can_not_be_written_is_named(small, capsys, monkeypa
     with suppress(OSError):
         full.close()
     assert capsys.readouterr().err == "kv-sim replay: --json -: No space left on device\n"
+
+
+COMMANDS_THAT_PRINT = {
+    "replay": ("replay", "{small}", "--capacity", "5blocks", "--jobs", "1"),
+    "replay --fidelity engine": ("replay", "{small}", "--fidelity", "engine"),
+    "size": ("size", "{small}", "--jobs", "1"),
+    "subjects": ("subjects",),
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS_THAT_PRINT)
+def test_what_can_not_be_printed_is_named(small, what):
+    command = [text.format(small=small) for text in COMMANDS_THAT_PRINT[what]]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kv_sim", *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert ended.stderr == f"kv-sim {command[0]}: standard output: No space left on device\n"
+    assert ended.returncode == 2
+
+
+def test_where_nothing_is_printed_to_nothing_fails(small, tmp_path):
+    program = [sys.executable, "-m", "kv_sim", "replay", str(small), "--capacity", "5blocks", "--jobs", "1"]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *program, "--json", str(tmp_path / "out.json")]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads((tmp_path / "out.json").read_text())
 
 
 def test_two_outputs_may_go_nowhere(small, capsys):

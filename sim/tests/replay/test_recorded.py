@@ -100,6 +100,74 @@ def test_a_trace_need_not_say_it(write, capsys, without):
     assert not any("recorded:" in text or "alone" in text or "transfer-config" in text for text in lines)
 
 
+ANOTHER = {
+    "block_bytes": (
+        {"block_bytes": 32 * BLOCK},
+        "block_bytes: 32 bytes a token after 64; one trace has requests of one engine; cut it before this line, "
+        "or say --model or --bytes-per-token",
+    ),
+    "gpu_blocks": (
+        {"gpu_blocks": 5},
+        "gpu_blocks: room for 80 tokens on the GPU after 48; one trace has requests of one engine; cut it before "
+        "this line, or say --gpu-capacity",
+    ),
+}
+"""of a server that was started anew: what its records say, what is said of that"""
+
+
+def restarted(file, **more):
+    """Add to the file what another server records."""
+    lines = [json.dumps(line(10_000 + 1000 * number, ids, **more)) for number, ids in enumerate(PROMPTS)]
+    with Path(file).open("a") as opened:
+        opened.write("".join(text + "\n" for text in lines))
+    return file
+
+
+@pytest.mark.parametrize("what", ANOTHER)
+@pytest.mark.parametrize(
+    "command", [("size",), ("replay",), ("replay", "--stream", "--capacity", "5blocks")], ids=" ".join
+)
+def test_requests_of_another_engine_are_refused(write, capsys, what, command):
+    """What is said by the first one would be taken of all of them."""
+    more, message = ANOTHER[what]
+    file = restarted(write(), **more)
+    name, *options = command
+    assert main([name, file, *options]) == 2
+    assert capsys.readouterr().err == f"kv-sim {name}: {file}:6: {message}\n"
+    call = size if name == "size" else replay
+    with pytest.raises(ConfigError) as refused:
+        call(file)
+    assert str(refused.value) == f"{file}:6: {message}"
+
+
+OVERRULED = {
+    "block_bytes": {"bytes_per_token": 64},
+    "gpu_blocks": {"gpu_capacity": "3blocks"},
+}
+
+
+@pytest.mark.parametrize("what", ANOTHER)
+def test_but_where_somebody_says_in_their_place_what_they_differ_in(write, capsys, what):
+    more, _ = ANOTHER[what]
+    file, said = restarted(write(), **more), OVERRULED[what]
+    options = [text for name, value in said.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    as_if = size(restarted(write()), points=2, **said)
+    assert size(restarted(write(), **more), points=2, **said) == as_if
+    assert printed(capsys, "size", file, "--points", "2", *options)[-1].startswith("--kv-transfer-config")
+    with pytest.raises(ConfigError, match=f"{file}:6: "):
+        size(file, **{**OVERRULED["block_bytes"], **OVERRULED["gpu_blocks"], next(iter(said)): None})
+    assert main(["replay", file, "--fidelity", "engine"]) == 0, "an engine has memory of its own"
+    capsys.readouterr()
+    assert size(restarted(write(), **more), points=2, model="qwen3-8b", gpu_capacity=0).gpu_blocks == 0
+
+
+def test_a_request_that_says_nothing_of_its_engine_says_nothing_else(write):
+    file = restarted(write(), block_bytes=None, gpu_blocks=None)
+    assert open_trace(file).engine == EngineMemory(64, 48)
+    file = restarted(write(block_bytes=None, gpu_blocks=None))
+    assert open_trace(file).engine is None
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

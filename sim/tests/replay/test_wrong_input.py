@@ -14,7 +14,18 @@ from kv_sim.replay import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
-KNOWN = "weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, conversations, openai, azure, burstgpt, vidur"
+COLUMNS = (
+    "expected those of azure (TIMESTAMP, ContextTokens, GeneratedTokens) or burstgpt (Timestamp, Request tokens, "
+    "Response tokens) or vidur (arrived_at, num_prefill_tokens, num_decode_tokens)"
+)
+FIELDS = (
+    "expected those of weka (id, block_size, requests) or lmcache (timestamp, chunk_size, seq_len, chunk_hashes) "
+    "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
+    "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
+    "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations, or messages that end "
+    "with an answer) or openai (messages, or body.messages); if it is only this record: --format with "
+    "--on-error skip"
+)
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 
@@ -100,11 +111,11 @@ FILES = {
     ),
     "other fields": (
         '{"a": 1, "b": 2}\n',
-        "{file}:1: no known format has the fields a, b; --format says which it is: " + KNOWN,
+        "{file}:1: no known format has the fields a, b; " + FIELDS,
     ),
     "other columns": (
         "time,tokens\n1,2\n",
-        "{file}:1: no known format has the columns time, tokens; --format says which it is: " + KNOWN,
+        "{file}:1: no known format has the columns time, tokens; " + COLUMNS,
     ),
     "a column less": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
@@ -159,21 +170,19 @@ FILES = {
     ),
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
-        "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; --format "
-        "says which it is: " + KNOWN,
+        "{file}:1: no known format has the fields arrived_at, num_prefill_tokens, num_decode_tokens; " + FIELDS,
     ),
     "columns of an object": (
         "input_length,hash_ids\n1,2\n",
-        "{file}:1: no known format has the columns input_length, hash_ids; --format says which it is: " + KNOWN,
+        "{file}:1: no known format has the columns input_length, hash_ids; " + COLUMNS,
     ),
     "no fields": (
         "{}\n",
-        "{file}:1: no known format has the fields none; --format says which it is: " + KNOWN,
+        "{file}:1: no known format has the fields none; " + FIELDS,
     ),
     "many fields": (
         json.dumps(dict.fromkeys("abcdefghijklmnop", 1)) + "\n",
-        "{file}:1: no known format has the fields a, b, c, d, e, f, g, h, i, j, k, l; --format says "
-        "which it is: " + KNOWN,
+        "{file}:1: no known format has the fields a, b, c, d, e, f, g, h, i, j, k, l; " + FIELDS,
     ),
     "a field less": (
         GOOD + '\n{"input_length": 1}\n',
@@ -231,7 +240,7 @@ FILES = {
     ),
     "a document": (
         '[\n{"a": 1},\n3]\n',
-        "{file}: record 1: no known format has the fields a; --format says which it is: " + KNOWN,
+        "{file}: record 1: no known format has the fields a; " + FIELDS,
     ),
     "a document of numbers": ("[\n3]\n", "{file}: record 1: expected an object, got int"),
     "a bad record of a document": (
@@ -555,3 +564,21 @@ def test_options_of_one_command(tmp_path, capsys):
     assert refused(capsys, "replay", two, "--ids", "prefix") == (
         f"{two}: --ids prefix, but these aren't prefix ids: id 2 comes after 1 and after 3 ({two}:2)"
     )
+
+
+def test_a_first_record_that_is_another_is_left_out_as_it_is_said(tmp_path, capsys):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"made": "today"}\n' + GOOD + "\n")
+    assert refused(capsys, "replay", file).endswith("; if it is only this record: --format with --on-error skip")
+    command = ["replay", str(file), "--format", "mooncake", "--on-error", "skip", "--capacity", "5blocks"]
+    assert main([*command, "--jobs", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["replay", "size"])
+def test_what_can_not_be_read_is_named(tmp_path, capsys, monkeypatch, name):
+    """Reading tells nobody of which file it was, other than opening."""
+    assert refused(capsys, name, "/proc/self/mem") == "/proc/self/mem: Input/output error"
+    file = tmp_path / "trace.jsonl"
+    file.write_text(GOOD)
+    monkeypatch.setattr(type(file), "open", lambda *_, **__: os.open("/proc/1/none", os.O_RDONLY))
+    assert refused(capsys, name, file) == f"{file}: No such file or directory"

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
+from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
@@ -181,6 +183,78 @@ def test_a_size_of_the_gpu_that_is_none() -> None:
     )
 
 
+OFFLOAD = (
+    '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'
+)
+TOO_MANY = "blocks, and a replay keeps books of 67108864 at most; choose larger blocks or less memory"
+NAMED = {
+    "--capacity 0GiB": "--capacity: expected a whole number of at least 1, got 0",
+    "--capacity 1B": "--capacity: 1 bytes are less than one chunk, ",
+    "--disk-capacity 1B": "--disk-capacity: 1 bytes are less than one chunk, ",
+    "--disk-capacity 1TiB --capacity 1B": "--capacity: 1 bytes are less than one chunk, ",
+    "--disk-capacity 1TiB --disk-store-threshold -1": "--disk-store-threshold: expected a whole number of ",
+    "--capacity 9000000TiB": f"--capacity: that is 147456000000 {TOO_MANY}",
+    "--disk-capacity 9000000TiB": f"--disk-capacity: that is 147456000000 {TOO_MANY}",
+    "--gpu-capacity 900000000blocks": f"--gpu-capacity: that is 900000000 {TOO_MANY}",
+    "--page-tokens 7": "--page-tokens: got 7, which doesn't divide blocks of 512 tokens",
+    "--block-tokens 7": "--block-tokens: got 7, which doesn't divide the trace's blocks of 512 tokens",
+    "--max-step-tokens 3": "--max-step-tokens: got 3, less than --max-running 1024; ",
+    "--connector-config {}": "--connector-config: kv_connector: expected a name, got None",
+    f"--connector-config {OFFLOAD}": "cpu_bytes_to_use: 1 bytes are less than one chunk, ",
+}
+"""what is typed, and how what is said of it begins"""
+
+CHECKS = {
+    "--step-microseconds 1e14": "check --step-microseconds",
+    "--copy-microseconds 1e14": "check the link's bandwidth and efficiency, --copy-microseconds",
+    "--disk-microseconds 1e14 --disk-capacity 1TiB": "check its bandwidths, --disk-microseconds",
+    "--model Llama-3.1-70B": "choose another GPU or a higher --tp-size",
+}
+"""what is typed, and how what is said of it ends"""
+
+
+@pytest.mark.parametrize("line", [*NAMED, *CHECKS])
+def test_what_is_wrong_with_an_option_is_said_of_it(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who types options isn't told of settings that nobody typed."""
+    assert main(["replay", "mooncake-synthetic", "--requests", "5", "--fidelity", "engine", *line.split()]) == 2
+    [said] = capsys.readouterr().err.removeprefix("kv-sim replay: ").splitlines()
+    assert said.startswith(NAMED.get(line, "")) and said.endswith(CHECKS.get(line, ""))
+
+
+REFUSED = {
+    "all of them": (
+        [(0, 600, [1, 2]), (1, 700, [3, 4])],
+        "2 requests, each of which is longer than all GPU blocks",
+    ),
+    "the only one": ([(0, 600, [1, 2])], "1 request, which is longer than all GPU blocks"),
+    "for two reasons": (
+        [(0, 600, [1, 2]), (0, 0, []), (1, 700, [1, 2])],
+        "1 request, which has no prompt; 2 requests, each of which is longer than all GPU blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("fleet", [(), ("--servers", "2")])
+def test_where_nothing_can_be_replayed_that_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, fleet: tuple[str, ...]
+) -> None:
+    records, why = REFUSED[what]
+    file, place = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    fields = ("timestamp", "input_length", "hash_ids")
+    file.write_text("".join(json.dumps(dict(zip(fields, record, strict=True))) + "\n" for record in records))
+    engine = ["--block-size", "512", "--fidelity", "engine", "--gpu-capacity", "1blocks"]
+    small = ["replay", str(file), *engine, *fleet]
+    assert main([*small, "--json", str(place)]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim replay: trace.jsonl: nothing can be replayed: {why}\n")
+    assert not place.exists()
+    with file.open("a") as opened:
+        opened.write('{"timestamp": 2, "input_length": 100, "hash_ids": [9]}\n')
+    assert main(small) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-len(why.split("; ")) :] == [f"not replayed: {text}" for text in why.split("; ")]
+
+
 def test_another_arrival_rate() -> None:
     trace = trace_of((0, 8, 1, [1, 2]), (10, 8, 1, [3, 4]))
     assert answer(trace, toy()).queueing.worst == 8_145e-9
@@ -207,37 +281,38 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--gpu H10", f"unknown GPU 'H10'; known: {GPUS_SHOWN}; did you mean 'H100'?"),
-        ("--model lama", f"unknown model 'lama'; known: {MODELS_SHOWN}"),
+        ("--gpu H10", f"--gpu: unknown GPU 'H10'; known: {GPUS_SHOWN}; did you mean 'H100'?"),
+        ("--model lama", f"--model: unknown model 'lama'; known: {MODELS_SHOWN}"),
         (
             "--model DeepSeek-V3",
-            f"model 'DeepSeek-V3': only its KV cache is known; with parameters and heads, too: {MODELS_SHOWN}",
+            "--model: model 'DeepSeek-V3': only its KV cache is known; with parameters and heads, too: "
+            f"{MODELS_SHOWN}",
         ),
         ("--gpu-flops 0", "--gpu-flops: expected more than 0, got 0"),
         ("--link-bandwidth nan", "--link-bandwidth: expected more than 0, got nan"),
-        ("--flops-efficiency 1.5", "flops_efficiency: expected a number above 0 and up to 1, got 1.5"),
-        ("--gpu-memory-utilization 0", "gpu_memory_utilization: expected a number above 0 and up to 1, got 0.0"),
-        ("--copy-microseconds -1", "copy_microseconds: expected a number of at least 0, got -1.0"),
-        ("--step-microseconds inf", "step_microseconds: expected a number of at least 0, got inf"),
+        ("--flops-efficiency 1.5", "--flops-efficiency: expected a number above 0 and up to 1, got 1.5"),
+        ("--gpu-memory-utilization 0", "--gpu-memory-utilization: expected a number above 0 and up to 1, got 0.0"),
+        ("--copy-microseconds -1", "--copy-microseconds: expected a number of at least 0, got -1.0"),
+        ("--step-microseconds inf", "--step-microseconds: expected a number of at least 0, got inf"),
         (
             "--idle-step-microseconds 0",
-            "idle_step_microseconds: expected more than 0, or waiting for a copy takes no time",
+            "--idle-step-microseconds: expected more than 0, or waiting for a copy takes no time",
         ),
         (
             "--idle-step-microseconds inf",
-            "idle_step_microseconds: expected a number of at least 0, got inf",
+            "--idle-step-microseconds: expected a number of at least 0, got inf",
         ),
-        ("--arrival-scale nan", "arrival_scale: expected a number of at least 0, got nan"),
+        ("--arrival-scale nan", "--arrival-scale: expected a number of at least 0, got nan"),
         ("--gpu-flops inf", "--gpu-flops: expected more than 0, got inf"),
         ("--gpu-memory 80", "--gpu-memory 80: 80 what? Expected for example 64GiB or 64GB"),
         (
             "--capacity 1G",
             "--capacity 1G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
         ),
-        ("--tp-size 0", "tp_size: expected a whole number of at least 1, got 0"),
+        ("--tp-size 0", "--tp-size: expected a whole number of at least 1, got 0"),
         (
             "--tp-size 3",
-            "tp_size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
+            "--tp-size: got 3, which neither divides the 8 KV heads of Llama-3.1-8B nor is a multiple of them",
         ),
         ("--capacity 5blocks", "--capacity 5blocks: expected a number of bytes here, for example 64GiB or 64GB"),
         ("--capacity 1Mtokens", "--capacity 1Mtokens: expected a number of bytes here, for example 64GiB or 64GB"),
@@ -250,11 +325,11 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         ("--connector-config 3", "--connector-config: expected an object, got 3 (a whole number)"),
         (
             "--connector-config {} --policy lru",
-            "--connector-config has its own eviction_policy; leave --policy out",
+            "--policy and --connector-config (where it is eviction_policy): give one of them",
         ),
         (
             "--connector-config {} --capacity 1GiB",
-            "--connector-config has its own cpu_bytes_to_use; leave --capacity out",
+            "--capacity and --connector-config (where it is cpu_bytes_to_use): give one of them",
         ),
     ],
 )
@@ -438,22 +513,22 @@ def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--capacity 0GiB", "cpu_bytes_to_use: expected a whole number of at least 1, got 0"),
+        ("--capacity 0GiB", "--capacity: expected a whole number of at least 1, got 0"),
         ("--disk-store-threshold 2", "--disk-store-threshold is for --disk-capacity, which isn't given"),
         (
             "--disk-capacity 1TiB --disk-store-threshold -1",
-            "disk_store_threshold: expected a whole number of at least 0, got -1",
+            "--disk-store-threshold: expected a whole number of at least 0, got -1",
         ),
-        ("--disk-read-bandwidth 0", "disk_read_bandwidth: expected a number above 0, got 0.0"),
-        ("--disk-write-bandwidth inf", "disk_write_bandwidth: expected a number above 0, got inf"),
-        ("--disk-microseconds -1", "disk_microseconds: expected a number of at least 0, got -1.0"),
+        ("--disk-read-bandwidth 0", "--disk-read-bandwidth: expected a number above 0, got 0.0"),
+        ("--disk-write-bandwidth inf", "--disk-write-bandwidth: expected a number above 0, got inf"),
+        ("--disk-microseconds -1", "--disk-microseconds: expected a number of at least 0, got -1.0"),
         (
             "--disk-capacity 1TiB --connector-config {}",
-            "--connector-config has its own file_bytes_to_use; leave --disk-capacity out",
+            "--disk-capacity and --connector-config (where it is file_bytes_to_use): give one of them",
         ),
         (
             "--disk-store-threshold 2 --connector-config {}",
-            "--connector-config has its own store_threshold; leave --disk-store-threshold out",
+            "--disk-store-threshold and --connector-config (where it is store_threshold): give one of them",
         ),
     ],
 )

@@ -17,5 +17,6 @@ assert_type(run.loaded_bytes, int | None)
 
 sizing = size(trace, ["lru", "arc"], capacities=["64GiB", 20_000], budget="1TiB", bytes_per_token=131_072)
 assert_type(sizing, Sizing)
+assert_type(size(trace, "lru,arc", capacities="64GiB", bytes_per_token=131_072), Sizing)
 assert_type(sizing.recommended.capacity, int)
 assert_type(sizing.config(), dict[str, Any] | None)

@@ -27,6 +27,7 @@ from kv_sim.command.console import (
     let_connectors_log_nothing,
     note,
     print_whatever_there_is,
+    printing,
     say,
     say_interrupted,
 )
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         selection.look_in_this_folder()
         with ends_calls(getattr(options, "call_timeout", 0)):
             code: int = options.run(options)
-        sys.stdout.flush()
+        with printing():
+            print(end="", flush=True)  # where there is no standard output, nothing
     except ConfigError as error:
         print(f"kv-sim {options.command}: {error}", file=sys.stderr)
         return MISUSED
@@ -79,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has seen enough
         return UNREAD
     except OSError as error:
-        print(f"kv-sim {options.command}: {error}", file=sys.stderr)
+        named = error.filename is not None and error.strerror is not None
+        said = f"{error.filename}: {error.strerror}" if named else error
+        print(f"kv-sim {options.command}: {said}", file=sys.stderr)
         return MISUSED
     return code
 

@@ -2,7 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
+from typing import Final
 
 from kv_sim.guard import called_at
 
@@ -11,9 +14,24 @@ UNREAD = 141
 """Whoever read what is printed has gone: what a shell makes of SIGPIPE."""
 
 
+STANDARD_OUTPUT: Final = "standard output"
+
+
 def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True)
+    """Print a line at once. If that fails, the error names what was to be written."""
+    with printing():
+        print(text, flush=True)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """What goes wrong with what is printed has a name, as if it were a file's."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever reads has seen enough
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def note(text: str) -> None:

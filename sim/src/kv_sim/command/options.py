@@ -67,15 +67,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     _add_engine(again, None, "another engine than the file names")
     _add_views(again)
 
-    conform = command("conform", "try everything that a connector claims, claim by claim")
-    _add_name(conform)
-    conform.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
-    conform.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
-    conform.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
-    conform.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
-    _add_actions(conform)
-    _add_engine(conform, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
-    _add_save(conform)
+    _add_conform(command("conform", "try everything that a connector claims, claim by claim"))
 
     grows = command("growth", "say whether a connector's work grows with what it should not depend on")
     _add_name(grows)
@@ -97,6 +89,17 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     bugs.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     command("subjects", "list the connectors that the testbed knows")
     return parser
+
+
+def _add_conform(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
+    parser.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
+    parser.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
+    parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
+    _add_actions(parser)
+    _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
+    _add_save(parser)
 
 
 def _add_connector(parser: argparse.ArgumentParser) -> None:

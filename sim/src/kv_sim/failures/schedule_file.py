@@ -115,13 +115,23 @@ def write_schedule(schedule: Schedule, folder: Path, stem: str) -> Path:
     while True:
         file = folder / (f"{stem}.jsonl" if number == 1 else f"{stem}-{number}.jsonl")
         try:
-            with file.open("x", encoding="utf-8", newline="\n") as opened:
-                opened.write(text)
+            _write_new(file, text)
             return file
         except FileExistsError:
             if file.is_file() and file.read_bytes() == text.encode():
                 return file
         number += 1
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that isn't there yet. If that fails, no part of it is left."""
+    opened = file.open("x", encoding="utf-8", newline="\n")
+    try:
+        with opened:
+            opened.write(text)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
 
 
 # -- reading -----------------------------------------------------------------------------------

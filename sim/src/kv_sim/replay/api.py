@@ -8,8 +8,9 @@ from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, RoutedTrace
 from kv_sim.replay.models import find_model
 from kv_sim.replay.parallel import replay_all
+from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
 from kv_sim.replay.routing import Routing, find_routing
 from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
@@ -40,7 +41,7 @@ def replay(
     Of several ``servers`` each has as much, and all that they do is counted. What a token takes, and the GPU's
     cache in front, are what the trace says of them, if nobody else does.
     """
-    routed = _routed(trace, servers, routing)
+    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     setup = Setup(
@@ -57,8 +58,8 @@ def replay(
 
 def size(
     trace: Columns | str | Path,
-    policies: Sequence[str] = ("lru", "arc", "s3fifo", "sieve"),
-    capacities: Sequence[Capacity] | None = None,
+    policies: Sequence[str] | str = ALL_POLICIES,
+    capacities: Sequence[Capacity] | Capacity | None = None,
     *,
     points: int = 20,
     gpu_capacity: Capacity | None = None,
@@ -74,18 +75,19 @@ def size(
 ) -> Sizing:
     """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
 
+    Text that names policies or capacities is as on the command line: one, or several with commas between them.
     With ``disk``, a folder on the server, files in it are sized, behind host memory of ``host_capacity``.
     """
-    routed = _routed(trace, servers, routing)
+    routed = _routed(trace, servers, routing, _overruled(model or bytes_per_token, gpu_capacity))
     columns = routed.columns
     footprint = _footprint(columns, model, bytes_per_token)
     if capacities is None:
         sizes = usual_capacities(routed.most_blocks, points)
     else:
-        sizes = [_blocks(capacity, footprint) for capacity in capacities]
+        sizes = [_blocks(capacity, footprint) for capacity in _each(capacities)]
     return size_trace(
         routed,
-        policies,
+        parse_policies(policies) if isinstance(policies, str) else policies,
         sizes,
         footprint,
         gpu_blocks=_gpu_blocks(gpu_capacity, columns, footprint),
@@ -96,11 +98,19 @@ def size(
     )
 
 
-def _routed(trace: Columns | str | Path, servers: int, routing: str) -> RoutedTrace:
+def _routed(
+    trace: Columns | str | Path, servers: int, routing: str, overruled: frozenset[EngineField]
+) -> RoutedTrace:
     fleet = Fleet(servers, find_routing(routing, "routing"))
     if not isinstance(trace, Columns):
-        trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions))
+        trace = open_trace(trace, TraceOptions(sessions=fleet.needs_sessions, overruled=overruled))
     return RoutedTrace(trace, fleet)
+
+
+def _overruled(of_a_token: object, gpu_capacity: object) -> frozenset[EngineField]:
+    """What the caller says in a trace's place."""
+    said = {EngineField.BYTES_PER_TOKEN: of_a_token, EngineField.GPU_TOKENS: gpu_capacity}
+    return frozenset(field for field, value in said.items() if value is not None)
 
 
 def _footprint(columns: Columns, model: str | None, bytes_per_token: int | None) -> Footprint:
@@ -115,6 +125,12 @@ def _gpu_blocks(capacity: Capacity | None, columns: Columns, footprint: Footprin
     if capacity is None:
         return 0 if columns.engine is None else columns.engine.gpu_tokens // columns.block_tokens
     return _blocks(capacity, footprint)
+
+
+def _each(capacities: Sequence[Capacity] | Capacity) -> Sequence[Capacity]:
+    if isinstance(capacities, str):
+        return capacities.split(",")
+    return [capacities] if isinstance(capacities, int) else capacities
 
 
 def _blocks(capacity: Capacity, footprint: Footprint) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from kv_api import ConfigError
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.shape import uses_again
+from kv_sim.whole_file import whole_file
 
 RECORD: Final = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 _PIECE: Final = 1 << 20
@@ -30,7 +31,7 @@ def write_oracle(columns: Columns, path: Path, size: int = 1) -> int:
     nexts = np.full(total, -1, dtype=np.int64)
     for place, before in uses_again(columns.blocks):
         nexts[before] = place
-    with path.open("wb") as file:
+    with whole_file(path) as file:
         for first in range(0, total, _PIECE):
             stop = min(first + _PIECE, total)
             requests = np.searchsorted(columns.offsets, np.arange(first, stop), side="right") - 1

@@ -24,6 +24,7 @@ from kv_sim.memory.copies import Copy
 from kv_sim.violation import Violation
 from kv_sim.watching.log import describe, describe_pairs, describe_state, describe_world
 from kv_sim.watching.watch import AT_REST, NotWritten, Tracker, Watcher
+from kv_sim.whole_file import whole_file
 from kv_sim.world import World
 
 Event: TypeAlias = dict[str, Any]
@@ -172,7 +173,8 @@ class Perfetto(Watcher):
         self._tracks.end_action()
         trace = {"traceEvents": self._tracks.names + self._tracks.events, "displayTimeUnit": "ms"}
         try:
-            self._file.write_text(json.dumps(trace) + "\n", encoding="utf-8")
+            with whole_file(self._file) as file:
+                file.write(f"{json.dumps(trace)}\n".encode())
         except OSError as error:
             raise NotWritten(f"{self._file}: the trace was not written: {error.strerror or error}") from error
 

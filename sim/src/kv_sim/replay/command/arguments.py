@@ -15,9 +15,10 @@ from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.kv_model import DTYPES
 from kv_sim.replay.model_config import FILE
 from kv_sim.replay.models import MODELS, find_model
+from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
-from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
 from kv_sim.replay.routing import Routing, find_routing
@@ -26,7 +27,6 @@ from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import EXPECTED, Footprint, check_bytes, parse_capacity
 
 TIMED: Final = "kv_sim.replay.timed.command"
-ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
@@ -118,7 +118,19 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         options.stagger,
         options.requests,
         fleet_of(options).needs_sessions,
+        _overruled(options),
     )
+
+
+def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
+    """What options say in the trace's place; of an engine that is modelled, all."""
+    if getattr(options, "fidelity", None) == Fidelity.ENGINE.value:
+        return frozenset(EngineField)
+    said = {
+        EngineField.BYTES_PER_TOKEN: (options.model, options.bytes_per_token),
+        EngineField.GPU_TOKENS: (options.gpu_capacity,),
+    }
+    return frozenset(field for field, values in said.items() if any(value is not None for value in values))
 
 
 def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:
@@ -184,11 +196,10 @@ def points_of(options: argparse.Namespace) -> int:
 
 def policies_of(options: argparse.Namespace) -> list[str]:
     """The policies asked for; ``all`` is each of them."""
-    names = [name.strip() for name in options.policy.split(",")]
-    wanted = [one for name in names for one in (ALL_POLICIES if name == "all" else (name,))]
+    wanted = parse_policies(options.policy)
     for name in wanted:
         find_policy(name, options.cache_policy_module_path)
-    return list(dict.fromkeys(wanted))
+    return wanted
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:

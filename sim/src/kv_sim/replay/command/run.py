@@ -27,6 +27,7 @@ from kv_sim.replay.results import results_of
 from kv_sim.replay.sizing import size_trace, usual_capacities
 from kv_sim.replay.stream import replay_stream
 from kv_sim.replay.units import Footprint, parse_capacity
+from kv_sim.whole_file import whole_file
 
 USUAL_SHARES = (0.001, 0.01, 0.05, 0.1, 0.25)
 """Of the different blocks of a trace: the capacities of a replay that names none."""
@@ -194,8 +195,8 @@ def _write_oracle(options: argparse.Namespace, columns: Columns) -> None:
 
 
 def _write(option: str, place: str, text: str) -> None:
-    with writing(option, place):
-        Path(place).write_text(text, encoding="utf-8")
+    with writing(option, place), whole_file(Path(place)) as file:
+        file.write(text.encode())
 
 
 def _say_written(options: argparse.Namespace, text: str) -> None:

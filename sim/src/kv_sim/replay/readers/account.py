@@ -7,6 +7,8 @@ from typing import Final
 
 _REASONS_SHOWN: Final = 3
 
+_BLOCK_SIZE: Final = " (is the block size right? --block-size)"
+
 _FEWEST: Final = 100
 _FASTEST: Final = 10_000
 _MOST_TOKENS: Final = 20_000_000
@@ -55,10 +57,11 @@ class Account:
         if self.surplus_ids:
             yield (
                 f"{self.surplus_requests} requests have more ids than their length has blocks: {self.surplus_ids} "
-                "ids dropped (is the block size right? --block-size)"
+                f"ids dropped{_BLOCK_SIZE}"
             )
         if self.short_requests:
-            yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit"
+            hint = _BLOCK_SIZE if 2 * self.short_requests > self.arrived else ""
+            yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit{hint}"
         if self.dropped_blocks:
             yield f"{self.dropped_blocks} partial last blocks were dropped"
         odd = self._odd_times()

@@ -35,6 +35,6 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
             return one
     what = "columns" if container is Container.CSV else "fields"
     found = ", ".join(map(str, list(record)[:12])) or "none"
-    raise ConfigError(
-        f"{where}: no known format has the {what} {found}; --format says which it is: {', '.join(FORMATS)}"
-    )
+    wanted = " or ".join(f"{one.name} ({one.asks_for})" for one in FORMATS.values() if one.container is container)
+    skip = "" if container is Container.CSV else "; if it is only this record: --format with --on-error skip"
+    raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{skip}")

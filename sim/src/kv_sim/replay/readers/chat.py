@@ -186,6 +186,7 @@ CONVERSATIONS = Format(
     _parse_conversation,
     merges_sessions=True,
     matches=_is_conversation,
+    looked_for="conversations, or messages that end with an answer",
     assumes=f"{ASSUMED}, a minute for the time between two turns",
 )
 
@@ -196,5 +197,6 @@ OPENAI = Format(
     (),
     _parse_request,
     matches=lambda record: isinstance(_asked(record).get("messages"), list),
+    looked_for="messages, or body.messages",
     assumes=ASSUMED,
 )

@@ -1,4 +1,7 @@
-"""What is decided of a trace by its first records, where neither its reader said it nor its format: units."""
+"""What is decided of a trace by its first records, where neither its reader said it nor its format: units.
+
+What its first record says of the engine is taken of all of them, so another one is refused.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +9,10 @@ from pathlib import Path
 from kv_api import ConfigError
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
-from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
+from kv_sim.replay.trace import EngineMemory
 
 
 def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:
@@ -46,3 +50,22 @@ def choose_block(
     if share < 0.5:
         return chosen, f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens"
     return chosen, None
+
+
+def refuse_another_engine(
+    told: EngineMemory | None, first: EngineMemory | None, options: TraceOptions, place: object
+) -> None:
+    """Refuse a record of another engine than the first one is of, where that says what nobody else does."""
+    if told is None or first is None:
+        return
+    more = "one trace has requests of one engine; cut it before this line, or say"
+    size, before = told.bytes_per_token, first.bytes_per_token
+    if size != before and EngineField.BYTES_PER_TOKEN not in options.overruled:
+        raise ConfigError(
+            f"{place}: block_bytes: {size} bytes a token after {before}; {more} --model or --bytes-per-token"
+        )
+    size, before = told.gpu_tokens, first.gpu_tokens
+    if size != before and EngineField.GPU_TOKENS not in options.overruled:
+        raise ConfigError(
+            f"{place}: gpu_blocks: room for {size} tokens on the GPU after {before}; {more} --gpu-capacity"
+        )

@@ -41,9 +41,16 @@ class Format:
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
     assumes: str | None = None
-    """What is taken for granted of every trace of this format, for its notes."""
+    """What is taken for granted of prompts of this format that are text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
+    looked_for: str | None = None
+    """What that look is for, where fields don't say it."""
+
+    @property
+    def asks_for(self) -> str:
+        """What a record of it has."""
+        return ", ".join([*self.fields, *filter(None, [self.looked_for])])
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""

@@ -15,7 +15,7 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
-from kv_sim.replay.readers.decide import choose_block, choose_unit
+from kv_sim.replay.readers.decide import choose_block, choose_unit, refuse_another_engine
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
@@ -75,6 +75,8 @@ class Opening:
         self._session_numbers = SessionNumbers()
         self._retries = Retries()
         self._own_ids = OwnIds()
+        self._has_text = False
+        self._has_sessions = False
         files = files_of(path)
         if left_out := left_out_of(path):
             self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
@@ -101,7 +103,7 @@ class Opening:
     def notes(self) -> tuple[str, ...]:
         """What the reader decided, and what it left out."""
         form = self._form
-        assumed = () if form.assumes is None else (form.assumes,)
+        assumed = () if form.assumes is None or not self._has_text else (form.assumes,)
         return f"format: {form.name}", *assumed, *self._notes, *self._account.notes()
 
     @property
@@ -172,6 +174,7 @@ class Opening:
                     f"{place}: blocks of {record.block_tokens} tokens after such of {block_tokens}; "
                     "one trace has blocks of one size"
                 )
+            refuse_another_engine(record.engine, self.engine, options, place)
             if zero is None and record.time is not None:
                 zero = record.time
             arrival = self._arrival(record, zero, self._unit_seconds, count, form)
@@ -186,6 +189,8 @@ class Opening:
             if record.ids is None:
                 sharer = sharer or self._sharer(block_tokens, form)
                 record.ids = sharer.ids_for(record.input_tokens)
+            self._has_text |= not record.has_tokens
+            self._has_sessions |= record.session is not None
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._fitting(record, block_tokens)
@@ -272,6 +277,8 @@ class Opening:
             self._notes.append(
                 "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
             )
+        if self._options.scope is IdScope.SESSION and not self._has_sessions:
+            self._notes.append("no request has a session: nothing is kept apart (--id-scope)")
         seen = (self._own_ids, self._conversations, self._retries)
         self._notes += [note for one in seen if (note := one.note())]
         if len(models) > 1:

@@ -33,6 +33,13 @@ class Unsorted(Enum):
     SORT = "sort"
 
 
+class EngineField(Enum):
+    """What a trace may say of the engine that it was recorded on."""
+
+    BYTES_PER_TOKEN = "bytes_per_token"
+    GPU_TOKENS = "gpu_tokens"
+
+
 @dataclass(frozen=True)
 class TraceOptions:
     """How a trace is read. None: as the format says, or by what the first records look like."""
@@ -53,6 +60,8 @@ class TraceOptions:
     """Only so many requests, the first of the files."""
     sessions: bool = False
     """Keep of which session each request is."""
+    overruled: frozenset[EngineField] = frozenset()
+    """What isn't asked of the trace, since somebody else says it: there its records may be of several engines."""
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:

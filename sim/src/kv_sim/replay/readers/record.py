@@ -39,6 +39,8 @@ class Record:
     """Who computes its blocks, where a record says it. Another model can't use them."""
     parent: str | None = None
     """The session that this one goes on with."""
+    has_tokens: bool = False
+    """Whether its prompt was given as tokens, so that what its format assumes of text doesn't matter."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:

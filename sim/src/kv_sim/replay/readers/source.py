@@ -174,3 +174,5 @@ def _all_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
     except BrokenFile as error:
         raise ConfigError(f"{path}: truncated or damaged after line {number}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None

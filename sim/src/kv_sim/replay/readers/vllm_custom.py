@@ -1,4 +1,4 @@
-"""vLLM's custom benchmark data: prompts as text, no times."""
+"""vLLM's custom benchmark data: prompts as text or as token ids, no times."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,12 +17,19 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     elif not isinstance(prompt, str):
         raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
     tokens, ids = blocks_of(prompt)
-    yield Record(None, tokens, whole(record, "output_tokens", usual=0), ids, block_tokens=BLOCK_TOKENS)
+    yield Record(
+        None,
+        tokens,
+        whole(record, "output_tokens", usual=0),
+        ids,
+        block_tokens=BLOCK_TOKENS,
+        has_tokens=isinstance(prompt, list),
+    )
 
 
 VLLM = Format(
     "vllm",
-    f"vLLM custom JSON lines: prompt, output_tokens; no times; {ASSUMED}",
+    f"vLLM custom JSON lines: prompt (text, or token ids), output_tokens; no times; {ASSUMED}",
     Container.JSON,
     ("prompt",),
     _parse,

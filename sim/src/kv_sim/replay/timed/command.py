@@ -1,20 +1,25 @@
 """The options of ``kv-sim replay --fidelity engine``, and from them to settings."""
 
 import argparse
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kv_api import ConfigError
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
-from kv_sim.replay.timed.replay import EngineReplay, num_replays, replay_engine
+from kv_sim.replay.timed.replay import EngineReplay, not_replayed, num_replays, replay_engine
 from kv_sim.replay.timed.run import Progress
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
+from kv_sim.replay.timed.stack import PLACE
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import EXPECTED, Footprint, parse_bytes, parse_capacity
 from kv_sim.strict import read_option
+
+_T = TypeVar("_T")
 
 _USUAL: Final = EngineSettings()
 
@@ -54,6 +59,13 @@ _CONNECTORS_OWN: Final[Mapping[str, str]] = {
     "--policy": "eviction_policy",
 }
 """option -> what a connector's configuration calls it"""
+
+_TYPED_AS: Final[Mapping[str, str]] = {
+    **{setting: f"--{option}" for option, (setting, _, _) in _NUMBERS.items()},
+    "gpu_blocks": "--gpu-capacity",
+    "disk_bytes_to_use": "--disk-capacity",
+}
+"""what an error calls it -> what was typed"""
 
 _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
     "gpu-flops": ("flops", "dense 16-bit operations a second"),
@@ -101,13 +113,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     trace: Trace, options: argparse.Namespace, progress: Progress | None = None, fleet: Fleet | None = None
 ) -> EngineReplay:
-    """Replay as the options say."""
+    """Replay as the options say. That no request could be replayed is a ``ConfigError``."""
     settings = settings_of(options)
-    if options.gpu_capacity is not None:
-        sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
-        footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
-        settings = replace(settings, gpu_blocks=parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity"))
-    return replay_engine(trace, settings, progress, fleet)
+    with _named_as_typed(options):
+        if options.gpu_capacity is not None:
+            sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
+            footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
+            blocks = parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
+            settings = replace(settings, gpu_blocks=blocks)
+        found = replay_engine(trace, settings, progress, fleet)
+    if not found.with_connector.requests:
+        why = "; ".join(not_replayed(found.with_connector.refused))
+        raise ConfigError(f"{trace.name}: nothing can be replayed: {why}")
+    return found
+
+
+@contextmanager
+def _named_as_typed(options: argparse.Namespace) -> Iterator[None]:
+    """What is wrong with a setting, or with the connector that was made of settings, is said of its option."""
+    typed = dict(_TYPED_AS)
+    if options.connector_config is None:
+        typed |= {own: option for option, own in _CONNECTORS_OWN.items()}
+    names = "|".join(map(re.escape, sorted(typed, key=len, reverse=True)))
+    try:
+        yield
+    except ConfigError as error:
+        said = re.sub(rf"(?<![\w./-])({names})(?![\w/-]|\.\w)", lambda found: typed[found[0]], str(error))
+        raise ConfigError(re.sub(rf"^{PLACE}\.", "--connector-config: ", said)) from None
 
 
 def replays_of(options: argparse.Namespace) -> int:
@@ -137,21 +169,29 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
     if options.connector_config is not None:
         for option, own in _CONNECTORS_OWN.items():
             if getattr(options, option.strip("-").replace("-", "_")) is not None:
-                raise ConfigError(f"--connector-config has its own {own}; leave {option} out")
+                raise ConfigError(f"{option} and --connector-config (where it is {own}): give one of them")
         given["connector"] = read_option("--connector-config", options.connector_config)
     if options.stepping is not None:
         given["stepping"] = Stepping(options.stepping)
     if options.check_contents:
         given["contents"] = Contents.CHECKED
-    return EngineSettings(**given)
+    with _named_as_typed(options):
+        return EngineSettings(**given)
+
+
+def _found(option: str, find: Callable[[str], _T], name: str) -> _T:
+    try:
+        return find(name)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _model(options: argparse.Namespace) -> Model:
-    return _USUAL.model if options.model is None else find_model(options.model)
+    return _USUAL.model if options.model is None else _found("--model", find_model, options.model)
 
 
 def _gpu(options: argparse.Namespace) -> Gpu:
-    gpu = _USUAL.gpu if options.gpu is None else find_gpu(options.gpu)
+    gpu = _USUAL.gpu if options.gpu is None else _found("--gpu", find_gpu, options.gpu)
     changed: dict[str, Any] = {}
     for option, (name, _) in _GPU_NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))

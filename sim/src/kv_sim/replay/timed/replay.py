@@ -4,7 +4,7 @@ Where files stand behind another medium it is replayed a third time, with all bu
 gets its share of the trace, and goes its own way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -96,11 +96,16 @@ class EngineReplay:
 
     def _notes(self) -> list[str]:
         answers, notes = self.with_connector, []
-        for reason, count in answers.refused.items():
-            notes.append(f"not replayed: {count:,} requests, each of which {reason}")
+        notes += [f"not replayed: {text}" for text in not_replayed(answers.refused)]
         if self.settings.contents is Contents.CHECKED:
             notes.append("contents were checked: every slot that was read held what it should")
         return ["", *notes] if notes else []
+
+
+def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
+    """How many requests the engine didn't take, for each reason."""
+    for reason, count in refused.items():
+        yield f"1 request, which {reason}" if count == 1 else f"{count:,} requests, each of which {reason}"
 
 
 def replay_engine(
