@@ -37,8 +37,8 @@ def run(tmp_path, capsys):
 
 ENGINE = {
     ("--gpu-capacity", f"{2**26 + 1}blocks"): (
-        "--gpu-capacity: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger blocks "
-        "or less memory"
+        "--gpu-capacity: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger "
+        "blocks or less memory"
     ),
     ("--gpu-capacity", f"{HUGE}blocks"): f"--gpu-capacity: expected at most 2147483647, got {HUGE}",
     ("--max-step-tokens", str(2**31)): "--max-step-tokens: expected at most 2147483647, got 2147483648",
