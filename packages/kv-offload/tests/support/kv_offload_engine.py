@@ -257,7 +257,10 @@ class Engine:
     # -- what is to be stored, the slow way -----------------------------------------------------
 
     def _expected_stores(self, counts):
-        """(request, group, chunk) of everything that is complete after the step and nowhere yet."""
+        """(request, group, chunk) of everything that is complete after the step and nowhere yet.
+
+        Of a prompt that is computed still, if it is an eighth of what it offered before.
+        """
         if (
             self.holds
             or self.manager.random
@@ -272,6 +275,10 @@ class Engine:
             horizon = min(request.num_computed_tokens + count, request.num_prompt_tokens)
             for group, (_, size, _) in enumerate(self.groups):
                 per = size * self.per_chunk
+                before = max((chunk + 1 for of, chunk in request.offered if of == group), default=0)
+                few = max(1, (before - len(request.loaded)) // 8)
+                if horizon < request.num_prompt_tokens and horizon // per < before + few:
+                    continue
                 for chunk in range(horizon // per):
                     key = request.hash_at((chunk + 1) * per) + group.to_bytes(4, "big")
                     is_new = (group, chunk) not in request.offered
