@@ -18,7 +18,7 @@ HUGE = str(10**20)
 CONFIG = json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"})
 SLOW = "and a replay's clock takes no more than a day at once; check {causes}"
 GPU = SLOW.format(causes="the GPU's FLOP/s, bandwidth and efficiencies")
-LINK = SLOW.format(causes="the link's bandwidth and efficiency, copy_microseconds")
+LINK = SLOW.format(causes="the link's bandwidth and efficiency, --copy-microseconds")
 
 
 @pytest.fixture
@@ -37,21 +37,21 @@ def run(tmp_path, capsys):
 
 ENGINE = {
     ("--gpu-capacity", f"{2**26 + 1}blocks"): (
-        "gpu_blocks: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger blocks "
-        "or less memory"
-    ),
-    ("--gpu-capacity", f"{HUGE}blocks"): f"gpu_blocks: expected at most 2147483647, got {HUGE}",
-    ("--max-step-tokens", str(2**31)): "max_step_tokens: expected at most 2147483647, got 2147483648",
-    ("--capacity", "5000TiB"): (
-        "cpu_bytes_to_use: that is 81920000 blocks, and a replay keeps books of 67108864 at most; choose larger "
+        "--gpu-capacity: that is 67108865 blocks, and a replay keeps books of 67108864 at most; choose larger "
         "blocks or less memory"
     ),
-    ("--step-microseconds", "1e300"): "step_microseconds: expected at most 1e+15, got 1e+300",
+    ("--gpu-capacity", f"{HUGE}blocks"): f"--gpu-capacity: expected at most 2147483647, got {HUGE}",
+    ("--max-step-tokens", str(2**31)): "--max-step-tokens: expected at most 2147483647, got 2147483648",
+    ("--capacity", "5000TiB"): (
+        "--capacity: that is 81920000 blocks, and a replay keeps books of 67108864 at most; choose larger "
+        "blocks or less memory"
+    ),
+    ("--step-microseconds", "1e300"): "--step-microseconds: expected at most 1e+15, got 1e+300",
     ("--step-microseconds", "86401e6"): (
-        "a step beside its forward pass could take 8.64e+04 s, " + SLOW.format(causes="step_microseconds")
+        "a step beside its forward pass could take 8.64e+04 s, " + SLOW.format(causes="--step-microseconds")
     ),
     ("--idle-step-microseconds", "1e12"): (
-        "an idle step could take 1e+06 s, " + SLOW.format(causes="idle_step_microseconds")
+        "an idle step could take 1e+06 s, " + SLOW.format(causes="--idle-step-microseconds")
     ),
     ("--copy-microseconds", "1e9"): f"a copy of 256 blocks could take 2.62e+08 s, {LINK}",
     ("--link-bandwidth", "1"): f"a copy of 256 blocks could take 2.02e+10 s, {LINK}",
