@@ -37,12 +37,22 @@ def conform(
 
 
 def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, str]]) -> None:
-    code, out = conform("broken_connectors:Hasty", "--traits", "ranks", "--histories", "3")
+    code, out = conform("broken_connectors:Hasty", "--traits", "ranks,reset", "--histories", "3")
     assert code == 1
+    assert "reset_cache" not in out, "that was not tried"
     assert out.startswith("FAIL seed=")
     assert "\n\nscenario " in out
     rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
+
+
+def test_all_claims_are_tried_if_it_keeps_going(conform: Callable[..., tuple[int, str]]) -> None:
+    asked = ("broken_connectors:Hasty", "--traits", "ranks,repeats", "--histories", "3", "--keep-going")
+    code, out = conform(*asked)
+    assert code == 1
+    rows = [line.split() for line in out.splitlines() if "made" in line.split()[1:2]]
+    assert [row[0] for row in rows] == ["plain", "ranks", "repeats", "together"]
+    assert out.count("FAIL seed=") == [row[-2] for row in rows].count("breaks") > 1
 
 
 def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:

@@ -23,7 +23,7 @@ from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create
 from kv_sim.subject import Subject
-from kv_sim.violation import CalledAgain, Invariant, Referee, Violation
+from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, Violation
 
 REQUEST = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0)
 
@@ -97,7 +97,7 @@ def test_what_is_no_method_of_a_connector_is_none_of_the_guards(name: str) -> No
         getattr(guard, name)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), CalledAgain("no")])
+@pytest.mark.parametrize("error", [RuntimeError("no"), CalledAgain("no"), SystemExit("no"), DidNotReturn("no")])
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException, is_silent: bool) -> None:
     referee = Referee()
@@ -208,12 +208,13 @@ def test_a_constructor_that_raises(
         with pytest.raises(type(error)) as caught:
             born()
         assert caught.value is error
-    monkeypatch.setattr(Unborn, "raises", RuntimeError("no"))
-    where = rf"{role.name.lower()} side: RuntimeError: no \(test_guard.py:\d+ in Unborn.__init__\)$"
-    with pytest.raises(HistoryEnds if is_silent else NotCreated, match=where) as unborn:
-        born()
-    assert isinstance(unborn.value.__cause__, RuntimeError)
-    assert is_silent or unborn.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
+    for kind in (RuntimeError, SystemExit, DidNotReturn):
+        monkeypatch.setattr(Unborn, "raises", kind("no"))
+        where = rf"{role.name.lower()} side: {kind.__name__}: no \(test_guard.py:\d+ in Unborn.__init__\)$"
+        with pytest.raises(HistoryEnds if is_silent else NotCreated, match=where) as unborn:
+            born()
+        assert isinstance(unborn.value.__cause__, kind)
+        assert is_silent or unborn.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
 
 
 def test_who_quits_a_debugger_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

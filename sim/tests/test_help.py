@@ -10,7 +10,7 @@ from kv_sim.command.cli import COMMANDS
 from kv_sim.command.options import parser_of
 from kv_sim.subject import Trait
 
-METAVARS = ("A,B", "A-B", "CHECKER", "DIR", "FILE", "J", "JSON", "M", "N", "NAME")
+METAVARS = ("A,B", "A-B", "CHECKER", "DIR", "FILE", "J", "JSON", "M", "N", "NAME", "S")
 """Of the commands that drive connectors; a trace's are its own."""
 
 
@@ -42,10 +42,11 @@ def test_every_option_has_its_help(name: str) -> None:
 
 
 ORDER = {
-    "fuzz": "connector extra traits seed seeds histories actions log perfetto save digest without engine",
-    "replay-schedule": "file connector extra traits engine log perfetto",
-    "conform": "name spec extra traits probe histories seed actions engine save",
-    "growth": "name spec extra traits engine",
+    "fuzz": "connector extra traits call_timeout seed seeds histories actions log perfetto save digest without "
+    "engine",
+    "replay-schedule": "file connector extra traits call_timeout engine log perfetto",
+    "conform": "name spec extra traits call_timeout probe keep_going histories seed actions engine save",
+    "growth": "name spec extra traits call_timeout engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",
     "subjects": "",

@@ -4,6 +4,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,6 +153,43 @@ def test_a_medium_for_a_connector_that_takes_one_is_in_its_settings() -> None:
     assert subject.traits == SUBJECTS["offload"].traits
 
 
+@pytest.mark.parametrize(
+    ("extra", "kept"),
+    [
+        ({}, (1, 1)),
+        ({"blocks_per_chunk": 3}, (3, 1)),
+        ({"store_threshold": 2}, (1, 2)),
+        ({"store_threshold": 0, "blocks_per_chunk": 2}, (2, 1)),
+    ],
+)
+def test_what_an_offloading_connector_keeps_is_said_by_its_settings(
+    extra: dict[str, Any], kept: tuple[int, int]
+) -> None:
+    medium = {"spec_name": "WorldCPUOffloadingSpec", "spec_module_path": "kv_sim.offload"}
+    subject = selection.choose_subject("OffloadingConnector", json.dumps({**medium, **extra}), "keeps")
+    assert (subject.blocks_per_chunk, subject.keeps_from) == kept
+    other = selection.choose_subject("memory", json.dumps({"blocks_per_chunk": 3, "store_threshold": 2}))
+    assert (other.blocks_per_chunk, other.keeps_from) == (1, 1), "they mean nothing there"
+    chunks = selection.choose_subject("offload-chunks", "{}")
+    assert chunks.blocks_per_chunk == 2, "what isn't said stays"
+
+
+@pytest.mark.parametrize("value", ["2", 0, -1, 1.5])
+def test_a_setting_that_is_none_is_refused_by_the_connector(value: object) -> None:
+    message = refused(selection.choose_subject, "offload", json.dumps({"blocks_per_chunk": value}))
+    assert "blocks_per_chunk" in message
+
+
+def test_a_module_that_needs_vllm_is_sent_to_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "for_a_vllm.py").write_text("import vllm.nowhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = refused(selection.choose_subject, "for_a_vllm:Connector")
+    assert message.endswith(
+        "No module named 'vllm'; one that is written for vLLM is driven by vLLM's engine, where there is a vLLM: "
+        "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+    )
+
+
 def test_subjects_by_name() -> None:
     assert selection.choose_subjects(None, None, None) == SUBJECTS
     assert selection.choose_subjects("later", None, None) == {"later": LATER}
@@ -287,9 +325,11 @@ def test_options_and_what_they_are_by_default(line: str, options: dict[str, Any]
     typed = vars(parser_of(Names()).parse_args(line.split()))
     assert typed.pop("run") == command
     assert typed.pop("refuse").__self__.prog == f"kv-sim {command}"
+    drives = {"call_timeout": 60.0} if command in ("fuzz", "conform", "growth", "replay-schedule") else {}
     assert {name: value for name, value in typed.items() if value is not None and value is not False} == {
         "command": command,
         **options,
+        **drives,
     }
 
 

@@ -152,6 +152,7 @@ def test_notes() -> None:
     unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
     assert notes(unclaimed, {name: 1}) == ["not claimed, so not tried: reset"]
     assert notes(unclaimed, {name: 1}, frozenset({Trait.RESET})) == [vacuous]
+    assert notes(unclaimed, {name: 1}, frozenset({Trait.RESET}), is_whole=False) == []
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ def test_a_half_may_be_made_of_more(role: kv_api.KVConnectorRole) -> None:
     connector = Connector(config, role, cache)  # type: ignore[arg-type]
     side: Any = connector.side
     assert side == "the half"
+    assert connector._kv_cache_config == cache
     assert made == [(FakeScheduler if role is SCHEDULER else FakeWorker, config, cache)]
 
 
@@ -373,7 +374,10 @@ def test_a_forgotten_half_is_seen_in_every_process(role: KVConnectorRole, missin
     halves = {"scheduler_class": FakeScheduler, "worker_class": FakeWorker}
     del halves[missing]
     made = type("Half", (kv_api.TwoSidedConnector,), halves)
-    with pytest.raises(kv_api.KVError, match=rf"^Half has no {missing}; a connector of two halves names both"):
+    with pytest.raises(
+        kv_api.KVError,
+        match=rf"^Half has no {missing}; a connector of two halves names both where it is declared$",
+    ):
         made(make_config(), role)
 
 

@@ -565,14 +565,19 @@ class Worker(kv_api.OffloadingWorker):
         return []
 
     def wait(self, job_ids: set[int]) -> None:
-        pass
+        self.waited = job_ids
 
 
 def test_a_worker_of_a_medium_counts_nothing_by_default() -> None:
     worker = Worker()
     assert worker.take_counts() == {}
-    assert worker.let_go({1}) == ()
     worker.shutdown()
+
+
+def test_a_worker_of_a_medium_lets_go_of_blocks_when_jobs_have_ended_by_default() -> None:
+    worker = Worker()
+    assert worker.let_go({1}) == ()
+    assert worker.waited == {1}
 
 
 def test_a_prefix_is_looked_up_key_by_key_up_to_the_first_that_is_no_hit() -> None:

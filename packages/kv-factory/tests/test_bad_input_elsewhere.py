@@ -64,6 +64,10 @@ SPECS: dict[str, tuple[Any, str]] = {
         SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="A", kv_connector_extra_config=None)),
         "kv_connector_extra_config: expected a mapping, got None",
     ),
+    "an engine's configuration that has no place for a mapping": (
+        SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="A")),
+        "kv_connector_extra_config: expected a mapping, got None",
+    ),
 }
 
 

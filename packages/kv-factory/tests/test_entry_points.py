@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,7 +123,7 @@ def test_a_broken_entry_point_names_its_distribution(zoo: str, install: Install,
         KVConnectorFactory.get_connector_class_by_name("One")
     if sys.version_info >= (3, 15) and value == ":Two":
         message = "entry points can't be read: those of kvf-one 1.0 are malformed"  # Python itself refuses it
-    assert str(refused.value).startswith(message)
+    assert re.sub(r"0x\w+>$", "", str(refused.value)) == message
 
 
 @pytest.mark.parametrize("left", [None, b"", b"Name: \xff\n"], ids=["no file", "empty", "no text"])

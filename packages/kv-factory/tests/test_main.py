@@ -103,6 +103,7 @@ def test_nobody_need_read_to_the_end(option: tuple[str, ...]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "kv_factory", *option]
-    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    late = {**os.environ, "PYTHONUNBUFFERED": ""}  # written at the end, since it isn't much
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, env=late)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")

@@ -148,6 +148,11 @@ def test_a_name_that_is_known_is_meant_before_one_that_is_not_installed() -> Non
     assert str(refused.value) == "unknown thing 'Aple'; known: Apples; did you mean 'Apples'?"
 
 
+def test_nobody_offers_what_is_not_known() -> None:
+    registry = LazyRegistry("thing", "things", (Exception,), {"Apple": "kv-apple"}, search=lambda group: [])
+    assert registry.offers("Apple") == ()
+
+
 def test_a_clash_is_told_in_the_order_of_names() -> None:
     offers = [Offer("a", Target("builtins", name), f"from {name}") for name in ("OSError", "KeyError")]
     registry = LazyRegistry("thing", "things", (Exception,), {})

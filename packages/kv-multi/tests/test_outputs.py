@@ -64,6 +64,11 @@ def test_worker_metadata_of_others_is_refused():
     assert str(caught.value) == "worker metadata: one worker has 1 children, another 2"
 
 
+def test_who_any_worker_has_switched_off_is_told_for_its_first_reason():
+    joined = multi_meta(None, a="first", b="only one's").aggregate(multi_meta(None, a="later", c="the other's"))
+    assert joined == multi_meta(None, a="first", b="only one's", c="the other's")
+
+
 @pytest.mark.parametrize("method", ["handle_preemptions", "bind_connector_metadata"])
 def test_metadata_of_others_is_refused(worker, method):
     multi, *_ = worker()
@@ -230,6 +235,14 @@ def test_a_worker_without_events_counts():
 def test_a_container_without_events_is_one(worker):
     multi, *_ = worker(child(answers={"get_kv_connector_kv_cache_events": Events()}), child())
     assert set(multi.get_kv_connector_kv_cache_events().containers) == {"Scripted0"}
+
+
+def test_what_events_are_made_of_and_what_they_were_stay_as_they_are():
+    given = {"a": Events(A)}
+    events = MultiKVConnectorKVEvents(given)
+    before = events.get_all_events()
+    events.add_events(MultiKVConnectorKVEvents({"b": Events(B)}).get_all_events())
+    assert (set(given), set(before.containers), set(events.containers)) == ({"a"}, {"a"}, {"a", "b"})
 
 
 def test_events_of_all_workers_are_joined_by_child():

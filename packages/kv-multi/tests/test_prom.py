@@ -70,6 +70,35 @@ def test_a_metric_that_a_later_child_has_other_labels_for_has_a_name_of_its_own(
     assert value(registry, "near", name="kv_test_last_near", colour="red") == 7
 
 
+class Extends(Scripted):
+    """Adds its own label to the names that it was given, and to the values."""
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        labelnames.append("colour")
+        for values in per_engine_labelvalues.values():
+            values.append("red")
+
+
+def test_what_a_child_does_to_its_labels_is_nothing_to_others(registry):
+    build([child("Extends", module_path=__name__), child()], registry).observe(payload(Scripted1=1))
+    assert value(registry, "Scripted1") == 1
+
+
+class Tuples(Scripted):
+    """Names its labels in tuples."""
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        return super().build_prom_metrics(vllm_config, metric_types, tuple(labelnames), per_engine_labelvalues)
+
+
+def test_labels_are_the_same_in_a_list_and_in_a_tuple(registry):
+    metrics = build([child(), child("Tuples", module_path=__name__)], registry)
+    metrics.observe(payload(Scripted0=1, Tuples1=2))
+    assert [value(registry, name) for name in ("Scripted0", "Tuples1")] == [1, 2]
+
+
 def test_the_settings_of_a_metric_are_its_class_s(registry):
     metrics = build([child(), child(name="far")], registry)
     for n in (1, 4, 9):

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from functools import partial
 
 import pytest
 from kv_multi_scripted import Blocks, Count, Meta, child, request
@@ -68,6 +69,30 @@ def test_a_child_that_raises_is_switched_off(make, caplog, role, method, argumen
     assert stats.reduce() == {"quarantined": {"bad": f"{method} raised OSError: broken"}}
     multi.shutdown()
     assert len(bad.asked("shutdown")) == len(good.asked("shutdown")) == 1
+
+
+def test_a_child_whose_events_break_off_is_switched_off_and_none_of_them_is_told(make):
+    def breaking():
+        yield 1
+        raise OSError("broken")
+
+    answers = [{"take_events": breaking()}, {"take_events": [2]}]
+    multi = make([child(name="bad", answers=answers[0]), child(name="good", answers=answers[1])], **ON)
+    assert list(multi.take_events()) == [2]
+    assert multi.get_kv_connector_stats().reduce() == {
+        "quarantined": {"bad": "take_events raised OSError: broken"}
+    }
+
+
+def test_a_method_that_has_no_name_is_told_without(make, caplog):
+    multi = make([child(name="bad")], **ON)
+    [bad] = multi.sub_connectors
+    bad.raises["on_new_request"] = OSError("broken")
+    bad.on_new_request = partial(bad.on_new_request)
+    multi.on_new_request(R)
+    assert [record.message for record in caplog.records] == [
+        "connector 'bad' is switched off: a method raised OSError: broken"
+    ]
 
 
 @pytest.mark.parametrize(

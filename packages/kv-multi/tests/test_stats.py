@@ -1,6 +1,7 @@
 """Stats by name: children of one class stay apart, and another process can rebuild them."""
 
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -59,6 +60,7 @@ def test_who_is_switched_off_on_any_side_is_told():
     stats = MultiKVConnectorStats({"quarantined": ours}).aggregate(MultiKVConnectorStats({"quarantined": theirs}))
     assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
     stats.reset()
+    stats.reduce()["quarantined"].clear()
     assert stats.reduce() == {"quarantined": {"a": "here", "b": "both", "c": "there"}}
 
 
@@ -92,10 +94,14 @@ def test_vllms_own_payload_is_understood():
     assert stats.data == {"Scripted": Count({"n": 4})}
 
 
-def test_a_class_that_cannot_rebuild_is_left_out(worker):
+def test_a_class_that_cannot_rebuild_is_left_out_and_that_is_logged(worker, caplog):
     multi, *_ = worker(child("Mute", answers={"get_kv_connector_stats": Count({"n": 1})}), child())
     payload = multi.get_kv_connector_stats().to_dict()
-    assert MultiConnector.build_kv_connector_stats(payload).data == {}
+    with caplog.at_level(logging.DEBUG, "kv_multi"):
+        assert MultiConnector.build_kv_connector_stats(payload).data == {}
+    assert [(record.name, record.message) for record in caplog.records] == [
+        ("kv_multi", "connector 'Mute0' counts, but its class can't rebuild its stats")
+    ]
 
 
 def test_a_class_of_the_old_interface_counts_nothing():

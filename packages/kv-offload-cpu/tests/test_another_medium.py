@@ -36,7 +36,7 @@ def test_another_medium_says_what_it_is_and_where_chunks_are(keys):
 def test_what_is_there_already_is_restored_where_it_lies(make, keys, policy):
     manager, context = make(6, policy, enable_events=True), ReqContext("r")
     first, second = keys([10, 11, 12]), keys([20])
-    manager.restore([(first, [4, 0, 5]), (second, [2])])
+    manager.restore(iter([(first, [4, 0, 5]), (second, [2])]))
     manager.check()
     assert manager.lookup_prefix([*first, *second], context).hits == 4
     assert list(manager.prepare_load([*second, *first], context).block_ids) == [2, 4, 0, 5]

@@ -36,6 +36,20 @@ def test_the_life_of_a_chunk(make, keys):
     manager.on_request_finished(TWO)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict.fromkeys])
+def test_keys_may_be_in_any_collection(make, keys, kind):
+    manager, [a, b, c] = make(4), keys(range(3))
+    assert manager.prepare_store(kind([a, b]), ONE) == PrepareStoreOutput([a, b], CPULoadStoreSpec([0, 1]), [])
+    manager.complete_store(kind([a, b]), ONE)
+    assert manager.lookup_prefix(kind([b, c, a]), TWO) == (1, LookupResult.MISS)
+    assert manager.prepare_load(kind([b, a]), TWO) == CPULoadStoreSpec([1, 0])
+    manager.complete_load(kind([b, a]), TWO)
+    assert manager.load_prefix(kind([a, b, c]), TWO) == 2
+    manager.touch(kind([b, a]), TWO)
+    manager.drop(kind([a]))
+    assert [manager.lookup(key, TWO) for key in (a, b)] == [LookupResult.MISS, LookupResult.HIT]
+
+
 def test_a_prefix_ends_at_a_chunk_in_flight(make, keys, store):
     manager = make(4)
     store(manager, [0])

@@ -205,6 +205,21 @@ def test_a_folder_that_is_let_go_of_just_in_time_is_used(tmp_path, monkeypatch, 
     let_go(region)
 
 
+@pytest.mark.parametrize("refusal", [PermissionError, FileNotFoundError])
+def test_a_file_that_may_not_be_opened_or_has_just_gone_is_let_be(tmp_path, monkeypatch, refusal):
+    other, really = tmp_path / f"{PREFIX}left-over.mmap", os.open
+    other.write_bytes(b"another user's")
+
+    def refuse(path, *how, **more):
+        if path == other:
+            raise refusal
+        return really(path, *how, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    attach(tmp_path, num_ranks=1).release()
+    assert names(tmp_path) == [other.name]
+
+
 def test_files_of_others_are_let_be(tmp_path):
     (tmp_path / "psm_1234").write_bytes(b"mine")
     (tmp_path / f"{PREFIX}left-over.mmap").write_bytes(b"nobody's")

@@ -51,7 +51,9 @@ def test_a_copy_that_can_not_begin(rig, caplog, direction):
     rig.submit(1, direction, range(3))
     rig.loads.run()
     assert rig.poll() == [(1, False, None)]
-    assert f"{direction.value} job 1: a copy can't begin: no such device" in caplog.text
+    assert {record.message for record in caplog.records} == {
+        f"{direction.value} job 1: a copy can't begin: no such device"
+    }
     rig.inner.refuses = False
     rig.submit(2, direction, [0])
     rig.loads.run()
@@ -63,7 +65,7 @@ def test_a_copy_that_can_not_begin(rig, caplog, direction):
 
 
 def test_a_block_that_there_is_not_is_the_submitters_mistake(rig):
-    with pytest.raises(KVError, match="store job 1: block ids of group 0 from 0 to 20, there are 0 to 19"):
+    with pytest.raises(KVError, match=r"^store job 1: block ids of group 0 from 0 to 20, there are 0 to 19$"):
         rig.submit(1, STORE, range(21), per_chunk=1)
     assert not rig.inner.jobs
     assert rig.poll() == []

@@ -43,15 +43,15 @@ def test_sizes(tmp_path):
 def test_room_for_less_than_a_chunk(tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"file_bytes_to_use: 8703 bytes are less than one chunk, which takes 8704: 192 bytes a block × 2 "
-        r"blocks, in pages of 4096, and a row of 256, × 2 workers",
+        match=r"^file_bytes_to_use: 8703 bytes are less than one chunk, which takes 8704: 192 bytes a block × 2 "
+        r"blocks, in pages of 4096, and a row of 256, × 2 workers$",
     ):
         FileOffloadingSpec(config(tmp_path, ranks=2, file_bytes_to_use=2 * TAKEN - 1))
 
 
 def test_too_little_staging_memory(tmp_path):
     FileOffloadingSpec(config(tmp_path, file_staging_bytes=4 * 4096))
-    with pytest.raises(ConfigError, match="file_staging_bytes: 16383 bytes are less than 4 chunks of 4096"):
+    with pytest.raises(ConfigError, match=r"^file_staging_bytes: 16383 bytes are less than 4 chunks of 4096$"):
         FileOffloadingSpec(config(tmp_path, file_staging_bytes=4 * 4096 - 1))
 
 
@@ -156,7 +156,9 @@ def test_threads_that_can_not_begin_are_refused_at_the_start(tmp_path, monkeypat
     spec = FileOffloadingSpec(config(tmp_path, copy_threads=1))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ConfigError, match=r"^file_threads: 2 for each direction is too much: can't start"):
+        with pytest.raises(
+            ConfigError, match=r"^file_threads: 2 for each direction is too much: can't start new thread$"
+        ):
             spec.get_worker(caches())
     for thread in started:
         thread.join(60)

@@ -83,11 +83,11 @@ def test_a_load_that_a_step_waits_for_is_told_as_one(engines, monkeypatch):
 def test_the_other_mediums_places_are_refused(tmp_path, engines):
     rig = engines()
     worker, gpu = rig.ranks[0].worker, GPULoadStoreSpec([0, 1], [2], [0])
-    with pytest.raises(KVError, match="store job 1: expected a FileLoadStoreSpec, got CPULoadStoreSpec"):
+    with pytest.raises(KVError, match=r"^store job 1: expected a FileLoadStoreSpec, got CPULoadStoreSpec$"):
         worker.submit_store(1, gpu, CPULoadStoreSpec([0]))
-    with pytest.raises(KVError, match="load job 1: expected a FileLoadStoreSpec, got GPULoadStoreSpec"):
+    with pytest.raises(KVError, match=r"^load job 1: expected a FileLoadStoreSpec, got GPULoadStoreSpec$"):
         worker.submit_load(1, gpu, gpu)
-    with pytest.raises(KVError, match="store job 1: chunk ids from 6 to 6, there are 0 to 5"):
+    with pytest.raises(KVError, match=r"^store job 1: chunk ids from 6 to 6, there are 0 to 5$"):
         worker.submit_store(1, gpu, FileLoadStoreSpec([6], [make_key(0)], 1, 1))
     assert worker.engine.labels == {}
     assert worker.get_finished() == []

@@ -50,8 +50,9 @@ def test_blocks_at_the_end_complete_what_is_known():
         ([], [0, 2], [0, 2]),
     ):
         progress.begin([known])
-        progress.end([told])
-        assert progress.groups[0].table == table
+        given = [*told]
+        progress.end([given])
+        assert (progress.groups[0].table, given) == (table, told)
         progress.check()
 
 

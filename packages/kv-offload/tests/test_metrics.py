@@ -205,6 +205,15 @@ def test_what_a_medium_counted_stays_its_own():
     assert (stats.data["data"], counts.data) == ({"sizes": {(): [1, 2, 3]}}, {"sizes": [1, 2]})
 
 
+def test_what_workers_measured_stays_their_own():
+    stats, measured = OffloadingConnectorStats(), TransferStats()
+    measured.store.record(7, 0.125)
+    for _ in range(2):
+        stats.add_transfers(measured)
+    assert stats.data["data"]["vllm:kv_offload_store_size"] == {(): [7, 7]}
+    assert measured.store.sizes == [7]
+
+
 def test_of_a_level_the_latest_counts():
     stats = OffloadingConnectorStats()
     for usage in (0.5, 0.25):

@@ -13,7 +13,8 @@ COUNTS = (0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 7)
 def test_a_key_is_a_hash_and_its_group(count, num_bytes):
     hashes = [number.to_bytes(4, "big")[-num_bytes:].rjust(num_bytes, b"h") for number in range(count)]
     for group in (0, 7):
-        assert [*names(hashes, make_offload_key(b"", group))] == [make_offload_key(each, group) for each in hashes]
+        keys = names(hashes, make_offload_key(b"", group))
+        assert (len(keys), [*keys]) == (count, [make_offload_key(each, group) for each in hashes])
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -22,4 +23,5 @@ def test_hashes_of_several_lengths(count, odd):
     hashes = [b"%04d" % number for number in range(count)]
     if -count <= odd < count:
         hashes[odd] += b"longer"
-    assert [*names(hashes, make_offload_key(b"", 1))] == [make_offload_key(each, 1) for each in hashes]
+    keys = names(hashes, make_offload_key(b"", 1))
+    assert (len(keys), [*keys]) == (count, [make_offload_key(each, 1) for each in hashes])

@@ -271,6 +271,8 @@ def test_one_allocation_is_counted_once():
 def test_the_size_of_chunks():
     assert engine().layout.groups[0].tokens_per_chunk == 4
     assert engine(block_size=12).layout.groups[0].tokens_per_chunk == 12
+    alike = engine(((FULL, 4, 0), (WINDOW, 4, 6)), block_size=12).layout
+    assert [group.tokens_per_chunk for group in alike.groups] == [12, 12]
     fine = engine(((FULL, 8, 0), (WINDOW, 4, 6)), tokens_per_hash=2, blocks_per_chunk=3).layout
     assert [group.hashes_per_chunk for group in fine.groups] == [12, 6]
     assert (fine.grain_tokens, fine.tokens_per_hash) == (8, 2)

@@ -41,6 +41,10 @@ def test_an_error_of_vllms_is_a_violation_that_says_where_it_was_raised():
     assert type(raised(ValueError("no such block"), raises=NotCreated)) is NotCreated
 
 
+def test_who_ends_the_process_is_no_better():
+    assert str(raised(SystemExit(0))).startswith("NO-CRASH  vLLM, schedule: SystemExit: 0 (test_driver_parts.py:")
+
+
 def test_where_crashes_are_no_matter_the_history_ends():
     end = raised(ValueError("no such block"), silent=[Invariant.NO_CRASH])
     assert (type(end), str(end)) == (HistoryEnds, SAID)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any, Final
 
 from kv_api import ConfigError, KVConnectorBase_V1, KVConnectorRole
@@ -15,10 +17,15 @@ from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
-from kv_sim.violation import CalledAgain, Invariant, Referee, TestbedError, Violation
+from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, Violation
 
 _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
 """Packages whose lines say little of a mistake in a connector."""
+
+_RAISED: Final = (Exception, SystemExit, CalledAgain, DidNotReturn)
+"""What a connector raises. Whoever calls ``sys.exit`` ends a server, and must not end the testbed."""
+
+_calls = count()
 
 LogCall = Callable[[str, str, tuple[Any, ...], Any], None]
 """(side, method, arguments, answer)"""
@@ -32,13 +39,18 @@ class NotCreated(Violation):
     """The connector's constructor raised."""
 
 
+class TookTooLong(Violation):
+    """A call of the connector was ended. Whatever replays it takes as long."""
+
+
 def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Referee) -> KVConnectorBase_V1:
     """Create one object of a connector, through the factory. A configuration that it refuses is no violation."""
+    next(_calls)
     try:
         return KVConnectorFactory.create_connector(config, role, kv_cache_config)
     except (ConfigError, Violation, TestbedError):
         raise
-    except Exception as error:
+    except _RAISED as error:
         _let_a_debugger_end(error)
         message = f"{role.name.lower()} side: {type(error).__name__}: {error} ({_innermost(error)})"
         if Invariant.NO_CRASH in referee.silent:
@@ -53,7 +65,7 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
         yield
     except (Violation, HistoryEnds, TestbedError):
         raise
-    except (Exception, CalledAgain) as error:
+    except _RAISED as error:
         _let_a_debugger_end(error)
         raise crash(referee, what, error) from error
 
@@ -61,7 +73,9 @@ def crashes(referee: Referee, what: str) -> Iterator[None]:
 def crash(referee: Referee, what: str, error: BaseException) -> Violation | HistoryEnds:
     """What a connector's exception is raised as."""
     message = f"{what}: {type(error).__name__}: {error} ({_innermost(error)})"
-    return HistoryEnds(message) if Invariant.NO_CRASH in referee.silent else Violation(Invariant.NO_CRASH, message)
+    if Invariant.NO_CRASH in referee.silent:
+        return HistoryEnds(message)
+    return (TookTooLong if isinstance(error, DidNotReturn) else Violation)(Invariant.NO_CRASH, message)
 
 
 class Guard:
@@ -149,11 +163,12 @@ class Guard:
 
     def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         # Written out: a context manager costs as much as most calls.
+        next(_calls)
         try:
             return getattr(self.connector, name)(*args, **kwargs)
         except (Violation, HistoryEnds, TestbedError):
             raise
-        except (Exception, CalledAgain) as error:
+        except _RAISED as error:
             _let_a_debugger_end(error)
             raise crash(self._referee, f"{self._side} side, {name}", error) from error
 
@@ -165,6 +180,20 @@ class Guard:
         method = partial(self.call, name)
         setattr(self, name, method)
         return method
+
+
+def count_a_call() -> int:
+    """A number for a call, or for a look: the next one's is one higher."""
+    return next(_calls)
+
+
+def is_within_a_call(frame: FrameType | None) -> bool:
+    """Whether a connector is being called."""
+    while frame is not None:
+        if frame.f_code in (Guard._ask.__code__, create.__code__):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def called_at(error: BaseException) -> str | None:

@@ -39,6 +39,10 @@ class TestbedError(Exception):
     """The testbed itself did something that a real engine never does: a bug here, not in the connector."""
 
 
+class DidNotReturn(BaseException):
+    """A call of a connector takes too long, and is ended. Not an ``Exception``, so that nobody forgives it."""
+
+
 class CalledAgain(BaseException):
     """A connector that broke down is called again. Not an ``Exception``, so that nobody forgives it."""
 

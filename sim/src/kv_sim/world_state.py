@@ -12,6 +12,7 @@ from typing import Any
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.ending import Ending
+from kv_sim.checkers.medium import guard_media
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -47,6 +48,7 @@ class WorldState:
         self._digest = blake2b(digest_size=16)
         self._observe = observe
         self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
+        guard_media(self.engine.connectors[-1], self.referee)
         self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
 
     # -- applying ------------------------------------------------------------------------------

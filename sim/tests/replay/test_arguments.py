@@ -44,7 +44,7 @@ USUAL = {
     "ids": "auto", "id_scope": "auto", "on_error": "stop", "unsorted": "stop", "stagger": 0.0, "requests": None,
     "assume_sharing": None, "seed": None, "model": None, "kv_dtype": None, "bytes_per_token": None,
     "cache_policy_module_path": None, "capacity": None, "gpu_capacity": None, "json": None, "html": None,
-    "servers": None, "routing": None,
+    "servers": None, "routing": None, "columns": None,
 }  # fmt: skip
 
 
@@ -128,6 +128,16 @@ def test_every_option_says_what_it_is():
     assert not (engine | cache) & OLD_NAMES.keys(), "nobody learns them any more"
     assert {new for new, _ in OLD_NAMES.values()} <= engine & cache
     assert SAME_IN_ENGINE.keys() <= cache - engine and {*SAME_IN_ENGINE.values()} <= engine - cache
+
+
+def test_as_many_processes_as_there_are_cores_to_be_used(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert parsed().jobs == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert parsed().jobs == 8, "who can't say which, says how many there are"
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert parsed().jobs == 1
 
 
 def test_policies():

@@ -611,6 +611,16 @@ def test_a_bar_is_drawn_on_a_terminal_only():
     assert len(shown) == 7 and not shown[-1]
 
 
+def test_a_bar_that_was_cleared_is_drawn_again():
+    screen = Terminal()
+    progress = Progress(screen)
+    for _ in range(2):
+        progress.count("reading", 7)
+        progress.clear()
+        progress.clear()
+    assert screen.getvalue() == 2 * f"\rreading: 7\r{' ' * 10}\r"
+
+
 def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):
     assert main(["replay", "mooncake-synthetic", "--requests", "300", "--jobs", "1", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -16,15 +16,16 @@ from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
     "expected those of azure (TIMESTAMP, ContextTokens, GeneratedTokens) or burstgpt (Timestamp, Request tokens, "
-    "Response tokens) or vidur (arrived_at, num_prefill_tokens, num_decode_tokens)"
+    "Response tokens) or vidur (arrived_at, num_prefill_tokens, num_decode_tokens); --columns says which is what "
+    "in another one"
 )
 FIELDS = (
     "expected those of weka (id, block_size, requests) or lmcache (timestamp, chunk_size, seq_len, chunk_hashes) "
     "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
     "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
     "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations, or messages that end "
-    "with an answer) or openai (messages, or body.messages); if it is only this record: --format with "
-    "--on-error skip"
+    "with an answer) or openai (messages, or body.messages); --columns says which is what in another one; if it "
+    "is only this record: --format with --on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})

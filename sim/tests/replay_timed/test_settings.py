@@ -170,6 +170,19 @@ def test_a_size_of_blocks_that_the_server_has() -> None:
     assert (found.sizes.gpu_blocks, found.sizes.block_tokens) == (320, 16)
 
 
+def test_a_size_of_the_gpu_is_taken_for_a_model_that_its_memory_has_no_room_for() -> None:
+    trace = trace_of((0, 600, 2, [1, 2]), block_tokens=512)
+    assert run(trace, parsed("--gpu-capacity 7blocks --gpu-memory 1GiB")).settings.gpu_blocks == 7
+
+
+def test_a_size_of_the_gpu_that_is_none() -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), parsed("--gpu-capacity 511tokens"))
+    assert str(refused.value) == (
+        "--gpu-capacity 511tokens: less than one block of 512 tokens, which takes 64 MiB"
+    )
+
+
 OFFLOAD = (
     '{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1}}'
 )

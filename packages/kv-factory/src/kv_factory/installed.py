@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def installed_offers(group: str) -> list[Offer]:
-    """An offer for each entry point, in the order of names; nothing is imported."""
+    """An offer for each entry point, in no order; nothing is imported."""
     from importlib.metadata import entry_points
 
     try:
         points = entry_points(group=group)
     except Exception as error:  # a file that somebody else installed
         raise ConfigError(f"entry points can't be read: {_culprit()}") from error
-    return sorted(Offer(point.name, Target.parse(point.value), f"from {_label(point.dist)}") for point in points)
+    return [Offer(point.name, Target.parse(point.value), f"from {_label(point.dist)}") for point in points]
 
 
 def forget_files() -> None:

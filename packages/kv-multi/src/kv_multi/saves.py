@@ -89,7 +89,7 @@ class SaveReports:
 
     def abandon(self, child: int) -> None:
         """A child was switched off: it holds nothing any more."""
-        self.report(child, [request_id for request_id, waiting in self._waiting.items() if child in waiting])
+        self.report(child, [*self._waiting])
 
     def take(self) -> set[str]:
         """The requests whose last report came since the last call."""

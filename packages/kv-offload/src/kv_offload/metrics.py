@@ -102,7 +102,7 @@ class OffloadingConnectorStats(KVConnectorStats):
             if stats.sizes:
                 self.increase(size, stats.bytes)
                 self.increase(seconds, stats.time)
-                self._add(samples, HISTOGRAM, (), list(stats.sizes))
+                self._add(samples, HISTOGRAM, (), stats.sizes)
 
     def add_medium(self, stats: KVConnectorStats, declared: Mapping[str, OffloadingMetricMetadata]) -> None:
         """Add what a manager counted: in this payload's form, or a plain value by name."""

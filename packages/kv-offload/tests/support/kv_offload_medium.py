@@ -248,6 +248,7 @@ class ScriptedWorker(OffloadingWorker):
         return results
 
     def wait(self, job_ids):
+        assert isinstance(job_ids, set), f"jobs in a {type(job_ids).__name__}"
         self.calls.append(("wait", sorted(job_ids)))
         if self.error is not None:
             raise self.error
@@ -259,7 +260,7 @@ class ScriptedWorker(OffloadingWorker):
     def let_go(self, job_ids):
         """``wait``, but for those that have let go already."""
         self.calls.append(("let go", sorted(job_ids)))
-        self.wait({*job_ids} - self.goes_on)
+        self.wait(job_ids - self.goes_on)
         return self.goes_on & self.running.keys()
 
     def shutdown(self):

@@ -239,6 +239,11 @@ FITS = "and the caches here take numpy <f4 (3, 2, 2, 5); both engines need the s
             TensorError,
             f"values: numpy <f2 (3, 2, 2, 5) came, {FITS}",
         ),
+        (
+            lambda: caches_of_three().write([1, 2], rows(3, 2, 2, 5), None),
+            TensorError,
+            "values: expected a numpy array or a torch tensor, got NoneType",
+        ),
     ],
 )
 def test_caches(call: Any, error: type[Exception], message: str) -> None:

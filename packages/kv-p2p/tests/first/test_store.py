@@ -143,6 +143,21 @@ def test_a_request_that_is_none_ends_it_and_is_logged(
     other.close()
 
 
+def test_a_key_that_is_no_text_ends_it_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = make_pair("local")
+    with caplog.at_level(logging.WARNING, "kv_p2p"):
+        server = StoreServer(one, LocalStore(10))
+        other.send_tensor(np.array([0]))
+        other.send_tensor(np.array([255], np.uint8))
+        wait_until(lambda: not server._thread.is_alive())
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request to a store can't be used: "
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"
+    ]
+    server.close()
+    other.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_store_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = make_pair("local")

@@ -40,6 +40,11 @@ def random_array(dtype: str, shape: tuple[int, ...]) -> Any:
     return bits.view(np.dtype(dtype)).reshape(shape)
 
 
+def test_all_numbers_that_numpy_has_on_any_machine_can_be_sent() -> None:
+    codes = "?" + np.typecodes["AllInteger"] + "efdFD"
+    assert {np.dtype(code).str[1:] for code in codes} == {*NUMPY_TYPES}
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("letters", NUMPY_TYPES)

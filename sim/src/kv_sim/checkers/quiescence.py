@@ -1,7 +1,9 @@
 """What must hold when everything is at rest: LIVENESS, CONSERVATION, GEOMETRY, ACCOUNTING and HITS are judged."""
 
 from kv_sim.checkers import conservation, geometry, hits
+from kv_sim.checkers.room import check_room
 from kv_sim.rest import MOST_STEPS, come_to_rest
+from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
 from kv_sim.world_state import WorldState
 
@@ -22,6 +24,10 @@ def check(world: WorldState) -> None:
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
         world.counted.check(engine.devices, world.config.block_bytes)
+        lost = any(device.copies.running for device in engine.devices)
+        if Trait.RESET in world.subject.traits and not lost:  # what is lost is in use for ever
+            check_room(engine.connectors[-1], engine.referee)
+            conservation.check_books(engine)
 
 
 def _comes_to_rest(world: WorldState) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from kv_sim.command.console import let_connectors_log_nothing
 from kv_sim.command.table import aligned
+from kv_sim.command.workers import end_with_parent
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.fuzz import Failure, run_seed
@@ -209,6 +210,7 @@ def _on_interrupt(handler: Any) -> Iterator[None]:
 
 def _process(plan: Plan, worker: int, batches: Any, stop: Any) -> None:
     """A worker's process."""
+    end_with_parent()
     let_connectors_log_nothing()
     work(plan, worker, batches.put, stop.is_set)
 

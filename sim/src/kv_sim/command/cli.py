@@ -26,6 +26,7 @@ from kv_sim.command.console import (
     UNREAD,
     let_connectors_log_nothing,
     note,
+    print_whatever_there_is,
     printing,
     say,
     say_interrupted,
@@ -33,6 +34,7 @@ from kv_sim.command.console import (
 from kv_sim.command.interrupts import Told
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parse
 from kv_sim.command.subjects import subject_lines
+from kv_sim.command.watchdog import ends_calls
 from kv_sim.conformance.command import conform
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
@@ -60,11 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     options = parse(COMMANDS, typed)
     let_connectors_log_nothing()
+    print_whatever_there_is()
     try:
         selection.check_numbers(options)
         selection.check_folder("--save", getattr(options, "save", None))
         selection.look_in_this_folder()
-        code: int = options.run(options)
+        with ends_calls(getattr(options, "call_timeout", 0)):
+            code: int = options.run(options)
         with printing():
             print(end="", flush=True)  # where there is no standard output, nothing
     except ConfigError as error:
@@ -75,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         note("interrupted")
         return INTERRUPTED
+    except SystemExit as error:  # out of reach of what guards a connector's calls; it must not look like an answer
+        print(f"kv-sim {options.command}: somebody called sys.exit({error.code!r}) in the middle", file=sys.stderr)
+        return BROKEN
     except BrokenPipeError:  # whoever reads has seen enough
         return UNREAD
     except OSError as error:

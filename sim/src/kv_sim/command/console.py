@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Final
 
 from kv_sim.guard import called_at
@@ -44,6 +45,13 @@ def say_interrupted(error: BaseException, seed: int | None, of: str, done: int) 
     where = f" in {called}," if called else ""
     running = f"while seed {seed} of {of} ran" if seed is not None else f"before {of} ran"
     note(f"interrupted{where} {running}; {done} {'history' if done == 1 else 'histories'} of it done before")
+
+
+def print_whatever_there_is() -> None:
+    """What an output's encoding doesn't have is printed as its number, and is no reason to end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def let_connectors_log_nothing() -> None:

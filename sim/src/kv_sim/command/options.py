@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
@@ -66,14 +67,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     _add_engine(again, None, "another engine than the file names")
     _add_views(again)
 
-    conform = command("conform", "try everything that a connector claims, claim by claim")
-    _add_name(conform)
-    conform.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
-    conform.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
-    conform.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
-    _add_actions(conform)
-    _add_engine(conform, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
-    _add_save(conform)
+    _add_conform(command("conform", "try everything that a connector claims, claim by claim"))
 
     grows = command("growth", "say whether a connector's work grows with what it should not depend on")
     _add_name(grows)
@@ -97,6 +91,17 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     return parser
 
 
+def _add_conform(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
+    parser.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
+    parser.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
+    parser.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
+    _add_actions(parser)
+    _add_engine(parser, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
+    _add_save(parser)
+
+
 def _add_connector(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
     _add_claims(parser)
@@ -113,6 +118,13 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 def _add_claims(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     parser.add_argument("--traits", metavar="A,B", help=f"what it claims: {','.join(Trait)}, or none")
+    parser.add_argument(
+        "--call-timeout",
+        type=float,
+        default=USUAL_SECONDS,
+        metavar="S",
+        help=f"a call that takes longer is ended, and a violation (default {USUAL_SECONDS:g} seconds; 0: none is)",
+    )
 
 
 def _add_engine(parser: argparse.ArgumentParser, usual: str | None, text: str) -> None:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,11 +69,28 @@ def choose_subject(
     subject = _named(connector, engine)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
+        subject = _with_what_is_kept(subject, parse_extra(extra), engine)
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)
+    return subject
+
+
+def _with_what_is_kept(subject: Subject, extra: dict[str, Any], engine: str) -> Subject:
+    """What settings of an offloading connector say of what it keeps: whole chunks, and from which offer on."""
+    try:
+        found = find_engine(engine).connector_class(subject.transfer_config(WorldConfig()))
+    except ConfigError:
+        return subject  # which is about to be told
+    if "OffloadingConnector" not in {base.__name__ for base in found.__mro__}:
+        return subject
+    chunk, offers = extra.get("blocks_per_chunk"), extra.get("store_threshold")
+    if isinstance(chunk, int) and chunk > 0:  # or it is refused
+        subject = replace(subject, blocks_per_chunk=chunk)
+    if isinstance(offers, int) and offers >= 0:
+        subject = replace(subject, keeps_from=max(1, offers))
     return subject
 
 
@@ -130,7 +147,12 @@ def _check_medium(connector: str, extra: dict[str, Any], subject: Subject, engin
 def _refuse_own_copies(connector: str, transfer: KVTransferConfig, engine: str) -> None:
     try:
         found = find_engine(engine).connector_class(transfer)
-    except ConfigError:
+    except ConfigError as error:
+        if "No module named 'vllm" in str(error):
+            raise ConfigError(
+                f"{error}; one that is written for vLLM is driven by vLLM's engine, where there is a vLLM: "
+                "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
+            ) from None
         if not _is_vllms(transfer):
             raise
         raise ConfigError(
@@ -223,6 +245,9 @@ def check_numbers(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}: more than 0, got {value}")
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"--{name}: a finite number, got {value}")
+    timeout = getattr(options, "call_timeout", 0)
+    if not 0 <= timeout < inf:
+        raise ConfigError(f"--call-timeout: at least 0 seconds, got {timeout:g}")
 
 
 def check_folder(option: str, folder: str | None) -> None:

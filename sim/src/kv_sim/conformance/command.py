@@ -17,7 +17,7 @@ from kv_sim.subject import Subject
 
 
 def conform(options: argparse.Namespace) -> int:
-    """Run the command; a claim that doesn't hold ends it."""
+    """Run the command; a claim that doesn't hold ends it, unless it is to keep going."""
     find_engine(options.engine)
     name, extra = selection.choose_name(options)
     subject = selection.choose_subject(name, extra, options.traits, options.engine)
@@ -33,7 +33,7 @@ def conform(options: argparse.Namespace) -> int:
             say_interrupted(error, outcome.seed, f"the scenario {scenario.name}", outcome.histories)
             raise Told from None
         outcomes.append(outcome)
-        if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE:
+        if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE and not options.keep_going:
             break
     for text in summary_lines(subject, outcomes, partial(again, options)):
         say(text)

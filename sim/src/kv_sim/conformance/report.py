@@ -31,7 +31,9 @@ def summary_lines(
             lines.append(f"  see how: {again(outcome)}")
     refused = sorted({outcome.refusal for outcome in outcomes if outcome.refusal is not None})
     tried = frozenset(outcome.scenario.shows for outcome in outcomes)
-    said = (*refused, *notes(subject, total.situations, tried))
+    last = outcomes[-1] if outcomes else None
+    stopped = last is not None and last.failure is not None and last.scenario.claim is Claim.MADE
+    said = (*refused, *notes(subject, total.situations, tried, is_whole=not stopped))
     return [*lines, "", *situation_table(total.situations), *(f"note: {note}" for note in said)]
 
 
@@ -62,12 +64,16 @@ def situation_table(situations: Mapping[str, int]) -> list[str]:
 
 
 def notes(
-    subject: Subject, situations: Mapping[str, int], tried: frozenset[Trait | None] = frozenset()
+    subject: Subject,
+    situations: Mapping[str, int],
+    tried: frozenset[Trait | None] = frozenset(),
+    *,
+    is_whole: bool = True,
 ) -> list[str]:
-    """What one should know before one believes the table."""
+    """What one should know before one believes the table; it isn't whole if a broken claim ended it."""
     little = why_little_is_shown(situations)
     found = [] if little is None else [little]
-    if Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
+    if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]
     if unclaimed:

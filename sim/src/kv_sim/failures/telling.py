@@ -9,6 +9,7 @@ from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay
+from kv_sim.guard import TookTooLong
 from kv_sim.violation import Invariant
 
 Say = Callable[[str], object]
@@ -34,6 +35,22 @@ def tell(
     say(fail_line(found))
     for text in found.violation.notes:
         note(text)
+    if isinstance(found.violation, TookTooLong):
+        note("it is not shrunk: each try would take as long")
+        shrunk = found
+    else:
+        shrunk = _shrunk(found, note, silent)
+    file = None
+    try:
+        file = write_schedule(Schedule.of(shrunk, silent), folder, stem)
+    except OSError as error:
+        note(f"the schedule was not saved: {error}")
+    for text in shrunk_lines(found, shrunk, replay_line, file):
+        say(text)
+
+
+def _shrunk(found: Failure, note: Say, silent: frozenset[Invariant]) -> Failure:
+    """The same in fewer actions; and whether these are all there is to it."""
     goes_on = within(MOST_SECONDS)
     shrunk = shrink(found, silent=silent, goes_on=goes_on)
     if not goes_on():
@@ -45,13 +62,7 @@ def tell(
             "something else decides, too, such as a thread of the connector's own, a clock, or what another "
             "history left; a replay may pass"
         )
-    file = None
-    try:
-        file = write_schedule(Schedule.of(shrunk, silent), folder, stem)
-    except OSError as error:
-        note(f"the schedule was not saved: {error}")
-    for text in shrunk_lines(found, shrunk, replay_line, file):
-        say(text)
+    return shrunk
 
 
 def _fails_again(failure: Failure, silent: frozenset[Invariant]) -> bool:

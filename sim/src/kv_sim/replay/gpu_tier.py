@@ -6,15 +6,14 @@ longer than the whole tier leaves its head in it.
 Invariants: at most ``capacity`` blocks; the last one in the order is the head of the last request.
 """
 
-from kv_api import ConfigError, OffloadKey
+from kv_api import OffloadKey
 
 
 class GpuTier:
     """An LRU of ``capacity`` blocks."""
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ConfigError(f"gpu_blocks: expected at least 1, got {capacity}")
+        assert capacity >= 1, f"a tier of {capacity} blocks"
         self.capacity = capacity
         self._order: dict[OffloadKey, None] = {}
 

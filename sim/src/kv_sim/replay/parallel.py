@@ -12,6 +12,7 @@ from pathlib import Path
 from kv_api import ConfigError
 from kv_offload_cpu.policy import find_policy
 from kv_sim.command.interrupts import heard_here_alone
+from kv_sim.command.workers import end_with_parent
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import RoutedTrace
@@ -79,6 +80,7 @@ def _side_by_side(trace: RoutedTrace, works: Sequence[_Work], jobs: int, progres
 
 
 def _map(places: Sequence[tuple[Path, str, int]]) -> None:
+    end_with_parent()
     _mapped[:] = [Columns.load(*place) for place in places]
 
 

@@ -16,6 +16,7 @@ from kv_api.errors import unknown_name
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
 from kv_sim.command.interrupts import heard_here_alone
+from kv_sim.command.workers import end_with_parent
 from kv_sim.failures.shrink import shrink
 from kv_sim.violation import Invariant
 from kv_sim.zoo.hunt import HISTORIES, PATIENCE, hunt, killers
@@ -80,9 +81,15 @@ def _results(chosen: list[Planted], start: int, jobs: int) -> Iterator[Result]:
         yield from map(_hunt, work)
         return
     with heard_here_alone():
-        started = multiprocessing.get_context("spawn").Pool(jobs, let_connectors_log_nothing)
+        started = multiprocessing.get_context("spawn").Pool(jobs, _begin)
     with started as pool:
         yield from pool.imap(_hunt, work)
+
+
+def _begin() -> None:
+    """A worker's process."""
+    end_with_parent()
+    let_connectors_log_nothing()
 
 
 def _hunt(work: tuple[str, int, int]) -> Result:

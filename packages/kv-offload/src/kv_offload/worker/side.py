@@ -198,7 +198,7 @@ class OffloadingWorkerSide(WorkerSide):
             ended = self._copies.get_finished()
         except (OSError, RuntimeError) as error:
             warn("asking which jobs ended: %s: %s", type(error).__name__, error)
-            self._jobs.give_up(list(self._jobs.running))
+            self._jobs.give_up(self._jobs.running)
             return
         for result in ended:
             self._jobs.end(result)

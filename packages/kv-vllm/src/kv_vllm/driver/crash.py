@@ -20,7 +20,7 @@ def crashes(
         yield
     except (Violation, HistoryEnds, TestbedError, but):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"vLLM, {what}: {type(error).__name__}: {error} ({_innermost(error)})"
         if Invariant.NO_CRASH in referee.silent:
             raise HistoryEnds(message) from error

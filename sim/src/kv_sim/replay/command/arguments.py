@@ -19,6 +19,7 @@ from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.own_columns import PARTS, parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
 from kv_sim.replay.routing import Routing, find_routing
@@ -81,7 +82,7 @@ def add_size_arguments(parser: argparse.ArgumentParser) -> None:
 def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
     """Take what was given under a name that an option had as given under its own, and say so."""
     for old, (new, unit) in importlib.import_module(TIMED).OLD_NAMES.items():
-        value = getattr(options, _attribute(old), None)
+        value = getattr(options, _attribute(old))
         if value is None:
             continue
         if getattr(options, _attribute(new)) is not None:
@@ -116,6 +117,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
         options.seed or 0,
         options.stagger,
+        None if options.columns is None else parse_columns(options.columns),
         options.requests,
         fleet_of(options).needs_sessions,
         _overruled(options),
@@ -208,6 +210,9 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
     reading = parser.add_argument_group("how the trace is read")
     reading.add_argument("--format", metavar="NAME", help=f"instead of by its contents: {', '.join(FORMATS)}")
+    reading.add_argument(
+        "--columns", metavar="PARTS", help=f"or which of its columns is what: {', '.join(f'{p}=…' for p in PARTS)}"
+    )
     reading.add_argument("--time-unit", metavar="UNIT", help="s, ms, us or ns (default: the format's)")
     reading.add_argument("--block-size", type=int, metavar="N", help="tokens of a block (default: the format's)")
     reading.add_argument("--partial-block", choices=_values(Partial), default="keep", help="a last block not full")

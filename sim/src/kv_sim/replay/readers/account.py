@@ -45,7 +45,7 @@ class Account:
 
     def arrive(self, seconds: float, tokens: int) -> float:
         """A request arrives. Returns by how much that is before another one did that stands above it."""
-        early_by = max(0.0, self.last_arrival - seconds) if self.arrived else 0.0
+        early_by = max(0.0, self.last_arrival - seconds)
         self.arrived += 1
         self.tokens += tokens
         self.first_arrival = min(self.first_arrival, seconds)

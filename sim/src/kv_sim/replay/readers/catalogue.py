@@ -37,4 +37,5 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     found = ", ".join(map(str, list(record)[:12])) or "none"
     wanted = " or ".join(f"{one.name} ({one.asks_for})" for one in FORMATS.values() if one.container is container)
     skip = "" if container is Container.CSV else "; if it is only this record: --format with --on-error skip"
-    raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{skip}")
+    own = "; --columns says which is what in another one"
+    raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{own}{skip}")

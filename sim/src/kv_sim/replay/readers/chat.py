@@ -11,12 +11,11 @@ taken to lie between two turns, and each conversation counts from its own begin.
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of, tokens_of
 
 TURN_SECONDS: Final = 60
@@ -79,19 +78,7 @@ def _inside(value: Any, name: str) -> Any:
 def _time(record: Mapping[str, Any]) -> int | float | None:
     """When it arrived: a number in the unit of the file, or a date as seconds since 1970; None: nobody says."""
     field = next((field for field in _TIMES if record.get(field) is not None), None)
-    if field is None:
-        return None
-    value = record[field]
-    try:
-        return number(record, field)
-    except MalformedError:
-        if not isinstance(value, str):
-            raise
-    try:
-        date = datetime.fromisoformat(value.strip())
-    except ValueError:
-        raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
-    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    return None if field is None else number_or_date(record, field)
 
 
 # -- conversations -------------------------------------------------------------------------------

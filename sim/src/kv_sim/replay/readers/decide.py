@@ -43,9 +43,10 @@ def choose_block(
         raise ConfigError(f"{path}: the block size can't be told from this trace: say --block-size")
     share = agreement(first, chosen)
     if chosen != form.block_tokens:
+        usual = "" if form.block_tokens is None else f", not {form.block_tokens}"
         return chosen, (
-            f"blocks look like {chosen} tokens, not {form.block_tokens}: lengths and ids of {share:.0%} of "
-            "requests agree (--block-size)"
+            f"blocks look like {chosen} tokens{usual}: lengths and ids of {share:.0%} of requests agree "
+            "(--block-size)"
         )
     if share < 0.5:
         return chosen, f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens"

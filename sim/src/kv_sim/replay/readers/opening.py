@@ -21,6 +21,7 @@ from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
@@ -121,6 +122,8 @@ class Opening:
 
     def _format_of(self, files: list[Path]) -> tuple[Format, Iterator[Found]]:
         container, header, found = objects_of(files[0])
+        if self._options.columns is not None:
+            return own_format(self._options.columns, container), found
         if self._options.format is not None:
             form = FORMATS[self._options.format]
             if form.container is not container:

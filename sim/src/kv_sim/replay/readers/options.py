@@ -1,5 +1,6 @@
 """``TraceOptions``: how a trace is read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -56,6 +57,8 @@ class TraceOptions:
     seed: int = 0
     stagger_seconds: float = 0.0
     """How much later each session begins than the one before, where every session counts its own time."""
+    columns: Mapping[str, str] | None = None
+    """Which column is what, of a format that isn't known (``own_columns``)."""
     requests: int | None = None
     """Only so many requests, the first of the files."""
     sessions: bool = False
@@ -66,6 +69,8 @@ class TraceOptions:
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"--format: {unknown_name('format', self.format, FORMATS)}")
+        if self.format is not None and self.columns is not None:
+            raise ConfigError("--columns and --format: give one of them")
         if self.time_unit is not None and self.time_unit not in UNITS:
             raise ConfigError(f"--time-unit: {unknown_name('unit', self.time_unit, UNITS)}")
         if self.block_tokens is not None and self.block_tokens < 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from kv_sim.replay.trace import EngineMemory
@@ -76,6 +77,21 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
     if not -_LATEST < value < _LATEST:  # so is what is no number
         raise MalformedError(f"{field}: expected a time within 2**63, got {_shown(record, field)}")
     return value
+
+
+def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
+    """A time: a number, or a date as seconds since 1970; in UTC, where it doesn't say where."""
+    value = record.get(field)
+    try:
+        return number(record, field)
+    except MalformedError:
+        if not isinstance(value, str):
+            raise
+    try:
+        date = datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
+    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:

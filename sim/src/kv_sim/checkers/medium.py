@@ -1,0 +1,191 @@
+"""Stands between kv-offload's connector and the manager of its medium, and judges what the manager does.
+
+Its answers are what ``kv_api.OffloadingManager`` says that they are (PROTOCOL). A chunk that a job reads or writes
+isn't evicted, and its place is given to nobody, also not after a reset, until it is known that jobs from before it
+have ended (OWNERSHIP). Places are known where they are numbers, one for each chunk.
+
+Keeps, of each chunk in use, how many jobs use it and its place; and the places of jobs from before the last reset.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from kv_api import (
+    BlockIDsLoadStoreSpec,
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrefixLookup,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from kv_offload import OffloadingSchedulerSide
+from kv_sim.checkers.conservation import owners
+from kv_sim.violation import Invariant, Referee
+
+StoreOffer = tuple[Collection[OffloadKey], ReqContext]
+
+
+def guard_media(connector: Any, referee: Referee) -> None:
+    """Guard the media of a scheduler's connector and of its children, as far as they are kv-offload's."""
+    for side in sides_of(connector):
+        side._books.manager = MediumGuard(side._books.manager, referee)  # type: ignore[assignment]
+
+
+def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:
+    """Who has a medium."""
+    yield from (owner for owner in owners(connector) if isinstance(owner, OffloadingSchedulerSide))
+
+
+class MediumGuard:
+    """One manager, guarded. Unknown attributes are the manager's."""
+
+    def __init__(self, manager: OffloadingManager, referee: Referee) -> None:
+        self.manager = manager
+        self._referee = referee
+        self._name = type(manager).__name__
+        self._users: Counter[OffloadKey] = Counter()
+        """Jobs that read or write a chunk."""
+        self._place_of: dict[OffloadKey, int] = {}
+        """Of those chunks, as far as it is known."""
+        self._withheld: set[int] = set()
+        """Places of jobs from before the last reset."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.manager, name)
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask, and check the answer."""
+        answer = self.manager.on_new_request(req_context)
+        self._expect("on_new_request", answer, RequestOffloadingContext)
+        return answer
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Ask, and check the answer."""
+        answer = self.manager.lookup(key, req_context)
+        self._expect("lookup", answer, LookupResult)
+        return answer
+
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
+        """Ask, and check the answer; one by one, where the manager doesn't do better."""
+        if type(self.manager).lookup_prefix is OffloadingManager.lookup_prefix:
+            return OffloadingManager.lookup_prefix(self, keys, req_context)  # type: ignore[arg-type]
+        answer = self.manager.lookup_prefix(keys, req_context)
+        self._expect("lookup_prefix", answer, PrefixLookup)
+        self._expect("lookup_prefix", answer.rest, LookupResult)
+        if not 0 <= answer.hits <= len(keys):
+            self._fail(f"lookup_prefix answered {answer.hits} hits of {len(keys)} chunks")
+        elif (answer.rest is LookupResult.HIT) is not (answer.hits == len(keys)):
+            self._fail(f"lookup_prefix answered {answer.hits} hits of {len(keys)} chunks, and then {answer.rest}")
+        return answer
+
+    # -- jobs ----------------------------------------------------------------------------------
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Pin, and note where chunks lie."""
+        answer = self.manager.prepare_load(keys, req_context)
+        self._expect("prepare_load", answer, LoadStoreSpec)
+        self._use(keys, answer)
+        return answer
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """A load has ended."""
+        self.manager.complete_load(keys, req_context)
+        self._release(keys)
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """Make room, and check at whose expense."""
+        answer = self.manager.prepare_store(keys, req_context)
+        if answer is not None:
+            self._check_store("prepare_store", keys, answer)
+        return answer
+
+    def prepare_stores(self, stores: Sequence[StoreOffer]) -> list[PrepareStoreOutput]:
+        """The same of several; one by one, where the manager doesn't do better."""
+        if type(self.manager).prepare_stores is OffloadingManager.prepare_stores:
+            return OffloadingManager.prepare_stores(self, stores)  # type: ignore[arg-type]
+        answers = self.manager.prepare_stores(stores)
+        if len(answers) > len(stores):
+            self._fail(f"prepare_stores answered {len(answers)} times to {len(stores)} stores")
+        for (keys, _), answer in zip(stores, answers, strict=False):
+            self._check_store("prepare_stores", keys, answer)
+        return answers
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        """A store has ended."""
+        self.manager.complete_store(keys, req_context, success)
+        self._release(keys)
+
+    def reset_cache(self) -> None:
+        """Everything is forgotten, and what is in use stays where it is."""
+        self.manager.reset_cache()
+        self._withheld.update(self._place_of.values())
+        self._users.clear()
+        self._place_of.clear()
+
+    def on_reset_flushed(self) -> None:
+        """Jobs from before the reset have ended."""
+        self.manager.on_reset_flushed()
+        self._withheld.clear()
+
+    # -- parts of these ------------------------------------------------------------------------
+
+    def _check_store(self, method: str, keys: Collection[OffloadKey], answer: PrepareStoreOutput) -> None:
+        self._expect(method, answer, PrepareStoreOutput)
+        stored, evicted = list(answer.keys_to_store), set(answer.evicted_keys)
+        strange = [key for key in stored if key not in keys]
+        if strange or len(set(stored)) < len(stored):
+            what = f"{len(strange)} that weren't offered" if strange else "some of them twice"
+            self._fail(f"{method} stores {len(stored)} chunks of {len(keys)} that were offered, {what}")
+        if evicted.intersection(keys):
+            self._fail(f"{method} evicts {len(evicted.intersection(keys))} chunks of the same offer")
+        used = [key for key in evicted if self._users[key]]
+        if used:
+            where = [self._place_of[key] for key in used if key in self._place_of]
+            which = _places(where) if where else f"{len(used)} of them"
+            self._fail(f"{method} evicts chunks that jobs read or write: {which}", Invariant.OWNERSHIP)
+        places = set(_places_in(answer.store_spec, stored))
+        if taken := places.intersection(self._place_of.values()):
+            self._fail(f"{method} gives away what a job still uses: {_places(taken)}", Invariant.OWNERSHIP)
+        if taken := places & self._withheld:
+            self._fail(
+                f"{method} gives away what a job from before the reset may still use, since on_reset_flushed "
+                f"was not called: {_places(taken)}",
+                Invariant.OWNERSHIP,
+            )
+        self._use(stored, answer.store_spec)
+
+    def _use(self, keys: Collection[OffloadKey], spec: LoadStoreSpec) -> None:
+        self._users.update(keys)
+        self._place_of.update(zip(keys, _places_in(spec, keys), strict=False))
+
+    def _release(self, keys: Collection[OffloadKey]) -> None:
+        for key in keys:
+            if self._users[key] > 1:
+                self._users[key] -= 1
+            else:
+                del self._users[key]
+                self._place_of.pop(key, None)
+
+    def _expect(self, method: str, answer: object, kind: type) -> None:
+        if not isinstance(answer, kind):
+            self._fail(f"{method} answered {answer!r}, which is no {kind.__name__}")
+
+    def _fail(self, message: str, invariant: Invariant = Invariant.PROTOCOL) -> None:
+        self._referee.fail(invariant, f"the medium's {self._name}.{message}")
+
+
+def _places_in(spec: object, keys: Collection[OffloadKey]) -> Sequence[int]:
+    """The place of each chunk, if places are numbers."""
+    if isinstance(spec, BlockIDsLoadStoreSpec) and len(spec.block_ids) == len(keys):
+        return spec.block_ids
+    return ()
+
+
+def _places(places: Collection[int]) -> str:
+    return f"{'place' if len(places) == 1 else 'places'} {', '.join(map(str, sorted(places)))}"

@@ -1,0 +1,89 @@
+"""CONSERVATION of a medium's room: when nothing is in use, there is room for as much as at any other such time.
+
+It is counted how many new chunks one store may have at most. ``prepare_store``, which is all or nothing, says so
+by itself, and a store that fails undoes it. Whatever was kept may have to go for it, so this comes last.
+
+Whoever never gets a pin back has less room than after a reset. And a reset gives back every place, be its chunk
+stored, on its way, or read at that time, as soon as it is known that no job goes on.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final
+
+from kv_api import OffloadingManager, OffloadKey, ReqContext, make_offload_key
+from kv_sim.checkers.medium import sides_of
+from kv_sim.guard import crashes
+from kv_sim.violation import Invariant, Referee
+
+MOST_CHUNKS: Final = 256
+"""More isn't asked for: worlds have less."""
+
+
+def check_room(connector: Any, referee: Referee) -> None:
+    """Check the media of a scheduler's connector that can be reset, at rest. They are used up by that."""
+    for side in sides_of(connector):
+        books = side._books
+        with crashes(referee, "the medium, at rest"):
+            _Room(books.manager, books.layout.groups[0].group_id, referee).check()
+
+
+class _Room:
+    def __init__(self, manager: OffloadingManager, group_id: int, referee: Referee) -> None:
+        self._manager = manager
+        self._referee = referee
+        self._name = type(getattr(manager, "manager", manager)).__name__
+        self._context = ReqContext("room")
+        self._keys = (make_offload_key(b"room" + number.to_bytes(28, "little"), group_id) for number in count())
+
+    def check(self) -> None:
+        self._manager.on_new_request(self._context)
+        before = self._most()
+        self._reset()
+        most = self._most()
+        if before != most:
+            self._fail(f"has room for {before} chunks, and after a reset for {most}")
+        for what, use in (("stored", self._stored), ("being stored", self._in_flight), ("read", self._read)):
+            use(most)
+            self._reset()
+            left = self._most()
+            if left != most:
+                self._fail(f"has room for {most} chunks, and after a reset while so many were {what}, for {left}")
+        self._manager.on_request_finished(self._context)
+
+    def _most(self) -> int:
+        """The most chunks that one store may have."""
+        fits, too_many = 0, MOST_CHUNKS + 1
+        while too_many - fits > 1:
+            tried = (fits + too_many) // 2
+            stored = self._in_flight(tried)
+            if stored is None:
+                too_many = tried
+            else:
+                fits = tried
+                self._manager.complete_store(stored, self._context, False)
+        return fits
+
+    # -- what they are when everything is forgotten ---------------------------------------------
+
+    def _stored(self, chunks: int) -> list[OffloadKey]:
+        stored = self._in_flight(chunks) or []
+        self._manager.complete_store(stored, self._context, True)
+        return stored
+
+    def _in_flight(self, chunks: int) -> list[OffloadKey] | None:
+        output = self._manager.prepare_store(list(self._some(chunks)), self._context)
+        return None if output is None else output.keys_to_store
+
+    def _read(self, chunks: int) -> None:
+        self._manager.prepare_load(self._stored(chunks), self._context)
+
+    def _some(self, chunks: int) -> Iterator[OffloadKey]:
+        return (next(self._keys) for _ in range(chunks))
+
+    def _reset(self) -> None:
+        self._manager.reset_cache()
+        self._manager.on_reset_flushed()
+
+    def _fail(self, message: str) -> None:
+        self._referee.fail(Invariant.CONSERVATION, f"at rest the medium's {self._name} {message}")

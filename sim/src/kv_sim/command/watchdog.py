@@ -1,0 +1,44 @@
+"""Ends a call of a connector that doesn't return: an error in the middle of it, told like whatever else it raises.
+
+Every so many seconds somebody looks (a timer's signal, so in the main thread alone, and not on Windows). Who is
+found in the same call twice has been in it all the time between.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from kv_sim.guard import count_a_call, is_within_a_call
+from kv_sim.violation import DidNotReturn
+
+USUAL_SECONDS = 60.0
+
+
+@contextmanager
+def ends_calls(seconds: float) -> Iterator[None]:
+    """End calls that take twice as long for sure, and none that takes less. 0: never."""
+    if not seconds or not hasattr(signal, "setitimer") or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+    seen: int | None = None
+    """The number of the last look, if it fell into a call."""
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        before, now = seen, count_a_call()
+        seen = now if is_within_a_call(frame) else None
+        if seen is not None and before is not None and now == before + 1:
+            raise DidNotReturn(f"it hasn't returned for {seconds:g} s (--call-timeout)")
+
+    try:
+        signal.signal(signal.SIGALRM, look)
+    except ValueError:  # not the main thread
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)

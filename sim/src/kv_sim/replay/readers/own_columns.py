@@ -1,0 +1,84 @@
+"""A format that nobody here knows: whoever has it says which of its columns, or fields, is what.
+
+``time=arrived,input=usage.prompt_tokens,ids=blocks`` says it; a dot goes into an object. Only ``input`` is needed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_api import ConfigError
+from kv_api.errors import unknown_name
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number_or_date, text_of, whole
+
+PARTS: Final[Mapping[str, str]] = {
+    "time": "when a request arrived, as a number or a date",
+    "input": "the tokens of its prompt",
+    "output": "the tokens of its answer",
+    "ids": "its blocks, as a list, or as text with blanks or commas between them",
+    "session": "what it belongs to",
+    "model": "who computes it",
+}
+"""What a column may be."""
+
+_MOST_SHOWN: Final = 12
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """``--columns``: the column of each part."""
+    columns: dict[str, str] = {}
+    for one in text.split(","):
+        part, equals, column = (word.strip() for word in one.partition("="))
+        if not equals or not column:
+            raise ConfigError(f"--columns: expected PART=COLUMN with commas between them, got {one.strip()!r}")
+        if part not in PARTS:
+            raise ConfigError(f"--columns: {unknown_name('part', part, PARTS)}")
+        if part in columns:
+            raise ConfigError(f"--columns: {part} is {columns[part]!r} and {column!r}: give one of them")
+        columns[part] = column
+    if "input" not in columns:
+        raise ConfigError("--columns: input=COLUMN is missing, the tokens of a prompt")
+    return columns
+
+
+def own_format(columns: Mapping[str, str], container: Container) -> Format:
+    """The format with these columns."""
+
+    def parse(record: Mapping[str, Any]) -> Iterator[Record]:
+        found = {column: _value(record, column) for column in columns.values()}
+        missing = [column for column, value in found.items() if value is None]
+        if missing:
+            part = next(part for part, column in columns.items() if column == missing[0])
+            there = ", ".join(list(record)[:_MOST_SHOWN]) or "nothing"
+            raise MalformedError(
+                f"{missing[0]}: there is none, and --columns says that it is {PARTS[part]}; there is: {there}"
+            )
+        given = columns.get
+        yield Record(
+            number_or_date(found, columns["time"]) if "time" in columns else None,
+            whole(found, columns["input"]),
+            whole(found, columns["output"]) if "output" in columns else 0,
+            _ids(found, columns["ids"]) if "ids" in columns else None,
+            text_of(found, given("session", "")),
+            model=text_of(found, given("model", "")),
+        )
+
+    name = ",".join(f"{part}={column}" for part, column in columns.items())
+    return Format(f"--columns {name}", "columns that are named", container, (), parse)
+
+
+def _value(record: Mapping[str, Any], column: str) -> Any:
+    """What a column has; None: there is none."""
+    if column in record:
+        return record[column]
+    outer, dot, inner = column.partition(".")
+    below = record.get(outer)
+    return _value(below, inner) if dot and isinstance(below, dict) else None
+
+
+def _ids(found: Mapping[str, Any], column: str) -> list[Id]:
+    value = found[column]
+    if not isinstance(value, str):
+        return id_list(found, column)
+    words = value.strip("[] ").replace(",", " ").replace(";", " ").split()
+    return [int(word) if word.isdigit() else word.strip("'\"") for word in words]

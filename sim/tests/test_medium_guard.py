@@ -1,0 +1,393 @@
+"""What the manager of a medium answers and does with what is in use is judged, and that its room comes back."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kv_api import (
+    BlockIDsLoadStoreSpec,
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrefixLookup,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    make_offload_key,
+)
+from kv_offload_cpu import CPUOffloadingManager
+from kv_sim.checkers import quiescence
+from kv_sim.checkers.medium import MediumGuard, guard_media, sides_of
+from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
+from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.fuzz import run_seed
+from kv_sim.subject import Trait
+from kv_sim.violation import Invariant, Referee, Violation
+from kv_sim.world import World
+
+A, B, C, D = (make_offload_key(bytes([number]), 0) for number in range(4))
+REQUEST = ReqContext("r")
+PROTOCOL, OWNERSHIP, CONSERVATION = Invariant.PROTOCOL, Invariant.OWNERSHIP, Invariant.CONSERVATION
+
+
+class Taken(Referee):
+    """Writes down what is found instead of raising it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[tuple[Invariant, str]] = []
+
+    def fail(self, invariant: Invariant, message: str) -> None:
+        self.taken.append((invariant, message))
+
+
+class Shelves(OffloadingManager):
+    """Does as it is told, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.heard: list[tuple[str, Any]] = []
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return self.answer  # type: ignore[no-any-return]
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return self.answer  # type: ignore[no-any-return]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        return self.answer  # type: ignore[no-any-return]
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        return self.answer  # type: ignore[no-any-return]
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self.heard.append(("complete_load", keys))
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        self.heard.append(("complete_store", (keys, success)))
+
+    def reset_cache(self) -> None:
+        self.heard.append(("reset_cache", None))
+
+    def on_reset_flushed(self) -> None:
+        self.heard.append(("on_reset_flushed", None))
+
+
+class Quick(Shelves):
+    """The same, with the calls that do several in one."""
+
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrefixLookup:
+        return self.answer  # type: ignore[no-any-return]
+
+    def prepare_stores(self, stores: Any) -> list[PrepareStoreOutput]:
+        return self.answer  # type: ignore[no-any-return]
+
+
+def guarded(kind: type[Shelves] = Shelves) -> tuple[Shelves, MediumGuard, Taken]:
+    manager, notes = kind(), Taken()
+    return manager, MediumGuard(manager, notes), notes
+
+
+def stored(
+    keys: list[OffloadKey], places: list[int], evicted: list[OffloadKey] | None = None
+) -> PrepareStoreOutput:
+    return PrepareStoreOutput(keys, BlockIDsLoadStoreSpec(places), evicted or [])
+
+
+WRONG: list[tuple[str, Callable[[MediumGuard], object], object, str]] = [
+    ("on_new_request", lambda g: g.on_new_request(REQUEST), None, "None, which is no RequestOffloadingContext"),
+    ("lookup", lambda g: g.lookup(A, REQUEST), True, "True, which is no LookupResult"),
+    ("lookup", lambda g: g.lookup_prefix([A], REQUEST), None, "None, which is no LookupResult"),
+    ("prepare_load", lambda g: g.prepare_load([A], REQUEST), [1], "[1], which is no LoadStoreSpec"),
+]
+
+
+@pytest.mark.parametrize(("method", "ask", "answer", "what"), WRONG, ids=range(len(WRONG)))
+def test_answers_are_of_the_type_that_is_asked_for(
+    method: str, ask: Callable[[MediumGuard], object], answer: object, what: str
+) -> None:
+    manager = Shelves()
+    guard = MediumGuard(manager, Referee())
+    manager.answer = answer
+    with pytest.raises(Violation) as caught:
+        ask(guard)
+    assert str(caught.value) == f"PROTOCOL  the medium's Shelves.{method} answered {what}"
+
+
+@pytest.mark.parametrize("answer", [LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.RETRY])
+def test_right_answers_are_passed_on(answer: LookupResult) -> None:
+    manager, guard, notes = guarded()
+    manager.answer = answer
+    assert guard.lookup(A, REQUEST) is answer
+    hits = 2 if answer is LookupResult.HIT else 0
+    assert guard.lookup_prefix([A, B], REQUEST) == PrefixLookup(hits, answer)
+    manager.answer = RequestOffloadingContext()
+    assert guard.on_new_request(REQUEST) is manager.answer
+    manager.answer = None
+    assert guard.prepare_store([A], REQUEST) is None and guard.prepare_stores([([A], REQUEST)]) == []
+    manager.answer = stored([B], [4], [D])
+    assert guard.prepare_store([A, B], REQUEST) is manager.answer
+    assert guard.prepare_stores([([A, B, C], REQUEST)][:0]) == []
+    assert guard.config_info() == [{}], "what isn't judged is the manager's"
+    assert notes.taken == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (PrefixLookup(2, LookupResult.HIT), None),
+        (PrefixLookup(1, LookupResult.MISS), None),
+        (PrefixLookup(0, LookupResult.RETRY), None),
+        (PrefixLookup(3, LookupResult.HIT), "3 hits of 2 chunks"),
+        (PrefixLookup(-1, LookupResult.MISS), "-1 hits of 2 chunks"),
+        (PrefixLookup(1, LookupResult.HIT), "1 hits of 2 chunks, and then LookupResult.HIT"),
+        (PrefixLookup(2, LookupResult.MISS), "2 hits of 2 chunks, and then LookupResult.MISS"),
+    ],
+)
+def test_hits_of_a_prefix_are_some_of_it_and_then_something_else(answer: PrefixLookup, said: str | None) -> None:
+    manager, guard, notes = guarded(Quick)
+    manager.answer = answer
+    assert guard.lookup_prefix([A, B], REQUEST) is answer
+    expected = [] if said is None else [(PROTOCOL, f"the medium's Quick.lookup_prefix answered {said}")]
+    assert notes.taken == expected
+
+
+@pytest.mark.parametrize("answer", [(1, LookupResult.MISS), PrefixLookup(1, False)])  # type: ignore[arg-type]
+def test_hits_of_a_prefix_are_a_prefix_lookup(answer: object) -> None:
+    manager = Quick()
+    guard = MediumGuard(manager, Referee())
+    manager.answer = answer
+    with pytest.raises(
+        Violation, match=r"Quick.lookup_prefix answered .*, which is no (PrefixLookup|LookupResult)$"
+    ):
+        guard.lookup_prefix([A, B], REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (stored([A, D], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, 1 that weren't offered"),
+        (stored([A, A], [1, 2]), "prepare_store stores 2 chunks of 2 that were offered, some of them twice"),
+        (stored([A], [1], [B]), "prepare_store evicts 1 chunks of the same offer"),
+    ],
+)
+def test_what_is_stored_was_offered(output: PrepareStoreOutput, said: str) -> None:
+    manager, guard, notes = guarded()
+    manager.answer = output
+    guard.prepare_store([A, B], REQUEST)
+    assert notes.taken == [(PROTOCOL, f"the medium's Shelves.{said}")]
+
+
+def test_several_stores_are_judged_like_one_after_the_other() -> None:
+    manager, guard, notes = guarded(Quick)
+    manager.answer = [stored([A], [1]), stored([C], [1])]
+    guard.prepare_stores([([A], REQUEST), ([B, C], REQUEST), ([D], REQUEST)])
+    assert notes.taken == [
+        (OWNERSHIP, "the medium's Quick.prepare_stores gives away what a job still uses: place 1")
+    ]
+    manager.answer = [stored([], [])] * 2
+    guard.prepare_stores([([A], REQUEST)])
+    assert notes.taken[1:] == [(PROTOCOL, "the medium's Quick.prepare_stores answered 2 times to 1 stores")]
+
+
+@pytest.mark.parametrize("what", ["read", "written"])
+def test_nothing_in_use_leaves_or_has_its_place_given_away(what: str) -> None:
+    manager, guard, notes = guarded()
+
+    def begin() -> None:
+        if what == "read":
+            manager.answer = BlockIDsLoadStoreSpec([7, 8])
+            guard.prepare_load([A, B], REQUEST)
+        else:
+            manager.answer = stored([A, B], [7, 8])
+            guard.prepare_store([A, B], REQUEST)
+
+    def end() -> None:
+        if what == "read":
+            guard.complete_load([A, B], REQUEST)
+        else:
+            guard.complete_store([A, B], REQUEST, False)
+
+    begin()
+    manager.answer = stored([C], [8], [B, D])
+    guard.prepare_store([C], REQUEST)
+    evicts = (OWNERSHIP, "the medium's Shelves.prepare_store evicts chunks that jobs read or write: place 8")
+    gives = (OWNERSHIP, "the medium's Shelves.prepare_store gives away what a job still uses: place 8")
+    assert notes.taken == [evicts, gives]
+    guard.complete_store([C], REQUEST)
+    notes.taken.clear()
+    end()
+    begin()
+    if what == "read":  # by two jobs, of which one ends
+        begin()
+        end()
+    manager.answer = stored([C], [8], [])
+    guard.prepare_store([C], REQUEST)
+    assert notes.taken == [gives]
+    guard.complete_store([C], REQUEST)
+    end()
+    manager.answer = stored([C], [8], [A, B])
+    guard.prepare_store([C], REQUEST)
+    assert notes.taken == [gives]
+
+
+@pytest.mark.parametrize("places", [LoadStoreSpec(), BlockIDsLoadStoreSpec([5, 6])])
+def test_places_that_are_not_one_number_for_each_chunk_are_unknown(places: LoadStoreSpec) -> None:
+    manager, guard, notes = guarded()
+    manager.answer = places
+    guard.prepare_load([A], REQUEST)
+    manager.answer = PrepareStoreOutput([C], LoadStoreSpec(), [A])
+    guard.prepare_store([C], REQUEST)
+    assert notes.taken == [
+        (OWNERSHIP, "the medium's Shelves.prepare_store evicts chunks that jobs read or write: 1 of them")
+    ]
+
+
+def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
+    manager, guard, notes = guarded()
+    manager.answer = stored([A, B], [3, 4])
+    guard.prepare_store([A, B], REQUEST)
+    guard.reset_cache()
+    manager.answer = stored([A, C], [4, 5], [B])
+    guard.prepare_store([A, C], REQUEST)
+    said = (
+        "the medium's Shelves.prepare_store gives away what a job from before the reset may still use, since "
+        "on_reset_flushed was not called: place 4"
+    )
+    assert notes.taken == [(OWNERSHIP, said)], "nothing of before is known, so B may leave"
+    guard.complete_store([A, C], REQUEST)
+    guard.on_reset_flushed()
+    guard.prepare_store([A, C], REQUEST)
+    assert len(notes.taken) == 1
+    assert manager.heard == [("reset_cache", None), ("complete_store", ([A, C], True)), ("on_reset_flushed", None)]
+
+
+@pytest.mark.parametrize("name", ["offload", "offload-file", "offload+file", "p2p+offload", "later"])
+def test_every_medium_of_a_world_is_guarded(name: str) -> None:
+    world = World(WorldConfig(), SUBJECTS[name])
+    managers = [side._books.manager for side in sides_of(world.engine.connectors[-1])]
+    assert len(managers) == {"offload+file": 2, "later": 0}.get(name, 1)
+    assert all(type(manager) is MediumGuard for manager in managers)
+    guard_media(world.engine.connectors[0], world.referee)  # a worker's has none
+    world.break_off(None)
+
+
+# Room
+
+
+class Losing(CPUOffloadingManager):
+    """Never gives a pin back."""
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        pass
+
+
+def room_of(manager: OffloadingManager) -> list[tuple[Invariant, str]]:
+    notes = Taken()
+    _Room(manager, 0, notes).check()
+    return notes.taken
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, MOST_CHUNKS, 1000])
+@pytest.mark.parametrize("threshold", [0, 2])
+def test_a_medium_has_as_much_room_as_ever(chunks: int, threshold: int) -> None:
+    manager = CPUOffloadingManager(chunks, "arc", store_threshold=threshold)
+    output = manager.prepare_store([A], REQUEST)
+    assert output is not None
+    manager.complete_store(output.keys_to_store, REQUEST)
+    assert room_of(manager) == []
+    manager.check()
+    assert room_of(MediumGuard(manager, Referee())) == []  # type: ignore[arg-type]
+
+
+def test_pins_that_nobody_gives_back_are_missed() -> None:
+    manager = Losing(4, "lru")
+    manager.prepare_store([A], REQUEST)
+    manager.complete_store([A], REQUEST)
+    manager.prepare_load([A], REQUEST)
+    manager.complete_load([A], REQUEST)
+    said = "at rest the medium's Losing has room for 3 chunks, and after a reset for 4"
+    assert room_of(manager)[0] == (CONSERVATION, said)
+
+
+class Shelf(Shelves):
+    """Of few places: gives back those of a reset as it is told."""
+
+    def __init__(self, places: int, keeps: Collection[str]) -> None:
+        super().__init__()
+        self.places, self.keeps = places, keeps
+        self.state: dict[OffloadKey, str] = {}
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        gone = [key for key, state in self.state.items() if state == "stored"]
+        if len(keys) > self.places - len(self.state) + len(gone):
+            return None
+        for key in gone:
+            del self.state[key]
+        self.state.update(dict.fromkeys(keys, "being stored"))
+        return stored([*keys], [*range(len(keys))], gone)
+
+    def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
+        for key in keys:
+            if success:
+                self.state[key] = "stored"
+            else:
+                del self.state[key]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        self.state.update(dict.fromkeys(keys, "read"))
+        return LoadStoreSpec()
+
+    def reset_cache(self) -> None:
+        self.places -= sum(state not in self.keeps for state in self.state.values())
+        self.state = {}
+
+
+ALL = ("stored", "being stored", "read")
+
+
+@pytest.mark.parametrize("lost", ALL)
+def test_places_that_a_reset_loses_are_missed(lost: str) -> None:
+    assert room_of(Shelf(9, ALL)) == []
+    found = room_of(Shelf(9, {*ALL} - {lost}))
+    said = f"at rest the medium's Shelf has room for 9 chunks, and after a reset while so many were {lost}, for 0"
+    assert found[0] == (CONSERVATION, said)
+
+
+class Raising(Shelf):
+    def reset_cache(self) -> None:
+        raise KeyError("no")
+
+
+def test_what_a_medium_raises_at_rest_is_told_as_such() -> None:
+    world = World(WorldConfig(), SUBJECTS["offload"])
+    connector = world.engine.connectors[-1]
+    for side in sides_of(connector):
+        side._books.manager = Raising(3, ALL)
+    with pytest.raises(Violation, match=r"^NO-CRASH  the medium, at rest: KeyError: 'no' \(test_medium_guard.py:"):
+        check_room(connector, world.referee)
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_history_ends_with_a_look_at_the_room(monkeypatch: pytest.MonkeyPatch, resets: bool) -> None:
+    looked = list[object]()
+    monkeypatch.setattr(quiescence, "check_room", lambda connector, referee: looked.append(connector))
+    claimed = frozenset(Trait) - {Trait.LOSSES} if resets else frozenset({Trait.GROUPS})
+    for seed in range(4):
+        assert run_seed(replace(SUBJECTS["offload"], traits=claimed), seed).failure is None
+    assert len(looked) == 4 * resets
+
+
+def test_what_a_lost_copy_uses_is_in_use_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[object]()
+    monkeypatch.setattr(quiescence, "check_room", lambda connector, referee: looked.append(connector))
+    for seed in range(30):
+        assert run_seed(SUBJECTS["offload"], seed).failure is None
+    assert 0 < len(looked) < 30

@@ -1,0 +1,195 @@
+"""A call that doesn't return is ended, and told; a process of a command ends with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from kv_api import TwoSidedConnector
+from kv_sim.command import campaign, cli
+from kv_sim.command.cli import main
+from kv_sim.command.watchdog import ends_calls
+from kv_sim.command.workers import end_with_parent
+from kv_sim.examples.later import LaterScheduler, LaterWorker
+from kv_sim.guard import Guard, TookTooLong
+from kv_sim.replay import parallel
+from kv_sim.violation import DidNotReturn, Referee
+from kv_sim.zoo import command as zoo
+
+LONG = 10_000.0
+"""Seconds, in which no test ends: whoever looks is made to."""
+
+
+class Looked:
+    """While it is called, somebody looks as often as is said."""
+
+    looks = 0
+
+    def take_events(self) -> tuple[()]:
+        for _ in range(self.looks):
+            signal.raise_signal(signal.SIGALRM)
+        return ()
+
+
+def guarded() -> tuple[Looked, Any]:
+    connector = Looked()
+    return connector, Guard(connector, "worker", Referee(), lambda *call: None)  # type: ignore[arg-type]
+
+
+def test_who_is_twice_found_in_the_same_call_is_ended() -> None:
+    connector, guard = guarded()
+    connector.looks = 2
+    says = (
+        r"^NO-CRASH  worker side, take_events: DidNotReturn: it hasn't returned for 10000 s \(--call-timeout\) \("
+    )
+    with ends_calls(LONG), pytest.raises(TookTooLong, match=says):
+        guard.take_events()
+
+
+def test_who_is_found_in_one_call_after_the_other_is_not() -> None:
+    connector, guard = guarded()
+    connector.looks = 1
+    with ends_calls(LONG):
+        for _ in range(3):
+            assert guard.take_events() == ()
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGALRM)  # nobody is called, however long that takes
+        assert guard.take_events() == ()
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_who_is_ended_forgives_nobody() -> None:
+    assert not issubclass(DidNotReturn, Exception)
+
+
+def test_a_timer_of_somebody_else_s_is_left_alone() -> None:
+    def theirs(number: int, frame: Any) -> None:
+        raise AssertionError
+
+    signal.signal(signal.SIGALRM, theirs)
+    try:
+        with ends_calls(LONG):
+            assert signal.getsignal(signal.SIGALRM) is theirs
+            assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_nothing_is_ended_if_that_is_said() -> None:
+    with ends_calls(0):
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+class EndlessWorker(LaterWorker):
+    def start_load_kv(self, *args: Any, **more: Any) -> None:
+        while True:
+            pass
+
+
+class Endless(TwoSidedConnector):
+    scheduler_class, worker_class = LaterScheduler, EndlessWorker
+
+
+class ExitingWorker(LaterWorker):
+    def start_load_kv(self, *args: Any, **more: Any) -> None:
+        sys.exit(0)
+
+
+class Exiting(TwoSidedConnector):
+    scheduler_class, worker_class = LaterScheduler, ExitingWorker
+
+
+@pytest.mark.parametrize("command", [["conform"], ["fuzz", "--connector"]], ids=" ".join)
+def test_an_endless_loop_is_told_and_not_shrunk(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, f"{__name__}:Endless", "--call-timeout", "0.05", "--save", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "start_load_kv: DidNotReturn: it hasn't returned for 0.05 s (--call-timeout)" in printed.out
+    assert "called at test_watchdog.py:" in printed.out
+    assert "note: it is not shrunk: each try would take as long\n" in printed.err
+
+
+@pytest.mark.parametrize("command", [["conform"], ["fuzz", "--connector"]], ids=" ".join)
+def test_whoever_calls_sys_exit_ends_no_command(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, f"{__name__}:Exiting", "--save", str(tmp_path)]) == 1
+    assert "start_load_kv: SystemExit: 0 (test_watchdog.py:" in capsys.readouterr().out
+
+
+def test_sys_exit_where_nobody_guards_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "subjects": lambda options: sys.exit(0)})
+    assert main(["subjects"]) == 3
+    assert capsys.readouterr().err == "kv-sim subjects: somebody called sys.exit(0) in the middle\n"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])
+def test_how_long_a_call_may_take_is_a_number(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--call-timeout", seconds]) == 2
+    assert capsys.readouterr().err == f"kv-sim fuzz: --call-timeout: at least 0 seconds, got {seconds}\n"
+
+
+POOL = """
+import multiprocessing, os, time
+from kv_sim.command.workers import end_with_parent
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2, end_with_parent) as pool:
+        pool.map(abs, range(8))
+        print("ready", flush=True)
+        pool.map(time.sleep, [10_000] * 2)
+"""
+
+
+def test_processes_end_with_who_began_them_also_if_it_is_killed(tmp_path: Path) -> None:
+    """Whoever lives has its end of the pipe that is read here."""
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.communicate(timeout=120)[0] == ""
+
+
+class Stop:
+    def is_set(self) -> bool:
+        return True
+
+
+def test_every_process_of_a_command_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    for module in (campaign, parallel, zoo):
+        monkeypatch.setattr(module, "end_with_parent", lambda name=module.__name__: begun.append(name))
+    monkeypatch.setattr(campaign, "work", lambda *args: None)
+    parallel._map([])
+    zoo._begin()
+    campaign._process(None, 0, Queue(), Stop())  # type: ignore[arg-type]
+    assert begun == ["kv_sim.replay.parallel", "kv_sim.zoo.command", "kv_sim.command.campaign"]
+
+
+def test_who_was_begun_by_nobody_waits_for_nobody() -> None:
+    before = threading.active_count()
+    end_with_parent()
+    assert threading.active_count() == before
+
+
+SIZE = ["size", "mooncake-synthetic", "--requests", "50", "--model", "llama-3.1-8b", "--points", "2"]
+
+
+def test_what_an_encoding_doesn_t_have_is_printed_as_its_number() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kv_sim", *SIZE, "--jobs", "1"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert b"32 layers \\xd7 2 (K and V)" in done.stdout and done.stderr == b""
