@@ -17,6 +17,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.command.campaign import _on_interrupt
 from kv_sim.command.cli import COMMANDS, main
 from kv_sim.command.console import let_connectors_log_nothing, note, say
+from kv_sim.command.interrupts import Told
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -123,7 +124,8 @@ def test_what_only_who_withstands_losses_can_replay(kind: Kind) -> None:
         (OSError(13, "Permission denied", "a.json"), 2, "kv-sim subjects: a.json: Permission denied\n"),
         (OSError("so it is"), 2, "kv-sim subjects: so it is\n"),
         (ConfigError("not so"), 2, "kv-sim subjects: not so\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "note: interrupted\n"),
+        (Told(), 130, ""),
         (BrokenPipeError(), 141, ""),
     ],
 )

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from kv_sim.whole_file import whole_file
 FULL = "File too large"
 
 
-@pytest.fixture
-def room() -> Iterator[None]:
-    """A disk with room for 64 bytes of a file."""
+@contextmanager
+def little_room() -> Iterator[None]:
+    """A disk with room for 64 bytes of a file; also of that which pytest prints into, so not for long."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write(place: Path, data: bytes = b"new") -> None:
@@ -67,13 +70,12 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"x" * 65, b"x" * 100_000])
-@pytest.mark.usefixtures("room")
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, data: bytes) -> None:
     """Whether the disk is found full while it is written, or when it is closed."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_bytes(b"old")
     for place in (old, new):
-        with pytest.raises(OSError, match=FULL):
+        with little_room(), pytest.raises(OSError, match=FULL):
             write(place, data)
     assert old.read_bytes() == b"old" and [*tmp_path.iterdir()] == [old]
 
@@ -152,19 +154,17 @@ def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert place.stat().st_ino == inode and place.read_bytes() == b"new"
 
 
-@pytest.mark.usefixtures("room")
 def test_a_trace_of_a_history_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
     place = tmp_path / "trace.json"
     place.write_text("old")
     perfetto = Perfetto(place)
     world = WatchedWorld(WorldConfig(), SUBJECTS["later"], watchers=[perfetto])
-    with pytest.raises(NotWritten, match=f"trace.json: the trace was not written: {FULL}"):
+    with little_room(), pytest.raises(NotWritten, match=f"trace.json: the trace was not written: {FULL}"):
         world.break_off(None)
     assert place.read_text() == "old" and [*tmp_path.iterdir()] == [place]
 
 
-@pytest.mark.usefixtures("room")
 def test_of_a_schedule_that_does_not_fit_nothing_is_left(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=FULL):
+    with little_room(), pytest.raises(OSError, match=FULL):
         write_schedule(Schedule(SUBJECTS["later"], WorldConfig(), []), tmp_path, "s")
     assert [*tmp_path.iterdir()] == []

@@ -126,7 +126,7 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
     file = tmp_path / "trace.jsonl"
     root, turn, last = chat(0, 1, -1, [1]), chat(0, 2, 1, [1, 2]), chat(0, 3, 2, [1, 2, 3])
     note = (
-        "1 chats stand below one that goes on with them, and count as other sessions (--id-scope session, "
+        "1 chat stands below one that goes on with it, and counts as another session (--id-scope session, "
         "--routing session)"
     )
     for order, shares, is_split in [
@@ -137,7 +137,7 @@ def test_a_conversation_that_is_told_backwards_is_split_and_that_is_said(tmp_pat
     ]:
         columns = open_trace(written(file, *order), TraceOptions(scope=IdScope.SESSION))
         assert shared(columns) == shares
-        assert [one for one in columns.notes if "count as other sessions" in one] == [note] * is_split
+        assert [one for one in columns.notes if " below one that goes on " in one] == [note] * is_split
 
 
 OWN = "ids of each of 3 sessions count up from {first}: if they are a session's own, say --id-scope session"
@@ -202,4 +202,4 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
     recent = Retries()
     for name in ("a", "b", "c", "a", "c", None, None):
         recent.see(name)
-    assert recent.note().startswith("1 lookups")
+    assert recent.note().startswith("1 lookup has")

@@ -86,11 +86,11 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
         (
             ["--bytes-per-token", "200000"],
             [
-                "blocks  tokens    memory    lru    MIN      +1 GiB",
-                "1          512  97.7 MiB  0.092  0.183        +0 %",
-                "2         1024   195 MiB  0.092  0.367  +1.4e+02 %",
-                "4         2048   391 MiB  0.367  0.456       +47 %  ◀ here",
-                "6         3072   586 MiB  0.456  0.456        +0 %",
+                "blocks  tokens    memory    lru    MIN  +1 GiB",
+                "1          512  97.7 MiB  0.092  0.183    +0 %",
+                "2         1024   195 MiB  0.092  0.367  +144 %",
+                "4         2048   391 MiB  0.367  0.456   +47 %  ◀ here",
+                "6         3072   586 MiB  0.456  0.456    +0 %",
             ],
             "recommended: lru, 4 blocks = 2048 tokens = 391 MiB",
         ),
@@ -99,8 +99,8 @@ def test_the_table_of_a_replay_behind_a_gpu_and_without_bytes(small, capsys):
             [
                 "blocks  tokens  memory    lru    MIN  +1M tokens",
                 "1          512       -  0.092  0.183        +0 %",
-                "2         1024       -  0.092  0.367  +2.7e+04 %",
-                "4         2048       -  0.367  0.456  +8.7e+03 %  ◀ here",
+                "2         1024       -  0.092  0.367    +26.9k %",
+                "4         2048       -  0.367  0.456     +8744 %  ◀ here",
                 "6         3072       -  0.456  0.456        +0 %",
             ],
             "recommended: lru, 4 blocks = 2048 tokens",
@@ -137,11 +137,11 @@ def test_the_table_of_size(small, capsys):
         "the GPU's prefix cache alone (2 blocks): 0.182 of blocks, 0.183 of tokens, 0.286 of full blocks",
         "",
         "hits by prompt tokens:",
-        "blocks  tokens    memory    lru    arc    MIN      +1 GiB",
-        "2         1024  1000 KiB  0.183  0.183  0.456  +1.9e+04 %",
-        "3         1536  1.46 MiB  0.275  0.275  0.456  +1.9e+04 %",
-        "4         2048  1.95 MiB  0.367  0.367  0.456        +0 %  ◀ here",
-        "5         2560  2.44 MiB  0.367  0.367  0.456        +0 %",
+        "blocks  tokens    memory    lru    arc    MIN    +1 GiB",
+        "2         1024  1000 KiB  0.183  0.183  0.456  +19.2k %",
+        "3         1536  1.46 MiB  0.275  0.275  0.456  +19.2k %",
+        "4         2048  1.95 MiB  0.367  0.367  0.456      +0 %  ◀ here",
+        "5         2560  2.44 MiB  0.367  0.367  0.456      +0 %",
         "",
         "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB",
         "  the knee: up to here a GiB buys more than on average, from here on less",
@@ -647,3 +647,17 @@ def test_in_a_notebook_text_means_what_it_does_on_the_command_line(small):
     assert size(trace, "lru", "64GiB", model="qwen3-8b") == size(trace, ["lru"], ["64GiB"], model="qwen3-8b")
     with pytest.raises(ConfigError, match=r"^unknown policy 'lfu'"):
         size(trace, "lfu")
+
+
+def test_one_of_anything_is_not_many(small, capsys):
+    small.write_text('{"timestamp": 0, "input_length": 512, "hash_ids": [1]}\n')
+    assert main(["size", str(small), "--capacity", "1block", "--gpu-capacity", "1block", "--jobs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "small.jsonl: 1 request in 0 s, 512 prompt tokens, 1 block of 512 tokens, 1 different one"
+    assert lines[3].startswith("the GPU's prefix cache alone (1 block): ")
+    engine = ["--fidelity", "engine", "--block-size", "512", "--gpu-capacity", "1block"]
+    assert main(["replay", str(small), *engine, "--max-running", "1", "--max-step-tokens", "1"]) == 2
+    small.write_text('{"timestamp": 0, "input_length": 500, "output_length": 9, "hash_ids": [1]}\n')
+    assert main(["replay", str(small), *engine, "--max-running", "1", "--max-step-tokens", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "; 1 block = 512 tokens\n" in out and "  steps   at most 1 token and 1 request; " in out

@@ -53,7 +53,7 @@ def test_a_usual_block_that_fits_few_requests_is_said(notes, fitting, said):
 
 
 def test_a_request_that_lacks_the_id_of_its_last_full_block_is_said(notes):
-    short = "1 requests have fewer ids than full blocks: the rest is never a hit"
+    short = "1 request has fewer ids than full blocks: the rest is never a hit"
     options = TraceOptions(block_tokens=512)
     fits, lacks = request(0, 1535, [1, 2]), request(0, 1536, [1, 2])
     assert notes([fits], options) == []

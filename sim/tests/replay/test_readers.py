@@ -344,9 +344,8 @@ def test_ids_and_length_need_not_agree_but_it_is_said(tmp_path):
     columns.check()
     assert [len(request.blocks) for request in columns] == [2, 1, 0, 0]
     assert columns.notes[1:] == (
-        "1 requests have more ids than their length has blocks: 2 ids dropped "
-        "(is the block size right? --block-size)",
-        "1 requests have fewer ids than full blocks: the rest is never a hit",
+        "1 request has more ids than its length has blocks: 2 ids dropped (is the block size right? --block-size)",
+        "1 request has fewer ids than full blocks: the rest is never a hit",
     )
 
 
@@ -355,7 +354,7 @@ def test_a_partial_last_block_is_kept_or_dropped(tmp_path):
     file.write_text(lines(mooncake(0, 600, [1, 2]), mooncake(1, 1024, [1, 3])))
     columns = open_trace(file, TraceOptions(partial=Partial.DROP))
     assert [len(request.blocks) for request in columns] == [1, 2]
-    assert columns.notes[-1] == "1 partial last blocks were dropped"
+    assert columns.notes[-1] == "1 partial last block was dropped"
 
 
 def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
@@ -468,7 +467,7 @@ def test_times_that_go_back_are_sorted_on_request(tmp_path):
     columns.check()
     assert [request.input_tokens for request in columns] == [1024, 512, 512]
     assert seen(columns)[0] == [0, 1, 1]
-    assert columns.notes[1:] == ("1 requests arrive before one above them: sorted (--unsorted sort)",)
+    assert columns.notes[1:] == ("1 request arrives before one above it: sorted (--unsorted sort)",)
 
 
 def test_every_request_that_arrives_before_one_above_it_is_counted(tmp_path):

@@ -6,7 +6,7 @@ from kv_api import ConfigError
 from kv_sim.replay.models import MODELS
 from kv_sim.replay.report.text import show_seconds
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
-from kv_sim.replay.units import Footprint, parse_bytes, parse_capacity, show_bytes, show_count
+from kv_sim.replay.units import Footprint, counted, parse_bytes, parse_capacity, show_bytes, show_count
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,8 @@ def test_numbers_for_people():
     counts = {
         0: "0", 9999: "9999", 10_000: "10k", 12_349: "12.3k", 999_499: "999k", 999_500: "1M", 999_900: "1M",
         1_234_999: "1.23M", 12_345_678: "12.3M", 999_499_999: "999M", 999_500_000: "1G", 1_234_999_999: "1.23G",
+        999_499_999_999: "999G", 999_500_000_000: "1T", 12_345_678_000_000: "12.3T", 999_499_999_999_999: "999T",
+        999_500_000_000_000: "1e+15", 512 * 10**30: "5.12e+32",
     }  # fmt: skip
     assert {count: show_count(count) for count in counts} == counts
     sizes = {
@@ -128,3 +130,8 @@ def test_bytes_of_a_token_that_no_model_has(size):
     with pytest.raises(ConfigError, match=f"^bytes_per_token: expected 1 to 1099511627776, got {size}$"):
         Footprint(16, size)
     assert [Footprint(16, most).bytes_per_token for most in (None, 1, 1 << 40)] == [None, 1, 1 << 40]
+
+
+def test_one_of_something_is_not_many():
+    said = {0: "0 blocks", 1: "1 block", 2: "2 blocks", 1234: "1,234 blocks"}
+    assert {count: counted(count, "block", "blocks") for count in said} == said

@@ -308,7 +308,7 @@ def test_a_log_that_begins_within_a_line(tmp_path):
     file.write_text(GOOD[:40] + "\n\n" + GOOD + "\n" + line(timestamp=2000))
     columns = open_trace(file, TraceOptions(on_error=OnError.SKIP))
     assert len(columns) == 2
-    assert columns.notes[-1] == f"1 malformed records were skipped, first: {file}:1: not JSON from column 41 on"
+    assert columns.notes[-1] == f"1 malformed record was skipped, first: {file}:1: not JSON from column 41 on"
     request = '{"t": 0, "in": 64, "hash_ids": [1]}'
     file.write_text('{"id": "a", "block_size": 64, "requests": [\n' + request + "\n]}\n")
     assert len(open_trace(file)) == 1, "a document, of which a line is an object"
@@ -340,7 +340,7 @@ def test_a_line_that_is_not_utf_8_is_skipped_like_any_other(tmp_path, what):
     file.write_bytes(data)
     columns = open_trace(file, TraceOptions(on_error=OnError.SKIP, sharing=parse_sharing("none")))
     assert len(columns) == 1
-    skipped = f"1 malformed records were skipped, first: {file}:{number}: this is not text in UTF-8"
+    skipped = f"1 malformed record was skipped, first: {file}:{number}: this is not text in UTF-8"
     assert skipped in columns.notes
 
 
@@ -445,7 +445,7 @@ def test_a_file_can_be_given_by_its_number_or_be_called_minus(tmp_path, capsys, 
     with open("-") as file:
         for place in (f"/dev/fd/{file.fileno()}", "-"):
             assert main(["replay", place, "--capacity", "5blocks", "--jobs", "1"]) == 0
-            assert ": 1 requests in " in capsys.readouterr().out
+            assert ": 1 request in " in capsys.readouterr().out
 
 
 OPTIONS = {

@@ -74,7 +74,7 @@ def test_what_was_decided_about_a_trace_is_said(tmp_path: Path) -> None:
     file.write_text("oops\n".join(json.dumps(record) + "\n" for record in records))
     trace = open_trace(file, TraceOptions(block_tokens=4, on_error=OnError.SKIP))
     replay = replay_engine(trace, toy())
-    assert trace.notes[0] == "format: mooncake" and "1 malformed records were skipped" in trace.notes[1]
+    assert trace.notes[0] == "format: mooncake" and "1 malformed record was skipped" in trace.notes[1]
     assert replay.table().splitlines()[1:3] == [f"  {note}" for note in trace.notes]
     assert replay.as_json()["notes"] == list(trace.notes)
     assert replay_engine(TRACE, toy()).as_json()["notes"] == []

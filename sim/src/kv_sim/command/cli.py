@@ -31,6 +31,7 @@ from kv_sim.command.console import (
     say,
     say_interrupted,
 )
+from kv_sim.command.interrupts import Told
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parse
 from kv_sim.command.subjects import subject_lines
 from kv_sim.command.watchdog import ends_calls
@@ -73,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"kv-sim {options.command}: {error}", file=sys.stderr)
         return MISUSED
+    except Told:
+        return INTERRUPTED
     except KeyboardInterrupt:
+        note("interrupted")
         return INTERRUPTED
     except SystemExit as error:  # out of reach of what guards a connector's calls; it must not look like an answer
         print(f"kv-sim {options.command}: somebody called sys.exit({error.code!r}) in the middle", file=sys.stderr)
@@ -132,7 +136,7 @@ def _fuzz_one(
                 return FAILED
     except KeyboardInterrupt as error:
         say_interrupted(error, seed, name, seed - seeds.start)
-        raise
+        raise Told from None
     if not options.digest:
         say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
         little = why_little_is_shown(situations)

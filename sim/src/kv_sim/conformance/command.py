@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, note, say, say_interrupted
+from kv_sim.command.interrupts import Told
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import row_of, scenario_table, summary_lines, tell_failure
@@ -30,7 +31,7 @@ def conform(options: argparse.Namespace) -> int:
             for text in scenario_table(list(map(row_of, outcomes))) if outcomes else ():
                 say(text)
             say_interrupted(error, outcome.seed, f"the scenario {scenario.name}", outcome.histories)
-            raise
+            raise Told from None
         outcomes.append(outcome)
         if outcome.failure is not None and scenario.claim is scenarios.Claim.MADE and not options.keep_going:
             break

@@ -6,11 +6,12 @@ share its memory. Each setup on each server is a piece of work.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from kv_api import ConfigError
 from kv_offload_cpu.policy import find_policy
+from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.command.workers import end_with_parent
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.columns import Columns
@@ -62,10 +63,19 @@ def _one_by_one(trace: RoutedTrace, works: Sequence[_Work], progress: Progress) 
 def _side_by_side(trace: RoutedTrace, works: Sequence[_Work], jobs: int, progress: Progress) -> list[Outcome]:
     places = [(share.columns.save(), share.columns.name, share.columns.block_tokens) for share in trace.shares]
     outcomes = []
+    before = active_children()
     with ProcessPoolExecutor(min(jobs, len(works)), get_context("spawn"), _map, (places,)) as pool:
-        for outcome in pool.map(_replay, works):
-            outcomes.append(outcome)
-            progress(len(outcomes) / len(works))
+        try:
+            with heard_here_alone():  # submitting starts them
+                futures = [pool.submit(_replay, work) for work in works]
+            for future in futures:
+                outcomes.append(future.result())
+                progress(len(outcomes) / len(works))
+        except BaseException:
+            for process in active_children():
+                if process not in before:
+                    process.terminate()  # else what they have begun would be waited for
+            raise
     return outcomes
 
 

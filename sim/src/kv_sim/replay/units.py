@@ -99,10 +99,17 @@ def show_bytes(count: int) -> str:
 
 def show_count(count: float) -> str:
     """A count for people, in powers of 1000."""
-    for limit, size, letter in ((9.995e8, 1e9, "G"), (9.995e5, 1e6, "M"), (1e4, 1e3, "k")):
+    if count >= 9.995e14:
+        return f"{count:.3g}"
+    for limit, size, letter in ((9.995e11, 1e12, "T"), (9.995e8, 1e9, "G"), (9.995e5, 1e6, "M"), (1e4, 1e3, "k")):
         if count >= limit:
             return f"{count / size:.3g}{letter}"
     return f"{count:.0f}"
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """So many of something, in the words for one of it or for many."""
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def _split(text: str, option: str, expected: str = EXPECTED) -> tuple[Fraction, str]:

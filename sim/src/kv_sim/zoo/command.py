@@ -15,6 +15,7 @@ from kv_api import ConfigError
 from kv_api.errors import unknown_name
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
+from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.command.workers import end_with_parent
 from kv_sim.failures.shrink import shrink
 from kv_sim.violation import Invariant
@@ -79,7 +80,9 @@ def _results(chosen: list[Planted], start: int, jobs: int) -> Iterator[Result]:
     if jobs == 1 or len(work) == 1:
         yield from map(_hunt, work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin) as pool:
+    with heard_here_alone():
+        started = multiprocessing.get_context("spawn").Pool(jobs, _begin)
+    with started as pool:
         yield from pool.imap(_hunt, work)
 
 

@@ -1,18 +1,27 @@
 """A progress bar for long work: on a terminal only, and on stderr, so that what a command prints stays clean."""
 
 import sys
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
 _WIDTH = 30
 
 
 class Progress:
-    """One line that is drawn over; silent where nobody looks."""
+    """One line that is drawn over; silent where nobody looks. As a context it leaves an empty line at its end."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._is_seen = self._stream.isatty()
         self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
 
     def count(self, what: str, count: int) -> None:
         """Work whose end isn't known."""

@@ -39,7 +39,11 @@ def replay(options: argparse.Namespace) -> int:
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         arguments.take_old_names(options, note)
     check_outputs(options)
-    progress = Progress()
+    with Progress() as progress:
+        return _replay(options, progress)
+
+
+def _replay(options: argparse.Namespace, progress: Progress) -> int:
     if options.stream:
         return _replay_stream(options, progress)
     columns = _read(options, progress)
@@ -63,7 +67,11 @@ def size(options: argparse.Namespace) -> int:
     """``kv-sim size``."""
     points = arguments.points_of(options)
     check_outputs(options)
-    progress = Progress()
+    with Progress() as progress:
+        return _size(options, points, progress)
+
+
+def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
     columns = _read(options, progress)
     footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
     gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+from kv_sim.replay.units import counted
+
 _REASONS_SHOWN: Final = 3
 
 _BLOCK_SIZE: Final = " (is the block size right? --block-size)"
@@ -53,24 +55,32 @@ class Account:
     def notes(self) -> Iterator[str]:
         """For the reader of a report."""
         if self.skipped:
-            yield f"{self.skipped} malformed records were skipped, first: {'; '.join(self.reasons)}"
+            records = counted(self.skipped, "malformed record was", "malformed records were")
+            yield f"{records} skipped, first: {'; '.join(self.reasons)}"
         if self.surplus_ids:
-            yield (
-                f"{self.surplus_requests} requests have more ids than their length has blocks: {self.surplus_ids} "
-                f"ids dropped{_BLOCK_SIZE}"
+            requests = counted(
+                self.surplus_requests,
+                "request has more ids than its length has blocks",
+                "requests have more ids than their length has blocks",
             )
+            yield f"{requests}: {counted(self.surplus_ids, 'id', 'ids')} dropped{_BLOCK_SIZE}"
         if self.short_requests:
+            requests = counted(self.short_requests, "request has", "requests have")
             hint = _BLOCK_SIZE if 2 * self.short_requests > self.arrived else ""
-            yield f"{self.short_requests} requests have fewer ids than full blocks: the rest is never a hit{hint}"
+            yield f"{requests} fewer ids than full blocks: the rest is never a hit{hint}"
         if self.dropped_blocks:
-            yield f"{self.dropped_blocks} partial last blocks were dropped"
+            yield f"{counted(self.dropped_blocks, 'partial last block was', 'partial last blocks were')} dropped"
         odd = self._odd_times()
         if odd is not None:
             yield f"{odd}: is the unit of its times the right one? (--time-unit)"
         if self.moved:
-            yield f"{self.moved} requests arrive before one above them: sorted (--unsorted sort)"
+            early = counted(
+                self.moved, "request arrives before one above it", "requests arrive before one above them"
+            )
+            yield f"{early}: sorted (--unsorted sort)"
         if self.delayed:
-            yield f"{self.delayed} later turns have a delay: taken from the arrival of the turn before"
+            turns = counted(self.delayed, "later turn has a delay", "later turns have a delay")
+            yield f"{turns}: taken from the arrival of the turn before"
 
     def _odd_times(self) -> str | None:
         """What no trace of a server has, if times say so."""
@@ -80,5 +90,5 @@ class Account:
         if self.arrived >= _FEWEST and 0 < duration * _MOST_TOKENS < self.tokens:
             return f"{self.tokens / duration:,.0f} prompt tokens a second"
         if duration > _YEAR:
-            return f"{self.arrived} requests in {duration / _YEAR:,.1f} years"
+            return f"{self.arrived:,} requests in {duration / _YEAR:,.1f} years"
         return None

@@ -26,6 +26,7 @@ from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
+from kv_sim.replay.units import counted
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
 
@@ -297,4 +298,5 @@ class Opening:
 
     def _skipped(self) -> str:
         skipped = self._account.skipped
-        return f" ({skipped} malformed records, first: {self._account.reasons[0]})" if skipped else ""
+        records = counted(skipped, "malformed record", "malformed records")
+        return f" ({records}, first: {self._account.reasons[0]})" if skipped else ""

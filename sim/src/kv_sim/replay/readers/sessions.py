@@ -8,6 +8,7 @@ from typing import Final
 
 from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.readers.record import Id, Record
+from kv_sim.replay.units import counted
 
 _RECENT: Final = 1 << 16
 _SESSIONS: Final = 1 << 12
@@ -37,10 +38,12 @@ class Conversations:
         """For the reader of a report."""
         if not self._split:
             return None
-        return (
-            f"{self._split} chats stand below one that goes on with them, and count as other sessions "
-            "(--id-scope session, --routing session)"
+        chats = counted(
+            self._split,
+            "chat stands below one that goes on with it, and counts as another session",
+            "chats stand below one that goes on with them, and count as other sessions",
         )
+        return f"{chats} (--id-scope session, --routing session)"
 
 
 class SessionNumbers:
@@ -75,10 +78,12 @@ class Retries:
         """For the reader of a report."""
         if not self._count:
             return None
-        return (
-            f"{self._count} lookups have the request_id of one before them, and count like any other: a request "
-            "that was tried again finds what it stored"
+        lookups = counted(
+            self._count,
+            "lookup has the request_id of one before it, and counts like any other",
+            "lookups have the request_id of one before them, and count like any other",
         )
+        return f"{lookups}: a request that was tried again finds what it stored"
 
 
 class OwnIds:

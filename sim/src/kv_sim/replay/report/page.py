@@ -6,7 +6,7 @@ from html import escape
 
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import load_shown, nothing_more, show_seconds, size_shown
+from kv_sim.replay.report.text import gain_shown, load_shown, nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
@@ -188,7 +188,7 @@ def _size_table(found: Sizing) -> str:
     for index, (size, step) in enumerate(zip(found.capacities, found.gains(), strict=True)):
         cells = [size_shown(foot, size), show_count(size * foot.block_tokens)]
         cells += [f"{curve[index].token:.1%}" for curve in found.curves.values()]
-        rows.append([*cells, f"{found.best[index].token:.1%}", f"+{100 * step * scale:.2g} %"])
+        rows.append([*cells, f"{found.best[index].token:.1%}", gain_shown(100 * step * scale)])
     here = found.capacities.index(found.recommended.capacity)
     return _table("Hits by prompt tokens", head, rows, here)
 

@@ -9,7 +9,7 @@ from kv_sim.replay.fleet import Load
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
-from kv_sim.replay.units import Footprint, show_bytes, show_count
+from kv_sim.replay.units import Footprint, counted, show_bytes, show_count
 
 
 def show_seconds(seconds: float) -> str:
@@ -25,11 +25,13 @@ def show_seconds(seconds: float) -> str:
 def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> Iterator[str]:
     """What was replayed."""
     totals = found.totals
-    different = "" if isinstance(found, StreamReplays) else f", {found.unique_blocks:,} different ones"
+    different = ""
+    if not isinstance(found, StreamReplays):
+        different = f", {counted(found.unique_blocks, 'different one', 'different ones')}"
     yield (
-        f"{found.trace}: {found.requests:,} requests in {show_seconds(found.duration_seconds)}, "
-        f"{show_count(totals.tokens)} prompt tokens, {totals.blocks:,} blocks of {totals.block_tokens} tokens"
-        f"{different}"
+        f"{found.trace}: {counted(found.requests, 'request', 'requests')} in "
+        f"{show_seconds(found.duration_seconds)}, {show_count(totals.tokens)} prompt tokens, "
+        f"{_blocks(totals.blocks)} of {totals.block_tokens} tokens{different}"
     )
     for note in found.notes:
         yield f"  {note}"
@@ -138,7 +140,7 @@ def size_lines(found: Sizing, model: str | None) -> Iterator[str]:
     """The table of ``size``, the recommendation and the configuration."""
     yield from trace_lines(found, model)
     if found.gpu_blocks:
-        yield f"the GPU's prefix cache alone ({found.gpu_blocks:,} blocks): {ratios_shown(found.gpu_alone)}"
+        yield f"the GPU's prefix cache alone ({_blocks(found.gpu_blocks)}): {ratios_shown(found.gpu_alone)}"
     if found.disk is not None and found.disk.host_blocks:
         beside = " and the GPU's prefix cache" if found.gpu_blocks else ""
         size = size_shown(found.footprint, found.disk.host_blocks)
@@ -159,7 +161,7 @@ def _size_rows(found: Sizing) -> list[list[str]]:
         scale = 2**30 / foot.block_bytes if foot.block_bytes else 1e6 / foot.block_tokens
         row = [f"{size:,}", show_count(size * foot.block_tokens), _bytes(foot, size)]
         row += [f"{curve[index].token:.3f}" for curve in found.curves.values()]
-        row += [f"{found.best[index].token:.3f}", f"+{100 * gain * scale:.2g} %"]
+        row += [f"{found.best[index].token:.3f}", gain_shown(100 * gain * scale)]
         is_here = size == found.recommended.capacity and found.is_worth_it
         rows.append([*row, "◀ here" if is_here else ""])
     return rows
@@ -176,7 +178,7 @@ def _recommendation(found: Sizing) -> Iterator[str]:
     on_disk = "" if found.disk is None else " of disk"
     tokens = chosen.capacity * foot.block_tokens
     each = "" if found.load is None else f" on each of {found.load.servers} servers"
-    much = f"{chosen.capacity:,} blocks = {show_count(tokens)} tokens{memory}{on_disk}{each}"
+    much = f"{_blocks(chosen.capacity)} = {show_count(tokens)} tokens{memory}{on_disk}{each}"
     yield f"recommended: {chosen.policy}, {much}"
     yield f"  {found.reason}"
     yield f"  answers {ratios_shown(chosen.ratios)}"
@@ -198,7 +200,16 @@ def nothing_more(found: Sizing) -> str:
 def size_shown(foot: Footprint, blocks: int) -> str:
     """In bytes, where these are known."""
     size = foot.bytes_of(blocks)
-    return f"{blocks:,} blocks" if size is None else show_bytes(size)
+    return _blocks(blocks) if size is None else show_bytes(size)
+
+
+def _blocks(count: int) -> str:
+    return counted(count, "block", "blocks")
+
+
+def gain_shown(points: float) -> str:
+    """Percentage points that more memory brings."""
+    return f"+{points:.2g} %" if points < 99.5 else f"+{show_count(points)} %"
 
 
 def _bytes(foot: Footprint, blocks: int) -> str:

@@ -21,6 +21,7 @@ from kv_sim.replay.timed.run import Progress, replay_once
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
 from kv_sim.replay.timed.stack import NOTHING, has_files, without_files
 from kv_sim.replay.trace import Trace
+from kv_sim.replay.units import counted
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ class EngineReplay:
             f"  GPU     {gpu.flops / 1e12:,.0f} TFLOP/s × {s.flops_efficiency:g}, "
             f"{gpu.hbm_bandwidth / 1e12:g} TB/s × {s.hbm_efficiency:g}, "
             f"{gpu.memory_bytes / (1 << 30):g} GiB × {s.gpu_memory_utilization:g}; "
-            f"{z.gpu_blocks:,} blocks = {z.gpu_blocks * z.block_tokens:,} tokens",
+            f"{counted(z.gpu_blocks, 'block', 'blocks')} = {z.gpu_blocks * z.block_tokens:,} tokens",
             f"  link    {gpu.link_bandwidth / 1e9:g} GB/s × {s.link_efficiency:g} each way and GPU, "
             f"{s.copy_microseconds:g} µs a copy, {z.pieces_per_block:,} copies a block",
             *([self._disk()] if self._has_disk else []),
-            f"  steps   at most {z.max_step_tokens:,} tokens and {z.max_running:,} requests; "
+            f"  steps   at most {counted(z.max_step_tokens, 'token', 'tokens')} and "
+            f"{counted(z.max_running, 'request', 'requests')}; "
             f"{s.step_microseconds:g} µs each beside the forward pass",
         ]
 
