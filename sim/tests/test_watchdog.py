@@ -17,9 +17,9 @@ from kv_sim.command.cli import main
 from kv_sim.command.watchdog import ends_calls
 from kv_sim.command.workers import end_with_parent
 from kv_sim.examples.later import LaterScheduler, LaterWorker
-from kv_sim.guard import Guard, TookTooLong
+from kv_sim.guard import Guard
 from kv_sim.replay import parallel
-from kv_sim.violation import DidNotReturn, Referee
+from kv_sim.violation import DidNotReturn, Referee, TookTooLong
 from kv_sim.zoo import command as zoo
 
 LONG = 10_000.0

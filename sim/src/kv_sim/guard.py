@@ -17,7 +17,7 @@ from kv_factory import KVConnectorFactory
 from kv_sim.checkers import accounting, answers, protocol, work
 from kv_sim.checkers.children import Children
 from kv_sim.checkers.served import Served
-from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, Violation
+from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TestbedError, TookTooLong, Violation
 
 _LIBRARIES: Final = frozenset({"kv_sim", "kv_api", "kv_factory", "numpy", "torch"})
 """Packages whose lines say little of a mistake in a connector."""
@@ -37,10 +37,6 @@ class HistoryEnds(Exception):  # noqa: N818 - no error: the history just goes no
 
 class NotCreated(Violation):
     """The connector's constructor raised."""
-
-
-class TookTooLong(Violation):
-    """A call of the connector was ended. Whatever replays it takes as long."""
 
 
 def create(config: Any, role: KVConnectorRole, kv_cache_config: Any, referee: Referee) -> KVConnectorBase_V1:

@@ -35,6 +35,10 @@ class Violation(Exception):  # noqa: N818 - the word of the documentation
         return list(getattr(self, "__notes__", ()))
 
 
+class TookTooLong(Violation):
+    """A call of the connector was ended. Whatever replays it takes as long."""
+
+
 class TestbedError(Exception):
     """The testbed itself did something that a real engine never does: a bug here, not in the connector."""
 

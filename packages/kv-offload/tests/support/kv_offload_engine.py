@@ -277,7 +277,7 @@ class Engine:
                 per = size * self.per_chunk
                 before = max((chunk + 1 for of, chunk in request.offered if of == group), default=0)
                 few = max(1, (before - len(request.loaded)) // 8)
-                if horizon < request.num_prompt_tokens and horizon // per < before + few:
+                if horizon // per < min(before + few, request.num_prompt_tokens // per):
                     continue
                 for chunk in range(horizon // per):
                     key = request.hash_at((chunk + 1) * per) + group.to_bytes(4, "big")

@@ -9,8 +9,7 @@ from kv_sim.failures.report import fail_line, shrunk_lines
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.failures.shrink import shrink
 from kv_sim.fuzz import Failure, replay
-from kv_sim.guard import TookTooLong
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, TookTooLong
 
 Say = Callable[[str], object]
 

@@ -60,6 +60,10 @@ class Load:
         """The prompt tokens of whoever got most, as a multiple of the average."""
         return max(self.tokens) * self.servers / max(1, sum(self.tokens))
 
+    def __str__(self) -> str:
+        most = f"the busiest got {self.most:.2f} × the prompt tokens of the average"
+        return f"{self.servers} servers, routing {self.routing}: {most}"
+
 
 @dataclass
 class Share:

@@ -6,7 +6,7 @@ from html import escape
 
 from kv_sim.replay.report.chart import Line, Mark, bar_chart, log_chart, series_chart
 from kv_sim.replay.report.style import STYLE
-from kv_sim.replay.report.text import gain_shown, load_shown, nothing_more, show_seconds, size_shown
+from kv_sim.replay.report.text import gain_shown, nothing_more, show_seconds, size_shown
 from kv_sim.replay.results import CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.tally import AGE_EDGES_SECONDS
@@ -57,7 +57,7 @@ def _head(found: Replays | Sizing, model: str | None) -> Iterator[str]:
     yield "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     notes = [*found.notes, *([model] if model else [])]
     if found.load is not None:
-        notes.append(f"{load_shown(found.load)}. Sizes are of each server.")
+        notes.append(f"{found.load}. Sizes are of each server.")
     yield f'</dl><ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul></header>'
 
 

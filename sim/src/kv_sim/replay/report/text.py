@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kv_sim.command.table import aligned
 from kv_sim.replay.curve import Ratios
-from kv_sim.replay.fleet import Load
 from kv_sim.replay.results import CacheCounts, CacheReplay, Replays
 from kv_sim.replay.sizing import Sizing
 from kv_sim.replay.stream import StreamReplays
@@ -39,7 +38,7 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
         yield f"  {model}"
     load = found.load
     if load is not None:
-        yield f"  {load_shown(load)}"
+        yield f"  {load}"
     if isinstance(found, StreamReplays):
         return
     if load is None:
@@ -47,12 +46,6 @@ def trace_lines(found: Replays | Sizing | StreamReplays, model: str | None) -> I
     else:
         yield f"an infinite cache on each server answers: {ratios_shown(found.infinite)}"
         yield f"one for all of them: {ratios_shown(found.infinite_shared)}"
-
-
-def load_shown(load: Load) -> str:
-    """Who got how much."""
-    most = f"the busiest got {load.most:.2f} × the prompt tokens of the average"
-    return f"{load.servers} servers, routing {load.routing}: {most}"
 
 
 def ratios_shown(ratios: Ratios) -> str:

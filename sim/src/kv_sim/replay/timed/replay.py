@@ -15,7 +15,6 @@ from kv_api import ConfigError
 from kv_sim.command.table import aligned
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.report.text import load_shown
 from kv_sim.replay.timed.answers import Answers, answers_of, rows
 from kv_sim.replay.timed.run import Progress, replay_once
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
@@ -73,7 +72,7 @@ class EngineReplay:
         return [
             f"{self.trace}, {z.block_tokens} tokens a block, on {s.tp_size} × {gpu.name} with {model.name}",
             *(f"  {note}" for note in self.notes),
-            *([] if self.load is None else [f"  {load_shown(self.load)}"]),
+            *([] if self.load is None else [f"  {self.load}"]),
             f"  model   {model.parameters / 1e9:.2f} G parameters, {model.layers} layers, {model.heads} heads, "
             f"{model.kv_heads} of KV, of {model.head_dim}, {model.dtype_bytes} bytes a number; "
             f"{z.kv_bytes_per_token:,} bytes of KV a token; at most {z.max_model_len:,} tokens",
