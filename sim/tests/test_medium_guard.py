@@ -22,9 +22,11 @@ from kv_offload_cpu import CPUOffloadingManager
 from kv_sim.checkers import quiescence
 from kv_sim.checkers.medium import MediumGuard, guard_media, sides_of
 from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
-from kv_sim.config import WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
+from kv_sim.growth.models import MODELS
+from kv_sim.growth.situations import Server
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
@@ -274,6 +276,12 @@ def test_every_medium_of_a_world_is_guarded(name: str) -> None:
     assert all(type(manager) is MediumGuard for manager in managers)
     guard_media(world.engine.connectors[0], world.referee)  # a worker's has none
     world.break_off(None)
+
+
+def test_where_work_is_counted_nobody_is_guarded() -> None:
+    server = Server(SUBJECTS["offload"], MODELS["full attention"], BUILTIN_ENGINE, 8)
+    [side] = sides_of(server._world.engine.connectors[-1])
+    assert not isinstance(side._books.manager, MediumGuard)
 
 
 # Room

@@ -34,13 +34,19 @@ class UnitWork(NamedTuple):
     most: str
 
 
+class Unguarded(World):
+    """A world in which a connector does its own work alone."""
+
+    guards_media = False
+
+
 class Server:
     """A world with a meter in it."""
 
     def __init__(self, subject: Subject, model: Model, engine: str, blocks: int, max_running: int = 4) -> None:
         """It has room for ``blocks`` of each group, on the GPU and beside it."""
         blocks *= len(model.groups)
-        self._world = World(
+        self._world = Unguarded(
             WorldConfig(
                 num_blocks=blocks,
                 block_size=BLOCK_TOKENS,
