@@ -188,7 +188,7 @@ def test_what_is_measured_in_a_situation(
             super().rest()
             at_rest.append(self)
 
-    monkeypatch.setattr("kv_sim.growth.situations.World", Watched)
+    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", Watched)
     monkeypatch.setattr("kv_sim.growth.situations.Meter", Counted)
     assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
     (made,) = worlds
@@ -211,7 +211,7 @@ def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         configs.append(config)
         return World(config, subject)
 
-    monkeypatch.setattr("kv_sim.growth.situations.World", make)
+    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", make)
     for requests in (3, 70):
         SITUATIONS["requests that decode"].measure(MEMORY, MODELS["full attention"], requests)
     assert [(config.max_running, config.max_step_tokens) for config in configs] == [(3, 64), (70, 70)]
