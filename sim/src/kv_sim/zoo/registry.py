@@ -25,6 +25,7 @@ from kv_sim.zoo import (
     hits,
     late,
     loads,
+    media,
     offload,
     offload_books,
     offload_states,
@@ -167,6 +168,21 @@ _FILED: Final = (
     plant(files.BaysForBothWays, "", _I.OWNERSHIP, _filed("BothWaysSpec"), _I.CONTENT),
 )
 
+
+
+def _managed(name: str) -> Subject:
+    """Host memory with the manager of this spec, of which no more is claimed than that it can be reset."""
+    without = frozenset({Trait.LOSSES, Trait.ZEROING, Trait.KEEPS, Trait.EVENTS, Trait.COUNTS})
+    return offloading(without=without, hold_blocks="never", spec_name=name, spec_module_path=media.__name__)
+
+
+_MANAGED: Final = (
+    plant(media.PinsNeverReturn, "LMCache#987", _I.CONSERVATION, _managed("KeepsPinsSpec")),
+    plant(media.PlacesStayWithheld, "", _I.CONSERVATION, _managed("KeepsPlacesSpec")),
+    plant(media.PlacesReturnTooEarly, "#57727", _I.OWNERSHIP, _managed("ForgetsJobsSpec")),
+    plant(media.TruthForAResult, "", _I.PROTOCOL, _managed("SaysTrueSpec"), _I.WORK),
+)
+
 _OFFLOADED: Final = (
     plant(offload.SampledTokenOffloaded, "#54193", _I.HITS, _FENCED, _I.CONTENT),
     plant(offload.StoresBeforeCompute, "#45704", _I.OWNERSHIP, _FENCED, _I.CONTENT),
@@ -231,5 +247,6 @@ PLANTED: Final[tuple[Planted, ...]] = (
     *_GIVEN_UP,
     *_OFFLOADED,
     *_FILED,
+    *_MANAGED,
     *_HANDED_OVER,
 )

@@ -1,0 +1,86 @@
+"""Bugs planted in the manager of a medium: pins and places that don't come back, or come back too early."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from kv_api import OffloadingManager, OffloadKey, ReqContext
+from kv_offload_cpu import CPUOffloadingManager
+from kv_sim.offload import TimedOffloadingConnector, WorldCPUOffloadingSpec
+
+
+class _Manager(CPUOffloadingManager):
+    def check(self) -> None:
+        """It recounts nothing, as a manager of somebody else's doesn't."""
+
+
+class _PlantedSpec(WorldCPUOffloadingSpec):
+    manager_class: ClassVar[type[CPUOffloadingManager]]
+
+    def get_manager(self) -> OffloadingManager:
+        made = super().get_manager()
+        made.__class__ = self.manager_class
+        return made
+
+
+class _KeepsPins(_Manager):
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        pass
+
+
+class KeepsPinsSpec(_PlantedSpec):
+    """See `PinsNeverReturn`."""
+
+    manager_class = _KeepsPins
+
+
+class PinsNeverReturn(TimedOffloadingConnector):
+    """What was loaded once is never evicted again, and in the end there is room for nothing."""
+
+
+class _KeepsPlaces(_Manager):
+    def on_reset_flushed(self) -> None:
+        pass
+
+
+class KeepsPlacesSpec(_PlantedSpec):
+    """See `PlacesStayWithheld`."""
+
+    manager_class = _KeepsPlaces
+
+
+class PlacesStayWithheld(TimedOffloadingConnector):
+    """Places that were in use at a reset are given to nobody any more."""
+
+
+class _ForgetsJobs(_Manager):
+    def reset_cache(self) -> None:
+        super().reset_cache()
+        self.on_reset_flushed()
+
+
+class ForgetsJobsSpec(_PlantedSpec):
+    """See `PlacesReturnTooEarly`."""
+
+    manager_class = _ForgetsJobs
+
+
+class PlacesReturnTooEarly(TimedOffloadingConnector):
+    """A reset frees all places at once, while jobs from before still read and write them."""
+
+
+class _SaysTrue(_Manager):
+    def lookup_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Any:
+        return OffloadingManager.lookup_prefix(self, keys, req_context)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> Any:
+        return super().lookup(key, req_context).name == "HIT"
+
+
+class SaysTrueSpec(_PlantedSpec):
+    """See `TruthForAResult`."""
+
+    manager_class = _SaysTrue
+
+
+class TruthForAResult(TimedOffloadingConnector):
+    """A lookup answers True or False, which is neither a hit nor a miss to whoever asks."""
