@@ -16,7 +16,7 @@ class _Manager(CPUOffloadingManager):
 class _PlantedSpec(WorldCPUOffloadingSpec):
     manager_class: ClassVar[type[CPUOffloadingManager]]
 
-    def get_manager(self) -> OffloadingManager:
+    def get_manager(self) -> CPUOffloadingManager:
         made = super().get_manager()
         made.__class__ = self.manager_class
         return made

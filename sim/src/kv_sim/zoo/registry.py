@@ -169,7 +169,6 @@ _FILED: Final = (
 )
 
 
-
 def _managed(name: str) -> Subject:
     """Host memory with the manager of this spec, of which no more is claimed than that it can be reset."""
     without = frozenset({Trait.LOSSES, Trait.ZEROING, Trait.KEEPS, Trait.EVENTS, Trait.COUNTS})
