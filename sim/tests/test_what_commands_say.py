@@ -14,10 +14,9 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.command.campaign import _on_interrupt
 from kv_sim.command.cli import COMMANDS, main
 from kv_sim.command.console import let_connectors_log_nothing, note, say
-from kv_sim.command.interrupts import Told
+from kv_sim.command.interrupts import Told, on_interrupt
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -141,7 +140,7 @@ def test_what_ends_a_command(
 
 def test_ctrl_c_means_the_same_as_before_when_a_campaign_has_ended() -> None:
     def fail_within() -> None:
-        with _on_interrupt(signal.SIG_IGN):
+        with on_interrupt(signal.SIG_IGN):
             meant.append(signal.getsignal(signal.SIGINT))
             raise KeyError
 
@@ -155,7 +154,7 @@ def test_in_a_thread_no_interrupt_comes() -> None:
     ran: list[bool] = []
 
     def inside() -> None:
-        with _on_interrupt(signal.SIG_IGN):
+        with on_interrupt(signal.SIG_IGN):
             ran.append(False)
         ran.append(True)
 

@@ -21,12 +21,11 @@ from kv_api import (
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
+    StoreOffer,
 )
 from kv_offload import OffloadingSchedulerSide
 from kv_sim.checkers.conservation import owners
 from kv_sim.violation import Invariant, Referee
-
-StoreOffer = tuple[Collection[OffloadKey], ReqContext]
 
 
 def guard_media(connector: Any, referee: Referee) -> None:

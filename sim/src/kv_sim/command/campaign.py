@@ -13,12 +13,12 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from kv_sim.command.console import let_connectors_log_nothing
+from kv_sim.command.interrupts import on_interrupt
 from kv_sim.command.table import aligned
 from kv_sim.command.workers import end_with_parent
 from kv_sim.config import BUILTIN_ENGINE
@@ -154,14 +154,14 @@ def _run_processes(plan: Plan, take: Callable[[Batch], None], deadline: float | 
         context.Process(target=_process, args=(plan, worker, batches, stop), daemon=True)
         for worker in range(plan.jobs)
     ]
-    with _on_interrupt(signal.SIG_IGN):  # workers inherit that it is ignored; this process tells them
+    with on_interrupt(signal.SIG_IGN):  # workers inherit that it is ignored; this process tells them
         for worker in workers:
             worker.start()
     left = plan.jobs
     end: float | None = None
     interrupts: list[int] = []
     # Noted, not raised: an exception in the middle of a queue's work would leave its lock taken.
-    with _on_interrupt(lambda number, frame: interrupts.append(number)):
+    with on_interrupt(lambda number, frame: interrupts.append(number)):
         while left:
             now = time.monotonic()
             if end is None and (interrupts or (deadline is not None and now >= deadline)):
@@ -192,20 +192,6 @@ def _next_batch(batches: Any, workers: list[Any], left: int, end: float | None) 
             ) from None
         return Batch()
     return batch
-
-
-@contextmanager
-def _on_interrupt(handler: Any) -> Iterator[None]:
-    """Have Ctrl-C, which reaches all processes of a terminal, do this in the place of raising an exception."""
-    try:
-        before = signal.signal(signal.SIGINT, handler)
-    except ValueError:  # not the main thread, where no interrupt comes
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _process(plan: Plan, worker: int, batches: Any, stop: Any) -> None:

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -33,24 +32,22 @@ from kv_sim.command.console import (
 )
 from kv_sim.command.interrupts import Told
 from kv_sim.command.options import USUAL_HISTORIES, USUAL_MINUTES, parse
+from kv_sim.command.replay_schedule import replay_schedule
 from kv_sim.command.subjects import subject_lines
+from kv_sim.command.views import make_world
 from kv_sim.command.watchdog import ends_calls
 from kv_sim.conformance.command import conform
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures import report
-from kv_sim.failures.schedule_file import Schedule, read_schedule
 from kv_sim.failures.telling import tell
-from kv_sim.fuzz import Failure, Run, replay, run_seed
+from kv_sim.fuzz import Failure, Run, run_seed
 from kv_sim.growth.command import growth
 from kv_sim.history import legal
 from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.replay.command import run as replaying
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
-from kv_sim.watching.log import Log
-from kv_sim.watching.perfetto import Perfetto
-from kv_sim.watching.watch import WatchedWorld, Watcher
 from kv_sim.world import World
 
 ENOUGH_TO_LOAD: Final = 10
@@ -100,7 +97,7 @@ def _fuzz(options: argparse.Namespace) -> int:
     without = selection.parse_checkers(options.without)
     find_engine(options.engine)  # before anything runs: a wrong name or path is known now
     subjects = selection.choose_subjects(options.connector, options.extra, options.traits, options.engine)
-    _make_world(options)
+    make_world(options)
     if options.perfetto and len(subjects) > 1:
         raise ConfigError("--perfetto writes one history: name its connector with --connector")
     if options.connector and not subjects[options.connector].traits:
@@ -116,7 +113,7 @@ def _fuzz_one(
 ) -> int:
     """Run the seeds of one subject up to the first failure."""
     run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
-    watched = _make_world(options) if len(seeds) == 1 else World
+    watched = make_world(options) if len(seeds) == 1 else World
     steps, seed, situations = 0, seeds.start, Counter[str]()
     try:
         for seed in seeds:
@@ -131,7 +128,7 @@ def _fuzz_one(
             if run.failure is not None:
                 found = run.failure
                 if len(seeds) > 1 and (options.log or options.perfetto):
-                    found = run_one(seed, make_world=_make_world(options)).failure or found
+                    found = run_one(seed, make_world=make_world(options)).failure or found
                 _report(options, name, found, without)
                 return FAILED
     except KeyboardInterrupt as error:
@@ -179,69 +176,6 @@ def _report(options: argparse.Namespace, name: str, found: Failure, without: fro
     line = _line_to_paste(options, name, found.seed, without)
     stem = report.file_stem(name, found.seed)
     tell(found, line, Path(options.save), stem, say=say, note=note, silent=without)
-
-
-def _make_world(options: argparse.Namespace) -> Callable[..., World]:
-    """Worlds that are watched as the options say."""
-    watchers: list[Watcher] = []
-    if options.log:
-        watchers.append(Log(say))
-    if options.perfetto:
-        if not Path(options.perfetto).resolve().parent.is_dir():
-            raise ConfigError(f"--perfetto {options.perfetto}: there is no such folder")
-        if Path(options.perfetto).is_dir():
-            raise ConfigError(f"--perfetto {options.perfetto}: this is a folder, and a file is written")
-        watchers.append(Perfetto(Path(options.perfetto)))
-    return partial(WatchedWorld, watchers=watchers) if watchers else World
-
-
-# -- replay-schedule ---------------------------------------------------------------------------
-
-
-def _replay(options: argparse.Namespace) -> int:
-    schedule = read_schedule(Path(options.file))
-    engine = schedule.config.engine if options.engine is None else options.engine
-    find_engine(engine)
-    schedule = replace(schedule, config=replace(schedule.config, engine=engine))
-    if options.connector is not None:
-        subject = selection.choose_subject(options.connector, options.extra, options.traits, engine)
-        schedule = replace(schedule, subject=subject)
-    elif options.extra is not None or options.traits is not None:
-        raise ConfigError("--extra and --traits are about another connector: name it with --connector")
-    missing = selection.unclaimed(schedule)
-    if missing:
-        say(f"note: {schedule.subject.kv_connector} doesn't claim what this schedule needs: {', '.join(missing)}")
-    if len(schedule.config.groups) > 1:
-        selection.check_groups(schedule.subject, engine)
-    history = schedule.history
-    make_world = _make_world(options)
-    world, violation = replay(schedule.subject, schedule.config, history, schedule.without, make_world=make_world)
-    applied = len(world.history) if world is not None else 0
-    skipped = len(history) - applied if violation is None else 0
-    if skipped:
-        say(f"note: {skipped} of {len(history)} actions were not legal here and were skipped")
-    if violation is None:
-        was = f"; the file says: {schedule.violation}" if schedule.violation else ""
-        say(f"passes: {applied} actions, nothing is wrong{was}")
-        return FINE
-    say(f"FAIL actions={len(history)}  {violation}")
-    for text in violation.notes:
-        note(text)
-    if not options.log:
-        for text in report.action_lines(history):
-            say(text)
-    say(_compare(schedule, str(violation.invariant), str(violation)))
-    return FAILED
-
-
-def _compare(schedule: Schedule, invariant: str, text: str) -> str:
-    if schedule.violation is None:
-        return "the file names no violation"
-    if text == schedule.violation:
-        return "the same violation as in the file"
-    if invariant == schedule.invariant:
-        return f"the same invariant as in the file, in other words: {schedule.violation}"
-    return f"a different violation: the file says: {schedule.violation}"
 
 
 # -- campaign and subjects ---------------------------------------------------------------------
@@ -305,7 +239,7 @@ COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "fuzz": _fuzz,
     "replay": replaying.replay,
     "size": replaying.size,
-    "replay-schedule": _replay,
+    "replay-schedule": replay_schedule,
     "conform": conform,
     "growth": growth,
     "campaign": _campaign,

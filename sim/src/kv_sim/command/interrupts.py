@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Told(KeyboardInterrupt):
@@ -17,18 +18,24 @@ def heard_here_alone() -> Iterator[None]:
     here it is noted meanwhile: raised while a process is started, it would leave one that waits for what to do.
     """
     noted: list[int] = []
-    with _blocked():
-        try:
-            before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
-        except ValueError:  # not the main thread, where no interrupt comes
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    with _blocked(), on_interrupt(lambda number, frame: noted.append(number)):
+        yield
     if noted:
         signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def on_interrupt(handler: Any) -> Iterator[None]:
+    """Have Ctrl-C do this in the place of raising an exception."""
+    try:
+        before = signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not the main thread, where no interrupt comes
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kv_sim.replay.policies import ALL_POLICIES, parse_policies
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.results import CacheReplay, results_of
-from kv_sim.replay.routing import Routing, find_routing
+from kv_sim.replay.routing import USUAL, find_routing
 from kv_sim.replay.sizing import Disk, Sizing, size_trace, usual_capacities
 from kv_sim.replay.units import Footprint, parse_capacity
 
@@ -34,7 +34,7 @@ def replay(
     disk_capacity: Capacity = 0,
     disk_store_threshold: int = 0,
     servers: int = 1,
-    routing: str = Routing.ROUND_ROBIN.value,
+    routing: str = USUAL.value,
 ) -> CacheReplay:
     """Replay a trace through the real manager with one policy at one capacity, maybe with a disk behind it.
 
@@ -71,7 +71,7 @@ def size(
     disk: str | None = None,
     host_capacity: Capacity = 0,
     servers: int = 1,
-    routing: str = Routing.ROUND_ROBIN.value,
+    routing: str = USUAL.value,
 ) -> Sizing:
     """Sweep capacities and policies, and recommend one of each; what nobody says is as for ``replay``.
 

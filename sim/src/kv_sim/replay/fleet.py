@@ -18,7 +18,7 @@ from kv_sim.replay.cache import Outcome
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
 from kv_sim.replay.curve import Hits
 from kv_sim.replay.medium import Traffic
-from kv_sim.replay.routing import Routing, make_router, route
+from kv_sim.replay.routing import USUAL, Routing, make_router, route
 from kv_sim.replay.shape import NOBODY, Shape, shape_of
 
 MOST_SERVERS: Final = 1024
@@ -29,7 +29,7 @@ class Fleet:
     """So many servers of one kind, and how requests come to them."""
 
     servers: int = 1
-    routing: Routing = Routing.ROUND_ROBIN
+    routing: Routing = USUAL
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= MOST_SERVERS:

@@ -41,6 +41,10 @@ def find_routing(name: str, option: str = "--routing") -> Routing:
     return known[name]
 
 
+USUAL: Final = Routing.ROUND_ROBIN
+"""What a plain load balancer does."""
+
+
 class Router(Protocol):
     """Sends requests to servers, which are numbered from 0."""
 

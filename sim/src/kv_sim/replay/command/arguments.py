@@ -22,6 +22,7 @@ from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOp
 from kv_sim.replay.readers.own_columns import PARTS, parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.readers.source import SHIPPED
+from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import Routing, find_routing
 from kv_sim.replay.sizing import Disk
 from kv_sim.replay.trace import EngineMemory
@@ -31,7 +32,6 @@ TIMED: Final = "kv_sim.replay.timed.command"
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
-USUAL_ROUTING: Final = Routing.ROUND_ROBIN
 
 
 class Fidelity(Enum):
