@@ -2,8 +2,8 @@
 
 ``replay_engine(trace, settings)`` says how long the requests of a trace would have waited on a server with a host
 cache, and on the same server without one; ``sweep_engine`` the same of several sizes, and who meets a goal.
-``drive`` has the loop of steps, ``timing`` what a step and a copy take, ``medium`` where the real connector's copies
-become jobs of a link.
+``drive`` has the loop of steps, ``timing`` what a step and a copy take, ``medium`` where the real connector's
+copies become jobs of a link.
 """
 
 from kv_sim.replay.timed.answers import Answers, Copies, Spread
