@@ -132,6 +132,8 @@ def test_what_is_shown() -> None:
     assert lines[begin + 1] == "hits by prompt tokens, and times of requests:"
     head, none, *rows = lines[begin + 2 : begin + 7]
     assert head.split("  ")[0] == "policy" and "tpot p95" in head and "disk" not in head
+    assert "ttft" not in head, "these have columns already"
+    assert "ttft p95" in swept("ttft-p95=1s").table() and "tpot mean" in swept("tpot-mean=1s").table()
     assert none.split()[:4] == ["none", "-", "0.000", "0.000"] and not none.endswith("met")
     assert [row.split()[:3] for row in rows[:3]] == [
         ["lru", "1.25", "GiB"],
