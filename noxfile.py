@@ -41,6 +41,8 @@ PROJECTS = {
 }
 """The folder of each package, and the name under which it is installed."""
 
+BENCHMARKS = sorted(ROOT.glob("benchmarks/*.py"))
+
 PLAIN = "-m=not torch and not vllm"
 """What a session without torch and vLLM runs."""
 
@@ -194,9 +196,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def types(session: nox.Session) -> None:
-    """Check sources with mypy, and tests/typing, a user's code, with mypy and pyright."""
+    """Check sources and benchmarks with mypy, and tests/typing, a user's code, with mypy and pyright."""
     install_all(session, "--group", "types")
     session.run("mypy", *[f"{folder}/src" for folder in PROJECTS])
+    session.run("mypy", *map(str, BENCHMARKS), env={"MYPYPATH": "benchmarks"})
     typing = [path for folder in PROJECTS if Path(path := f"{folder}/tests/typing").is_dir()]
     for path in typing:
         session.run("mypy", path)
@@ -390,12 +393,10 @@ def campaign(session: nox.Session) -> None:
     session.run("kv-sim", "campaign", *(session.posargs or ["--minutes=10", "--jobs=2"]))
 
 
-if BENCHMARKS := sorted(ROOT.glob("benchmarks/*.py")):
-
-    @nox.session(python=PYTHONS[0], default=False)
-    def bench(session: nox.Session) -> None:
-        """Run the measurements: all, or those named after `--`."""
-        install_all(session)
-        for file in BENCHMARKS:
-            if not session.posargs or file.stem in session.posargs:
-                session.run("python", str(file))
+@nox.session(python=PYTHONS[0], default=False)
+def bench(session: nox.Session) -> None:
+    """Run the measurements: all, or those named after `--`."""
+    install_all(session)
+    for file in BENCHMARKS:
+        if not session.posargs or file.stem in session.posargs:
+            session.run("python", str(file))

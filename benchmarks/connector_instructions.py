@@ -91,7 +91,7 @@ def main() -> None:
         return
     runs = [(name, subject) for name in arguments.situations for subject in SUBJECTS]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        counts = [*pool.map(lambda run: instructions(*run, arguments.steps), runs)]
+        counts = [*pool.map(lambda run: instructions(run[0], run[1], arguments.steps), runs)]
     rows: dict[str, dict[str, float]] = {name: {} for name in arguments.situations}
     for (name, subject), count in zip(runs, counts, strict=True):
         rows[name][subject] = count / (1 if name in LONG_PROMPTS else arguments.steps) / 1e3

@@ -120,7 +120,7 @@ def histories_of(mutant: Mutant, known: Sequence[tuple[History, Lines]]) -> list
 
 def verdict_of(mutant: Mutant, histories: Sequence[History]) -> str:
     """Who found it: an invariant, `hangs`, `testbed` (the testbed itself failed), or `survives`."""
-    sys.meta_path.insert(0, Mutated(mutant))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Mutated(mutant))
     signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_SECONDS)
     try:
         from kv_sim.command.console import let_connectors_log_nothing

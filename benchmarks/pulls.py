@@ -70,7 +70,7 @@ def serve(orders: Connection) -> None:
         caches = make_caches(page_bytes, layers, total_bytes, seed=1)
         blocks = len(caches["layer 0"])
         wires = [make_wire(caches, one, serves=True) for one in (None, protocol)[: 1 + (protocol is not None)]]
-        plain = np.ones((blocks - 1) * layers * page_bytes, np.uint8)
+        plain = bytes((blocks - 1) * layers * page_bytes)
         listener = socket.create_server((HOST, 0))
         orders.send(([wire.server.port for wire in wires if wire.server], listener.getsockname()[1]))
         for number in range(repeat):
@@ -119,7 +119,7 @@ def measure(
     blocks = len(caches["layer 0"])
     ways = {"pull": None} | ({} if protocol is None else {"mooncake": protocol})
     wires = {name: make_wire(caches, over, serves=False) for name, over in ways.items()}
-    buffer = np.zeros((blocks - 1) * layers * page_bytes, np.uint8)
+    buffer = bytearray((blocks - 1) * layers * page_bytes)
     best = dict.fromkeys([*ways, "socket"], float("inf"))
     for number in range(repeat):
         there, here = shuffled(number + 1000, blocks), shuffled(number, blocks)

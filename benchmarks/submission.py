@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,12 +68,17 @@ def job_of(page_bytes: int, count: int) -> tuple[CopyPlan, PageCopies]:
     return plan, PageCopies(zeros, random.permutation(blocks), random.permutation(blocks), zeros)
 
 
+def method_maker(choice: CopyEngineChoice, plan: CopyPlan) -> Callable[[Any], Any]:
+    """What makes a lane's method, from its stream."""
+    return lambda stream: METHODS[choice](NoDevice(), stream, plan)
+
+
 def measure(repeat: int) -> Iterator[dict[str, Any]]:
     """The best time of a submission, for each case and method."""
     for kib, count in CASES:
         plan, copies = job_of(kib << 10, count)
         for choice in NAMES:
-            engine = CudaCopyEngine(plan, NoDevice(), partial(METHODS[choice], NoDevice(), plan=plan))
+            engine = CudaCopyEngine(plan, NoDevice(), method_maker(choice, plan))
             best = float("inf")
             for job_id in range(repeat):
                 begin = time.perf_counter()

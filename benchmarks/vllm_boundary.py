@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time, time
@@ -65,6 +66,24 @@ def nanoseconds(run: Callable[[], object], count: int, repeat: int) -> float:
     return best / count * 1e9
 
 
+def ask_all(lookup: Callable[[Any, Any], object], context: Any) -> None:
+    """Look up each key."""
+    for key in KEYS:
+        lookup(key, context)
+
+
+def arrive(log: CallLog, count: int) -> None:
+    """So many requests arrive."""
+    for _ in range(count):
+        log.arrive(REQUEST)
+
+
+def step(log: CallLog, scheduled: dict[str, int], count: int) -> None:
+    """So many steps of the same requests."""
+    for _ in range(count):
+        log.write("step", scheduled=scheduled, preempted=[])
+
+
 def trace(traffic: Traffic, count: int) -> None:
     """So many requests come and go."""
     for _ in range(count):
@@ -85,20 +104,16 @@ def main() -> None:
         "lookup, vLLM's own": filled(VllmManager(len(KEYS))),
     }
     rows = {
-        name: nanoseconds(lambda ask=manager.lookup: [ask(key, context) for key in KEYS], len(KEYS), repeat)
+        name: nanoseconds(partial(ask_all, manager.lookup, context), len(KEYS), repeat)
         for name, manager in managers.items()
     }
     events = [BlockStored([key[:-4]], None, [], 0, None, "CPU", None) for key in KEYS]
     rows["event, ours to vLLM's"] = nanoseconds(lambda: [to_vllm(e) for e in events], len(events), repeat)
     with TemporaryDirectory() as folder:
         log = CallLog(Path(folder, "a.jsonl"), {})
-        rows["record, a request of 256 blocks"] = nanoseconds(
-            lambda: [log.arrive(REQUEST) for _ in range(200)], 200, repeat
-        )
+        rows["record, a request of 256 blocks"] = nanoseconds(partial(arrive, log, 200), 200, repeat)
         scheduled = {f"r{number}": 1 for number in range(64)}
-        rows["record, a step of 64 requests"] = nanoseconds(
-            lambda: [log.write("step", scheduled=scheduled, preempted=[]) for _ in range(200)], 200, repeat
-        )
+        rows["record, a step of 64 requests"] = nanoseconds(partial(step, log, scheduled, 200), 200, repeat)
         traffic = Traffic(Path(folder, "b.jsonl"), Blocks(16), time, print)
         rows["trace, a request of 256 blocks"] = nanoseconds(lambda: trace(traffic, 200), 200, repeat)
         traffic.close()

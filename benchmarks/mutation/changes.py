@@ -223,7 +223,7 @@ class Mutated:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self._mutant.module:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.loader is not None and spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))

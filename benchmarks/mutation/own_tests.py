@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 600
 def tests_fail(package: str, mutant: Mutant | None) -> bool:
     """Run a package's tests until one fails, but for those of torch and vLLM. None: nothing is changed."""
     if mutant is not None:
-        sys.meta_path.insert(0, Mutated(mutant))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, Mutated(mutant))
     import pytest
 
     sys.stdout.flush()

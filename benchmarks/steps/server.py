@@ -51,7 +51,7 @@ class Server:
             max_running=REQUESTS,
             max_step_tokens=STEP_TOKENS,
         )
-        config = vllm_config(world, None if subject == "none" else transfer(subject, prompt_only, chunks))  # type: ignore[arg-type]
+        config = vllm_config(world, None if subject == "none" else transfer(subject, prompt_only, chunks))
         config.kv_events_config = None
         config.model_config.max_model_len = 2 * LONG_PROMPT_TOKENS
         config.scheduler_config.max_model_len = 2 * LONG_PROMPT_TOKENS
