@@ -82,6 +82,8 @@ class Engine:
         self.steps: deque[Step] = deque()
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
+        self.ranks_that_failed: set[int] = set()
+        """Those whose worker said of a load that it failed: what it moved need not be what others moved."""
         self.crossing = Crossing(config.world_size, referee)
         cache_config = self.describe_caches()
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
@@ -259,6 +261,8 @@ class Engine:
                 check_failed_blocks(rank, report.invalid_block_ids, step, self.shadow, self.referee)
             check_failed_loads(rank, report.failed_recving, self.scheduler.requests, self.referee)
             self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
+            if report.failed_recving or report.invalid_block_ids:
+                self.ranks_that_failed.add(rank)
         return reports
 
     def _judge_content(self, step: Step) -> None:
