@@ -1,8 +1,8 @@
 """GEOMETRY: the ranks of one engine do the same: each moved the same blocks the same way.
 
-Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of its
-own that it gives back as its own copies end. What it found nothing for, or gave up by a clock of its own, it has to
-say, and then it need not have moved what others did.
+Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of
+its own that it gives back as its own copies end. What it found nothing for, or gave up by a clock of its own, it
+has to say, and then it need not have moved what others did.
 """
 
 from collections import Counter
@@ -28,5 +28,6 @@ def check_ranks(engine: Engine) -> None:
             (direction, block), _ = next(iter(((done - first[1]) + (first[1] - done)).items()))
             engine.referee.fail(
                 Invariant.GEOMETRY,
-                f"ranks {first[0]} and {device.rank} disagree: a {direction} of block {block} ran on one of them only",
+                f"ranks {first[0]} and {device.rank} disagree: a {direction} of block {block} "
+                "ran on one of them only",
             )
