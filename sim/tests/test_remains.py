@@ -38,7 +38,7 @@ def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ..
         referee=Notes(),
         outcome=SimpleNamespace(ended=gone),
         devices=[*devices],
-        ranks_that_failed=set(),
+        shadow=SimpleNamespace(ranks_that_failed=set()),
     )
 
 
@@ -262,9 +262,9 @@ def test_every_rank_copies_the_same(ended: tuple[Copy, ...], running: tuple[Copy
 def test_a_rank_that_told_of_a_load_that_failed_need_not_have_copied_the_same() -> None:
     """It may have found nothing to copy from."""
     one = engine(devices=(device(0, (copy(0, LOAD, *PAGES),)), device(1)))
-    one.ranks_that_failed = {1}
+    one.shadow.ranks_that_failed = {1}
     geometry.check_ranks(one)
     assert one.referee.told == []
-    one.ranks_that_failed = set()
+    one.shadow.ranks_that_failed = set()
     geometry.check_ranks(one)
     assert one.referee.told == ["GEOMETRY  ranks 0 and 1 disagree: a load of block 1 ran on one of them only"]

@@ -17,7 +17,7 @@ def check_ranks(engine: Engine) -> None:
     first: tuple[int, Counter[tuple[str, int]]] | None = None
     for device in engine.devices:
         copies = [*device.copies.ended, *device.copies.running.values()]
-        if device.rank in engine.ranks_that_failed:
+        if device.rank in engine.shadow.ranks_that_failed:
             continue
         if any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in copies):
             continue  # what failed on one rank need not have been tried on another

@@ -54,6 +54,8 @@ class Shadow:
         """GPU block -> the step whose own loads may write it, until that step has come back."""
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
+        self.ranks_that_failed: set[int] = set()
+        """Those whose worker said of a load that it failed: what it moved need not be what others moved."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> who wrote it last, the whole of it or a part."""
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
