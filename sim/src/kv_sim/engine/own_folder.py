@@ -16,7 +16,7 @@ FOLDER: Final = "{folder}"
 
 
 def with_own_folder(subject: Subject, engine: object) -> Subject:
-    """The subject as the engine tells its connectors of it. A folder is made if any of its settings asks for one."""
+    """The subject as the engine tells its connectors of it. A folder is made if a setting asks for one."""
     return replace(subject, extra_config=_filled(subject.extra_config, engine, []))
 
 
