@@ -76,7 +76,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
     (
         I.LIVENESS,
         breaches.work_that_never_ends,
-        "after 400 quiet steps there are still requests: none, but it wants to go on",
+        "after 400 quiet steps no request is left, but the engine has to go on",
     ),
     (
         I.NO_CRASH,
@@ -230,7 +230,7 @@ SITUATIONS: tuple[tuple[Invariant, Callable[[Referee], None], str], ...] = (
         lies.half_a_connector,
         "everything is at rest, and of FlakyScheduler with its workers 1 of 2 are switched off",
     ),
-    (I.GEOMETRY, lies.ranks_that_differ, "ranks 0 and 1 disagree: a store of ((9, 0),) ran on one of them only"),
+    (I.GEOMETRY, lies.ranks_that_differ, "ranks 0 and 1 disagree: a store of block 9 ran on one of them only"),
     (I.GEOMETRY, lies.a_slot_that_is_not_there, "rank 0: store copy 0 uses host slot 4 of 4"),
     (I.WORK, lies.ask_again_for_ever, "request r1: the connector answered 'ask again' 61 times in a row"),
 )

@@ -535,3 +535,54 @@ def test_what_is_no_page_is_not_written(page: Any, got: str) -> None:
         made.kv_cache(0).write(1, page)
     assert str(raised.value) == f"KVCache.write, block 1: a page is 4 uint64 words, got {got}"
     assert made.retired_steps == 0, "nobody waited"
+
+
+def test_a_connector_reads_and_writes_host_pages() -> None:
+    made = device()
+    page = np.arange(2 * SIZE, dtype=np.uint64).reshape(2, SIZE)
+    made.write_host(3, page)
+    read = made.read_host(3)
+    assert read is not None
+    assert (read == page).all()
+    read[:] = 0  # a copy
+    assert (made.host[3] == page).all()
+    made.restart_copies(forget_host=True)
+    assert made.read_host(3) is None
+    made.write_host(3, page)
+    assert made.copies.lost_slots == set(range(8)) - {3}
+    assert (made.read_host(3) == page).all()
+
+
+@pytest.mark.parametrize(
+    ("direction", "name", "told"),
+    [
+        (Direction.STORE, "read_host", "the connector reads it while store copy 0 is under way"),
+        (Direction.STORE, "write_host", "the connector writes it while store copy 0 is under way"),
+        (Direction.LOAD, "write_host", "the connector writes it while load copy 0 is under way"),
+        (Direction.LOAD, "read_host", None),
+    ],
+)
+def test_host_pages_are_in_the_use_of_copies(direction: Direction, name: str, told: str | None) -> None:
+    made = device()
+    made.copies.open().submit(direction, [(5, 2), (6, 3)])
+    args = (made.host[0],) if name == "write_host" else ()
+    getattr(made, name)(4, *args)
+    if told is None:
+        getattr(made, name)(3, *args)
+        return
+    with pytest.raises(Violation) as raised:
+        getattr(made, name)(3, *args)
+    assert str(raised.value) == f"OWNERSHIP  rank 1 host slot 3: {told}"
+
+
+@pytest.mark.parametrize("slot", [-1, 8])
+def test_a_host_page_that_is_not_there_is_neither_read_nor_written(slot: int) -> None:
+    made = device()
+    with pytest.raises(Violation, match=f"^GEOMETRY  rank 1: the connector reads it: host slot {slot} of 8$"):
+        made.read_host(slot)
+    with pytest.raises(Violation, match=f"^GEOMETRY  rank 1: the connector writes it: host slot {slot} of 8$"):
+        made.write_host(slot, made.host[0])
+    made.shadow.violation = lambda *told: None
+    assert made.read_host(slot) is None
+    made.write_host(slot, made.host[0] + 1)
+    assert (made.host == POISON).all()

@@ -119,3 +119,26 @@ def test_nobody_else_is_given_up() -> None:
     pool.touch([block for block, count in enumerate(pool.ref_counts) if not count])
     with pytest.raises(Violation, match="LIVENESS  after 400 quiet steps there are still requests: <request r2 w"):
         world.rest()
+
+
+@pytest.mark.parametrize(("turns", "steps"), [((), 20), ((Turn(4, 2, 2),) * 3, 32)])
+def test_who_ends_one_after_the_other_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch, turns: tuple[Turn, ...], steps: int
+) -> None:
+    """However long it takes altogether: as where each waits for blocks that are held for another's time."""
+    monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
+    world = World(WorldConfig(max_running=1), SUBJECTS["memory"])
+    for name in ("r1", "r2", "r3", "r4"):
+        world.engine.add(RequestSpec(name, 0, 9, 0, 5, 5, turns=turns or None))
+    assert come_to_rest(world)
+    assert world.engine.num_steps >= steps
+    assert not world.engine.scheduler.requests
+
+
+def test_who_is_stuck_while_others_end_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
+    world = World(WorldConfig(max_running=1), SUBJECTS["memory"])
+    world.engine.add(RequestSpec("r1", 0, 9, 0, 5, 5))
+    monkeypatch.setattr(world.engine.scheduler.connector, "has_pending_push_work", lambda: True, raising=False)
+    assert not come_to_rest(world)
+    assert world.engine.num_steps == 5 + 8

@@ -34,7 +34,11 @@ def device(rank: int, ended: tuple[Copy, ...] = (), running: tuple[Copy, ...] = 
 def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ...] = ()) -> Any:
     gone = [SimRequest(RequestSpec(name, 0, 4, 0, 1, 1), 4, 0) for name in ended]
     return SimpleNamespace(
-        connectors=[*connectors], referee=Notes(), outcome=SimpleNamespace(ended=gone), devices=[*devices]
+        connectors=[*connectors],
+        referee=Notes(),
+        outcome=SimpleNamespace(ended=gone),
+        devices=[*devices],
+        shadow=SimpleNamespace(ranks_that_failed=set()),
     )
 
 
@@ -230,15 +234,19 @@ PAGES = ((1, 5), (2, 6))
         ((copy(7, LOAD, *PAGES), copy(8, STORE, *PAGES)), (), None),
         ((copy(0, STORE, *PAGES),), (copy(1, LOAD, *PAGES),), None),
         ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES), copy(2, LOAD)), (), None),  # the last moved nothing
-        ((copy(0, STORE, *PAGES),), (), "a load of ((1, 5), (2, 6))"),
+        ((copy(0, STORE, *PAGES),), (), "a load of block 1"),
         (
             (copy(0, STORE, *PAGES), copy(1, STORE, *PAGES), copy(2, LOAD, *PAGES)),
             (),
-            "a store of ((1, 5), (2, 6))",
+            "a store of block 1",
         ),
-        ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES)), (copy(2, LOAD, (3, 3)),), "a load of ((3, 3),)"),
+        ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES)), (copy(2, LOAD, (3, 3)),), "a load of block 3"),
         ((copy(0, STORE, *PAGES, state=State.FAILED),), (), None),  # what else would have been tried is not known
         ((copy(0, STORE, *PAGES),), (copy(1, STORE, (3, 3), state=State.LOST),), None),
+        # A rank with room of its own, and one that moves page by page.
+        ((copy(0, STORE, (1, 7), (2, 3)), copy(1, LOAD, (1, 7), (2, 3))), (), None),
+        ((copy(0, STORE, *PAGES), copy(1, LOAD, (2, 6)), copy(2, LOAD, (1, 5))), (), None),
+        ((copy(0, STORE, *PAGES), copy(1, LOAD, (2, 6))), (), "a load of block 1"),
     ],
 )
 def test_every_rank_copies_the_same(ended: tuple[Copy, ...], running: tuple[Copy, ...], told: str | None) -> None:
@@ -249,3 +257,14 @@ def test_every_rank_copies_the_same(ended: tuple[Copy, ...], running: tuple[Copy
     geometry.check_ranks(one)
     whole = f"GEOMETRY  ranks 1 and 2 disagree: {told} ran on one of them only"
     assert one.referee.told == ([whole] if told else [])
+
+
+def test_a_rank_that_told_of_a_load_that_failed_need_not_have_copied_the_same() -> None:
+    """It may have found nothing to copy from."""
+    one = engine(devices=(device(0, (copy(0, LOAD, *PAGES),)), device(1)))
+    one.shadow.ranks_that_failed = {1}
+    geometry.check_ranks(one)
+    assert one.referee.told == []
+    one.shadow.ranks_that_failed = set()
+    geometry.check_ranks(one)
+    assert one.referee.told == ["GEOMETRY  ranks 0 and 1 disagree: a load of block 1 ran on one of them only"]

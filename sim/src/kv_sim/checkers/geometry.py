@@ -1,4 +1,9 @@
-"""GEOMETRY: the ranks of one engine do the same: each moved the same pages the same way."""
+"""GEOMETRY: the ranks of one engine do the same: each moved the same blocks the same way.
+
+Where a rank puts what it stores, and in how many copies it moves it, is its own business: it may have room of
+its own that it gives back as its own copies end. What it found nothing for, or gave up by a clock of its own, it
+has to say, and then it need not have moved what others did.
+"""
 
 from collections import Counter
 
@@ -8,18 +13,21 @@ from kv_sim.violation import Invariant
 
 
 def check_ranks(engine: Engine) -> None:
-    """Compare what each rank was told to copy with rank 0."""
-    first: tuple[int, Counter[tuple[str, tuple[tuple[int, int], ...]]]] | None = None
+    """Compare what each rank was told to copy with the first one that could do everything."""
+    first: tuple[int, Counter[tuple[str, int]]] | None = None
     for device in engine.devices:
-        engine_copies = [*device.copies.ended, *device.copies.running.values()]
-        done = Counter((copy.direction.value, copy.pairs) for copy in engine_copies if copy.pairs)
-        if any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in engine_copies):
+        copies = [*device.copies.ended, *device.copies.running.values()]
+        if device.rank in engine.shadow.ranks_that_failed:
+            continue
+        if any(copy.was_lost or copy.state in (State.FAILED, State.LOST) for copy in copies):
             continue  # what failed on one rank need not have been tried on another
+        done = Counter((copy.direction.value, block) for copy in copies for block, _ in copy.pairs)
         if first is None:
             first = device.rank, done
         elif done != first[1]:
-            (direction, pairs), _ = next(iter(((done - first[1]) + (first[1] - done)).items()))
+            (direction, block), _ = next(iter(((done - first[1]) + (first[1] - done)).items()))
             engine.referee.fail(
                 Invariant.GEOMETRY,
-                f"ranks {first[0]} and {device.rank} disagree: a {direction} of {pairs} ran on one of them only",
+                f"ranks {first[0]} and {device.rank} disagree: a {direction} of block {block} "
+                "ran on one of them only",
             )

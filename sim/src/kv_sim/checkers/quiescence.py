@@ -33,6 +33,7 @@ def check(world: WorldState) -> None:
 def _comes_to_rest(world: WorldState) -> bool:
     if come_to_rest(world):
         return True
-    stuck = ", ".join(repr(r) for r in world.engine.scheduler.requests.values()) or "none, but it wants to go on"
-    world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps there are still requests: {stuck}")
+    stuck = ", ".join(repr(r) for r in world.engine.scheduler.requests.values())
+    what = f"there are still requests: {stuck}" if stuck else "no request is left, but the engine has to go on"
+    world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps {what}")
     return False

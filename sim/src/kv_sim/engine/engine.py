@@ -26,6 +26,7 @@ from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
+from kv_sim.engine.own_folder import with_own_folder
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
@@ -83,16 +84,16 @@ class Engine:
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
         self.crossing = Crossing(config.world_size, referee)
-        cache_config = self.describe_caches()
+        cache_config, told = self.describe_caches(), with_own_folder(subject, self)
         self.devices = [self.make_device(rank) for rank in range(config.world_size)]
         self.connectors: list[KVConnectorBase_V1] = []
         self.workers = []
         for device in self._ranks:
-            connector = create(self.describe(subject, device.rank), KVConnectorRole.WORKER, cache_config, referee)
+            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, cache_config, referee)
             self.connectors.append(connector)
             guard = Guard(connector, f"worker {device.rank}", referee, log)
             self.workers.append(Worker(config, device, guard, self.crossing))
-        connector = create(self.describe(subject, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
+        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
         self.connectors.append(connector)
         if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
             raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
@@ -259,6 +260,8 @@ class Engine:
                 check_failed_blocks(rank, report.invalid_block_ids, step, self.shadow, self.referee)
             check_failed_loads(rank, report.failed_recving, self.scheduler.requests, self.referee)
             self.forgiven.update(dict.fromkeys(report.invalid_block_ids, self.num_steps))
+            if report.failed_recving or report.invalid_block_ids:
+                self.shadow.ranks_that_failed.add(rank)
         return reports
 
     def _judge_content(self, step: Step) -> None:

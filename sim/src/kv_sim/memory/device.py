@@ -5,12 +5,14 @@ ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. Who m
 ``shadow``.
 """
 
+import threading  # noqa: TID251 - asks which thread this is, and makes none
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
 
+from kv_api import ConfigError
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
 from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
@@ -38,6 +40,9 @@ class Device:
         A copy that is only late is none that a timeout may give up."""
         self.settled = Settled()
         self.copies = CopyEngine(self)
+        self._thread = threading.get_ident()
+        self._refused = ""
+        """What another thread than the world's asked for."""
 
     # -- host memory, for connectors -----------------------------------------------------------
 
@@ -48,12 +53,43 @@ class Device:
         self.host = np.concatenate([self.host, more])
         return first
 
+    def read_host(self, slot: int) -> Words | None:
+        """A copy of a page of host memory, all layers of a block. None: a restart lost what was there."""
+        self.must_be_in_turn("Device.read_host")
+        self.shadow.about_to_use_host(
+            self.rank, slot, Direction.LOAD, len(self.host), self.copies.running.values()
+        )
+        is_there = 0 <= slot < len(self.host) and slot not in self.copies.lost_slots
+        return self.host[slot].copy() if is_there else None
+
+    def write_host(self, slot: int, page: Words) -> None:
+        """Fill a page of host memory with one as ``read_host`` gives it."""
+        self.must_be_in_turn("Device.write_host")
+        self.shadow.about_to_use_host(
+            self.rank, slot, Direction.STORE, len(self.host), self.copies.running.values()
+        )
+        if not 0 <= slot < len(self.host):
+            return  # the ledger said so already
+        self.host[slot] = page
+        self.copies.lost_slots.discard(slot)
+
     def kv_cache(self, layer: int) -> KVCache:
         """The pages of a layer, for a connector."""
         cache = self.memory[:, layer].view(KVCache)
         cache._device, cache.layer = self, layer
         cache.flags.writeable = False
         return cache
+
+    def must_be_in_turn(self, what: str) -> None:
+        """Refuse a thread of the connector's own, which would come in between anything that the world does."""
+        if threading.get_ident() == self._thread:
+            return
+        self._refused = self._refused or (
+            f"{what} was called by the thread {threading.current_thread().name!r}: the testbed's memory knows one "
+            "thread only, the one that calls the connector; let it do the work of others when it is polled "
+            "(docs/testbed.md, Copies)"
+        )
+        raise ConfigError(self._refused)
 
     # -- compute -------------------------------------------------------------------------------
 
@@ -79,6 +115,8 @@ class Device:
 
     def launch(self, step: LaunchedStep) -> None:
         """Queue a step behind those launched before."""
+        if self._refused:
+            raise ConfigError(self._refused)
         self.queue.append(step)
         self.take_over(step.reads | step.writes)
         self.copies.launched_steps += 1

@@ -54,6 +54,8 @@ class Shadow:
         """GPU block -> the step whose own loads may write it, until that step has come back."""
         self.owners: dict[int, str] = {}
         """GPU block -> the request that got it last, for messages."""
+        self.ranks_that_failed: set[int] = set()
+        """Those whose worker said of a load that it failed: what it moved need not be what others moved."""
         self.last_writer: list[dict[int, str]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> who wrote it last, the whole of it or a part."""
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
@@ -167,19 +169,27 @@ class Shadow:
                 "but no load into it is announced or going on",
             )
 
+    def about_to_use_host(self, rank: int, slot: int, way: Direction, slots: int, copies: Iterable[Copy]) -> None:
+        """The connector itself reads (as for a load) or writes a host slot."""
+        what = f"the connector {'reads' if way is Direction.LOAD else 'writes'} it"
+        if not 0 <= slot < slots:
+            self.violation(Invariant.GEOMETRY, f"rank {rank}: {what}: host slot {slot} of {slots}")
+        for other in self._at_host_slot(slot, way, copies):
+            self.violation(Invariant.OWNERSHIP, f"rank {rank} host slot {slot}: {what} while {other} is under way")
+
     def _host_slot_is_free(self, rank: int, copy: Copy, slot: int, copies: Iterable[Copy]) -> None:
+        for other in self._at_host_slot(slot, copy.direction, (other for other in copies if other is not copy)):
+            self.violation(
+                Invariant.OWNERSHIP,
+                f"rank {rank} host slot {slot}: {copy} and {other} use it at the same time",
+            )
+
+    def _at_host_slot(self, slot: int, way: Direction, copies: Iterable[Copy]) -> Iterable[Copy]:
+        """Copies that are yet to use a host slot in a way that this one bears not."""
         for other in copies:
-            if (
-                other is copy
-                or other.state is State.LOST
-                or slot not in {s for _, s in other.pairs[other.copied :]}
-            ):
-                continue
-            if Direction.STORE in (copy.direction, other.direction):
-                self.violation(
-                    Invariant.OWNERSHIP,
-                    f"rank {rank} host slot {slot}: {copy} and {other} use it at the same time",
-                )
+            is_in_the_way = Direction.STORE in (way, other.direction) and other.state is not State.LOST
+            if is_in_the_way and slot in {left for _, left in other.pairs[other.copied :]}:
+                yield other
 
     # -- content -------------------------------------------------------------------------------
 
