@@ -106,21 +106,21 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
     if not 0 <= options.stagger < inf:
         raise ConfigError(f"--stagger: expected at least 0 seconds, got {options.stagger:g}")
     return TraceOptions(
-        options.format,
-        options.time_unit,
-        options.block_size,
-        Partial(options.partial_block),
-        IdMeaning(options.ids),
-        IdScope(options.id_scope),
-        OnError(options.on_error),
-        Unsorted(options.unsorted),
-        None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
-        options.seed or 0,
-        options.stagger,
-        None if options.columns is None else parse_columns(options.columns),
-        options.requests,
-        fleet_of(options).needs_sessions,
-        _overruled(options),
+        format=options.format,
+        time_unit=options.time_unit,
+        block_tokens=options.block_size,
+        partial=Partial(options.partial_block),
+        ids=IdMeaning(options.ids),
+        scope=IdScope(options.id_scope),
+        on_error=OnError(options.on_error),
+        unsorted=Unsorted(options.unsorted),
+        sharing=None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
+        seed=options.seed or 0,
+        stagger_seconds=options.stagger,
+        columns=None if options.columns is None else parse_columns(options.columns),
+        requests=options.requests,
+        sessions=fleet_of(options).needs_sessions,
+        overruled=_overruled(options),
     )
 
 

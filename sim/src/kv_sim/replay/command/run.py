@@ -143,7 +143,15 @@ def _setups(
     disk_threshold = _threshold(options.disk_store_threshold or 0, "--disk-store-threshold")
     module = options.cache_policy_module_path
     return [
-        Setup(policy, size, gpu_blocks, threshold, module, disk, disk_threshold)
+        Setup(
+            policy=policy,
+            capacity=size,
+            gpu_blocks=gpu_blocks,
+            store_threshold=threshold,
+            policy_module=module,
+            disk=disk,
+            disk_store_threshold=disk_threshold,
+        )
         for policy in policies
         for size in capacities
         for disk in disks or [0]

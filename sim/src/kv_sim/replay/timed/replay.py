@@ -141,7 +141,16 @@ def replay_engine(
     without = answer(NOTHING)
     notes = tuple(getattr(trace, "notes", ()))  # of a trace that was read; one that was made has none
     load = None if routed is None else routed.load
-    return EngineReplay(trace.name, settings, sizes, with_connector, without, without_disk, notes, load)
+    return EngineReplay(
+        trace=trace.name,
+        settings=settings,
+        sizes=sizes,
+        with_connector=with_connector,
+        without=without,
+        without_disk=without_disk,
+        notes=notes,
+        load=load,
+    )
 
 
 def _first(trace: Trace, limit: int | None) -> Columns:
