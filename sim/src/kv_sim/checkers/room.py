@@ -23,9 +23,8 @@ MOST_CHUNKS: Final = 256
 def check_room(connector: Any, referee: Referee) -> None:
     """Check the media of a scheduler's connector that can be reset, at rest. They are used up by that."""
     for side in sides_of(connector):
-        books = side._books
         with crashes(referee, "the medium, at rest"):
-            _Room(books.manager, books.layout.groups[0].group_id, referee).check()
+            _Room(side.manager, side.group_ids[0], referee).check()
 
 
 class _Room:
