@@ -94,6 +94,26 @@ def test_what_a_document_names_is_there(document: str) -> None:
     assert [*missing_names(text)] == []
 
 
+def missing_steps(text: str) -> Iterator[str]:
+    """What a walk says is in a file, and isn't defined there."""
+    for place, names in re.findall(r"`(kv_[\w/]+)\.py`((?:,\s+`\w+`)*)", text):
+        file = module(place.replace("/", "."))
+        source = "" if file is None else file.read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            if not re.search(rf"^\s*(?:class|def) {name}\b", source, flags=re.MULTILINE):
+                yield f"{place}.py, {name}"
+
+
+def test_a_walk_leads_to_what_is_there() -> None:
+    text = DOCUMENTS["docs/walks.md"].read_text(encoding="utf-8")
+    assert text.count(".py`, `") > 40
+    assert [*missing_steps(text)] == []
+    assert [*missing_steps("`kv_api/config.py`, `KVTransferConfig`,\n  `gone`: `kv_gone/a.py`, `b`, and `c`")] == [
+        "kv_api/config.py, gone",
+        "kv_gone/a.py, b",
+    ]
+
+
 def test_what_is_not_there_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text(
