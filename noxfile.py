@@ -305,6 +305,14 @@ def gpu(session: nox.Session) -> None:
     run_pytest(session, f"{ROOT / folder}/tests/gpu_run_check.py")
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def mooncake(session: nox.Session) -> None:
+    """Have kv-p2p pull blocks by Mooncake's transfer engine. Needs the system's libibverbs, but no RDMA."""
+    folder = "packages/kv-p2p"
+    install_one(session, folder, "mooncake-transfer-engine-non-cuda>=0.3.13,<0.4")
+    run_pytest(session, f"{ROOT / folder}/tests/mooncake_run_check.py")
+
+
 def install_vllm(session: nox.Session) -> None:
     """Install vLLM's CPU build with what it needs, except torch's companions, which nothing here does."""
     session.install("--no-deps", VLLM)

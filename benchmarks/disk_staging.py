@@ -18,6 +18,7 @@ from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.timed import Answers, EngineSettings
 from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.stack import NOTHING, without_files
 
@@ -72,7 +73,10 @@ def main() -> None:
     assert host is not None
     servers = {"nothing": NOTHING, "host memory": host}
     servers |= {f"{size:g} GiB staging": with_staging(both, int(size * GIB)) for size in STAGING_GIB}
-    found = {name: answers_of(replay_once(trace, settings, transfer)) for name, transfer in servers.items()}
+    found = {
+        name: answers_of(finished_of(*replay_once(trace, settings, transfer)))
+        for name, transfer in servers.items()
+    }
     print("\n".join(aligned([[*HEAD], *(row(name, answers) for name, answers in found.items())])))
     if options.json:
         options.json.write_text(json.dumps({name: answers.as_json() for name, answers in found.items()}, indent=1))

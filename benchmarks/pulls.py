@@ -1,12 +1,13 @@
-"""How fast kv-p2p pulls a prompt's blocks from another process, beside a plain socket.
+"""How fast kv-p2p pulls a prompt's blocks from another process, beside a plain socket, and by Mooncake's engine.
 
 Two processes on one machine, each with KV caches in host memory: ``--layers`` layers, pages of several sizes. One
 holds ``--mebibytes`` of blocks, the other pulls them into blocks in another order. ``pull`` is the whole way of a
 worker: connecting, gathering, frames, scattering, the end. ``socket`` sends as many bytes from one buffer over one
 connection into another buffer, 8 MiB a call, and is timed in turn with the pulls; both are the best of
-``--repeat``. Contents are compared after every pull.
+``--repeat``. Contents are compared after every pull. ``--mooncake tcp`` (or ``rdma``, with a network for it) lets
+Mooncake's transfer engine carry the same pulls, too; its package has to be installed.
 
-    python benchmarks/pulls.py [--mebibytes 256] [--layers 16] [--repeat 5] [--json FILE]
+    python benchmarks/pulls.py [--mebibytes 256] [--layers 16] [--repeat 5] [--mooncake tcp] [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_p2p.pulling.metadata import Hold, Pull, Source
+from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
-from kv_p2p.pulling.pages import CachePages
-from kv_p2p.pulling.tcp.wire import TcpWire
+from kv_p2p.pulling.pages import CachePages, WorkerPages
+from kv_p2p.pulling.tcp.wire import TcpWire, make_carrier
 from kv_p2p.pulling.ticket import Address
 
 PAGES_KIB = (4, 16, 64, 256, 2048)
@@ -38,7 +39,7 @@ Caches = dict[str, NDArray[np.uint8]]
 
 def make_caches(page_bytes: int, layers: int, total_bytes: int, seed: int) -> Caches:
     """Layers whose pages say which they are."""
-    blocks = max(1, total_bytes // page_bytes // layers)
+    blocks = 1 + max(1, total_bytes // page_bytes // layers)  # the first is the null block
     random = np.random.default_rng(seed)
     caches = {}
     for layer in range(layers):
@@ -48,33 +49,48 @@ def make_caches(page_bytes: int, layers: int, total_bytes: int, seed: int) -> Ca
     return caches
 
 
+def shuffled(seed: int, blocks: int) -> NDArray[np.int64]:
+    """All blocks but the null block, in some order."""
+    return np.random.default_rng(seed).permutation(blocks - 1) + 1
+
+
+def make_wire(caches: Caches, protocol: str | None, *, serves: bool) -> TcpWire:
+    """A worker's wire; with a protocol, by Mooncake's engine over that."""
+    options = Options(HOST, 0)
+    if protocol is not None:
+        options = Options(HOST, 0, carrier="mooncake", mooncake_protocol=protocol)
+    pages = WorkerPages([CachePages(dict(caches), len(caches["layer 0"]))])
+    return TcpWire(pages, 0, options, make_carrier(options), serves=serves)
+
+
 def serve(orders: Connection) -> None:
     """The producer's process: holds what it is told to, or sends plainly."""
     while (order := orders.recv()) is not None:
-        page_bytes, layers, total_bytes, repeat = order
+        page_bytes, layers, total_bytes, repeat, protocol = order
         caches = make_caches(page_bytes, layers, total_bytes, seed=1)
         blocks = len(caches["layer 0"])
-        wire = TcpWire(CachePages(dict(caches), blocks), 0, Options(HOST, 0))
-        plain = np.ones(blocks * layers * page_bytes, np.uint8)
+        wires = [make_wire(caches, one, serves=True) for one in (None, protocol)[: 1 + (protocol is not None)]]
+        plain = np.ones((blocks - 1) * layers * page_bytes, np.uint8)
         listener = socket.create_server((HOST, 0))
-        assert wire.server is not None
-        orders.send((wire.server.port, listener.getsockname()[1]))
+        orders.send(([wire.server.port for wire in wires if wire.server], listener.getsockname()[1]))
         for number in range(repeat):
-            held = np.random.default_rng(number + 1000).permutation(blocks)
-            wire.serve(Hold("r", f"hold {number}", "digest", tuple(held.tolist())))
+            held = shuffled(number + 1000, blocks)
+            for wire in wires:
+                wire.serve(Hold("r", f"{number}", "digest", (tuple(held.tolist()),)))
             orders.send("served")
             orders.recv()
             connection, _ = listener.accept()
             with connection:
                 connection.sendall(plain)
-        wire.close()
+        for wire in wires:
+            wire.close()
         listener.close()
 
 
 def pull_all(wire: TcpWire, port: int, number: int, here: list[int]) -> None:
     """One pull, to its end."""
-    source = Source(Address(HOST, port), f"hold {number}", "digest")
-    wire.pull(Pull("r", source, 0, tuple(here)))
+    source = Source(Address(HOST, port), f"{number}", "digest")
+    wire.pull(Pull("r", source, (Part(0, tuple(here)),)))
     while True:
         wire.wait(60)
         ended = wire.poll()
@@ -92,33 +108,37 @@ def receive_plainly(port: int, buffer: memoryview) -> None:
             filled += connection.recv_into(buffer[filled : filled + CALL_BYTES])
 
 
-def measure(orders: Connection, page_bytes: int, layers: int, total_bytes: int, repeat: int) -> dict[str, float]:
-    """GB/s of both ways, for one size of page."""
-    orders.send((page_bytes, layers, total_bytes, repeat))
-    wire_port, plain_port = orders.recv()
+def measure(
+    orders: Connection, page_bytes: int, layers: int, total_bytes: int, repeat: int, protocol: str | None
+) -> dict[str, float]:
+    """GB/s of all ways, for one size of page."""
+    orders.send((page_bytes, layers, total_bytes, repeat, protocol))
+    ports, plain_port = orders.recv()
     caches = make_caches(page_bytes, layers, total_bytes, seed=2)
     expected = make_caches(page_bytes, layers, total_bytes, seed=1)
     blocks = len(caches["layer 0"])
-    wire = TcpWire(CachePages(dict(caches), blocks), 0, Options(HOST, 0), serves=False)
-    buffer = np.zeros(blocks * layers * page_bytes, np.uint8)
-    best = {"pull": float("inf"), "socket": float("inf")}
+    ways = {"pull": None} | ({} if protocol is None else {"mooncake": protocol})
+    wires = {name: make_wire(caches, over, serves=False) for name, over in ways.items()}
+    buffer = np.zeros((blocks - 1) * layers * page_bytes, np.uint8)
+    best = dict.fromkeys([*ways, "socket"], float("inf"))
     for number in range(repeat):
-        there, random = np.random.default_rng(number + 1000).permutation(blocks), np.random.default_rng(number)
-        here = random.permutation(blocks)
-        for cache in caches.values():
-            cache[:] = 0
+        there, here = shuffled(number + 1000, blocks), shuffled(number, blocks)
         orders.recv()
-        begin = time.perf_counter()
-        pull_all(wire, wire_port, number, here.tolist())
-        best["pull"] = min(best["pull"], time.perf_counter() - begin)
-        for name, cache in caches.items():
-            if not np.array_equal(cache[here], expected[name][there]):
-                raise AssertionError(f"pages of {page_bytes} bytes differ in {name}")
+        for (name, wire), port in zip(wires.items(), ports, strict=True):
+            for cache in caches.values():
+                cache[:] = 0
+            begin = time.perf_counter()
+            pull_all(wire, port, number, here.tolist())
+            best[name] = min(best[name], time.perf_counter() - begin)
+            for layer, cache in caches.items():
+                if not np.array_equal(cache[here], expected[layer][there]):
+                    raise AssertionError(f"pages of {page_bytes} bytes differ in {layer}, by {name}")
         orders.send("go on")
         begin = time.perf_counter()
         receive_plainly(plain_port, memoryview(buffer))
         best["socket"] = min(best["socket"], time.perf_counter() - begin)
-    wire.close()
+    for wire in wires.values():
+        wire.close()
     return {name: len(buffer) / seconds / 1e9 for name, seconds in best.items()}
 
 
@@ -128,6 +148,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=256)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--mooncake", metavar="PROTOCOL", help="also by its transfer engine: tcp, rdma")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     orders, theirs = multiprocessing.Pipe()
@@ -141,12 +162,14 @@ def main() -> None:
         "gigabytes_per_second": {},
     }
     print(f"GB/s from process to process, {arguments.layers} layers, {arguments.mebibytes} MiB a pull")
-    print(f"  {'page':>9}{'pull':>10}{'socket':>10}{'share':>8}")
+    extra = f"{'mooncake':>10}{'share':>8}" if arguments.mooncake else ""
+    print(f"  {'page':>9}{'socket':>10}{'pull':>10}{'share':>8}{extra}")
     for kib in PAGES_KIB:
-        rates = measure(orders, kib << 10, arguments.layers, arguments.mebibytes << 20, arguments.repeat)
+        total = arguments.mebibytes << 20
+        rates = measure(orders, kib << 10, arguments.layers, total, arguments.repeat, arguments.mooncake)
         results["gigabytes_per_second"][kib << 10] = rates
-        share = rates["pull"] / rates["socket"]
-        print(f"  {kib:>5} KiB{rates['pull']:10.2f}{rates['socket']:10.2f}{share:8.0%}")
+        ways = [f"{rate:10.2f}{rate / rates['socket']:8.0%}" for name, rate in rates.items() if name != "socket"]
+        print(f"  {kib:>5} KiB{rates['socket']:10.2f}{''.join(ways)}")
     orders.send(None)
     process.join()
     if arguments.json:

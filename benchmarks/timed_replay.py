@@ -17,6 +17,7 @@ from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
 from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import Trace
@@ -30,7 +31,7 @@ def timed(trace: Trace, settings: EngineSettings, *, connector: bool) -> tuple[f
     transfer = settings.transfer_config() if connector else NOTHING
     begin = time.process_time()
     engine, books = replay_once(trace, settings, transfer)
-    return time.process_time() - begin, answers_of((engine, books))
+    return time.process_time() - begin, answers_of(finished_of(engine, books))
 
 
 def main() -> None:

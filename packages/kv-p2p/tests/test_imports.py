@@ -20,8 +20,10 @@ ACTING = {
     "pipe/local.py": {"threading"},
     "pipe/rendezvous.py": {"socket", "time"},
     "pipe/tcp.py": {"threading", "socket"},
+    "pulling/tcp/carried.py": {"socket"},
     "pulling/tcp/client.py": {"threading", "socket", "concurrent"},
     "pulling/tcp/server.py": {"threading", "socket"},
+    "pulling/tcp/slots.py": {"threading"},
     "pulling/tcp/wire.py": {"threading"},
     "sockets.py": {"socket"},
 }

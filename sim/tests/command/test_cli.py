@@ -371,7 +371,7 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
         ("fuzz later", "kv-sim fuzz", "later"),
         ("replay mooncake-synthetic --max-running 40", "kv-sim replay", "--max-running 40"),
         ("conform later twice", "kv-sim conform", "twice"),
-        ("--log fuzz", "kv-sim [-h] COMMAND", "--log"),
+        ("--log fuzz", "kv-sim [-h] [--version] COMMAND", "--log"),
     ],
 )
 def test_what_a_command_does_not_know_is_refused_with_its_usage(

@@ -1,13 +1,16 @@
 """The help of every command: each option has one, and all are written alike."""
 
 import argparse
+import platform
 import re
+from importlib import metadata
 from typing import Any
 
 import pytest
 
-from kv_sim.command.cli import COMMANDS
+from kv_sim.command.cli import COMMANDS, main
 from kv_sim.command.options import parser_of
+from kv_sim.command.version import PACKAGES, version_lines
 from kv_sim.subject import Trait
 
 METAVARS = ("A,B", "A-B", "CHECKER", "DIR", "FILE", "J", "JSON", "M", "N", "NAME", "S")
@@ -66,3 +69,22 @@ def test_options_stand_in_this_order(name: str) -> None:
 def test_every_trait_can_be_claimed() -> None:
     [traits] = [action for action in commands().choices["fuzz"]._actions if action.dest == "traits"]
     assert traits.help == f"what it claims: {','.join(Trait)}, or none"
+
+
+def test_versions_are_those_that_are_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    first, *lines, python = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0 and first == f"kv-sim {metadata.version('kv-sim')}"
+    assert f"kv-api {metadata.version('kv-api')}" in lines and f"kv-p2p {metadata.version('kv-p2p')}" in lines
+    assert python.startswith(f"Python {platform.python_version()} (")
+
+
+def test_the_version_of_what_is_not_there_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_sim.command.version.PACKAGES", ("kv-api", "kv-of-nobody"))
+    assert [line.split()[0] for line in version_lines()] == ["kv-api", "Python"]
+
+
+def test_versions_are_told_of_everything_that_kv_sim_needs() -> None:
+    needed = {re.split("[^a-z0-9-]", one)[0] for one in metadata.requires("kv-sim") or () if "extra" not in one}
+    assert needed - {"numpy"} <= {*PACKAGES}

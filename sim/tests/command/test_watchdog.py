@@ -18,7 +18,7 @@ from kv_sim.command.watchdog import ends_calls
 from kv_sim.command.workers import end_with_parent
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.guard import Guard
-from kv_sim.replay import parallel
+from kv_sim.replay import side_by_side
 from kv_sim.violation import DidNotReturn, Referee, TookTooLong
 from kv_sim.zoo import command as zoo
 
@@ -167,13 +167,13 @@ class Stop:
 
 def test_every_process_of_a_command_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    for module in (campaign, parallel, zoo):
+    for module in (campaign, side_by_side, zoo):
         monkeypatch.setattr(module, "end_with_parent", lambda name=module.__name__: begun.append(name))
     monkeypatch.setattr(campaign, "work", lambda *args: None)
-    parallel._map([])
+    side_by_side._map([])
     zoo._begin()
     campaign._process(None, 0, Queue(), Stop())  # type: ignore[arg-type]
-    assert begun == ["kv_sim.replay.parallel", "kv_sim.zoo.command", "kv_sim.command.campaign"]
+    assert begun == ["kv_sim.replay.side_by_side", "kv_sim.zoo.command", "kv_sim.command.campaign"]
 
 
 def test_who_was_begun_by_nobody_waits_for_nobody() -> None:

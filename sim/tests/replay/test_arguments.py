@@ -30,6 +30,12 @@ def replay_parser(*typed):
     return parser
 
 
+def size_parser(*typed):
+    parser = argparse.ArgumentParser()
+    add_size_arguments(parser, typed)
+    return parser
+
+
 def shown(parser):
     return [action for action in parser._actions if action.help != argparse.SUPPRESS]
 
@@ -52,10 +58,9 @@ def test_what_is_usual():
     own = {"fidelity": "cache", "policy": "lru", "store_threshold": 0, "stream": False, "write_oracle": None}
     own |= {"disk_capacity": None, "disk_store_threshold": None}
     assert vars(parsed()) == USUAL | own | {"jobs": cores}
-    parser = argparse.ArgumentParser()
-    add_size_arguments(parser)
     own = {"policy": "lru,arc,s3fifo,sieve", "points": None, "budget": None, "disk": None, "host_capacity": None}
-    assert vars(parser.parse_args(["trace"])) == USUAL | own | {"jobs": cores}
+    own |= {"fidelity": "cache", "jobs": cores}
+    assert vars(size_parser().parse_args(["trace"])) == USUAL | own
     assert trace_options(parsed()) == TraceOptions()
     assert parsed("--jobs", "7").jobs == 7
 
@@ -103,8 +108,8 @@ def test_choices(option, capsys):
 
 def test_every_option_says_what_it_is():
     """With its default, its choices or the known names, where there are such."""
-    parsers = [replay_parser(), replay_parser("--fidelity", "engine"), argparse.ArgumentParser()]
-    add_size_arguments(parsers[2])
+    parsers = [replay_parser(), replay_parser("--fidelity", "engine"), size_parser()]
+    parsers.append(size_parser("--fidelity", "engine"))
     for parser in parsers:
         for action in shown(parser):
             assert action.help, action.option_strings
@@ -126,7 +131,17 @@ def test_every_option_says_what_it_is():
     assert {"--requests", "--capacity", "--gpu-capacity", "--policy"} <= engine & cache, "one name for one thing"
     assert not (engine | cache) & OLD_NAMES.keys(), "nobody learns them any more"
     assert {new for new, _ in OLD_NAMES.values()} <= engine & cache
-    assert SAME_IN_ENGINE.keys() <= cache - engine and {*SAME_IN_ENGINE.values()} <= engine - cache
+    same = SAME_IN_ENGINE["replay"]
+    assert same.keys() <= cache - engine and {*same.values()} <= engine - cache
+    cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[2:])
+    assert {"--goal", "--gpu"} <= engine - cache and {
+        "--points",
+        "--budget",
+        "--capacity",
+        "--jobs",
+    } <= engine & cache
+    same = SAME_IN_ENGINE["size"]
+    assert same.keys() <= cache - engine and {*same.values()} <= engine
 
 
 def test_as_many_processes_as_there_are_cores_to_be_used(monkeypatch):

@@ -298,7 +298,6 @@ FOREIGN = {
     "--store-threshold 0": "--connector-config",
     "--store-thr=3": "--connector-config",
     "--stream": "",
-    "--jobs 3": "",
     "--html page.html": "",
 }
 """an option of cache fidelity: what engine has instead"""
@@ -311,6 +310,23 @@ def test_engine_fidelity_ignores_no_option_of_the_other(small, capsys, option):
     assert main(["replay", str(small), *option.split(), "--fidelity", "engine"]) == 2
     said = f"kv-sim replay: {name} is of --fidelity cache; {hint}\n"
     assert capsys.readouterr() == ("", said)
+
+
+FOREIGN_TO_SIZE = {
+    "--kv-dtype fp8": "",
+    "--bytes-per-token 7": "",
+    "--cache-policy-module-path json": "",
+    "--disk /mnt": "--disk-capacity",
+    "--host-capacity 3GiB": "--capacity",
+    "--html page.html": "",
+}
+
+
+@pytest.mark.parametrize("option", FOREIGN_TO_SIZE)
+def test_sizing_with_an_engine_ignores_none_either(small, capsys, option):
+    hint = f"engine has {FOREIGN_TO_SIZE[option]}" if FOREIGN_TO_SIZE[option] else "--help lists what engine has"
+    assert main(["size", str(small), *option.split(), "--fidelity", "engine"]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim size: {option.split()[0]} is of --fidelity cache; {hint}\n")
 
 
 @pytest.mark.parametrize("trace", ["none", "engine"])

@@ -28,6 +28,7 @@ from kv_sim.replay.sizing import sweep
 from kv_sim.replay.tally import ages_of, hits_by_tier, series_of
 from kv_sim.replay.timed import EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.units import Footprint
 
@@ -211,12 +212,12 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     settings, fleet = EngineSettings(gpu_blocks=20, cpu_bytes_to_use=20 << 30), Fleet(3, Routing.PREFIX)
     told = []
     found = replay_engine(made, settings, told.append, fleet)
-    assert told == [*range(1, 81)]
+    assert [round(80 * share) for share in told] == [*range(1, 81), 80]
     runs = [
         replay_once(share.columns, settings, settings.transfer_config())
         for share in RoutedTrace(made, fleet).shares
     ]
-    alone, together = [answers_of(run) for run in runs], found.with_connector
+    alone, together = [answers_of(finished_of(*run)) for run in runs], found.with_connector
     assert found.load == RoutedTrace(made, fleet).load
     for name in (
         "requests", "prompt_tokens", "prompt_blocks", "full_prompt_blocks", "output_tokens", "gpu_hit_tokens",
@@ -237,10 +238,11 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     )
     assert together.load_wait.count == sum(one.load_wait.count for one in alone)
     assert len({together.digest, *(one.digest for one in alone)}) == 4
-    assert answers_of(runs[0], runs[1]).digest != answers_of(runs[0], runs[2]).digest
+    first, second, third = (finished_of(*run) for run in runs)
+    assert answers_of(first, second).digest != answers_of(first, third).digest
     for number, (engine, _) in enumerate(runs, 1):
         engine.clock.waited_ns = 10**8 * number
-    assert answers_of(*runs).host_wait_seconds == pytest.approx(0.6)
+    assert answers_of(*(finished_of(*run) for run in runs)).host_wait_seconds == pytest.approx(0.6)
     stored = "vllm:kv_offload_store_bytes"
     assert together.connector[stored] == sum(one.connector[stored] for one in alone) > 0
     assert f"3 servers, routing prefix: the busiest got {found.load.most:.2f} × the prompt" in found.table()

@@ -11,8 +11,9 @@ from kv_sim_timed_traces import ListedTrace, answer, servers, toy, trace_of, tra
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
-from kv_sim.replay.timed.answers import Copies, Spread, rows
+from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.settings import plan
+from kv_sim.replay.timed.table import rows
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -44,7 +45,7 @@ TRACE = trace_of(
 
 
 def test_the_table_has_both_columns() -> None:
-    seen: list[int] = []
+    seen: list[float] = []
     replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=8, max_model_len=18 + 1), seen.append)
     lines = replay.table().splitlines()
     assert lines[0] == "listed, 4 tokens a block, on 1 × toy with toy"
@@ -61,7 +62,7 @@ def test_the_table_has_both_columns() -> None:
     assert rows["requests"] == ["8", "8"]
     assert rows["hit ratio, tokens: CPU"] == [f"{60 / 104:.4f}", "0.0000"]
     assert rows["time to first token, mean"][0] != rows["time to first token, mean"][1]
-    assert seen == [*range(1, 9), *range(9, 17)]
+    assert seen == [0.5, 1.0]
     checked = replay_engine(TRACE, toy(gpu_blocks=5, limit=1, contents=Contents.CHECKED)).table()
     last = checked.splitlines()[-1]
     assert last == "contents were checked: every slot that was read held what it should"
@@ -94,7 +95,7 @@ def test_what_a_replay_rests_on_is_shown() -> None:
 
 
 def spread(mean: float) -> Spread:
-    return Spread(2, mean, 2 * mean, 3 * mean, 4 * mean, 5 * mean)
+    return Spread(2, mean, 2 * mean, 3 * mean, 3.5 * mean, 4 * mean, 5 * mean)
 
 
 BUSY = Answers(
@@ -182,7 +183,7 @@ def test_every_row_of_the_table() -> None:
         "bytes written": "2.00 GiB",
         "disk busy, written": "3.500 s",
     }
-    assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert Spread.of(array("q")) == Spread(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert BUSY.as_json() == asdict(BUSY) | {
         "gpu_block_ratio": 0.1,
         "cpu_block_ratio": 0.05,
@@ -196,9 +197,9 @@ def test_every_row_of_the_table() -> None:
 
 
 def test_json_has_everything() -> None:
-    seen: list[int] = []
+    seen: list[float] = []
     replay = replay_engine(TRACE, toy(gpu_blocks=5, limit=4, max_model_len=18), seen.append)
-    assert seen == [*range(1, 5), *range(5, 9)], "those that are refused, too"
+    assert seen == [0.5, 1.0]
     values = json.loads(json.dumps(replay.as_json()))
     assert values["trace"] == "listed"
     assert values["with_connector"]["refused"] == {"is longer than the model's maximum": 4}

@@ -13,7 +13,7 @@ from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
 from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.command import OLD_NAMES, add_arguments, run, settings_of
+from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, run, settings_of
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, has_files, timed_config, without_files
@@ -22,12 +22,19 @@ from kv_sim.replay.transfer_config import disk_config
 
 def parsed(line: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_replay_arguments(parser)
+    parser.set_defaults(jobs=1)
     return parser.parse_args(line.split())
 
 
+def only(line: str) -> EngineSettings:
+    """What a line says, where it is one server."""
+    [settings] = settings_of(parsed(line))
+    return settings
+
+
 def test_no_options_are_the_defaults() -> None:
-    assert settings_of(parsed("")) == EngineSettings()
+    assert only("") == EngineSettings()
 
 
 def test_options_change_settings() -> None:
@@ -38,7 +45,7 @@ def test_options_change_settings() -> None:
         "--policy arc --stepping single --arrival-scale 2"
     )
     gpu = replace(find_gpu("L40S"), flops=1e14, hbm_bandwidth=2e12, link_bandwidth=5e10, memory_bytes=40 << 30)
-    assert settings_of(parsed(line)) == EngineSettings(
+    assert only(line) == EngineSettings(
         model=find_model("Mistral-7B"),
         gpu=gpu,
         tp_size=2,
@@ -75,11 +82,11 @@ NUMBERS = {
 
 def test_every_number_has_an_option() -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_replay_arguments(parser)
     said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
     for option, (setting, value, default) in NUMBERS.items():
         changed: dict[str, Any] = {setting: value}
-        assert settings_of(parsed(f"--{option} {value}")) == replace(EngineSettings(), **changed), option
+        assert only(f"--{option} {value}") == replace(EngineSettings(), **changed), option
         assert said[option].endswith(default) and ("(default" in said[option]) == bool(default), option
     others = {"help", "model", "stepping", "check-contents", "capacity", "gpu-capacity", "policy"}
     others |= {old.removeprefix("--") for old in OLD_NAMES}
@@ -90,13 +97,13 @@ def test_every_number_has_an_option() -> None:
 
 @pytest.mark.parametrize("stepping", Stepping)
 def test_steps_can_be_fused_or_single(stepping: Stepping) -> None:
-    assert settings_of(parsed(f"--stepping {stepping.value}")).stepping is stepping
+    assert only(f"--stepping {stepping.value}").stepping is stepping
 
 
 def test_a_connector_of_its_own_and_checks() -> None:
     config = {"kv_connector": "MultiConnector"}
     options = parsed(f"--check-contents --connector-config {json.dumps(config, separators=(',', ':'))}")
-    assert settings_of(options) == EngineSettings(connector=config, contents=Contents.CHECKED)
+    assert settings_of(options) == [EngineSettings(connector=config, contents=Contents.CHECKED)]
 
 
 def test_a_server_of_defaults() -> None:
@@ -113,7 +120,7 @@ def test_a_server_of_defaults() -> None:
 
 def test_a_server_with_a_disk() -> None:
     """As ``kv-sim size`` has it; without a ``--capacity`` there is no host memory."""
-    settings = settings_of(parsed("--disk-capacity 1TiB --policy arc --disk-store-threshold 2"))
+    settings = only("--disk-capacity 1TiB --policy arc --disk-store-threshold 2")
     assert settings == EngineSettings(
         cpu_bytes_to_use=0, eviction_policy="arc", disk_bytes_to_use=1 << 40, disk_store_threshold=2
     )
@@ -127,7 +134,7 @@ def test_a_server_with_a_disk() -> None:
     }
     alone = settings.transfer_config()
     assert (alone["kv_connector"], alone[EXTRA]) == ("OffloadingConnector", files)
-    both = settings_of(parsed("--disk-capacity 1TiB --capacity 3GiB")).transfer_config()
+    both = only("--disk-capacity 1TiB --capacity 3GiB").transfer_config()
     assert both[EXTRA]["load_policy"] == "longest"
     host, disk = (child[EXTRA] for child in both[EXTRA]["connectors"])
     assert host == {"cpu_bytes_to_use": 3 << 30, "eviction_policy": "lru"}
@@ -136,7 +143,20 @@ def test_a_server_with_a_disk() -> None:
 
 
 def test_a_disk_of_nothing_is_none() -> None:
-    assert settings_of(parsed("--disk-capacity 0GiB")) == EngineSettings()
+    assert only("--disk-capacity 0GiB") == EngineSettings()
+
+
+def test_several_sizes_and_policies_are_as_many_servers() -> None:
+    found = settings_of(parsed("--policy lru,arc --capacity 1GiB,2GiB,1GiB --disk-capacity 3GiB"))
+    assert [(s.eviction_policy, s.cpu_bytes_to_use >> 30, s.disk_bytes_to_use >> 30) for s in found] == [
+        ("lru", 1, 3),
+        ("lru", 2, 3),
+        ("arc", 1, 3),
+        ("arc", 2, 3),
+    ]
+    found = settings_of(parsed("--disk-capacity 0GiB,3GiB --policy all"))
+    assert [(s.cpu_bytes_to_use >> 30, s.disk_bytes_to_use >> 30) for s in found[:2]] == [(64, 0), (0, 3)]
+    assert [s.eviction_policy for s in found[::2]] == ["lru", "arc", "s3fifo", "sieve"]
 
 
 def test_what_a_disk_takes() -> None:
@@ -150,7 +170,7 @@ def test_what_a_disk_takes() -> None:
 
 def test_options_reach_a_replay() -> None:
     options = parsed("--model qwen2.5-7b --gpu-capacity 3blocks")
-    assert settings_of(options).model.name == "Qwen2.5-7B"
+    assert settings_of(options)[0].model.name == "Qwen2.5-7B"
     found = run(trace_of((0, 600, 2, [1, 2]), block_tokens=512), options)
     assert (found.with_connector.requests, found.sizes.gpu_blocks) == (1, 3)
 
@@ -317,7 +337,9 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
         ("--capacity 5blocks", "--capacity 5blocks: expected a number of bytes here, for example 64GiB or 64GB"),
         ("--capacity 1Mtokens", "--capacity 1Mtokens: expected a number of bytes here, for example 64GiB or 64GB"),
         ("--capacity 5gigs", "--capacity 5gigs: unknown unit 'gigs'; expected for example 64GiB or 64GB"),
-        ("--capacity 1GiB,2GiB", "--capacity 1GiB,2GiB: expected a size such as 64GiB or 64GB"),
+        ("--capacity 1GiB,2", "--capacity 2: 2 what? Expected for example 64GiB or 64GB"),
+        ("--capacity 1GiB,", "--capacity : expected a size such as 64GiB or 64GB"),
+        ("--policy lru,lruu", "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?"),
         (
             "--connector-config {",
             "--connector-config: no JSON: Expecting property name enclosed in double quotes at column 2",
@@ -335,7 +357,7 @@ GPUS_SHOWN = "A10, A100-40, A100-80, B200, GH200, H100, H100-PCIe, H200, L4, L40
 )
 def test_wrong_options(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settings_of(parsed(line))
+        only(line)
     assert str(caught.value) == message
 
 
@@ -534,7 +556,7 @@ def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
 )
 def test_disks_that_cannot_be(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settings_of(parsed(line))
+        only(line)
     assert str(caught.value) == message
 
 

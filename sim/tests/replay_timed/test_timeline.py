@@ -17,6 +17,7 @@ from kv_sim.replay.timed.answers import Copies, Spread, answers_of
 from kv_sim.replay.timed.books import Books
 from kv_sim.replay.timed.drive import Drive
 from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine
+from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.link import Ended, Way
 from kv_sim.replay.timed.request import Times
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
@@ -48,7 +49,7 @@ def diary(trace: ListedTrace, settings: EngineSettings, *, connector: bool = Tru
     engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer), books.called)
     engine.link.log = books.copy_ended
     Drive(engine, books, islice(trace, None), Stepping.FUSED).run()
-    return books, answers_of((engine, books))
+    return books, answers_of(finished_of(engine, books))
 
 
 def test_one_request_alone() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kv_sim.replay.timed import Answers, EngineSettings, Gpu, Model, Stepping
 from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
 from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import TraceRequest
@@ -57,7 +58,7 @@ def toy(chunks: int = 16, **changes: Any) -> EngineSettings:
 def answer(trace: ListedTrace, settings: EngineSettings, stepping: Stepping = Stepping.FUSED) -> Answers:
     """Replay with the settings' connector only."""
     settings = replace(settings, stepping=stepping)
-    return answers_of(replay_once(trace, settings, settings.transfer_config()))
+    return answers_of(finished_of(*replay_once(trace, settings, settings.transfer_config())))
 
 
 def comparable(answers: Answers) -> Answers:

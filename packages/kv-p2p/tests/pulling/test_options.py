@@ -30,6 +30,13 @@ def test_values_are_read():
     assert type(options.hold_seconds) is float
 
 
+def test_a_carrier_is_read():
+    options = parse_options(vllm_config(carrier="mooncake", mooncake_protocol="tcp", mooncake_device="mlx5_0"))
+    assert options == Options(carrier="mooncake", mooncake_protocol="tcp", mooncake_device="mlx5_0")
+    assert (Options().carrier, Options().mooncake_protocol, Options().mooncake_device) == ("tcp", "rdma", "")
+    assert parse_options(vllm_config(carrier="tcp", mooncake_device="")) == Options()
+
+
 def test_none_is_not_given():
     extra = dict.fromkeys(["host", "port", "hold_seconds", "pull_seconds", "listen_host"])
     assert parse_options(vllm_config(kv_port=99, **extra)) == Options(port=99)
@@ -61,6 +68,11 @@ def test_replicas_have_ports_of_their_own():
         ("host", "", "expected a host name or an address, got ''"),
         ("host", 1, "expected a host name or an address, got 1"),
         ("listen_host", "", "expected a host name or an address, got ''"),
+        *(
+            ("carrier", value, f"expected one of tcp, mooncake, got {value!r}")
+            for value in ("nixl", "", 1, ["tcp"])
+        ),
+        *((f"mooncake_{key}", 1, "expected text, got 1") for key in ("protocol", "device")),
         *(
             (
                 "host",
@@ -100,9 +112,11 @@ def test_each_worker_of_each_replica_has_a_port():
 
 
 def test_a_key_that_is_nearly_one():
-    known = "hold_seconds, host, listen_host, name, port, pull_seconds, save"
+    known = (
+        "carrier, hold_seconds, host, listen_host, mooncake_device, mooncake_protocol, name, port, pull_seconds"
+    )
     for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
-        said = f"{WHERE}: unknown key {wrong!r}; known: {known}; did you mean {meant!r}?"
+        said = f"{WHERE}: unknown key {wrong!r}; known: {known}, save; did you mean {meant!r}?"
         assert refused(vllm_config(**{wrong: 1})) == said
 
 

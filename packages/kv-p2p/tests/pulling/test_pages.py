@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kv_api import ConfigError
 from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.pages import _rows as real
 from kv_p2p.pulling.tcp.server import VERSION
 
 BLOCKS = 6
@@ -116,6 +117,39 @@ def test_what_was_gathered_is_a_copy():
     before = as_parts(gathered)
     pages.scatter([1], [bytearray(len(part)) for part in before])
     assert as_parts(gathered) == before != as_parts(gather(pages, [1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [[0], [4, 1], [5, 0, 3, 2]])
+def test_gathered_into_one_memory_they_are_what_they_are_as_parts(kind, blocks):
+    pages = CachePages(kind(3), BLOCKS)
+    expected = b"".join(as_parts(gather(pages, blocks)))
+    memory = memoryview(bytearray(b"\xee" * (len(expected) + 5)))
+    assert pages.gather_into(blocks, memory) == len(expected)
+    assert bytes(memory) == expected + b"\xee" * 5
+    parts = pages.split(len(blocks), memory[: len(expected)])
+    assert [bytes(part) for part in parts] == [bytes(part) for part in as_parts(gather(pages, blocks))]
+    other = CachePages(kind(70), BLOCKS)
+    other.scatter(blocks, parts)
+    assert b"".join(as_parts(gather(other, blocks))) == expected
+
+
+def test_what_is_gathered_where_it_belongs_is_not_copied_again(monkeypatch):
+    pages, memory = CachePages(plain(3), BLOCKS), bytearray(2 * (24 + 20) * 8)
+    taken = []
+    monkeypatch.setattr(
+        "kv_p2p.pulling.pages._rows",
+        lambda tensor, rows, there: taken.append(real(tensor, rows, there)) or taken[-1],
+    )
+    pages.gather_into([4, 1], memoryview(memory))
+    memory[0] ^= 0xFF
+    assert memoryview(taken[0]).cast("B")[0] == memory[0]
+
+
+def test_memory_of_another_size_is_not_split():
+    pages = CachePages(plain(3), BLOCKS)
+    with pytest.raises(ValueError, match=f"2 blocks are {2 * pages.bytes_per_block} bytes, got 7"):
+        pages.split(2, memoryview(bytearray(7)))
 
 
 def test_layers_that_are_the_same_memory_are_sent_once():

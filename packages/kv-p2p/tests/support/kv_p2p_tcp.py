@@ -66,7 +66,9 @@ class GatedPages(CachePages):
 class Worker:
     """A worker with some random KV: two layers, of 24 and 10 bytes for each block."""
 
-    def __init__(self, seed=0, *, rank=0, port=0, silence=PATIENCE, serves=True, dtype=np.uint32, width=6):
+    def __init__(
+        self, seed=0, *, rank=0, port=0, silence=PATIENCE, serves=True, dtype=np.uint32, width=6, carrier=None
+    ):
         random = np.random.default_rng(seed)
         self.caches = {
             "layer0": random.integers(0, 256, (BLOCKS, width * dtype().itemsize), dtype=np.uint8).view(dtype),
@@ -74,7 +76,8 @@ class Worker:
         }
         self.pages = GatedPages(self.caches, BLOCKS)
         options = Options(HOST, port, hold_seconds=PATIENCE, pull_seconds=silence)
-        self.wire = TcpWire(WorkerPages([self.pages]), rank, options, serves=serves)
+        self.carrier = carrier
+        self.wire = TcpWire(WorkerPages([self.pages]), rank, options, carrier, serves=serves)
         self.served, self.pulled, self.failed = [], [], []
         self.pulled_bytes = 0
 

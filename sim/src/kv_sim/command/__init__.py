@@ -6,7 +6,7 @@
 ``selection``           which subjects, seeds and checkers are meant by it
 ``campaign``            fuzzes all subjects, in several processes
 ``replay_schedule``     a history from a file
-``subjects``            the list of connectors that are known
+``subjects``            the list of connectors that are known; ``version``: of the packages that are installed
 ``views``               worlds that somebody watches, for ``--log`` and ``--perfetto``
 ``watchdog``            ends a call that doesn't return
 ``workers``             processes of a command; ``interrupts``: Ctrl-C where there are several

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kv_sim.command.version import ShowVersions
 from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
@@ -36,6 +37,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     parser = argparse.ArgumentParser(
         prog="kv-sim", description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed."
     )
+    parser.add_argument("--version", nargs=0, action=ShowVersions, help="print the versions of these packages")
     added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -59,7 +61,9 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
     traced = command("replay", "replay a request trace on a host cache, and say what it would have answered")
     add_replay_arguments(traced, typed)
-    add_size_arguments(command("size", "say how much host memory a trace is worth, and how to configure it"))
+    add_size_arguments(
+        command("size", "say how much host memory a trace is worth, and how to configure it"), typed
+    )
 
     again = command("replay-schedule", "replay a schedule file, maybe onto another connector")
     again.add_argument("file", metavar="FILE")

@@ -9,7 +9,7 @@ memory to buy; they are in ``api``. On the command line it is ``command/``.
                         are what people type
 **one replay**          ``cache``, with the real manager of each ``medium`` and the ``gpu_tier`` in front; its
                         ``tally`` becomes ``results``. ``stream`` does it while a trace is read, ``parallel``
-                        does several in processes; ``policies`` are their names
+                        does several ``side_by_side`` in processes; ``policies`` are their names
 **all sizes at once**   ``stack``, over the ``shape`` of a trace, to a ``curve``; ``bounds``: what no policy beats
 **what to buy**         ``sizing``, which ends in a ``transfer_config``
 **several servers**     ``routing`` says who gets what, ``fleet`` holds their shares

@@ -142,12 +142,12 @@ def medium_sized(disk: Disk | None) -> str:
     return "host memory" if disk is None else "the disk"
 
 
-def usual_capacities(most_blocks: int, points: int) -> list[int]:
-    """Capacities in even steps of a logarithm, from a thousandth of all blocks to all of them."""
+def usual_capacities(most_blocks: int, points: int, least_blocks: int = 0) -> list[int]:
+    """Capacities in even steps of a logarithm, from a thousandth of all blocks, or what is given, to all."""
     if points < 2:
         raise ConfigError(f"--points: expected at least 2, got {points}")
     top = max(most_blocks, 1)
-    low = max(1.0, top * SMALLEST_SHARE)
+    low = min(max(1.0, top * SMALLEST_SHARE, least_blocks), top)
     step = (log(top) - log(low)) / (points - 1)
     sizes = [round(exp(log(low) + step * index)) for index in range(points)]
     return sorted({min(size, top) for size in sizes})

@@ -7,6 +7,7 @@ from typing import Any, Final
 from kv_api import ConfigError, VllmConfig
 from kv_api.errors import refuse_misspelt
 from kv_p2p.extra_config import DEFAULT_PORT, EXTRA, Reader, read_host, read_port, read_seconds, read_values
+from kv_p2p.pulling.carrier import CARRIERS, TCP
 
 NO_OPTIONS: Final = ("name", "save")
 """Keys that whoever made this connector a child may have there."""
@@ -27,6 +28,12 @@ class Options:
     """After how long a pull counts as failed, and how long a connection may be silent."""
     listen_host: str | None = None
     """Where workers listen. None: at ``host``."""
+    carrier: str = TCP
+    """What moves the bytes of blocks; ``tcp``: the connection itself."""
+    mooncake_protocol: str = "rdma"
+    """What Mooncake's transfer engine sends over."""
+    mooncake_device: str = ""
+    """Which network devices it uses, with commas between them. Empty: it chooses."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:
@@ -39,11 +46,26 @@ def _read_reachable_host(place: str, value: object) -> str:
     return host
 
 
+def _read_carrier(place: str, value: object) -> str:
+    if value not in CARRIERS:
+        raise ConfigError(f"{place}: expected one of {', '.join(CARRIERS)}, got {value!r}")
+    return str(value)
+
+
+def _read_text(place: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}: expected text, got {value!r}")
+    return value
+
+
 _READERS: Final[Mapping[str, Reader]] = {
     "host": _read_reachable_host,
     "listen_host": read_host,
     "hold_seconds": read_seconds,
     "pull_seconds": read_seconds,
+    "carrier": _read_carrier,
+    "mooncake_protocol": _read_text,
+    "mooncake_device": _read_text,
 }
 """By key, all but the port's."""
 

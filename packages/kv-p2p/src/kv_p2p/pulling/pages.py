@@ -10,6 +10,7 @@ So a ``WorkerPages`` has one of these for each group, with that group's layers o
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from kv_api import ConfigError, KVCacheConfig, KVCaches
@@ -42,6 +43,25 @@ class CachePages:
             parts.append(_rows(layer.tensor, list(blocks), memory[begin:end]))
             begin = end
         return parts
+
+    def gather_into(self, blocks: Sequence[int], memory: memoryview) -> int:
+        """The same, in ``memory`` whatever the layers are. Returns how many bytes there are."""
+        begin, address = 0, _address_of(memory)
+        for part in self.gather(blocks, memory):
+            bytes_of = memoryview(part).cast("B")
+            end = begin + len(bytes_of)
+            if _address_of(bytes_of) != address + begin:
+                memory[begin:end] = bytes_of
+            begin = end
+        return begin
+
+    def split(self, blocks: int, memory: memoryview) -> list[memoryview]:
+        """The parts of so many blocks that lie in ``memory``, one after the other."""
+        sizes = [blocks * layer.page_bytes for layer in self._layers]
+        if sum(sizes) != len(memory):
+            raise ValueError(f"{blocks} blocks are {sum(sizes)} bytes, got {len(memory)}")
+        ends = accumulate(sizes)
+        return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def scatter(self, blocks: Sequence[int], parts: Sequence[memoryview]) -> None:
         """Overwrite some blocks; they are written when this returns."""
@@ -109,6 +129,10 @@ def _like(tensor: Any, part: memoryview) -> Any:
         return torch.frombuffer(part, dtype=torch.int8).to(tensor.device)
     numpy = sys.modules["numpy"]
     return numpy.frombuffer(part, dtype=numpy.int8)
+
+
+def _address_of(memory: memoryview) -> int:
+    return int(sys.modules["numpy"].frombuffer(memory, dtype="u1").ctypes.data)
 
 
 def _synchronize(layers: Sequence[Pages]) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -28,6 +28,8 @@ TIMED: Final = "kv_sim.replay.timed.command"
 USUAL_DTYPE: Final = "bf16"
 NOTHING: Final = "none"
 USUAL_POINTS: Final = 20
+USUAL_ENGINE_POINTS: Final = 8
+"""Each takes longer."""
 
 
 class Fidelity(Enum):
@@ -40,39 +42,42 @@ class Fidelity(Enum):
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
-    """The options of ``replay``: those of the fidelity that was typed, and those of every one."""
+    """The options of ``replay``: those of the fidelity that was typed, and those of both."""
     _add_trace(parser)
-    parser.add_argument(
-        "--fidelity", choices=_values(Fidelity), default=Fidelity.CACHE.value, help="cache (default) or engine"
-    )
+    _add_fidelity(parser)
     parser.add_argument(
         "--write-oracle", metavar="FILE", help="write the trace as libCacheSim's oracleGeneral, too"
     )
     _add_json(parser)
     if _fidelity(typed) == Fidelity.ENGINE.value:
-        importlib.import_module(TIMED).add_arguments(parser)
-        other = argparse.ArgumentParser(add_help=False)
-        _add_cache(other)
-        add_refused(parser, other)
+        importlib.import_module(TIMED).add_replay_arguments(parser)
+        _add_jobs(parser)
+        _refuse_those_of(_add_cache, parser)
     else:
         _add_cache(parser)
 
 
-def add_size_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``size``."""
+def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
+    """The options of ``size``, likewise."""
     _add_trace(parser)
-    _add_footprint(parser)
-    _add_policies(parser, ",".join(ALL_POLICIES))
-    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
-    parser.add_argument("--points", type=int, metavar="N", help=f"or so many of them (default {USUAL_POINTS})")
+    _add_fidelity(parser)
+    is_engine = _fidelity(typed) == Fidelity.ENGINE.value
+    usual = USUAL_ENGINE_POINTS if is_engine else USUAL_POINTS
+    parser.add_argument("--points", type=int, metavar="N", help=f"try so many capacities (default {usual})")
     parser.add_argument("--budget", metavar="SIZE", help="recommend no more than this")
-    parser.add_argument(
-        "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
-    )
-    parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
-    _add_gpu(parser)
     _add_json(parser)
-    _add_jobs_and_page(parser)
+    if is_engine:
+        importlib.import_module(TIMED).add_size_arguments(parser)
+        _add_jobs(parser)
+        _refuse_those_of(_add_sizing, parser)
+    else:
+        _add_sizing(parser)
+
+
+def _refuse_those_of(add: Callable[[argparse.ArgumentParser], None], parser: argparse.ArgumentParser) -> None:
+    other = argparse.ArgumentParser(add_help=False)
+    add(other)
+    add_refused(parser, other)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
@@ -140,8 +145,17 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_jobs_and_page(parser: argparse.ArgumentParser) -> None:
+def _add_fidelity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fidelity", choices=_values(Fidelity), default=Fidelity.CACHE.value, help="cache (default) or engine"
+    )
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
+
+
+def _add_page(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="write a report as one page that needs no network")
 
 
@@ -166,7 +180,22 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         help="keep nothing of the trace: memory is bounded by --capacity; no MIN, no infinite cache, no ages, no "
         "hits over time, which need all of it",
     )
-    _add_jobs_and_page(parser)
+    _add_jobs(parser)
+    _add_page(parser)
+
+
+def _add_sizing(parser: argparse.ArgumentParser) -> None:
+    """The options of ``size`` that only cache fidelity reads."""
+    _add_footprint(parser)
+    _add_policies(parser, ",".join(ALL_POLICIES))
+    parser.add_argument("--capacity", metavar="SIZES", help=f"the capacities to sweep: {EXPECTED}")
+    parser.add_argument(
+        "--disk", metavar="FOLDER", help="size files in this folder of the server instead of host memory"
+    )
+    parser.add_argument("--host-capacity", metavar="SIZE", help="host memory in front of --disk (default: none)")
+    _add_gpu(parser)
+    _add_jobs(parser)
+    _add_page(parser)
 
 
 def _fidelity(typed: Sequence[str]) -> str | None:

@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from kv_api import ConfigError
 
-SAME_IN_ENGINE: Final[Mapping[str, str]] = {
-    "--store-threshold": "--connector-config",
-    "--cache-policy-module-path": "--connector-config",
+SAME_IN_ENGINE: Final[Mapping[str, Mapping[str, str]]] = {
+    "replay": {"--store-threshold": "--connector-config", "--cache-policy-module-path": "--connector-config"},
+    "size": {"--disk": "--disk-capacity", "--host-capacity": "--capacity"},
 }
-"""option of cache fidelity -> the one of engine fidelity that says the same, where there is one"""
+"""of a command, an option of cache fidelity -> the one of engine fidelity that says the same"""
 
 
 def refuse_foreign(options: argparse.Namespace) -> None:
     """What is of cache fidelity says nothing to an engine."""
     for option in getattr(options, "foreign", ()):
-        same = SAME_IN_ENGINE.get(option)
+        same = SAME_IN_ENGINE[options.command].get(option)
         instead = f"engine has {same}" if same else "--help lists what engine has"
         raise ConfigError(f"{option} is of --fidelity cache; {instead}")
 

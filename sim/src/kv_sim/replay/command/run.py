@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import ConfigError
-from kv_sim.command.console import FINE, note, say
+from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
 from kv_sim.replay.command import selection
@@ -65,9 +65,12 @@ def _replay(options: argparse.Namespace, progress: Progress) -> int:
 
 def size(options: argparse.Namespace) -> int:
     """``kv-sim size``."""
+    refuse_foreign(options)
     points = selection.points_of(options)
     check_outputs(options)
     with Progress() as progress:
+        if Fidelity(options.fidelity) is Fidelity.ENGINE:
+            return _size_engine(options, points, progress)
         return _size(options, points, progress)
 
 
@@ -166,13 +169,22 @@ def _threshold(offers: int, option: str) -> int:
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
     timed = importlib.import_module(TIMED)
-    total = timed.replays_of(options) * max(1, len(columns))
     fleet = selection.fleet_of(options)
-    found = timed.run(columns, options, lambda count: progress.share("replaying", count / total), fleet)
+    found = timed.run(columns, options, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)
     _write_oracle(options, columns)
     return FINE
+
+
+def _size_engine(options: argparse.Namespace, points: int, progress: Progress) -> int:
+    timed = importlib.import_module(TIMED)
+    timed.goals_of(options)  # a wrong one is known before a long trace is read
+    columns, fleet = _read(options, progress), selection.fleet_of(options)
+    found = timed.size(columns, options, points, lambda share: progress.share("replaying", share), fleet)
+    progress.clear()
+    _report(options, found.as_json(), found.table().splitlines(), str)
+    return FINE if found.can_be_met else FAILED
 
 
 def _capacities(typed: str | None, footprint: Footprint, option: str = "--capacity") -> list[int]:
@@ -197,7 +209,7 @@ def _report(
             say(line)
     if options.json not in (None, PRINTED):
         _write("--json", options.json, json.dumps(data, indent=1) + "\n")
-    if options.html is not None:
+    if getattr(options, "html", None) is not None:
         _write("--html", options.html, page())
         _say_written(options, f"{options.html}: the report as a page")
 

@@ -7,7 +7,14 @@ from math import inf
 
 from kv_api import ConfigError
 from kv_offload_cpu.policy import find_policy
-from kv_sim.replay.command.arguments import NOTHING, TIMED, USUAL_DTYPE, USUAL_POINTS, Fidelity
+from kv_sim.replay.command.arguments import (
+    NOTHING,
+    TIMED,
+    USUAL_DTYPE,
+    USUAL_ENGINE_POINTS,
+    USUAL_POINTS,
+    Fidelity,
+)
 from kv_sim.replay.fleet import Fleet
 from kv_sim.replay.models import find_model
 from kv_sim.replay.policies import parse_policies
@@ -130,9 +137,12 @@ def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
 
 def points_of(options: argparse.Namespace) -> int:
     """How many capacities to sweep, where nobody lists them."""
-    if options.points is not None and options.capacity is not None:
-        raise ConfigError("--points and --capacity: give one of them")
-    return USUAL_POINTS if options.points is None else int(options.points)
+    is_engine = Fidelity(options.fidelity) is Fidelity.ENGINE
+    for option in ("--capacity", "--disk-capacity") if is_engine else ("--capacity",):
+        if options.points is not None and getattr(options, _attribute(option)) is not None:
+            raise ConfigError(f"--points and {option}: give one of them")
+    usual = USUAL_ENGINE_POINTS if is_engine else USUAL_POINTS
+    return usual if options.points is None else int(options.points)
 
 
 def policies_of(options: argparse.Namespace) -> list[str]:

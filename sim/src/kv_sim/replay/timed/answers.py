@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import chain
 
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.engine import TimedEngine
-from kv_sim.replay.timed.link import Link, Way
+from kv_sim.replay.timed.finished import Finished
+from kv_sim.replay.timed.link import Traffic
 from kv_sim.replay.timed.timing import SECOND
 
 
@@ -24,6 +23,7 @@ class Spread:
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     worst: float
 
@@ -31,15 +31,14 @@ class Spread:
     def of(cls, values: "array[int]") -> "Spread":
         """Of nanoseconds. A percentile is the smallest value that so many are not above."""
         if not values:
-            return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         ordered = sorted(values)
 
         def rank(share: int) -> float:
             return ordered[-(-share * len(ordered) // 100) - 1] / SECOND
 
-        return cls(
-            len(ordered), sum(ordered) / len(ordered) / SECOND, rank(50), rank(90), rank(99), ordered[-1] / SECOND
-        )
+        mean = sum(ordered) / len(ordered) / SECOND
+        return cls(len(ordered), mean, rank(50), rank(90), rank(95), rank(99), ordered[-1] / SECOND)
 
 
 @dataclass(frozen=True)
@@ -158,19 +157,21 @@ class Answers:
         return asdict(self) | ratios
 
 
-def answers_of(*runs: tuple[TimedEngine, Books]) -> Answers:
+def answers_of(*runs: Finished) -> Answers:
     """What replays that have ended say, one on each server."""
-    engines, books = [engine for engine, _ in runs], [one for _, one in runs]
 
     def total(name: str) -> int:
-        return sum(getattr(one, name) for one in books)
+        return sum(run.counts[name] for run in runs)
 
     def spread(name: str) -> Spread:
-        return Spread.of(array("q", chain.from_iterable(getattr(one, name) for one in books)))
+        return Spread.of(array("q", chain.from_iterable(run.durations[name] for run in runs)))
+
+    def copies(name: str) -> Copies:
+        return _copies([run.moved[name] for run in runs], runs[0].block_bytes)
 
     return Answers(
-        requests=sum(len(one.ttft) for one in books),
-        refused=_together([one.refused for one in books]),
+        requests=sum(len(run.durations["ttft"]) for run in runs),
+        refused=_together([run.refused for run in runs]),
         prompt_tokens=total("prompt_tokens"),
         prompt_blocks=total("prompt_blocks"),
         full_prompt_blocks=total("full_blocks"),
@@ -181,23 +182,23 @@ def answers_of(*runs: tuple[TimedEngine, Books]) -> Answers:
         gpu_hit_blocks=total("local_blocks"),
         cpu_hit_blocks=total("external_blocks") - total("disk_blocks"),
         disk_hit_blocks=total("disk_blocks"),
-        block_tokens=engines[0].sizes.block_tokens,
-        seconds=max(one.last_step_ns for one in books) / SECOND,
+        block_tokens=runs[0].block_tokens,
+        seconds=max(run.last_step_ns for run in runs) / SECOND,
         ttft=spread("ttft"),
         time_per_output_token=spread("per_token"),
         latency=spread("latency"),
         queueing=spread("queued"),
         load_wait=spread("load_wait"),
         preemptions=total("preemptions"),
-        loads=_copies([engine.link for engine in engines], Way.LOAD),
-        stores=_copies([engine.link for engine in engines], Way.STORE),
-        disk_reads=_copies([engine.disk for engine in engines], Way.LOAD),
-        disk_writes=_copies([engine.disk for engine in engines], Way.STORE),
-        host_wait_seconds=sum(engine.clock.waited_ns for engine in engines) / SECOND,
+        loads=copies("loads"),
+        stores=copies("stores"),
+        disk_reads=copies("disk_reads"),
+        disk_writes=copies("disk_writes"),
+        host_wait_seconds=sum(run.waited_ns for run in runs) / SECOND,
         steps=total("num_steps"),
         fused_steps=total("num_steps") - total("num_engine_steps"),
-        connector=_together([one.connector for one in books]),
-        digest=_digest([one.digest for one in books]),
+        connector=_together([run.connector for run in runs]),
+        digest=_digest([run.digest for run in runs]),
     )
 
 
@@ -213,60 +214,11 @@ def _digest(digests: Sequence[str]) -> str:
     return blake2b("".join(digests).encode(), digest_size=16).hexdigest() if more else first
 
 
-def _copies(links: Sequence[Link], way: Way) -> Copies:
-    traffic = [link.traffic[way] for link in links]
+def _copies(traffic: Sequence[Traffic], block_bytes: int) -> Copies:
     blocks = sum(one.blocks for one in traffic)
-    return Copies(
-        sum(one.jobs for one in traffic),
-        blocks,
-        blocks * links[0].costs[way].block_bytes,
-        sum(one.busy_ns for one in traffic) / SECOND,
-    )
+    busy_seconds = sum(one.busy_ns for one in traffic) / SECOND
+    return Copies(sum(one.jobs for one in traffic), blocks, blocks * block_bytes, busy_seconds)
 
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def rows(columns: Sequence[tuple[str, Answers]], *, disk: bool = False) -> list[list[str]]:
-    """The answers side by side, one column each; of a ``disk`` where there is one."""
-    cells = [_cells(answers, disk) for _, answers in columns]
-    return [["", *(name for name, _ in columns)], *([label, *(c[label] for c in cells)] for label in cells[0])]
-
-
-def _cells(answers: Answers, disk: bool) -> dict[str, str]:
-    media = ("gpu", "cpu", "disk") if disk else ("gpu", "cpu")
-    cells = {"requests": f"{answers.requests:,}"}
-    for unit in ("block", "token"):
-        for medium in media:
-            name = medium if medium == "disk" else medium.upper()
-            cells[f"hit ratio, {unit}s: {name}"] = f"{getattr(answers, f'{medium}_{unit}_ratio'):.4f}"
-    moved = [("link", "loaded", answers.loads), ("link", "stored", answers.stores)]
-    if disk:
-        moved += [("disk", "read", answers.disk_reads), ("disk", "written", answers.disk_writes)]
-    for what, label, copies in moved:
-        cells[f"bytes {label}"] = f"{copies.bytes / (1 << 30):,.2f} GiB"
-        cells[f"{what} busy, {label}"] = _seconds(copies.busy_seconds)
-    cells["wait for a load, mean"] = _seconds(answers.load_wait.mean) if answers.load_wait.count else "-"
-    cells["host waits for copies"] = _seconds(answers.host_wait_seconds)
-    for label, spread in (
-        ("time to first token", answers.ttft),
-        ("time per output token", answers.time_per_output_token),
-        ("latency", answers.latency),
-        ("queueing", answers.queueing),
-    ):
-        for part in ("mean", "p50", "p90", "p99"):
-            cells[f"{label}, {part}"] = _seconds(getattr(spread, part))
-    return cells | {
-        "output tokens/s": f"{answers.output_tokens_per_second:,.1f}",
-        "all tokens/s": f"{answers.tokens_per_second:,.1f}",
-        "preemptions": f"{answers.preemptions:,}",
-        "first arrival to last token": _seconds(answers.seconds),
-        "engine steps": f"{answers.steps:,}",
-    }
-
-
-def _seconds(value: float) -> str:
-    if 0 < value < 0.1:
-        return f"{value * 1e3:.3f} ms"
-    return f"{value:,.3f} s"

@@ -2,19 +2,26 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from typing import Any, Final, TypeVar
 
 from kv_api import ConfigError
+from kv_offload_cpu.policy import find_policy
+from kv_sim.replay.columns import Columns
 from kv_sim.replay.fleet import Fleet
+from kv_sim.replay.policies import parse_policies
+from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.goal import EXPECTED as GOAL_EXPECTED
+from kv_sim.replay.timed.goal import MEASURES, STATISTICS, Goal, parse_goals
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
-from kv_sim.replay.timed.replay import EngineReplay, not_replayed, num_replays, replay_engine
-from kv_sim.replay.timed.run import Progress
+from kv_sim.replay.timed.replay import EngineReplay, not_replayed, replay_engine
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
 from kv_sim.replay.timed.stack import PLACE
+from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import EXPECTED, Footprint, parse_bytes, parse_capacity
 from kv_sim.strict import read_option
@@ -74,8 +81,30 @@ _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``replay``."""
+    group = _add_arguments(parser, "(default 64GiB, or none where there is a disk)")
+    group.add_argument(
+        "--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of sizes and policy"
+    )
+    for old in ("--limit", "--gpu-blocks"):
+        group.add_argument(old, type=int, help=argparse.SUPPRESS)
+    group.add_argument("--cpu-bytes-to-use", help=argparse.SUPPRESS)
+
+
+def add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``size``."""
+    group = _add_arguments(parser, "(default: --points)")
+    measures, statistics = "|".join(MEASURES), "|".join(STATISTICS)
+    group.add_argument(
+        "--goal",
+        metavar="GOALS",
+        help=f"what the least memory is looked for with, such as {GOAL_EXPECTED}: {measures}, {statistics}",
+    )
+    parser.set_defaults(connector_config=None)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, usual_capacity: str) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("engine fidelity")
     group.add_argument("--model", metavar="NAME", help=f"default {_USUAL.model.name}; known: {', '.join(MODELS)}")
     group.add_argument("--gpu", metavar="NAME", help=f"default {_USUAL.gpu.name}; known: {', '.join(GPUS)}")
@@ -90,42 +119,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-capacity", metavar="SIZE", help=f"GPU memory for KV, in place of what fits: {EXPECTED}"
     )
     group.add_argument(
-        "--capacity",
-        metavar="SIZE",
-        help="host memory over all GPUs (default 64GiB, or none where there is a disk)",
+        "--capacity", metavar="SIZES", help=f"host memory over all GPUs, one or more {usual_capacity}"
     )
     group.add_argument(
-        "--disk-capacity", metavar="SIZE", help="files on a disk behind host memory (default: none)"
+        "--disk-capacity", metavar="SIZES", help="files on a disk behind host memory, one or more (default: none)"
     )
-    group.add_argument("--policy", metavar="NAME", help=f"default {_USUAL.eviction_policy}")
-    group.add_argument(
-        "--connector-config", metavar="JSON", help="a --kv-transfer-config, in place of these three"
-    )
+    group.add_argument("--policy", metavar="NAMES", help=f"one or more, or all (default {_USUAL.eviction_policy})")
     group.add_argument(
         "--stepping", choices=[s.value for s in Stepping], help="single: every step through the engine, slowly"
     )
     group.add_argument("--check-contents", action="store_true", help="give blocks bytes and check them; slow")
-    for old in ("--limit", "--gpu-blocks"):
-        group.add_argument(old, type=int, help=argparse.SUPPRESS)
-    group.add_argument("--cpu-bytes-to-use", help=argparse.SUPPRESS)
+    return group
 
 
 def run(
-    trace: Trace, options: argparse.Namespace, progress: Progress | None = None, fleet: Fleet | None = None
-) -> EngineReplay:
-    """Replay as the options say. That no request could be replayed is a ``ConfigError``."""
-    settings = settings_of(options)
+    trace: Trace, options: argparse.Namespace, progress: Progress = lambda share: None, fleet: Fleet | None = None
+) -> EngineReplay | EngineSweep:
+    """Replay as the options say: side by side where they say several. That nothing can be is a ``ConfigError``."""
+    every = settings_of(options)
     with _named_as_typed(options):
-        if options.gpu_capacity is not None:
-            sizes = plan(replace(settings, gpu_blocks=1), trace.block_tokens)
-            footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
-            blocks = parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
-            settings = replace(settings, gpu_blocks=blocks)
-        found = replay_engine(trace, settings, progress, fleet)
-    if not found.with_connector.requests:
-        why = "; ".join(not_replayed(found.with_connector.refused))
-        raise ConfigError(f"{trace.name}: nothing can be replayed: {why}")
+        every = _with_gpu_blocks(every, options, trace.block_tokens)
+        if len(every) == 1:
+            found = replay_engine(trace, every[0], progress, fleet, jobs=options.jobs)
+            _check_replayed(trace, found.without)
+            return found
+        return _swept(trace, every, (), options, progress, fleet)
+
+
+def size(
+    trace: Columns,
+    options: argparse.Namespace,
+    points: int,
+    progress: Progress = lambda share: None,
+    fleet: Fleet | None = None,
+) -> EngineSweep:
+    """The least memory that meets the goals, of the sizes that the options say, or of so many."""
+    every, goals = settings_of(options), goals_of(options)
+    with _named_as_typed(options):
+        every = _with_gpu_blocks(every, options, trace.block_tokens)
+        footprint = Footprint(trace.block_tokens, plan(every[0], trace.block_tokens).kv_bytes_per_token)
+        budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
+        if options.capacity is None and options.disk_capacity is None:
+            sizes = usual_sizes(trace, every[0], fleet or Fleet(), points, budget)
+            every = [replace(one, cpu_bytes_to_use=size) for one in every for size in sizes]
+        elif budget is not None:
+            raise ConfigError("--budget and --capacity or --disk-capacity: give one of them")
+        return _swept(trace, every, goals, options, progress, fleet)
+
+
+def goals_of(options: argparse.Namespace) -> tuple[Goal, ...]:
+    """What is to be achieved."""
+    if options.goal is None:
+        raise ConfigError(f"--fidelity engine: what is the memory to achieve? Say --goal, such as {GOAL_EXPECTED}")
+    return parse_goals(options.goal)
+
+
+def _swept(
+    trace: Trace,
+    every: Sequence[EngineSettings],
+    goals: Sequence[Goal],
+    options: argparse.Namespace,
+    progress: Progress,
+    fleet: Fleet | None,
+) -> EngineSweep:
+    found = sweep_engine(trace, every, goals, progress, fleet, jobs=options.jobs)
+    _check_replayed(trace, found.without)
     return found
+
+
+def _check_replayed(trace: Trace, answers: Answers) -> None:
+    if not answers.requests:
+        why = "; ".join(not_replayed(answers.refused))
+        raise ConfigError(f"{trace.name}: nothing can be replayed: {why}")
+
+
+def _with_gpu_blocks(
+    every: Sequence[EngineSettings], options: argparse.Namespace, trace_block_tokens: int
+) -> list[EngineSettings]:
+    """What ``--gpu-capacity`` says, which takes a trace to say what it is."""
+    if options.gpu_capacity is None:
+        return [*every]
+    sizes = plan(replace(every[0], gpu_blocks=1), trace_block_tokens)
+    footprint = Footprint(sizes.block_tokens, sizes.kv_bytes_per_token)
+    blocks = parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
+    return [replace(one, gpu_blocks=blocks) for one in every]
 
 
 @contextmanager
@@ -145,30 +222,19 @@ def _named_as_typed(options: argparse.Namespace) -> Iterator[None]:
         raise ConfigError(re.sub(rf"^{PLACE}\.", "--connector-config: ", said)) from None
 
 
-def replays_of(options: argparse.Namespace) -> int:
-    """How many times a trace is replayed then."""
-    return num_replays(settings_of(options))
+def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
+    """Settings from options, for each policy with each size; what was not given keeps its default.
 
-
-def settings_of(options: argparse.Namespace) -> EngineSettings:
-    """Settings from options; what was not given keeps its default. Wrong values are a ``ConfigError``.
-
-    What says how a trace is read isn't among them, nor ``--gpu-capacity``, which takes a trace to say what it is.
+    Wrong values are a ``ConfigError``. What says how a trace is read isn't among them, nor ``--gpu-capacity``.
     """
     given: dict[str, Any] = {"model": _model(options), "gpu": _gpu(options)}
     for option, (setting, _, _) in _NUMBERS.items():
         value = getattr(options, option.replace("-", "_"))
         if value is not None:
             given[setting] = value
-    if options.policy is not None:
-        given["eviction_policy"] = options.policy
-    if options.disk_capacity is not None:
-        size = given["disk_bytes_to_use"] = parse_bytes(options.disk_capacity, "--disk-capacity")
-        given |= {"cpu_bytes_to_use": 0} if size else {}
-    elif options.disk_store_threshold is not None and options.connector_config is None:
+    no_disk = options.disk_capacity is None and options.connector_config is None
+    if options.disk_store_threshold is not None and no_disk:
         raise ConfigError("--disk-store-threshold is for --disk-capacity, which isn't given")
-    if options.capacity is not None:
-        given["cpu_bytes_to_use"] = parse_bytes(options.capacity, "--capacity")
     if options.connector_config is not None:
         for option, own in _CONNECTORS_OWN.items():
             if getattr(options, option.strip("-").replace("-", "_")) is not None:
@@ -179,7 +245,24 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
     if options.check_contents:
         given["contents"] = Contents.CHECKED
     with _named_as_typed(options):
-        return EngineSettings(**given)
+        return [EngineSettings(**given, **kept) for kept in _kept(options)]
+
+
+def _kept(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Who leaves, and how much room there is: every policy with every size."""
+    policies = [_USUAL.eviction_policy] if options.policy is None else parse_policies(options.policy)
+    for policy in policies:
+        find_policy(policy)  # a wrong name is known before anything runs
+    disks = _sizes(options.disk_capacity, "--disk-capacity") or [_USUAL.disk_bytes_to_use]
+    for policy in policies:
+        for disk in disks:
+            usual = 0 if disk else _USUAL.cpu_bytes_to_use
+            for memory in _sizes(options.capacity, "--capacity") or [usual]:
+                yield {"eviction_policy": policy, "cpu_bytes_to_use": memory, "disk_bytes_to_use": disk}
+
+
+def _sizes(typed: str | None, option: str) -> list[int]:
+    return [] if typed is None else list(dict.fromkeys(parse_bytes(text, option) for text in typed.split(",")))
 
 
 def _found(option: str, find: Callable[[str], _T], name: str) -> _T:

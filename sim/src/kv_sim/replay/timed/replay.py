@@ -9,18 +9,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
-from kv_api import ConfigError
 from kv_sim.command.table import aligned
-from kv_sim.replay.columns import Columns
-from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
-from kv_sim.replay.timed.answers import Answers, answers_of, rows
-from kv_sim.replay.timed.run import Progress, replay_once
+from kv_sim.replay.fleet import Fleet, Load
+from kv_sim.replay.side_by_side import Progress
+from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.servers import Server, replay_on, shares_of
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
 from kv_sim.replay.timed.stack import NOTHING, has_files, without_files
+from kv_sim.replay.timed.table import header_lines, rows
 from kv_sim.replay.trace import Trace
-from kv_sim.replay.units import counted
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,13 @@ class EngineReplay:
 
     def table(self) -> str:
         """What to print."""
-        lines = [*self._header(), ""]
+        has_disk = has_files(self.settings.transfer_config())
+        lines = [*header_lines(self.trace, self.settings, self.sizes, self.notes, self.load, disk=has_disk), ""]
         columns = [("with the connector", self.with_connector)]
         if self.without_disk is not None:
             columns.append(("without the disk", self.without_disk))
         columns.append(("without", self.without))
-        return "\n".join([*lines, *aligned(rows(columns, disk=self._has_disk)), *self._notes()])
-
-    @property
-    def _has_disk(self) -> bool:
-        return has_files(self.settings.transfer_config())
+        return "\n".join([*lines, *aligned(rows(columns, disk=has_disk)), *self._notes()])
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -58,42 +52,13 @@ class EngineReplay:
             "trace": self.trace,
             "notes": list(self.notes),
             "load": None if self.load is None else asdict(self.load),
-            "settings": _plain(asdict(self.settings)),
-            "sizes": _plain(asdict(self.sizes)),
+            "settings": plain(asdict(self.settings)),
+            "sizes": plain(asdict(self.sizes)),
             "kv_transfer_config": self.settings.transfer_config(),
             "with_connector": self.with_connector.as_json(),
             "without_disk": None if self.without_disk is None else self.without_disk.as_json(),
             "without": self.without.as_json(),
         }
-
-    def _header(self) -> list[str]:
-        s, z = self.settings, self.sizes
-        model, gpu = s.model, s.gpu
-        return [
-            f"{self.trace}, {z.block_tokens} tokens a block, on {s.tp_size} × {gpu.name} with {model.name}",
-            *(f"  {note}" for note in self.notes),
-            *([] if self.load is None else [f"  {self.load}"]),
-            f"  model   {model.parameters / 1e9:.2f} G parameters, {model.layers} layers, {model.heads} heads, "
-            f"{model.kv_heads} of KV, of {model.head_dim}, {model.dtype_bytes} bytes a number; "
-            f"{z.kv_bytes_per_token:,} bytes of KV a token; at most {z.max_model_len:,} tokens",
-            f"  GPU     {gpu.flops / 1e12:,.0f} TFLOP/s × {s.flops_efficiency:g}, "
-            f"{gpu.hbm_bandwidth / 1e12:g} TB/s × {s.hbm_efficiency:g}, "
-            f"{gpu.memory_bytes / (1 << 30):g} GiB × {s.gpu_memory_utilization:g}; "
-            f"{counted(z.gpu_blocks, 'block', 'blocks')} = {z.gpu_blocks * z.block_tokens:,} tokens",
-            f"  link    {gpu.link_bandwidth / 1e9:g} GB/s × {s.link_efficiency:g} each way and GPU, "
-            f"{s.copy_microseconds:g} µs a copy, {z.pieces_per_block:,} copies a block",
-            *([self._disk()] if self._has_disk else []),
-            f"  steps   at most {counted(z.max_step_tokens, 'token', 'tokens')} and "
-            f"{counted(z.max_running, 'request', 'requests')}; "
-            f"{s.step_microseconds:g} µs each beside the forward pass",
-        ]
-
-    def _disk(self) -> str:
-        s, z = self.settings, self.sizes
-        return (
-            f"  disk    {s.disk_read_bandwidth / 1e9:g} GB/s read, {s.disk_write_bandwidth / 1e9:g} GB/s written, "
-            f"{s.disk_microseconds:g} µs a chunk, {z.disk_read.pieces_per_block:,} chunks a block"
-        )
 
     def _notes(self) -> list[str]:
         answers, notes = self.with_connector, []
@@ -110,63 +75,41 @@ def not_replayed(refused: Mapping[str, int]) -> Iterator[str]:
 
 
 def replay_engine(
-    trace: Trace, settings: EngineSettings, progress: Progress | None = None, fleet: Fleet | None = None
+    trace: Trace,
+    settings: EngineSettings,
+    progress: Progress = lambda share: None,
+    fleet: Fleet | None = None,
+    *,
+    jobs: int = 1,
 ) -> EngineReplay:
-    """Replay a trace with the settings' connector, then without. ``progress`` counts requests over all of it.
+    """Replay a trace with the settings' connector, then without, in so many processes.
 
-    A ``fleet`` has several such servers; who gets what is decided beforehand, whatever they do.
+    A ``fleet`` has several such servers. ``progress`` hears which share of all of it is done.
     """
-    sizes = plan(settings, trace.block_tokens)
-    routed = None if fleet is None or fleet.servers == 1 else RoutedTrace(_first(trace, settings.limit), fleet)
-    shares: list[Trace] = [trace] if routed is None else [share.columns for share in routed.shares]
-    done = 0
-
-    def count(requests: int) -> None:
-        if progress is not None:
-            progress(done + requests)
-
-    def answer(transfer: Mapping[str, Any]) -> Answers:
-        nonlocal done
-        runs = []
-        for share in shares:
-            engine, books = replay_once(share, settings, transfer, count)
-            done += len(books.ttft) + sum(books.refused.values())
-            runs.append((engine, books))
-        return answers_of(*runs)
-
-    transfer = settings.transfer_config()
-    with_connector = answer(transfer)
-    left = without_files(transfer)
-    without_disk = None if left is None else answer(left)
-    without = answer(NOTHING)
-    notes = tuple(getattr(trace, "notes", ()))  # of a trace that was read; one that was made has none
-    load = None if routed is None else routed.load
+    sizes, transfer = plan(settings, trace.block_tokens), settings.transfer_config()
+    shares, left = shares_of(trace, fleet, settings.limit), without_files(transfer)
+    configs = [transfer, NOTHING] if left is None else [transfer, NOTHING, left]
+    servers = [Server(settings, config) for config in configs]
+    with_connector, without, *without_disk = replay_on(shares, servers, jobs, progress)
     return EngineReplay(
         trace=trace.name,
         settings=settings,
         sizes=sizes,
         with_connector=with_connector,
         without=without,
-        without_disk=without_disk,
-        notes=notes,
-        load=load,
+        without_disk=without_disk[0] if without_disk else None,
+        notes=notes_of(trace),
+        load=shares.load,
     )
 
 
-def _first(trace: Trace, limit: int | None) -> Columns:
-    """So many requests of a trace; only of one that was read is known who shares what with whom."""
-    if not isinstance(trace, Columns):
-        raise ConfigError(f"{trace.name}: several servers need a trace that open_trace has read")
-    return trace if limit is None else trace.of(np.arange(min(limit, len(trace))))
+def notes_of(trace: Trace) -> tuple[str, ...]:
+    """What was noted of a trace that was read; one that was made has no notes."""
+    return tuple(getattr(trace, "notes", ()))
 
 
-def num_replays(settings: EngineSettings) -> int:
-    """How many times ``replay_engine`` replays a trace."""
-    return 2 if without_files(settings.transfer_config()) is None else 3
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Enums by value, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value.value if isinstance(value, Enum) else value

@@ -6,21 +6,27 @@ it is written before the next one is read. It may be given up between two frames
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from kv_p2p import sockets
-from kv_p2p.frames import FrameError, recv_frame, send_frame
+from kv_p2p.frames import Frame, FrameError, recv_frame, send_frame
 from kv_p2p.pulling.metadata import Pull, Source
 from kv_p2p.pulling.pages import WorkerPages
+from kv_p2p.pulling.tcp.carried import CarriedFrames
 from kv_p2p.pulling.tcp.server import VERSION, frame_memory
+from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.wire import Ended
 
 THREADS: Final = 4
 CONNECT_SECONDS: Final = 5.0
 """How long nobody may answer at all; closing may take as long."""
+
+
+NextFrame = Callable[[], Frame | None]
+"""Brings the next frame of blocks, or what the other side has to say instead. None: it has ended."""
 
 
 class RefusedError(Exception):
@@ -47,7 +53,9 @@ class Client:
         lock: threading.Lock,
         wake: Callable[[], None],
         silence_seconds: float,
+        slots: SlotPool | None = None,
     ) -> None:
+        self._slots = slots
         self._rank = rank
         self._pages = pages
         self._ended = Ended()
@@ -117,19 +125,31 @@ class Client:
             "layout": self._pages.layout,
             "places": [[part.first, len(part.block_ids)] for part in pull.parts],
         }
+        if self._slots is not None:
+            asked["carrier"] = self._slots.carrier.name
         with self._connect(pull.source) as connection:
             if not self._keep(under_way, connection):
                 return
             send_frame(connection, asked)
-            memory = frame_memory(self._pages, [len(part.block_ids) for part in pull.parts])
-            for group, part in enumerate(pull.parts):
-                here = part.block_ids
-                while here:
-                    count = self._receive(under_way, connection, group, here, memory)
-                    if not count:
-                        return
-                    here = here[count:]
+            with self._frames(connection, pull) as next_frame:
+                for group, part in enumerate(pull.parts):
+                    here = part.block_ids
+                    while here:
+                        count = self._receive(under_way, next_frame, group, here)
+                        if not count:
+                            return
+                        here = here[count:]
             send_frame(connection, {"op": "done"})
+
+    @contextmanager
+    def _frames(self, connection: socket.socket, pull: Pull) -> Iterator[NextFrame]:
+        """What brings the next frame; each uses the same memory."""
+        if self._slots is None:
+            memory = frame_memory(self._pages, [len(part.block_ids) for part in pull.parts])
+            yield lambda: recv_frame(connection, len(memory), memory)
+            return
+        with self._slots.take(1) as [slot]:
+            yield CarriedFrames(connection, self._slots, slot).next
 
     def _connect(self, source: Source) -> socket.socket:
         host, port = source.address.host, source.address.port + self._rank
@@ -143,17 +163,10 @@ class Client:
             under_way.socket = connection
             return not under_way.is_given_up
 
-    def _receive(
-        self,
-        under_way: _UnderWay,
-        connection: socket.socket,
-        group: int,
-        here: Sequence[int],
-        memory: memoryview,
-    ) -> int:
+    def _receive(self, under_way: _UnderWay, next_frame: NextFrame, group: int, here: Sequence[int]) -> int:
         """Write the blocks of one frame, the next ones of ``here``. Returns how many; 0: it was given up."""
         pages = self._pages.by_group[group]
-        frame = recv_frame(connection, len(memory), memory)
+        frame = next_frame()
         if frame is None:
             raise FrameError(f"the connection ended with {len(here)} blocks of group {group} to come")
         if frame.header.get("status") != "blocks":
@@ -164,7 +177,8 @@ class Client:
                 return 0
             under_way.is_writing = True
         try:
-            pages.scatter(here[:count], frame.parts)
+            parts = frame.parts if self._slots is None else pages.split(count, frame.parts[0])
+            pages.scatter(here[:count], parts)
         finally:
             with self._lock:
                 under_way.is_writing = False

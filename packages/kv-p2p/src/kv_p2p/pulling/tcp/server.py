@@ -5,7 +5,7 @@ A client may come with a ticket of which this worker will hear with its next ste
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -13,8 +13,11 @@ from kv_api import ConfigError
 from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import warn
+from kv_p2p.pulling.carrier import TCP
 from kv_p2p.pulling.pages import CachePages, WorkerPages
+from kv_p2p.pulling.tcp.carried import Batch, send_carried
 from kv_p2p.pulling.tcp.holds import HoldTable
+from kv_p2p.pulling.tcp.slots import SlotPool
 
 VERSION: Final = 2
 FRAME_BYTES: Final = 8 << 20
@@ -39,6 +42,11 @@ def frame_memory(pages: WorkerPages, counts: Sequence[int]) -> memoryview:
     return memoryview(bytearray(max(sizes, default=0)))
 
 
+def slot_bytes(pages: WorkerPages) -> int:
+    """Room for any frame at all."""
+    return max(blocks_per_frame(of_group) * of_group.bytes_per_block for of_group in pages.by_group)
+
+
 class Server:
     """Listens at one address until it is closed."""
 
@@ -50,13 +58,15 @@ class Server:
         changed: threading.Condition,
         wake: Callable[[], None],
         silence_seconds: float,
+        slots: SlotPool | None = None,
     ) -> None:
-        """``changed`` has the lock of ``holds``, and tells when there is a new one."""
+        """``changed`` has the lock of ``holds``, and tells when there is a new one. ``slots`` are a carrier's."""
         self._pages = pages
         self._holds = holds
         self._changed = changed
         self._wake = wake
         self._silence_seconds = silence_seconds
+        self._slots = slots
         self._patience_seconds = min(PATIENCE_SECONDS, silence_seconds / 2)  # before the other side loses its own
         self._clients: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -117,7 +127,7 @@ class Server:
             return
         has_all = False
         try:
-            has_all = self._send(client, blocks)
+            has_all = self._send(client, blocks, is_carried="carrier" in asked)
         finally:
             with self._changed:
                 self._holds.end_read(hold_id, has_all=has_all)
@@ -130,6 +140,9 @@ class Server:
             return f"this is version {VERSION} of the protocol, not {asked.get('version')!r}"
         if asked.get("layout") != self._pages.layout:
             return "the KV caches of the two workers differ in the groups, names, types or sizes of their layers"
+        here = TCP if self._slots is None else self._slots.carrier.name
+        if asked.get("carrier", here) != here:
+            return f"blocks are carried by {here!r} here, not by {asked['carrier']!r}"
         places = _read_places(asked.get("places"))
         if isinstance(places, str):
             return places
@@ -147,17 +160,25 @@ class Server:
             lambda: self._closed.is_set() or not self._holds.is_to_come(hold_id), self._patience_seconds
         )
 
-    def _send(self, client: socket.socket, blocks: Sequence[Sequence[int]]) -> bool:
+    def _send(self, client: socket.socket, blocks: Sequence[Sequence[int]], *, is_carried: bool) -> bool:
         """Send blocks, each frame from the same memory. True: the client says that it has got all of them."""
-        memory = frame_memory(self._pages, [len(of_group) for of_group in blocks])
-        for group, (pages, of_group) in enumerate(zip(self._pages.by_group, blocks, strict=True)):
-            count = blocks_per_frame(pages)
-            for first in range(0, len(of_group), count):
-                some = of_group[first : first + count]
+        if is_carried:
+            assert self._slots is not None, "who asks for a carrier that isn't here, is refused"
+            send_carried(client, self._batches(blocks), self._slots)
+        else:
+            memory = frame_memory(self._pages, [len(of_group) for of_group in blocks])
+            for group, pages, some in self._batches(blocks):
                 header = {"status": "blocks", "group": group, "count": len(some)}
                 send_frame(client, header, pages.gather(some, memory))
         end = recv_frame(client, 0)
         return end is not None and end.header.get("op") == "done"
+
+    def _batches(self, blocks: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Blocks that are sent together, one frame after the other."""
+        for group, (pages, of_group) in enumerate(zip(self._pages.by_group, blocks, strict=True)):
+            count = blocks_per_frame(pages)
+            for first in range(0, len(of_group), count):
+                yield group, pages, of_group[first : first + count]
 
     def close(self) -> None:
         """End all conversations. Nobody reads a block after that."""

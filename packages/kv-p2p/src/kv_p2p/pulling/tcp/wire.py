@@ -3,19 +3,31 @@
 import threading
 
 from kv_api import ConfigError, KVCacheConfig, KVCaches, VllmConfig
+from kv_p2p.pulling.carrier import TCP, Carrier
 from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import WorkerPages
 from kv_p2p.pulling.tcp.client import Client
 from kv_p2p.pulling.tcp.holds import HoldTable
-from kv_p2p.pulling.tcp.server import Server
+from kv_p2p.pulling.tcp.server import Server, slot_bytes
+from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.wire import Ended
 
 
 class TcpWire:
     """Fits ``kv_p2p.pulling.wire.Wire``. A consumer serves nothing, so it doesn't listen."""
 
-    def __init__(self, pages: WorkerPages, rank: int, options: Options, *, serves: bool = True) -> None:
+    def __init__(
+        self,
+        pages: WorkerPages,
+        rank: int,
+        options: Options,
+        carrier: Carrier | None = None,
+        *,
+        serves: bool = True,
+    ) -> None:
+        self._carrier = carrier
+        self._slots = None if carrier is None else SlotPool(carrier, slot_bytes(pages))
         self._holds = HoldTable()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -24,8 +36,8 @@ class TcpWire:
         self.server: Server | None = None
         if serves:
             address = options.listen_host or options.host, options.port + rank
-            self.server = Server(address, pages, self._holds, self._changed, self._news.set, seconds)
-        self._client = Client(rank, pages, self._lock, self._news.set, seconds)
+            self.server = Server(address, pages, self._holds, self._changed, self._news.set, seconds, self._slots)
+        self._client = Client(rank, pages, self._lock, self._news.set, seconds, self._slots)
 
     @classmethod
     def of_worker(
@@ -37,7 +49,7 @@ class TcpWire:
         pages = WorkerPages.of(kv_caches, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         serves = transfer is not None and transfer.is_kv_producer
-        return cls(pages, vllm_config.parallel_config.rank, options, serves=serves)
+        return cls(pages, vllm_config.parallel_config.rank, options, make_carrier(options), serves=serves)
 
     def serve(self, hold: Hold) -> None:
         """Open it to whoever asks."""
@@ -79,8 +91,21 @@ class TcpWire:
         self._client.close()
         if self.server is not None:
             self.server.close()
+        if self._carrier is not None:
+            self._carrier.close()
 
     def check(self) -> None:
         """Recount the holds."""
         with self._lock:
             self._holds.check()
+        if self._slots is not None:
+            self._slots.check()
+
+
+def make_carrier(options: Options) -> Carrier | None:
+    """What an operator has chosen to move blocks with."""
+    if options.carrier == TCP:
+        return None
+    from kv_p2p.pulling.mooncake import MooncakeCarrier
+
+    return MooncakeCarrier(options.host, options.mooncake_protocol, options.mooncake_device)

@@ -1,0 +1,54 @@
+"""``Carrier``: moves bytes from one worker's memory into another one's, where something is faster than a socket.
+
+Whoever gives blocks gathers them into *slots*, memory that the carrier knows; whoever pulls reads them from there
+into slots of its own. A carrier knows nothing of holds: what may be read, and whether it is still what it was,
+both sides say over their connection.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+TCP: Final = "tcp"
+"""No carrier: blocks go through the connection itself."""
+MOONCAKE: Final = "mooncake"
+CARRIERS: Final = (TCP, MOONCAKE)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Memory that a carrier knows."""
+
+    memory: memoryview
+    address: int
+    owner: Any
+    """Whoever has the memory, so that it stays."""
+
+
+class CarrierError(ConnectionError):
+    """Bytes could not be carried."""
+
+
+class Carrier(Protocol):
+    """What a worker moves bytes with. All of it may be called by several threads at once."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in the configuration; both sides have the same."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """Under which other workers reach this one's memory."""
+        ...
+
+    def make_slot(self, size: int) -> Slot:
+        """Memory of so many bytes, which others can read from now on."""
+        ...
+
+    def read(self, session: str, address: int, into: Slot, size: int) -> None:
+        """Read other memory. The bytes are there when this returns, or a `CarrierError` says why they aren't."""
+        ...
+
+    def close(self) -> None:
+        """End it. Nobody reads its slots any more."""
+        ...

@@ -1,0 +1,97 @@
+"""Blocks that a carrier moves: what both sides say about it over their connection.
+
+The server gathers blocks into one of two slots and says where they lie; the client reads them, says so, and hears
+that they were *kept* until then. Only after that they count: a server that has given the client up may have filled
+its slots for somebody else while the client was still reading, and then the client never hears it.
+
+    server                                     client
+    blocks, at an address of slot 0 ─────────▶ reads it
+    blocks, at an address of slot 1 ─────────▶
+                                    ◀───────── read
+    kept ────────────────────────────────────▶ writes its blocks, and reads the next
+    blocks, at an address of slot 0 ─────────▶
+"""
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kv_p2p.frames import Frame, FrameError, recv_frame, send_frame
+from kv_p2p.pulling.carrier import Slot
+from kv_p2p.pulling.pages import CachePages
+from kv_p2p.pulling.tcp.slots import SlotPool
+
+Batch = tuple[int, CachePages, Sequence[int]]
+"""A KV cache group's number, its pages, and blocks of it that lie in a slot together."""
+
+
+def send_carried(connection: socket.socket, batches: Iterable[Batch], pool: SlotPool) -> None:
+    """Have all of them read."""
+    with pool.take(2) as slots:
+        under_way = 0
+        for number, (group, pages, blocks) in enumerate(batches):
+            if under_way == len(slots):
+                _confirm(connection)
+                under_way -= 1
+            slot = slots[number % len(slots)]
+            size = pages.gather_into(blocks, slot.memory)
+            send_frame(
+                connection,
+                {
+                    "status": "blocks",
+                    "group": group,
+                    "count": len(blocks),
+                    "session": pool.carrier.session,
+                    "address": slot.address,
+                    "bytes": size,
+                },
+            )
+            under_way += 1
+        for _ in range(under_way):
+            _confirm(connection)
+
+
+def _confirm(connection: socket.socket) -> None:
+    """Wait until the client has read the oldest of what was announced."""
+    said = recv_frame(connection, 0)
+    if said is None or said.header.get("op") != "read":
+        raise FrameError("the client ended before it had read all blocks")
+    send_frame(connection, {"status": "kept"})
+
+
+class CarriedFrames:
+    """What a client hears, one frame of blocks after the other, with the bytes."""
+
+    def __init__(self, connection: socket.socket, pool: SlotPool, slot: Slot) -> None:
+        self._connection = connection
+        self._carrier = pool.carrier
+        self._slot = slot
+        self._announced: deque[Frame] = deque()
+
+    def next(self) -> Frame | None:
+        """The next one. If it has blocks, its part are their bytes, which are good until the next call."""
+        frame = self._announced.popleft() if self._announced else recv_frame(self._connection, 0)
+        if frame is None or frame.header.get("status") != "blocks":
+            return frame
+        session, address, size = _place_of(frame.header, len(self._slot.memory))
+        self._carrier.read(session, address, self._slot, size)
+        send_frame(self._connection, {"op": "read"})
+        for heard in self._heard():
+            if heard.header.get("status") == "kept":
+                break
+            self._announced.append(heard)
+        return Frame(frame.header, [self._slot.memory[:size]])
+
+    def _heard(self) -> Iterator[Frame]:
+        while (heard := recv_frame(self._connection, 0)) is not None:
+            yield heard
+        raise FrameError("the connection ended before it was known whether the blocks are what they were")
+
+
+def _place_of(header: dict[str, Any], most_bytes: int) -> tuple[str, int, int]:
+    session, address, size = header.get("session"), header.get("address"), header.get("bytes")
+    if type(address) is not int or type(size) is not int or address <= 0 or not 0 < size <= most_bytes:
+        place = f"{size!r} bytes at {address!r}"
+        raise FrameError(f"blocks are said to be {place}; expected at most {most_bytes} bytes at an address")
+    return str(session), address, size

@@ -1,0 +1,43 @@
+"""``SlotPool``: a worker's slots, each of which has room for any frame. What is given back is used again."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kv_p2p.pulling.carrier import Carrier, Slot
+
+
+class SlotPool:
+    """Slots are made when all there are, are in use: as many as pulls and conversations need at once."""
+
+    def __init__(self, carrier: Carrier, slot_bytes: int) -> None:
+        self.carrier = carrier
+        self._slot_bytes = slot_bytes
+        self._lock = threading.Lock()
+        self._free: list[Slot] = []
+        self._made = 0
+
+    @contextmanager
+    def take(self, count: int) -> Iterator[list[Slot]]:
+        """So many slots until the end of the context."""
+        taken: list[Slot] = []
+        try:
+            while len(taken) < count:
+                taken.append(self._take())
+            yield taken
+        finally:
+            with self._lock:
+                self._free += taken
+
+    def _take(self) -> Slot:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+        return self.carrier.make_slot(self._slot_bytes)
+
+    def check(self) -> None:
+        """Recount: no slot is there twice, and not more than were made."""
+        with self._lock:
+            addresses = {slot.address for slot in self._free}
+            assert len(addresses) == len(self._free) <= self._made, f"{self._made} slots, free: {self._free}"

@@ -1,0 +1,56 @@
+"""``Finished``: what a replay on one server leaves behind, in plain values that can come from another process."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.engine import TimedEngine
+from kv_sim.replay.timed.link import Traffic, Way
+
+_COUNTS: Final = (
+    *("prompt_tokens", "prompt_blocks", "full_blocks", "output_tokens", "preemptions"),
+    *("local_tokens", "external_tokens", "disk_tokens", "local_blocks", "external_blocks", "disk_blocks"),
+    *("num_steps", "num_engine_steps"),
+)
+_DURATIONS: Final = ("ttft", "queued", "latency", "load_wait", "per_token")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One server when all its requests have ended. Durations are nanoseconds."""
+
+    block_tokens: int
+    block_bytes: int
+    counts: Mapping[str, int]
+    durations: Mapping[str, "array[int]"]
+    refused: Mapping[str, int]
+    connector: Mapping[str, int]
+    moved: Mapping[str, Traffic]
+    """``loads`` and ``stores`` over the link, ``disk_reads`` and ``disk_writes``."""
+    last_step_ns: int
+    waited_ns: int
+    digest: str
+
+
+def finished_of(engine: TimedEngine, books: Books) -> Finished:
+    """What there is to keep of a replay that has ended."""
+    link, disk = engine.link.traffic, engine.disk.traffic
+    return Finished(
+        engine.sizes.block_tokens,
+        engine.sizes.block_bytes,
+        {name: getattr(books, name) for name in _COUNTS},
+        {name: getattr(books, name) for name in _DURATIONS},
+        dict(books.refused),
+        dict(books.connector),
+        {
+            "loads": link[Way.LOAD],
+            "stores": link[Way.STORE],
+            "disk_reads": disk[Way.LOAD],
+            "disk_writes": disk[Way.STORE],
+        },
+        books.last_step_ns,
+        engine.clock.waited_ns,
+        books.digest,
+    )

@@ -1,0 +1,332 @@
+"""Several sizes side by side, and the least of them that keeps a promise."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_sim_timed_traces import ListedTrace, toy, trace_of
+
+from kv_api import ConfigError
+from kv_sim.command.cli import main
+from kv_sim.replay import open_trace
+from kv_sim.replay.columns import Columns, ColumnsBuilder
+from kv_sim.replay.fleet import Fleet
+from kv_sim.replay.routing import Routing
+from kv_sim.replay.timed import EngineSettings, replay_engine, servers
+from kv_sim.replay.timed.goal import Goal, parse_goals
+from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
+
+BLOCK = 512 * 131_072
+"""Bytes of a block of the trace below, with the model that is usual."""
+
+
+def turns(rounds: int = 3, users: int = 20) -> Columns:
+    """Everybody asks the same again and again: with room for all of them, all but the first time is found."""
+    builder = ColumnsBuilder()
+    for turn in range(rounds):
+        for user in range(users):
+            builder.add(2.0 * (turn * users + user), 10 * 512, 4, range(10 * user, 10 * user + 10))
+    return builder.finish("turns", 512)
+
+
+def server(blocks: int = 200, **changes: Any) -> EngineSettings:
+    return EngineSettings(gpu_blocks=20, cpu_bytes_to_use=blocks * BLOCK, **changes)
+
+
+def swept(goals: str = "", trace: Columns | ListedTrace | None = None, **changes: Any) -> EngineSweep:
+    sizes = [server(20, **changes), server(100, **changes), server(250, **changes)]
+    return sweep_engine(trace or turns(), sizes, parse_goals(goals) if goals else ())
+
+
+def test_a_row_is_what_a_replay_of_its_own_says() -> None:
+    found = swept()
+    for run in found.runs:
+        alone = replay_engine(turns(), run.settings)
+        assert run.answers == alone.with_connector
+        assert found.without == alone.without
+    assert [run.size for run in found.runs] == [(20 * BLOCK, 0), (100 * BLOCK, 0), (250 * BLOCK, 0)]
+    hits = [run.answers.cpu_hit_tokens for run in found.runs]
+    assert hits[0] == hits[1] == 0 < hits[2], "who comes in turn needs room for all"
+    assert (found.recommended, found.can_be_met) == (None, True)
+
+
+def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, shares = [server(20), server(250)], list[float]()
+    one = sweep_engine(turns(), sizes, jobs=1)
+    monkeypatch.setattr(servers, "WORTH_A_PROCESS", 1)
+    two = sweep_engine(turns(), sizes, progress=shares.append, jobs=2)
+    assert two == one and shares == [1 / 3, 2 / 3, 1.0]
+    fleet = Fleet(2, Routing.ROUND_ROBIN)
+    several = sweep_engine(turns(), sizes, (), shares.append, fleet, jobs=2)
+    assert several.runs == sweep_engine(turns(), sizes, fleet=fleet).runs != one.runs
+    assert several.load is not None and several.load.servers == 2
+    alone = replay_engine(turns(), server(250), jobs=2)
+    assert alone == replay_engine(turns(), server(250))
+
+
+def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = list[int](), servers.do_all
+
+    def watched(do: Any, pieces: Any, traces: Any, jobs: int, progress: Any) -> Any:
+        asked.append(jobs)
+        return real(do, pieces, traces, 1, progress)
+
+    monkeypatch.setattr(servers, "do_all", watched)
+    for worth, jobs, taken in ((1000, 8, 1), (181, 8, 1), (60, 8, 3), (30, 8, 6), (1, 3, 3), (1, 1, 1)):
+        monkeypatch.setattr(servers, "WORTH_A_PROCESS", worth)
+        sweep_engine(turns(), [server(20), server(20)], jobs=jobs)
+        assert asked.pop() == taken, "three times sixty requests"
+
+
+def test_the_least_that_meets_a_goal_is_recommended() -> None:
+    slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
+    assert quick < slow
+    between = f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms"
+    found = swept(between)
+    assert found.recommended is found.runs[2]
+    assert found.can_be_met and [found.is_met(run.answers) for run in found.runs] == [False, False, True]
+    many = sweep_engine(turns(), [server(size) for size in (400, 250, 300, 20)], parse_goals(between))
+    assert many.recommended is many.runs[1]
+    easy = swept(f"ttft-mean={slow * 1e3:.6f}ms")
+    assert (easy.recommended, easy.can_be_met) == (None, True), "no memory is needed for it"
+    hard = swept(f"{between},ttft-worst=1us")
+    assert (hard.recommended, hard.can_be_met) == (None, False), "both have to be met"
+    assert swept(f"{between},tpot-worst=100s").recommended is not None
+
+
+def test_of_policies_that_meet_it_with_as_much_lru_is_recommended() -> None:
+    goals = parse_goals("ttft-mean=1000s")
+
+    def chosen(*rows: tuple[str, int, int, float]) -> str | None:
+        """Of rows of a policy, sizes, and a mean."""
+        base = swept()
+        runs = tuple(
+            replace(
+                base.runs[0],
+                settings=replace(
+                    server(), eviction_policy=policy, cpu_bytes_to_use=memory, disk_bytes_to_use=disk
+                ),
+                answers=replace(base.without, ttft=replace(base.without.ttft, mean=mean)),
+            )
+            for policy, memory, disk, mean in rows
+        )
+        without = replace(base.without, ttft=replace(base.without.ttft, mean=9e9))
+        found = replace(base, runs=runs, goals=goals, without=without).recommended
+        return None if found is None else f"{found.settings.eviction_policy} {found.size[0]} {found.size[1]}"
+
+    assert chosen(("arc", 5, 0, 1.0), ("lru", 5, 0, 2.0)) == "lru 5 0"
+    assert chosen(("arc", 5, 0, 3.0), ("sieve", 5, 0, 2.0), ("lru", 5, 0, 1e5)) == "sieve 5 0"
+    assert chosen(("arc", 4, 9, 3.0), ("lru", 5, 0, 2.0)) == "arc 4 9"
+    assert chosen(("lru", 5, 9, 3.0), ("lru", 5, 8, 3.0)) == "lru 5 8"
+    assert chosen(("lru", 5, 0, 1e5)) is None
+
+
+def test_what_is_shown() -> None:
+    slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
+    found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.0f}ms,tpot-p95=1s")
+    lines = found.table().splitlines()
+    begin = lines.index("goal: time per output token, p95, of at most 1 s")
+    assert lines[begin - 1].startswith("goal: time to first token, mean, of at most 0.")
+    assert lines[begin + 1] == "hits by prompt tokens, and times of requests:"
+    head, none, *rows = lines[begin + 2 : begin + 7]
+    assert head.split("  ")[0] == "policy" and "tpot p95" in head and "disk" not in head
+    assert "ttft" not in head, "these have columns already"
+    assert "ttft p95" in swept("ttft-p95=1s").table() and "tpot mean" in swept("tpot-mean=1s").table()
+    assert none.split()[:4] == ["none", "-", "0.000", "0.000"] and not none.endswith("met")
+    assert [row.split()[:3] for row in rows[:3]] == [
+        ["lru", "1.25", "GiB"],
+        ["lru", "6.25", "GiB"],
+        ["lru", "15.6", "GiB"],
+    ]
+    assert [row.endswith("◀ here") for row in rows] == [False, False, True]
+    assert lines[-3:-1] == ["recommended: lru, 15.6 GiB", "  the least that was tried and meets all of them"]
+    config = json.loads(lines[-1].removeprefix("--kv-transfer-config '").removesuffix("'"))
+    assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 250 * BLOCK
+    easy = swept(f"ttft-mean={slow + 1:.3f}s").table().splitlines()
+    assert easy[-1] == "recommended: no host memory, since a server without any meets it"
+    assert sum(line.endswith("  met") for line in easy) == 4
+    hard = swept("ttft-p99=1us").table().splitlines()
+    assert hard[-2] == "recommended: nothing, since no host memory that was tried meets it"
+    assert hard[-1].startswith("  the least ttft p99 was 0.")
+    assert not any("met" in line.split() or "goal" in line for line in swept().table().splitlines())
+
+
+def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
+    sizes = [server(20, disk_bytes_to_use=300 * BLOCK), server(0, disk_bytes_to_use=300 * BLOCK)]
+    found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))
+    lines = found.table().splitlines()
+    assert any(line.startswith("  disk  ") for line in lines)
+    [head] = [line for line in lines if line.startswith("policy")]
+    assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
+    assert "hits by prompt tokens, and times of requests; sizes are of each server:" in lines
+    assert lines[-1] == "recommended: no host memory or disk, since a server without any meets it"
+    hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))
+    [said] = [line for line in hard.table().splitlines() if line.startswith("recommended")]
+    assert said == "recommended: lru, 18.8 GiB of disk on each of 2 servers"
+    both = replace(hard, runs=hard.runs[:1]).table()
+    assert "recommended: lru, 1.25 GiB and 18.8 GiB of disk on each of 2 servers" in both
+
+
+def test_what_is_written() -> None:
+    slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
+    found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms")
+    data = json.loads(json.dumps(found.as_json()))
+    assert (data["fidelity"], data["trace"], data["goals"][0]["measure"]) == ("engine", "turns", "ttft")
+    assert [run["meets_goals"] for run in data["runs"]] == [False, False, True]
+    assert data["recommended"] == data["runs"][2] and data["recommended"]["cpu_bytes"] == 250 * BLOCK
+    assert data["runs"][2]["answers"]["ttft"]["mean"] == quick and not data["without"]["meets_goals"]
+    assert (data["runs"][0]["policy"], data["runs"][0]["disk_bytes"]) == ("lru", 0)
+    assert data["runs"][0]["kv_transfer_config"] == found.runs[0].settings.transfer_config()
+
+
+def test_usual_sizes_begin_at_what_the_gpus_hold_and_have_room_for_everything() -> None:
+    trace, settings = turns(), server()
+    found = usual_sizes(trace, settings, Fleet(), 4)
+    assert (found[0], found[-1], len(found)) == (20 * BLOCK, 200 * BLOCK, 4), "outputs take less than a block"
+    fewer = usual_sizes(trace, settings, Fleet(), 3, 100)
+    assert (fewer[0], fewer[-1], len(fewer)) == (20 * BLOCK, 100 * BLOCK, 3)
+    assert usual_sizes(trace, settings, Fleet(), 3, 10) == [10 * BLOCK], "less than the GPUs hold"
+    each = usual_sizes(trace, settings, Fleet(2, Routing.PREFIX), 2)
+    assert each[-1] < 200 * BLOCK, "no server gets all"
+    small = replace(settings, block_tokens=16, gpu_blocks=20 * 32)
+    assert usual_sizes(trace, small, Fleet(), 4) == found
+    builder = ColumnsBuilder()
+    builder.add(0.0, 512, 5 * 512, [1])
+    assert usual_sizes(builder.finish("long answer", 512), server(), Fleet(), 2) == [6 * BLOCK]
+
+
+GOALS = {
+    "ttft-p90=800ms": Goal("ttft", "p90", 0.8),
+    "tpot-mean=50ms": Goal("tpot", "mean", 0.05),
+    "latency-worst=12.5s": Goal("latency", "worst", 12.5),
+    "queueing-p95=300us": Goal("queueing", "p95", 0.0003),
+}
+
+
+def test_goals_as_typed() -> None:
+    for text, goal in GOALS.items():
+        assert parse_goals(text) == (goal,)
+    assert parse_goals(", ".join(GOALS)) == tuple(GOALS.values())
+    answers = swept().without
+    assert [goal.value(answers) for goal in GOALS.values()] == [
+        answers.ttft.p90,
+        answers.time_per_output_token.mean,
+        answers.latency.worst,
+        answers.queueing.p95,
+    ]
+    exactly = Goal("ttft", "p90", answers.ttft.p90)
+    assert exactly.is_met(answers) and not replace(exactly, most_seconds=answers.ttft.p90 - 1e-9).is_met(answers)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ttft", "--goal ttft: expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms"),
+        ("ttft-p90=-1s", "--goal ttft-p90=-1s: expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms"),
+        ("ttft-p90=1s,", "--goal : expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms"),
+        ("ttlt-p90=1s", "--goal ttlt-p90=1s: unknown measure 'ttlt'; known: ttft, tpot, latency, queueing"),
+        (
+            "ttft-p91=1s",
+            "--goal ttft-p91=1s: unknown statistic 'p91'; known: mean, p50, p90, p95, p99, worst",
+        ),
+        ("ttft-p90=1", "--goal ttft-p90=1: unknown unit ''; known: us, ms, s"),
+        ("ttft-p90=1min", "--goal ttft-p90=1min: unknown unit 'min'; known: us, ms, s"),
+    ],
+)
+def test_goals_that_mean_nothing(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_goals(text)
+    assert str(caught.value) == message
+
+
+def test_a_goal_of_what_no_request_has() -> None:
+    trace = trace_of((0, 6, 1, [1, 2]), (9, 6, 1, [1, 2]))
+    with pytest.raises(ConfigError, match="tpot-mean: no request has a time per output token"):
+        sweep_engine(trace, [toy()], parse_goals("tpot-mean=1s"))
+    assert sweep_engine(trace, [toy()], parse_goals("ttft-mean=1s")).can_be_met
+    with pytest.raises(ConfigError, match="a sweep needs at least one size"):
+        sweep_engine(trace, [])
+
+
+# On the command line
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "turns.jsonl"
+    lines = [
+        {
+            "timestamp": 2000 * (turn * 20 + user),
+            "input_length": 5120,
+            "output_length": 4,
+            "hash_ids": [*range(10 * user, 10 * user + 10)],
+        }
+        for turn in range(3)
+        for user in range(20)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+ENGINE = ("--fidelity", "engine", "--gpu-capacity", "20blocks")
+
+
+def test_replay_takes_several_sizes(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", file, *ENGINE, "--capacity", "2GiB,16GiB", "--policy", "lru,arc", "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(run["policy"], run["cpu_bytes"] >> 30) for run in data["runs"]] == [
+        ("lru", 2),
+        ("lru", 16),
+        ("arc", 2),
+        ("arc", 16),
+    ]
+    settings = [EngineSettings(gpu_blocks=20, cpu_bytes_to_use=size << 30) for size in (2, 16)]
+    expected = sweep_engine(open_trace(file), settings)
+    for run, one in zip(data["runs"], expected.runs, strict=False):
+        assert run["answers"] == json.loads(json.dumps(one.answers.as_json()))
+    assert data["recommended"] is None and data["goals"] == []
+
+
+def test_size_takes_a_goal(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
+    goal = f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms"
+    assert main(["size", file, *ENGINE, "--goal", goal, "--points", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "recommended: lru, 12.5 GiB\n" in said and said.count("\nlru ") == 3
+    assert main(["size", file, *ENGINE, "--goal", goal, "--budget", "8GiB", "--points", "3"]) == 1
+    said = capsys.readouterr().out
+    assert "recommended: nothing" in said and "\nlru        8 GiB" in said
+    assert main(["size", file, *ENGINE, "--goal", goal, "--capacity", "13GiB,14GiB", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommended"]["cpu_bytes"] == 13 << 30
+    assert main(["size", file, *ENGINE, "--goal", "ttft-mean=1000s", "--disk-capacity", "16GiB"]) == 0
+    said = capsys.readouterr().out
+    assert "recommended: no host memory or disk, since a server without any meets it\n" in said
+
+
+WRONG = {
+    (): "--fidelity engine: what is the memory to achieve? Say --goal, such as ttft-p90=800ms",
+    ("--goal", "ttft-p90"): "--goal ttft-p90: expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms",
+    ("--goal", "ttft-p90=1s", "--budget", "1GiB", "--capacity", "1GiB"): "--budget and --capacity or "
+    "--disk-capacity: give one of them",
+    ("--goal", "ttft-p90=1s", "--points", "3", "--capacity", "1GiB"): "--points and --capacity: give one of them",
+    (
+        "--goal",
+        "ttft-p90=1s",
+        "--points",
+        "3",
+        "--disk-capacity",
+        "1GiB",
+    ): "--points and --disk-capacity: give one of them",
+    ("--goal", "ttft-p90=1s", "--points", "1"): "--points: expected at least 2, got 1",
+    ("--goal", "ttft-p90=1s", "--budget", "1MiB"): "--budget 1MiB: less than one block of 512 tokens, which takes "
+    "64 MiB",
+    ("--goal", "ttft-p90=1s", "--jobs", "0"): "--jobs: more than 0, got 0",
+}
+
+
+@pytest.mark.parametrize("options", WRONG, ids=" ".join)
+def test_what_size_can_not_do(file: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+    assert main(["size", file, *ENGINE, *options]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim size: {WRONG[options]}\n")
