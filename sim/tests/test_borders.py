@@ -37,8 +37,8 @@ def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
 @pytest.mark.parametrize(
     ("folder", "others"),
     [
-        ("memory", {"config", "engine", "violation"}),
-        ("history", {"actions", "config", "engine", "subject", "world_state"}),
+        ("memory", {"config", "violation"}),
+        ("history", {"actions", "config", "engine", "memory", "subject", "world_state"}),
         ("watching", {"actions", "config", "engine", "memory", "subject", "violation", "whole_file", "world"}),
         ("failures", {"actions", "config", "engine", "fuzz", "strict", "subject", "violation", "watching"}),
         ("examples", {"memory", "subject", "violation"}),

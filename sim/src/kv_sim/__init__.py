@@ -9,9 +9,11 @@ what it consists of        ``engine/``, the model, or another of ``engines``; ``
 what happens in it         ``actions``, drawn and counted in ``history/``; ``watching/`` looks at it
 finding failures           ``fuzz``, ``conformance/``, ``growth/``; ``pytest_plugin``
 what becomes of one        ``failures/``
-the command                ``command/``; what users write is read by ``strict``
-to be driven               ``examples/``; ``offload``, our own medium over a world's memory; ``p2p``, a world as
-                           the wire between engines; ``zoo/``, each with a mistake
+the command                ``command/``; what users write is read by ``strict``, and what they keep is written as
+                           a ``whole_file``
+to be driven               ``examples/``; our own media over a world's memory, ``offload`` and ``offload_file``,
+                           which stand for those that copy by themselves (``media``); ``p2p/``, a world as the
+                           wire between engines; ``zoo/``, each with a mistake
 traces instead of worlds   ``replay/``
 ========================== ================================================================================
 """

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from kv_api import ConfigError
 
 BUILTIN_ENGINE = "builtin"
+NULL = 0
+"""The block of GPU memory that stands for none: for what slid out of a window."""
 WORD_BYTES = 8
 """Bytes of a slot: what one layer keeps of one token."""
 

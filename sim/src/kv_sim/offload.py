@@ -102,7 +102,7 @@ class RecountedSchedulerSide(OffloadingSchedulerSide):
     def check(self) -> None:
         """Recount everything."""
         super().check()
-        _recount(self._books.manager)
+        _recount(self.manager)
 
 
 class TimedWorkerSide(OffloadingWorkerSide):

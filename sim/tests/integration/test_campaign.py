@@ -18,7 +18,7 @@ from kv_sim.command.campaign import Batch, Campaign, Plan, _next_batch, missing,
 from kv_sim.command.cli import main
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import run_seed
-from kv_sim.history import coverage, legal
+from kv_sim.history import coverage, effects, legal
 from kv_sim.history.legal import EXCLUSIONS, NEVER_BETWEEN_ACTIONS, SITUATIONS, STATES, expected
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -209,7 +209,7 @@ def test_the_table_knows_every_action_and_state() -> None:
 
 
 def test_the_table_knows_every_situation_that_is_counted() -> None:
-    source = inspect.getsource(coverage) + inspect.getsource(world_state)
+    source = "".join(map(inspect.getsource, (coverage, effects, world_state)))
     calls = re.findall(r"\.situation\((.*)\)\n", source)
     names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
     patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}

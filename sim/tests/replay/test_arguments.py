@@ -7,16 +7,15 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
-from kv_sim.replay.command.arguments import (
-    add_replay_arguments,
-    add_size_arguments,
+from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
+from kv_sim.replay.command.foreign import SAME_IN_ENGINE
+from kv_sim.replay.command.selection import (
     bytes_per_token,
     footprint_of,
     gpu_blocks_of,
     policies_of,
     trace_options,
 )
-from kv_sim.replay.command.foreign import SAME_IN_ENGINE
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing

@@ -1,8 +1,22 @@
 """The interface of KV connectors and offloading media: vLLM's names, no dependencies.
 
 Start at ``KVConnectorBase_V1`` (or, to write a connector as two classes, ``TwoSidedConnector``) and
-``OffloadingSpec``. The same contract as data is in ``kv_api.contract``. What only offloading media need is
-imported when it is first asked for.
+``OffloadingSpec``.
+
+========================== ================================================================================
+a connector                ``connector``: what an engine creates; ``scheduler_side`` and ``worker_side``: what each
+                           half is asked, and when; ``side``: what both have; ``contract``: all of this as data
+written as two classes     ``two_sided``
+what it reads              ``config`` and ``engine``; ``blocks`` and ``groups``: what blocks are, and what layers
+                           read of them; ``layout`` and ``pages``: where their bytes are
+what it says               ``metadata``, from one half to the other; ``output``, to the engine; ``events`` and
+                           ``stats``, to others
+an offloading medium       ``offload``; what it is told: ``offload_config`` and ``offload_request``
+the first family           ``connector_v0``
+of all of them             ``errors`` and how they are worded; ``exports``: names that are imported when used
+========================== ================================================================================
+
+What only offloading media need is imported when it is first asked for.
 """
 
 from typing import TYPE_CHECKING

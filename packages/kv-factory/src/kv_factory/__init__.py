@@ -1,6 +1,17 @@
 """From names in a configuration to connectors and offloading specs, and the process's one connector.
 
 Start at ``KVConnectorFactory`` and ``OffloadingSpecFactory``; ``python -m kv_factory`` shows what they know.
+
+========================== ================================================================================
+``connectors``, ``specs``  the two factories; ``fields``: what they read from a configuration
+``registry``               names that stand for classes; ``installed``: those that other packages offer
+``loading``                from a name to its class; ``module_paths``: whether a module may be named instead
+``building``               from a class to an instance
+``transfer_state``         the process's one connector
+``isolation``              registries and a connector of a test's own
+``listing``                what is known, as rows
+``environment``, ``log``   the switches that are read, and what is logged
+========================== ================================================================================
 """
 
 from kv_api import KVConnectorBaseType

@@ -2,6 +2,18 @@
 
 Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by which rule the children answer;
 ``MultiConnector`` is both under one name.
+
+============================= =============================================================================
+``connector``                 both halves; ``questions``: what the class is asked before there is an object
+``children``                  from a configuration to named connectors, whose ``names`` travel
+``half``                      what both halves have; ``quarantine``: which children are switched off
+``scheduler_side``            the scheduler's half; ``requests``: what of it is about one request
+``worker_side``               a worker's half
+``choice``, ``loads``         who loads, and who may say that a load ended; ``blocks``: what it is to fill
+``saves``, ``release``        who still stores, and the one report too many that this can bring
+``metadata``, ``params``      what children send each other and clients, as one; ``view``: a child's own part again
+``events``, ``stats``         what they tell and count, by child; ``prom``: the same as metrics
+============================= =============================================================================
 """
 
 from kv_multi.connector import MultiConnector

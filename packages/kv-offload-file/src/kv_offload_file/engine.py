@@ -178,7 +178,16 @@ class FileCopyEngine:
         assert len(begins) == len(labels), f"pages of {len(begins)} chunks, labels of {len(labels)}"
         bounds = np.append(begins, len(copies))
         slots = copies.chunks[begins].tolist()
-        return Job(job_id, direction, urgency, copies, bounds, slots, labels, self._clock())
+        return Job(
+            job_id=job_id,
+            direction=direction,
+            urgency=urgency,
+            copies=copies,
+            bounds=bounds,
+            slots=slots,
+            labels=labels,
+            since=self._clock(),
+        )
 
     def _advance(self) -> None:
         """Take every batch as far as it goes."""

@@ -1,8 +1,14 @@
 """The connector that offloads an LLM engine's KV cache: what to store and load, for any offloading medium.
 
-Start at ``OffloadingConnector``; ``kv_offload.scheduler`` and ``kv_offload.worker`` are its two halves, and
-each says what is where in it. Both know the engine by ``describe`` and its groups by ``shape``, and talk by
-``metadata``.
+================ ============================================================================================
+``connector``    ``OffloadingConnector``: both halves under one name
+``scheduler/``   the half that decides, and ``worker/``, the one that acts; each says what is where in it
+``describe``     what both know of the engine, and ``shape/``: how requests lie in its groups' blocks and in chunks
+``metadata``     what they tell each other
+``options``      what an operator can set
+``metrics``      what is counted; ``prom``: for Prometheus; ``log``: what is logged
+``clock``        the only place that reads time
+================ ============================================================================================
 """
 
 from kv_api.groups import GroupDescription, describe_group

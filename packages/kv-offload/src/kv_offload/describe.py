@@ -60,16 +60,16 @@ def describe_engine(
     hash_tokens = tokens_per_hash(vllm_config, kv_cache_config, block_sizes)
     groups = tuple(
         Group(
-            group_id,
-            group.kind,
-            group.tokens_per_block,
-            blocks_per_chunk,
-            group.tokens_per_block * blocks_per_chunk // hash_tokens,
-            group.window_tokens,
-            group.restart_tokens,
-            group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
-            group.is_handed_over,
-            bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
+            group_id=group_id,
+            kind=group.kind,
+            tokens_per_block=group.tokens_per_block,
+            blocks_per_chunk=blocks_per_chunk,
+            hashes_per_chunk=group.tokens_per_block * blocks_per_chunk // hash_tokens,
+            window_tokens=group.window_tokens,
+            restart_tokens=group.restart_tokens,
+            bytes_per_block=group.page_size_bytes * len(kv_cache_config.kv_cache_groups[group_id].layer_names),
+            is_handed_over=group.is_handed_over,
+            is_draft=bool(getattr(kv_cache_config.kv_cache_groups[group_id], "is_eagle_group", False)),
         )
         for group_id, group in zip(group_ids, described, strict=True)
     )

@@ -12,6 +12,7 @@ is built of) has threads and numpy, and is imported when it is first asked for.
 ``frames``           what goes over a connection, for all of them
 ``sockets``          where they listen and connect
 ``extra_config``     what is set in ``kv_connector_extra_config``, read and checked for all of them
+``clock``, ``log``   the only place that reads time for them, and what they log
 ==================== ======================================================================================
 """
 

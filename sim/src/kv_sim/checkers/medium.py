@@ -31,7 +31,7 @@ from kv_sim.violation import Invariant, Referee
 def guard_media(connector: Any, referee: Referee) -> None:
     """Guard the media of a scheduler's connector and of its children, as far as they are kv-offload's."""
     for side in sides_of(connector):
-        side._books.manager = MediumGuard(side._books.manager, referee)  # type: ignore[assignment]
+        side.manager = MediumGuard(side.manager, referee)  # type: ignore[assignment]
 
 
 def sides_of(connector: Any) -> Iterator[OffloadingSchedulerSide]:

@@ -29,9 +29,8 @@ OTHER_CHUNKS: Final = 8
 def check_room(connector: Any, referee: Referee) -> None:
     """Check the media of a scheduler's connector that can be reset, at rest. They are used up by that."""
     for side in sides_of(connector):
-        books = side._books
         with crashes(referee, "the medium, at rest"):
-            _Room(books.manager, [group.group_id for group in books.layout.groups], referee).check()
+            _Room(side.manager, side.group_ids, referee).check()
 
 
 class _Room:

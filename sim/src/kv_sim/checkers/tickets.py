@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kv_api import CacheHitSource, KVConnectorOutput
-from kv_sim.config import WorldConfig
-from kv_sim.engine.pool import NULL
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.violation import Invariant, Referee
 

@@ -187,13 +187,13 @@ def _campaign(options: argparse.Namespace) -> int:
     timed = options.histories is None
     minutes = (options.minutes or USUAL_MINUTES) if timed else None
     plan = campaign.Plan(
-        SUBJECTS,
-        selection.parse_seed(options.seed),
-        options.histories,
-        minutes,
-        options.jobs,
-        options.actions,
-        options.engine,
+        subjects=SUBJECTS,
+        start=selection.parse_seed(options.seed),
+        histories=options.histories,
+        minutes=minutes,
+        jobs=options.jobs,
+        actions=options.actions,
+        engine=options.engine,
     )
     find_engine(plan.engine)
     until = f"{minutes:g} minutes" if timed else f"{options.histories} histories a subject"

@@ -1,12 +1,12 @@
 """The options of ``kv-sim``: what can be typed, and nothing of what it does."""
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kv_sim.command.version import ShowVersions
 from kv_sim.command.watchdog import USUAL_SECONDS
+from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
@@ -80,7 +80,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     long = command("campaign", "run all subjects for long, and say what was reached")
     long.add_argument("--minutes", type=float, metavar="M", help=f"how long (default {USUAL_MINUTES:g})")
     long.add_argument("--histories", type=int, metavar="N", help="how many histories of each subject instead")
-    long.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    long.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
     _add_engine(long, BUILTIN_ENGINE, f"which engine drives the connectors (default {BUILTIN_ENGINE})")
     long.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     _add_actions(long)
@@ -89,7 +89,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     bugs = command("zoo", "hunt the planted bugs, and say who caught each")
     bugs.add_argument("names", nargs="*", metavar="BUG", help="only these")
     bugs.add_argument("--list", action="store_true", help="say what they are, and hunt nothing")
-    bugs.add_argument("--jobs", type=int, default=_cores(), metavar="J", help="processes (default: cores)")
+    bugs.add_argument("--jobs", type=int, default=num_cores(), metavar="J", help="processes (default: cores)")
     bugs.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     command("subjects", "list the connectors that the testbed knows")
     return parser
@@ -146,8 +146,3 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 
 def _add_save(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", default=".", metavar="DIR", help="where to put schedules of failures")
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

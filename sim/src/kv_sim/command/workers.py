@@ -1,9 +1,14 @@
-"""Processes of a command: they end with it, also if it is killed and can't tell them."""
+"""Processes of a command: how many at once, and they end with it, also if it is killed and can't tell them."""
 
 import multiprocessing
 import os
 import threading
 from typing import Any
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def end_with_parent() -> None:

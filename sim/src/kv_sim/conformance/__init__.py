@@ -1,4 +1,5 @@
 """Conformance: does a connector do what it claims? For ``kv-sim conform`` and for pytest.
 
-``scenarios`` says what is tried, ``report`` what is said about it, ``items`` makes tests of it for pytest.
+``scenarios`` says what is tried, ``report`` what is said about it; ``command`` tries all of them on the command
+line, and ``items`` makes tests of them for pytest.
 """

@@ -1,1 +1,18 @@
-"""The engine model: vLLM V1's scheduler and workers, as a connector sees them."""
+"""The engine model: vLLM V1's scheduler and workers, as a connector sees them.
+
+============================ ==============================================================================
+``engine``                   the whole: a step is scheduled, executed, retired and processed
+``scheduler``                who computes how many tokens in the next step; who waits is let in by ``admission``
+``queues``                   what the scheduler keeps from step to step
+``blocks``, ``pool``         who has which GPU blocks; who may get one, and what is still found in it
+``tails``                    what is kept of states within a block
+``plan``, ``output``         what scheduling collects, and what the connector and the workers are given of it
+``worker``                   calls the connector's hooks on a rank, and gives its ``rank_device`` the work
+``crossing``                 what both sides send each other, where that goes to another process
+``outcome``                  what comes of a step: tokens, ends, failed loads, finished transfers
+``request``                  one request; ``settings``: what a connector is told about the engine, ``own_folder``
+                             where that is a folder of its own
+============================ ==============================================================================
+
+The device itself is in ``kv_sim.memory``. Who judges what the engine and a connector do is in ``kv_sim.checkers``.
+"""

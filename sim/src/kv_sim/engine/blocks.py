@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kv_sim.config import WorldConfig
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.engine.output import BlockCopy
-from kv_sim.engine.pool import NULL, BlockPool
+from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.tails import Tails
 

@@ -189,17 +189,17 @@ class Engine:
         for name in plan.counts:
             self.served.compute(self.scheduler.requests[name])
         step = Step(
-            self.scheduler.num_steps,
-            output,
-            plan.attentions,
-            plan.poison,
-            [*plan.async_targets, *sync_targets],
-            plan.sync_targets,
-            plan.rejected,
-            plan.sampling,
-            plan.ends,
-            plan.handed,
-            self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
+            number=self.scheduler.num_steps,
+            output=output,
+            attentions=plan.attentions,
+            poison=plan.poison,
+            load_targets=[*plan.async_targets, *sync_targets],
+            sync_targets=plan.sync_targets,
+            rejected=plan.rejected,
+            sampling=plan.sampling,
+            ends=plan.ends,
+            handed=plan.handed,
+            packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
         )
         self.steps.append(step)
         return step

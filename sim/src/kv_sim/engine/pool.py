@@ -11,7 +11,7 @@ A connector may hold blocks, too: ``blocks``, ``touch`` and ``free_blocks`` are 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-NULL = 0
+from kv_sim.config import NULL
 
 
 class BlockPool:

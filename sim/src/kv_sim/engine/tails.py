@@ -11,9 +11,9 @@ These are only appended to, so what is found is copied when somebody goes on.
 
 from collections.abc import Sequence
 
-from kv_sim.config import WorldConfig
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.engine.output import BlockCopy
-from kv_sim.engine.pool import NULL, BlockPool
+from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import SimRequest
 
 Groups = tuple[list[int], ...]

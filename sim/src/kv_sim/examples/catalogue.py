@@ -65,12 +65,12 @@ def several(
     traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
     grain, times = lcm(*(child.blocks_per_chunk for child in children)), max(c.keeps_from for c in children)
     return Subject(
-        kv_connector,
-        module_path,
-        {"connectors": connectors, **settings},
-        traits,
-        grain,
-        times,
+        kv_connector=kv_connector,
+        module_path=module_path,
+        extra_config={"connectors": connectors, **settings},
+        traits=traits,
+        blocks_per_chunk=grain,
+        keeps_from=times,
         serves_peers=any(child.serves_peers for child in children),
     )
 
@@ -78,18 +78,18 @@ def several(
 def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) -> Subject:
     """kv-offload's connector over kv-offload-cpu, with these settings."""
     return Subject(
-        "TimedOffloadingConnector",
-        "kv_sim.offload",
-        {
+        kv_connector="TimedOffloadingConnector",
+        module_path="kv_sim.offload",
+        extra_config={
             "spec_name": "WorldCPUOffloadingSpec",
             "spec_module_path": "kv_sim.offload",
             "load_timeout_seconds": 12,
             **extra_config,
         },
-        frozenset(Trait) - without,
-        extra_config.get("blocks_per_chunk", 1),
-        max(1, extra_config.get("store_threshold", 1)),
-        extra_config.get("eviction_policy", "lru") == "lru",
+        traits=frozenset(Trait) - without,
+        blocks_per_chunk=extra_config.get("blocks_per_chunk", 1),
+        keeps_from=max(1, extra_config.get("store_threshold", 1)),
+        evicts_oldest=extra_config.get("eviction_policy", "lru") == "lru",
     )
 
 

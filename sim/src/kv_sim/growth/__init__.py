@@ -1,1 +1,5 @@
-"""Growth: whether a connector's work in the scheduler grows with what it should not depend on."""
+"""Growth: whether a connector's work in the scheduler grows with what it should not depend on.
+
+``situations`` of a server come in several sizes, for requests of several ``models``; ``meter`` says how much work
+the calls in them are, and ``command`` compares the sizes, for ``kv-sim growth``.
+"""

@@ -1,1 +1,12 @@
-"""Real bytes, rights over them, and copies that run when the world says."""
+"""Real bytes, rights over them, and copies that run when the world says.
+
+============ ==============================================================================================
+``device``   the memory of one rank, with the steps that it was given and has yet to run
+``kernels``  what such a step writes, and what it must find there: this is where wrong bytes are noticed
+``content``  which bytes are right in a slot
+``copies``   a connector's copies: late, torn, lost or told twice, as the world has it
+``shadow``   who may read and write which block now: this is where a touch too many is noticed
+``settled``  which part of a block that is still filled doesn't change any more
+``kv_cache`` the pages of a layer, as a connector gets them
+============ ==============================================================================================
+"""

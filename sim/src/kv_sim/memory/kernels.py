@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_sim.config import WorldConfig
-from kv_sim.engine.pool import NULL
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.memory.content import Words, layer_keys
 from kv_sim.memory.copies import Copy
 from kv_sim.memory.shadow import Shadow

@@ -1,6 +1,21 @@
 """Replay of recorded request traces: what a host cache of some size would have been worth.
 
-``open_trace`` reads a trace, ``replay`` runs it through the real manager, ``size`` says how much memory to buy.
+In a notebook ``open_trace`` reads a trace, ``replay`` runs it through the real manager, and ``size`` says how much
+memory to buy; they are in ``api``. On the command line it is ``command/``.
+
+======================= ===================================================================================
+**a trace**             ``trace``: what one is, ``columns``: how it is held; ``readers/`` make one of a file
+**what a token takes**  ``kv_model`` (the sum), ``models`` (by name), ``model_config`` (from a file); ``units``
+                        are what people type
+**one replay**          ``cache``, with the real manager of each ``medium`` and the ``gpu_tier`` in front; its
+                        ``tally`` becomes ``results``. ``stream`` does it while a trace is read, ``parallel``
+                        does several ``side_by_side`` in processes; ``policies`` are their names
+**all sizes at once**   ``stack``, over the ``shape`` of a trace, to a ``curve``; ``bounds``: what no policy beats
+**what to buy**         ``sizing``, which ends in a ``transfer_config``
+**several servers**     ``routing`` says who gets what, ``fleet`` holds their shares
+**with time**           ``timed/``: through the engine model, with a clock
+**told to others**      ``report/`` for people; ``oracle`` for other simulators
+======================= ===================================================================================
 """
 
 from typing import TYPE_CHECKING

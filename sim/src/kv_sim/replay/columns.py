@@ -121,14 +121,14 @@ class Columns:
         folder = _Folder() if isinstance(self.blocks, np.memmap) else None
         blocks, offsets = _moved(self.blocks, self.offsets, requests, folder)
         made = Columns(
-            self.name,
-            self.block_tokens,
-            self.arrivals[requests],
-            self.inputs[requests],
-            self.outputs[requests],
-            offsets,
-            blocks,
-            self.notes,
+            name=self.name,
+            block_tokens=self.block_tokens,
+            arrivals=self.arrivals[requests],
+            inputs=self.inputs[requests],
+            outputs=self.outputs[requests],
+            offsets=offsets,
+            blocks=blocks,
+            notes=self.notes,
         )
         made.engine = self.engine
         made._folder = folder
@@ -217,7 +217,16 @@ class ColumnsBuilder:
             blocks, offsets = _moved(blocks, offsets, order, self._folder)
         if len(arrivals):
             arrivals = arrivals - arrivals[0]
-        made = Columns(name, block_tokens, arrivals, inputs, outputs, offsets, blocks, notes)
+        made = Columns(
+            name=name,
+            block_tokens=block_tokens,
+            arrivals=arrivals,
+            inputs=inputs,
+            outputs=outputs,
+            offsets=offsets,
+            blocks=blocks,
+            notes=notes,
+        )
         made.sessions = sessions
         made._folder = self._folder
         return made

@@ -107,18 +107,24 @@ def counts_of(tiers: Tiers, outcome: Outcome, totals: Totals, footprint: Footpri
     """What can be said without the trace, of hits that were summed up."""
     host, disk = outcome.host, outcome.disk
     return CacheCounts(
-        outcome.setup,
-        tiers.gpu.ratios(totals),
-        tiers.cpu.ratios(totals),
-        tiers.together().ratios(totals),
-        tiers.cpu.blocks,
-        *(host.stored, host.evicted, host.skipped, host.refused),
-        DiskCounts(
-            tiers.disk.ratios(totals),
-            tiers.disk.blocks,
-            *(disk.stored, disk.evicted, disk.skipped, disk.refused),
+        setup=outcome.setup,
+        gpu=tiers.gpu.ratios(totals),
+        cpu=tiers.cpu.ratios(totals),
+        both=tiers.together().ratios(totals),
+        loaded_blocks=tiers.cpu.blocks,
+        stored_blocks=host.stored,
+        evicted_blocks=host.evicted,
+        skipped_blocks=host.skipped,
+        refused_blocks=host.refused,
+        disk=DiskCounts(
+            ratios=tiers.disk.ratios(totals),
+            loaded_blocks=tiers.disk.blocks,
+            stored_blocks=disk.stored,
+            evicted_blocks=disk.evicted,
+            skipped_blocks=disk.skipped,
+            refused_blocks=disk.refused,
         ),
-        footprint,
+        footprint=footprint,
     )
 
 
@@ -142,14 +148,14 @@ def results_of(trace: RoutedTrace, outcomes: Sequence[Outcome], footprint: Footp
             )
         )
     return Replays(
-        columns.name,
-        columns.notes,
-        len(columns),
-        columns.duration_seconds,
-        totals,
-        trace.shape.unique_blocks,
-        infinite_hits(columns, shape).ratios(totals),
-        infinite_hits(columns, trace.shape).ratios(totals),
-        trace.load,
-        tuple(runs),
+        trace=columns.name,
+        notes=columns.notes,
+        requests=len(columns),
+        duration_seconds=columns.duration_seconds,
+        totals=totals,
+        unique_blocks=trace.shape.unique_blocks,
+        infinite=infinite_hits(columns, shape).ratios(totals),
+        infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
+        load=trace.load,
+        runs=tuple(runs),
     )

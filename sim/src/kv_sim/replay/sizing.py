@@ -181,35 +181,32 @@ def size_trace(
         policy_module=policy_module,
         disk=disk,
     )
-    gpu_alone = without = _lru_hits(trace, [gpu_blocks])[0].ratios(totals)
+    gpu_alone = _lru_hits(trace, [gpu_blocks])[0].ratios(totals)
     in_front = 0 if disk is None else disk.host_blocks
-    if in_front:
-        alone = [Setup(policy, in_front, gpu_blocks, policy_module=policy_module) for policy in policies]
-        answered = [hits_by_tier(columns, outcome).together() for outcome in replay_all(trace, alone, jobs)]
-        without = max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
+    without = _best_in_front(trace, policies, in_front, gpu_blocks, jobs, policy_module) if in_front else gpu_alone
     chosen, reason = recommend(curves, sizes, without.token, trace.most_blocks, budget_blocks, medium_sized(disk))
     best = tuple(trace.best_hits(size + in_front + gpu_blocks).ratios(totals) for size in sizes)
     return Sizing(
-        columns.name,
-        columns.notes,
-        len(columns),
-        columns.duration_seconds,
-        totals,
-        trace.shape.unique_blocks,
-        footprint,
-        gpu_blocks,
-        tuple(sizes),
-        curves,
-        best,
-        infinite_hits(columns, trace.routed_shape).ratios(totals),
-        infinite_hits(columns, trace.shape).ratios(totals),
-        trace.load,
-        gpu_alone,
-        without,
-        chosen,
-        reason,
-        policy_module,
-        disk,
+        trace=columns.name,
+        notes=columns.notes,
+        requests=len(columns),
+        duration_seconds=columns.duration_seconds,
+        totals=totals,
+        unique_blocks=trace.shape.unique_blocks,
+        footprint=footprint,
+        gpu_blocks=gpu_blocks,
+        capacities=tuple(sizes),
+        curves=curves,
+        best=best,
+        infinite=infinite_hits(columns, trace.routed_shape).ratios(totals),
+        infinite_shared=infinite_hits(columns, trace.shape).ratios(totals),
+        load=trace.load,
+        gpu_alone=gpu_alone,
+        without=without,
+        recommended=chosen,
+        reason=reason,
+        policy_module=policy_module,
+        disk=disk,
     )
 
 
@@ -241,6 +238,21 @@ def sweep(
         policy: tuple(found[policy, size].ratios(totals) for size in capacities)
         for policy in dict.fromkeys(policies)
     }
+
+
+def _best_in_front(
+    trace: RoutedTrace,
+    policies: Sequence[str],
+    host_blocks: int,
+    gpu_blocks: int,
+    jobs: int,
+    policy_module: str | None,
+) -> Ratios:
+    """What host memory answers that lies in front of what is sized, by the best policy."""
+    totals = Totals.of(trace.columns)
+    setups = [Setup(policy, host_blocks, gpu_blocks, policy_module=policy_module) for policy in policies]
+    answered = [hits_by_tier(trace.columns, outcome).together() for outcome in replay_all(trace, setups, jobs)]
+    return max((hits.ratios(totals) for hits in answered), key=lambda ratios: ratios.token)
 
 
 def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:

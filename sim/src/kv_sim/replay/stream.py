@@ -81,7 +81,15 @@ def replay_stream(
         count += len(part)
         progress(count)
     runs = tuple(one.counts(totals, footprint) for one in sums)
-    return StreamReplays(opening.name, opening.notes, count, watch.seconds, totals, dealer.load(), runs)
+    return StreamReplays(
+        trace=opening.name,
+        notes=opening.notes,
+        requests=count,
+        duration_seconds=watch.seconds,
+        totals=totals,
+        load=dealer.load(),
+        runs=runs,
+    )
 
 
 @dataclass

@@ -1,7 +1,16 @@
 """The zoo: bugs that KV connectors really had, planted in ours on purpose, to see that the testbed finds them.
 
-``registry.PLANTED`` lists them with the public thread that tells of each and the checker that must catch it. The
-bugs live in files by theme, as connector classes that a subject names like any other: ``hits`` and ``transfers``
-in the examples, ``ranks`` between workers, ``several`` in MultiConnector. ``hunt`` measures; ``python -m
-kv_sim.zoo`` prints.
+``registry`` lists them (``PLANTED``), each a ``planted.Planted``: with the public thread that tells of it and the
+checker that must catch it. ``hunt`` measures how soon that happens, ``command`` prints it for ``kv-sim zoo``.
+
+The bugs live in files by theme, as connector classes that a subject names like any other:
+
+============================ ==============================================================================
+in the examples              ``contract``, ``endings``, ``failures``, ``hits``, ``late``, ``loads``, and, between
+                             workers, ``ranks`` and ``transfers``
+in kv-offload's connector    ``offload``, ``offload_books``, ``offload_states``, ``offload_waits``
+in media below it            ``media`` (their manager), ``files`` (their copies)
+in kv-p2p's connector        ``pulls``, ``pulls_of_groups``
+in kv-multi's                ``several``
+============================ ==============================================================================
 """

@@ -104,7 +104,15 @@ def _hunt(work: tuple[str, int, int]) -> Result:
     shrunk = perf_counter()
     others = killers(planted.subject, range(start, start + quiet), frozenset({planted.invariant}))
     invariant, actions = failure.violation.invariant, len(short.history)
-    return Result(name, histories, invariant, found - began, shrunk - found, actions, tuple(sorted(others)))
+    return Result(
+        name=name,
+        histories=histories,
+        caught_by=invariant,
+        found_seconds=found - began,
+        shrink_seconds=shrunk - found,
+        actions=actions,
+        others=tuple(sorted(others)),
+    )
 
 
 def _row(planted: Planted, result: Result) -> str:

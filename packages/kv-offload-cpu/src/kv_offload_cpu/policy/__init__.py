@@ -7,6 +7,9 @@
 ``sieve``  one queue, and a hand that takes what wasn't used since it last came by
 ========== =========================================================================================
 
+``base`` is what all of them are asked. They are built of ``recency``, an order in which a request's chunks stay
+together, and of queues (``fifo``).
+
 No policy is the best everywhere: it depends on how much of the traffic comes back, and when.
 Any other name is an attribute of the module that ``cache_policy_module_path`` names: a subclass of `CachePolicy`.
 """

@@ -12,6 +12,7 @@ from kv_api import (
     KVCacheEvent,
     KVConnectorOutput,
     KVError,
+    OffloadingManager,
     OffloadingSpec,
     PartialTails,
     Request,
@@ -61,6 +62,20 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._books.pins.bind(gpu_block_pool)
 
+    @property
+    def manager(self) -> OffloadingManager:
+        """The medium's manager. One that watches it takes its place here, before the first request arrives."""
+        return self._books.manager
+
+    @manager.setter
+    def manager(self, manager: OffloadingManager) -> None:
+        self._books.manager = manager
+
+    @property
+    def group_ids(self) -> tuple[int, ...]:
+        """The KV cache groups that are offloaded, by their places in the engine's block tables."""
+        return tuple(group.group_id for group in self._books.layout.groups)
+
     # -- requests and their blocks ---------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
@@ -72,7 +87,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
         return self._matching.match(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        return tuple(group.group_id for group in self._books.layout.groups)
+        return self.group_ids
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         books, tables = self._books, blocks.get_block_ids()

@@ -66,13 +66,13 @@ class RecordingEngine(Engine):
         """Record the arrival."""
         self._open(
             Add(
-                spec.request_id,
-                spec.prompt,
-                spec.max_tokens,
-                spec.salt,
-                spec.adapter,
-                spec.skip_reading_prefix_cache,
-                spec.turns is not None,
+                request_id=spec.request_id,
+                prompt=spec.prompt,
+                max_tokens=spec.max_tokens,
+                salt=spec.salt,
+                adapter=spec.adapter,
+                skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
+                is_session=spec.turns is not None,
             )
         )
         return super().add(spec)

@@ -194,7 +194,14 @@ class VllmEngine(Engine):
         copied = {copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ()}
         poison, load_targets = ledger.poison(block for block in held if block not in copied)
         step = VllmStep(
-            ledger.step, output, [], poison, load_targets, ledger.sync_targets, {}, self._sampling(output)
+            number=ledger.step,
+            output=output,
+            attentions=[],
+            poison=poison,
+            load_targets=load_targets,
+            sync_targets=ledger.sync_targets,
+            rejected={},
+            sampling=self._sampling(output),
         )
         step.handed = ledger.handed
         for name, count in output.num_scheduled_tokens.items():

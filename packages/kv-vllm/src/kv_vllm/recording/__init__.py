@@ -2,4 +2,5 @@
 
 ``before`` stands before another connector; ``connector`` writes down each call, and ``schedule`` makes a schedule
 of them; ``trace`` notes each request, which ``traffic`` writes, with ``nothing`` behind it if no connector is.
+``clock`` says when it arrived.
 """

@@ -11,8 +11,8 @@ from kv_api import ConfigError
 from kv_sim.command.console import FAILED, FINE, note, say
 from kv_sim.replay.cache import Setup
 from kv_sim.replay.columns import Columns
-from kv_sim.replay.command import arguments
-from kv_sim.replay.command.arguments import Fidelity
+from kv_sim.replay.command import selection
+from kv_sim.replay.command.arguments import TIMED, Fidelity
 from kv_sim.replay.command.foreign import refuse_foreign
 from kv_sim.replay.command.outputs import PRINTED, check_outputs, writing
 from kv_sim.replay.command.progress import Progress
@@ -37,7 +37,7 @@ def replay(options: argparse.Namespace) -> int:
     """``kv-sim replay``."""
     refuse_foreign(options)
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
-        arguments.take_old_names(options, note)
+        selection.take_old_names(options, note)
     check_outputs(options)
     with Progress() as progress:
         return _replay(options, progress)
@@ -49,15 +49,15 @@ def _replay(options: argparse.Namespace, progress: Progress) -> int:
     columns = _read(options, progress)
     if Fidelity(options.fidelity) is Fidelity.ENGINE:
         return _replay_engine(columns, options, progress)
-    trace = RoutedTrace(columns, arguments.fleet_of(options))
-    footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
-    gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
-    policies = arguments.policies_of(options)
+    trace = RoutedTrace(columns, selection.fleet_of(options))
+    footprint = selection.footprint_of(options, columns.block_tokens, columns.engine)
+    gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
+    policies = selection.policies_of(options)
     setups = _setups(options, policies, footprint, gpu_blocks, _usual(trace.most_blocks))
     outcomes = replay_all(trace, setups, options.jobs, lambda share: progress.share("replaying", share))
     progress.clear()
     found = results_of(trace, outcomes, footprint)
-    model = arguments.bytes_per_token(options, columns.engine)[1]
+    model = selection.bytes_per_token(options, columns.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), lambda: replay_page(found, model))
     _write_oracle(options, columns)
     return FINE
@@ -66,7 +66,7 @@ def _replay(options: argparse.Namespace, progress: Progress) -> int:
 def size(options: argparse.Namespace) -> int:
     """``kv-sim size``."""
     refuse_foreign(options)
-    points = arguments.points_of(options)
+    points = selection.points_of(options)
     check_outputs(options)
     with Progress() as progress:
         if Fidelity(options.fidelity) is Fidelity.ENGINE:
@@ -76,11 +76,11 @@ def size(options: argparse.Namespace) -> int:
 
 def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
     columns = _read(options, progress)
-    footprint = arguments.footprint_of(options, columns.block_tokens, columns.engine)
-    gpu_blocks = arguments.gpu_blocks_of(options, footprint, columns.engine)
-    trace, policies = RoutedTrace(columns, arguments.fleet_of(options)), arguments.policies_of(options)
+    footprint = selection.footprint_of(options, columns.block_tokens, columns.engine)
+    gpu_blocks = selection.gpu_blocks_of(options, footprint, columns.engine)
+    trace, policies = RoutedTrace(columns, selection.fleet_of(options)), selection.policies_of(options)
     budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
-    disk = arguments.disk_of(options, footprint)
+    disk = selection.disk_of(options, footprint)
     capacities = _capacities(options.capacity, footprint) or usual_capacities(trace.most_blocks, points)
     found = size_trace(
         trace,
@@ -95,7 +95,7 @@ def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
         disk=disk,
     )
     progress.clear()
-    model = arguments.bytes_per_token(options, columns.engine)[1]
+    model = selection.bytes_per_token(options, columns.engine)[1]
 
     def page() -> str:
         [run] = results_of(trace, replay_all(trace, [found.setup], options.jobs), footprint).runs
@@ -107,7 +107,7 @@ def _size(options: argparse.Namespace, points: int, progress: Progress) -> int:
 
 def _read(options: argparse.Namespace, progress: Progress) -> Columns:
     columns = open_trace(
-        options.trace, arguments.trace_options(options), lambda count: progress.count("reading requests", count)
+        options.trace, selection.trace_options(options), lambda count: progress.count("reading requests", count)
     )
     progress.clear()
     return columns
@@ -119,17 +119,17 @@ def _replay_stream(options: argparse.Namespace, progress: Progress) -> int:
             raise ConfigError(f"--stream keeps nothing of the trace, which {option} needs")
     if options.capacity is None and options.disk_capacity is None:
         raise ConfigError("--stream needs --capacity: usual sizes are shares of a trace that was read to its end")
-    opening = open_stream(options.trace, arguments.trace_options(options))
-    footprint = arguments.footprint_of(options, opening.block_tokens, opening.engine)
-    gpu_blocks = arguments.gpu_blocks_of(options, footprint, opening.engine)
-    policies = arguments.policies_of(options)
+    opening = open_stream(options.trace, selection.trace_options(options))
+    footprint = selection.footprint_of(options, opening.block_tokens, opening.engine)
+    gpu_blocks = selection.gpu_blocks_of(options, footprint, opening.engine)
+    policies = selection.policies_of(options)
     setups = _setups(options, policies, footprint, gpu_blocks, [])
-    fleet = arguments.fleet_of(options)
+    fleet = selection.fleet_of(options)
     found = replay_stream(
         opening, setups, footprint, lambda count: progress.count("replaying requests", count), fleet
     )
     progress.clear()
-    model = arguments.bytes_per_token(options, opening.engine)[1]
+    model = selection.bytes_per_token(options, opening.engine)[1]
     _report(options, replays_as_json(found, model), replay_lines(found, model), str)
     return FINE
 
@@ -146,7 +146,15 @@ def _setups(
     disk_threshold = _threshold(options.disk_store_threshold or 0, "--disk-store-threshold")
     module = options.cache_policy_module_path
     return [
-        Setup(policy, size, gpu_blocks, threshold, module, disk, disk_threshold)
+        Setup(
+            policy=policy,
+            capacity=size,
+            gpu_blocks=gpu_blocks,
+            store_threshold=threshold,
+            policy_module=module,
+            disk=disk,
+            disk_store_threshold=disk_threshold,
+        )
         for policy in policies
         for size in capacities
         for disk in disks or [0]
@@ -160,8 +168,8 @@ def _threshold(offers: int, option: str) -> int:
 
 
 def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Progress) -> int:
-    timed = importlib.import_module(arguments.TIMED)
-    fleet = arguments.fleet_of(options)
+    timed = importlib.import_module(TIMED)
+    fleet = selection.fleet_of(options)
     found = timed.run(columns, options, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)
@@ -170,9 +178,9 @@ def _replay_engine(columns: Columns, options: argparse.Namespace, progress: Prog
 
 
 def _size_engine(options: argparse.Namespace, points: int, progress: Progress) -> int:
-    timed = importlib.import_module(arguments.TIMED)
+    timed = importlib.import_module(TIMED)
     timed.goals_of(options)  # a wrong one is known before a long trace is read
-    columns, fleet = _read(options, progress), arguments.fleet_of(options)
+    columns, fleet = _read(options, progress), selection.fleet_of(options)
     found = timed.size(columns, options, points, lambda share: progress.share("replaying", share), fleet)
     progress.clear()
     _report(options, found.as_json(), found.table().splitlines(), str)

@@ -1,1 +1,13 @@
-"""Readers of request traces: a format a file; ``opening`` makes a trace of a file whatever its format."""
+"""Readers of request traces: a format a file; ``opening`` makes a trace of a file whatever its format.
+
+===================== =====================================================================================
+``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
+``format``            what a reader says of its format; ``own_columns``: a format that is told, not known
+``source``            the files and their lines; ``objects``: their records, as mappings; ``record``: as requests
+``decide``            which units a trace is in, by a ``guess`` where nobody says
+``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
+                      is nothing
+``sessions``          which requests belong together; ``times``: when they arrive
+``options``           how a trace is read; ``account``: what became of each record
+===================== =====================================================================================
+"""

@@ -17,7 +17,6 @@ from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.decide import choose_block, choose_unit, refuse_another_engine
 from kv_sim.replay.readers.format import Format
-from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
@@ -26,6 +25,7 @@ from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
+from kv_sim.replay.readers.times import Times
 from kv_sim.replay.units import counted
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
@@ -70,9 +70,6 @@ class Opening:
         self._account = Account()
         self._evidence = Evidence()
         self._notes: list[str] = []
-        self._sessions: dict[str | None, float] = {}
-        self._starts: dict[str | None, float] = {}
-        self._begins: set[int | float] = set()
         self._conversations = Conversations()
         self._session_numbers = SessionNumbers()
         self._retries = Retries()
@@ -94,9 +91,10 @@ class Opening:
                 f"requests of format {self._form.name} have their own times: nothing is staggered (--stagger)"
             )
         looked_at = [record for _, record in first]
-        self._unit_seconds, of_time = choose_unit(self._form, looked_at, options)
+        unit_seconds, of_time = choose_unit(self._form, looked_at, options)
         self.block_tokens, of_blocks = choose_block(self._form, looked_at, options, path)
         self._notes += filter(None, (of_time, of_blocks))
+        self._times = Times(self._form, unit_seconds, options.stagger_seconds, self._account)
         self.engine = first[0][1].engine
         """On which it was recorded, as its first record says."""
         self._all = chain(first, records)
@@ -171,7 +169,6 @@ class Opening:
         options, form, block_tokens = self._options, self._form, self.block_tokens
         naming = Naming(options.ids, options.scope)
         sharer: Sharer | None = None
-        zero: int | float | None = None
         for count, (place, record) in enumerate(self._all):
             if record.block_tokens not in (None, block_tokens) and options.block_tokens is None:
                 raise ConfigError(
@@ -179,9 +176,9 @@ class Opening:
                     "one trace has blocks of one size"
                 )
             refuse_another_engine(record.engine, self.engine, options, place)
-            if zero is None and record.time is not None:
-                zero = record.time
-            arrival = self._arrival(record, zero, self._unit_seconds, count, form)
+            arrival = self._times.arrival(record, count)
+            if not count and self._times.are_made_up:
+                self._notes.append("the trace has no times: one request a second is assumed")
             early_by = self._account.arrive(arrival, record.input_tokens)
             if early_by and not form.merges_sessions:
                 if options.unsorted is Unsorted.STOP:
@@ -205,29 +202,6 @@ class Opening:
         self._say_meaning(form, naming.models)
         if options.sharing is not None and sharer is None:
             self._notes.append("the trace has block ids: nothing is assumed of what is shared (--assume-sharing)")
-
-    def _arrival(
-        self, record: Record, zero: int | float | None, unit_seconds: float, count: int, form: Format
-    ) -> float:
-        session = record.session
-        if isinstance(record, DelayedRecord) and record.time is None:
-            self._account.delayed += 1
-            arrival = self._sessions.get(session, 0.0) + float(record.delay or 0) * unit_seconds
-        elif record.time is None:
-            arrival = float(count)  # no times: one a second, so that there is an order
-            if not count:
-                self._notes.append("the trace has no times: one request a second is assumed")
-        elif form.merges_sessions:
-            if session not in self._starts:
-                self._starts[session] = len(self._starts) * self._options.stagger_seconds
-                self._begins.add(record.time)
-            start = self._starts[session]
-            arrival = start + float(record.time) * unit_seconds
-        else:
-            arrival = float(record.time - (zero or 0)) * unit_seconds
-        if isinstance(record, DelayedRecord):
-            self._sessions[session] = arrival
-        return arrival
 
     def _session_of(self, record: Record) -> int:
         """Its number; where a name is that of one request, there are no sessions."""
@@ -289,12 +263,7 @@ class Opening:
             self._notes.append(
                 f"requests of {len(models)} models, none of which can use another's blocks: {', '.join(models)}"
             )
-        if len(self._starts) == 1 and self._options.stagger_seconds:
-            self._notes.append("there is one session, and nothing is staggered (--stagger)")
-        if len(self._starts) > 1 and len(self._begins) == 1 and not self._options.stagger_seconds:
-            self._notes.append(
-                f"{len(self._starts)} sessions count their own time, so all begin at once (--stagger)"
-            )
+        self._notes += self._times.notes()
 
     def _skipped(self) -> str:
         skipped = self._account.skipped

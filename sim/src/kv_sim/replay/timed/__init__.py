@@ -1,9 +1,22 @@
 """Engine fidelity: a trace through the engine model and real connectors, under a model of time.
 
 ``replay_engine(trace, settings)`` says how long the requests of a trace would have waited on a server with a host
-cache, and on the same server without one; ``sweep_engine`` the same of several sizes, and who meets a goal.
-``drive`` has the loop of steps, ``timing`` what a step and a copy take, ``medium`` where the real connector's
-copies become jobs of a link.
+cache, and on the same server without one; ``sweep_engine`` says the same of several sizes, and who meets a goal.
+
+========================= =================================================================================
+``command``               from options to ``settings``; what is known of GPUs and models is ``hardware``
+``replay``                with a connector and without; ``sweep``: with more and more memory, for a ``goal``; both
+                          are done on ``servers``, side by side
+``run``                   one trace on one of them; ``refuse``: what it can't hold
+``drive``                 the loop of steps, which leaves out quiet ones: of a step is then left its ``sleepers``
+``engine``                the testbed's, with a ``scheduler`` that notes what steps cost, a ``device`` that has a
+                          clock, and each ``request`` of the trace
+``timing``                what a step and a copy take; ``link``: what copies take that others are in front of
+``stack``                 the connector whose copies are timed: over host memory (``medium``) or ``files``; or
+                          ``nothing``
+``books``                 what is counted; ``finished``: what is left of it at the end; ``answers``: what is said
+                          of that, and ``table``: shown
+========================= =================================================================================
 """
 
 from kv_sim.replay.timed.answers import Answers, Copies, Spread

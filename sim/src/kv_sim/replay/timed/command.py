@@ -207,7 +207,10 @@ def _with_gpu_blocks(
 
 @contextmanager
 def _named_as_typed(options: argparse.Namespace) -> Iterator[None]:
-    """What is wrong with a setting, or with the connector that was made of settings, is said of its option."""
+    """What is wrong with a setting, or with the connector that was made of settings, is said of its option.
+
+    An error of a package below this one has no more than words, and those of its own configuration.
+    """
     typed = dict(_TYPED_AS)
     if options.connector_config is None:
         typed |= {own: option for option, own in _CONNECTORS_OWN.items()}

@@ -94,7 +94,15 @@ class _Queue:
         job = self.jobs.popleft()
         self.free_at, self.begun = end, 0
         success = job.at_end is None or job.at_end()
-        return Ended(job.port.number, job.job_id, job.way, job.blocks, begin, end, success)
+        return Ended(
+            port=job.port.number,
+            job_id=job.job_id,
+            way=job.way,
+            blocks=job.blocks,
+            begin=begin,
+            end=end,
+            success=success,
+        )
 
 
 class Port:
@@ -119,7 +127,19 @@ class Port:
     ) -> None:
         """Give a job to the link at ``now``; it may begin when it is ``ready``."""
         duration = self._link.costs[way].job_ns(blocks)
-        self._link.enqueue(Job(self, job_id, way, blocks, max(ready, now), duration, expedited, at_end), now)
+        self._link.enqueue(
+            Job(
+                port=self,
+                job_id=job_id,
+                way=way,
+                blocks=blocks,
+                ready=max(ready, now),
+                duration=duration,
+                expedited=expedited,
+                at_end=at_end,
+            ),
+            now,
+        )
 
     def poll(self, now: int) -> list[Ended]:
         """The jobs that ended since the last call, in the order of time."""

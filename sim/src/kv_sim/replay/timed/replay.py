@@ -92,14 +92,14 @@ def replay_engine(
     servers = [Server(settings, config) for config in configs]
     with_connector, without, *without_disk = replay_on(shares, servers, jobs, progress)
     return EngineReplay(
-        trace.name,
-        settings,
-        sizes,
-        with_connector,
-        without,
-        without_disk[0] if without_disk else None,
-        notes_of(trace),
-        shares.load,
+        trace=trace.name,
+        settings=settings,
+        sizes=sizes,
+        with_connector=with_connector,
+        without=without,
+        without_disk=without_disk[0] if without_disk else None,
+        notes=notes_of(trace),
+        load=shares.load,
     )
 
 

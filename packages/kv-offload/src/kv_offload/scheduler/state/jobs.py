@@ -52,11 +52,11 @@ class Job:
     keys: Collection[OffloadKey]
     blocks: Collection[int]
     """GPU blocks that it reads or writes."""
-    is_async_load: bool
-    end_token: int
-    """A store: where its last chunk ends."""
     waiting: int
     """Workers that have yet to report its end."""
+    is_async_load: bool = False
+    end_token: int = 0
+    """A store: where its last chunk ends."""
     unended: int = 0
     """Workers that gave it up and have yet to report that its copy ended."""
     has_failed: bool = False
@@ -102,7 +102,7 @@ class JobBook:
         """Plan a load."""
         job_id = self._next_id
         self._next_id += 1
-        job = self.live[job_id] = Job(job_id, LOAD, owner, keys, blocks, is_async, 0, self._world_size)
+        job = self.live[job_id] = Job(job_id, LOAD, owner, keys, blocks, self._world_size, is_async_load=is_async)
         if is_async:
             owner.loads.add(job_id)
         return job
@@ -113,7 +113,7 @@ class JobBook:
         """Plan a store of blocks that its request has. If it may lose any of them, `release` comes next."""
         job_id = self._next_id
         self._next_id += 1
-        job = self.live[job_id] = Job(job_id, STORE, owner, keys, blocks, False, end_token, self._world_size)
+        job = self.live[job_id] = Job(job_id, STORE, owner, keys, blocks, self._world_size, end_token=end_token)
         kept = self._kept.get(owner)
         if kept is None:
             self._kept[owner] = {job_id: job}

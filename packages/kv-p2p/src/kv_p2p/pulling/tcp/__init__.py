@@ -3,5 +3,5 @@
 A pull is one connection. Its client names the hold, the digest of what it expects, its layout and which blocks of
 the hold, by their places; the server answers with frames of blocks, or with one that says why not; the client says
 that it has got all, and the hold has ended. ``holds`` decides who may read what; ``server``, ``client`` and
-``wire`` have the threads.
+``wire`` have the threads. ``carried`` is what both say where something else moves the bytes, through ``slots``.
 """

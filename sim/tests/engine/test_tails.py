@@ -11,9 +11,8 @@ from kv_offload import OffloadingConnector
 from kv_offload.scheduler.state.pins import Pins
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.output import BlockCopy
-from kv_sim.engine.pool import NULL
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
 from kv_sim.fuzz import config_for, run_seed

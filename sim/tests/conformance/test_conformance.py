@@ -17,7 +17,7 @@ from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
 from kv_sim.subject import Subject, Trait
 
-CONNECTORS = Path(__file__).parent / "support" / "broken_connectors.py"
+CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
 
 # -- kv-sim conform ----------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig
+from kv_sim.config import NULL, WorldConfig
 from kv_sim.engine.blocks import Tables
 from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.plan import StepPlan
-from kv_sim.engine.pool import NULL, BlockPool
+from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.examples.catalogue import LATER, MEMORY
 from kv_sim.subject import Subject

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kv_sim_steps import Steps
 
-from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
-from kv_sim.engine.pool import NULL, BlockPool
+from kv_sim.engine.pool import BlockPool
 
 operations = st.lists(
     st.one_of(

@@ -271,7 +271,7 @@ def test_a_reset_gives_no_place_away_before_jobs_have_ended() -> None:
 @pytest.mark.parametrize("name", ["offload", "offload-file", "offload+file", "p2p+offload", "later"])
 def test_every_medium_of_a_world_is_guarded(name: str) -> None:
     world = World(WorldConfig(), SUBJECTS[name])
-    managers = [side._books.manager for side in sides_of(world.engine.connectors[-1])]
+    managers = [side.manager for side in sides_of(world.engine.connectors[-1])]
     assert len(managers) == {"offload+file": 2, "later": 0}.get(name, 1)
     assert all(type(manager) is MediumGuard for manager in managers)
     guard_media(world.engine.connectors[0], world.referee)  # a worker's has none
@@ -281,7 +281,7 @@ def test_every_medium_of_a_world_is_guarded(name: str) -> None:
 def test_where_work_is_counted_nobody_is_guarded() -> None:
     server = Server(SUBJECTS["offload"], MODELS["full attention"], BUILTIN_ENGINE, 8)
     [side] = sides_of(server._world.engine.connectors[-1])
-    assert not isinstance(side._books.manager, MediumGuard)
+    assert not isinstance(side.manager, MediumGuard)
 
 
 # Room
@@ -437,7 +437,7 @@ def test_what_a_medium_raises_at_rest_is_told_as_such() -> None:
     world = World(WorldConfig(), SUBJECTS["offload"])
     connector = world.engine.connectors[-1]
     for side in sides_of(connector):
-        side._books.manager = Raising(3, ALL)
+        side.manager = Raising(3, ALL)
     with pytest.raises(Violation, match=r"^NO-CRASH  the medium, at rest: KeyError: 'no' \(test_medium_guard.py:"):
         check_room(connector, world.referee)
 

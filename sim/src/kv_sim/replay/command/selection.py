@@ -1,0 +1,157 @@
+"""From what somebody typed of ``replay`` and ``size`` to what it means; a mistake is a ``ConfigError``."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from math import inf
+
+from kv_api import ConfigError
+from kv_offload_cpu.policy import find_policy
+from kv_sim.replay.command.arguments import (
+    NOTHING,
+    TIMED,
+    USUAL_DTYPE,
+    USUAL_ENGINE_POINTS,
+    USUAL_POINTS,
+    Fidelity,
+)
+from kv_sim.replay.fleet import Fleet
+from kv_sim.replay.models import find_model
+from kv_sim.replay.policies import parse_policies
+from kv_sim.replay.readers.naming import IdMeaning, IdScope
+from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
+from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.routing import USUAL as USUAL_ROUTING
+from kv_sim.replay.routing import find_routing
+from kv_sim.replay.sizing import Disk
+from kv_sim.replay.trace import EngineMemory
+from kv_sim.replay.units import Footprint, check_bytes, parse_capacity
+
+
+def take_old_names(options: argparse.Namespace, say: Callable[[str], object]) -> None:
+    """Take what was given under a name that an option had as given under its own, and say so."""
+    for old, (new, unit) in importlib.import_module(TIMED).OLD_NAMES.items():
+        value = getattr(options, _attribute(old))
+        if value is None:
+            continue
+        if getattr(options, _attribute(new)) is not None:
+            raise ConfigError(f"{old} is the old name of {new}: give one of them")
+        setattr(options, _attribute(new), f"{value}{unit}" if unit else value)
+        say(f"{old} is called {new} now")
+
+
+def trace_options(options: argparse.Namespace) -> TraceOptions:
+    """How to read the trace."""
+    for name in ("requests", "block_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    if options.seed is not None and options.assume_sharing is None:
+        raise ConfigError("--seed is for --assume-sharing, which isn't given")
+    if not 0 <= options.stagger < inf:
+        raise ConfigError(f"--stagger: expected at least 0 seconds, got {options.stagger:g}")
+    return TraceOptions(
+        format=options.format,
+        time_unit=options.time_unit,
+        block_tokens=options.block_size,
+        partial=Partial(options.partial_block),
+        ids=IdMeaning(options.ids),
+        scope=IdScope(options.id_scope),
+        on_error=OnError(options.on_error),
+        unsorted=Unsorted(options.unsorted),
+        sharing=None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
+        seed=options.seed or 0,
+        stagger_seconds=options.stagger,
+        columns=None if options.columns is None else parse_columns(options.columns),
+        requests=options.requests,
+        sessions=fleet_of(options).needs_sessions,
+        overruled=_overruled(options),
+    )
+
+
+def _overruled(options: argparse.Namespace) -> frozenset[EngineField]:
+    """What options say in the trace's place; of an engine that is modelled, all."""
+    if getattr(options, "fidelity", None) == Fidelity.ENGINE.value:
+        return frozenset(EngineField)
+    said = {
+        EngineField.BYTES_PER_TOKEN: (options.model, options.bytes_per_token),
+        EngineField.GPU_TOKENS: (options.gpu_capacity,),
+    }
+    return frozenset(field for field, values in said.items() if any(value is not None for value in values))
+
+
+def bytes_per_token(options: argparse.Namespace, engine: EngineMemory | None) -> tuple[int | None, str | None]:
+    """The bytes of a token, and the sum that they come from; as the trace says, where nobody else does."""
+    if options.kv_dtype is not None and options.model is None:
+        raise ConfigError("--kv-dtype is for --model, which isn't given")
+    if options.bytes_per_token is not None:
+        if options.model is not None:
+            raise ConfigError("--model and --bytes-per-token: give one of them")
+        check_bytes(options.bytes_per_token, "--bytes-per-token")
+        return options.bytes_per_token, f"{options.bytes_per_token:,} bytes a token"
+    if options.model is None:
+        return (None, None) if engine is None else (engine.bytes_per_token, str(engine))
+    dtype = options.kv_dtype or USUAL_DTYPE
+    model = find_model(options.model, dtype)
+    return model.bytes_per_token(dtype), f"{options.model}: {model.sum_shown(dtype)}"
+
+
+def footprint_of(options: argparse.Namespace, block_tokens: int, engine: EngineMemory | None) -> Footprint:
+    """What a block takes."""
+    return Footprint(block_tokens, bytes_per_token(options, engine)[0])
+
+
+def gpu_blocks_of(options: argparse.Namespace, footprint: Footprint, engine: EngineMemory | None) -> int:
+    """Blocks of the GPU's prefix cache in front; as the trace says, where nobody else does."""
+    if options.gpu_capacity is None:
+        return 0 if engine is None else engine.gpu_tokens // footprint.block_tokens
+    return (
+        0 if options.gpu_capacity == NOTHING else parse_capacity(options.gpu_capacity, footprint, "--gpu-capacity")
+    )
+
+
+def fleet_of(options: argparse.Namespace) -> Fleet:
+    """How many servers there are, and who gets what."""
+    if options.servers is None:
+        if options.routing is not None:
+            raise ConfigError("--routing is for --servers, which isn't given")
+        return Fleet()
+    return Fleet(options.servers, USUAL_ROUTING if options.routing is None else find_routing(options.routing))
+
+
+def disk_of(options: argparse.Namespace, footprint: Footprint) -> Disk | None:
+    """The disk that is sized, where it is one."""
+    if options.disk is None:
+        if options.host_capacity is not None:
+            raise ConfigError(
+                "--host-capacity lies in front of --disk, which isn't given; --capacity is host memory"
+            )
+        return None
+    if not options.disk:
+        raise ConfigError("--disk: expected a folder of the server, got nothing")
+    if options.host_capacity is None:
+        return Disk(options.disk)
+    return Disk(options.disk, parse_capacity(options.host_capacity, footprint, "--host-capacity"))
+
+
+def points_of(options: argparse.Namespace) -> int:
+    """How many capacities to sweep, where nobody lists them."""
+    is_engine = Fidelity(options.fidelity) is Fidelity.ENGINE
+    for option in ("--capacity", "--disk-capacity") if is_engine else ("--capacity",):
+        if options.points is not None and getattr(options, _attribute(option)) is not None:
+            raise ConfigError(f"--points and {option}: give one of them")
+    usual = USUAL_ENGINE_POINTS if is_engine else USUAL_POINTS
+    return usual if options.points is None else int(options.points)
+
+
+def policies_of(options: argparse.Namespace) -> list[str]:
+    """The policies asked for; ``all`` is each of them."""
+    wanted = parse_policies(options.policy)
+    for name in wanted:
+        find_policy(name, options.cache_policy_module_path)
+    return wanted
+
+
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")

@@ -1,0 +1,57 @@
+"""``Times``: when requests arrive: by one clock for all, by one of each session, or in the order of the file."""
+
+from collections.abc import Iterator
+
+from kv_sim.replay.readers.account import Account
+from kv_sim.replay.readers.format import Format
+from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.record import Record
+
+
+class Times:
+    """Of one trace, request by request, in the order of the file."""
+
+    def __init__(self, form: Format, unit_seconds: float, stagger_seconds: float, account: Account) -> None:
+        self._form = form
+        self._unit_seconds = unit_seconds
+        self._stagger_seconds = stagger_seconds
+        self._account = account
+        self.are_made_up = False
+        """The first request has no time."""
+        self._zero: int | float | None = None
+        """The first time that there is: what all are counted from."""
+        self._last_turns: dict[str | None, float] = {}
+        """By session: when its last request arrived, where the next may be told by a delay."""
+        self._starts: dict[str | None, float] = {}
+        """By session: when it starts, where each counts its own time."""
+        self._first_times: set[int | float] = set()
+        """Where each counts its own time: what they begin with."""
+
+    def arrival(self, record: Record, number: int) -> float:
+        """When a request arrives, in seconds."""
+        if self._zero is None and record.time is not None:
+            self._zero = record.time
+        session = record.session
+        if isinstance(record, DelayedRecord) and record.time is None:
+            self._account.delayed += 1
+            arrival = self._last_turns.get(session, 0.0) + float(record.delay or 0) * self._unit_seconds
+        elif record.time is None:
+            arrival = float(number)  # no times: one a second, so that there is an order
+            self.are_made_up |= not number
+        elif self._form.merges_sessions:
+            if session not in self._starts:
+                self._starts[session] = len(self._starts) * self._stagger_seconds
+                self._first_times.add(record.time)
+            arrival = self._starts[session] + float(record.time) * self._unit_seconds
+        else:
+            arrival = float(record.time - (self._zero or 0)) * self._unit_seconds
+        if isinstance(record, DelayedRecord):
+            self._last_turns[session] = arrival
+        return arrival
+
+    def notes(self) -> Iterator[str]:
+        """What is to be said of sessions that count their own time, when all are read."""
+        if len(self._starts) == 1 and self._stagger_seconds:
+            yield "there is one session, and nothing is staggered (--stagger)"
+        if len(self._starts) > 1 and len(self._first_times) == 1 and not self._stagger_seconds:
+            yield f"{len(self._starts)} sessions count their own time, so all begin at once (--stagger)"
