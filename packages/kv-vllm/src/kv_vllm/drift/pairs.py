@@ -130,7 +130,10 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (
         "CacheConfig",
         "vllm.config",
-        ("cache_dtype", "hash_block_size", "kv_cache_layout", "prefix_cache_retention_interval"),
+        (
+            *("cache_dtype", "hash_block_size", "kv_cache_layout", "kv_offloading_size"),
+            "prefix_cache_retention_interval",
+        ),
     ),
     (
         "VllmConfig",

@@ -133,6 +133,10 @@ def path_in(extra: Mapping[str, Any], key: str) -> Path:
     path = extra.get(key)
     if not isinstance(path, str) or not path:
         raise ConfigError(f"kv_connector_extra_config.{key}: expected the path of a file, got {path!r}")
+    if path.startswith("~"):
+        raise ConfigError(
+            f"kv_connector_extra_config.{key}: {path!r}: no shell reads this ~; write the whole path"
+        )
     return Path(path)
 
 
