@@ -11,7 +11,7 @@ import pytest
 from kv_sim.command.cli import COMMANDS, main
 from kv_sim.command.options import parser_of
 from kv_sim.config import BUILTIN_ENGINE
-from kv_sim.conformance import command
+from kv_sim.conformance import command, report
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of
 from kv_sim.examples.catalogue import OFFLOAD
 from kv_sim.fuzz import Run
@@ -172,3 +172,32 @@ def test_the_worlds_of_a_claim_show_it(trait: Trait, monkeypatch: pytest.MonkeyP
     assert all(shown)
     if trait is not Trait.RANKS:
         assert all(config.world_size == 1 for config in worlds)
+
+
+COUNTED = {"match: asynchronous load": 9, "a copy fails": 12, "a copy is torn": 5, "a restart ends copies": 2}
+
+
+@pytest.mark.parametrize(("lost", "came"), [(0, "never came up"), (1, "came up once"), (3, "came up 3 times")])
+def test_it_is_said_what_hardly_came_up(lost: int, came: str) -> None:
+    subject = Subject("A", traits=frozenset({Trait.LOSSES, Trait.FAILURES, Trait.KEEPS, Trait.RANKS}))
+    situations = {**COUNTED, "a copy is lost": lost, "a restart loses host memory": 1}
+    [said, unclaimed] = report.notes(subject, situations)
+    about = "a copy is lost, a lost copy is found, a load that stands still is aborted"
+    assert said == f"losses: what it is about ({about}) {came}: --histories tries more"
+    assert unclaimed.startswith("not claimed")
+    assert report.notes(subject, {**situations, "a lost copy is found": 20 - lost}) == [unclaimed]
+    fewer = report.notes(subject, {**situations, "a lost copy is found": 20, "a restart loses host memory": 0})
+    assert [note.split(":")[0] for note in fewer[:-1]] == ["failures"]
+
+
+def test_of_what_was_probed_it_is_said_too_and_not_after_a_broken_claim() -> None:
+    subject = Subject("A", traits=frozenset())
+    assert len(report.notes(subject, COUNTED)) == 1
+    said, _ = report.notes(subject, COUNTED, frozenset({Trait.STATES, None}))
+    assert said.startswith("states: what it is about (a state within a block is handed over, match: a load ends")
+    assert len(report.notes(subject, COUNTED, frozenset({Trait.STATES}), is_whole=False)) == 1
+
+
+def test_what_forgets_at_a_reset_has_its_own_note() -> None:
+    [said, _] = report.notes(Subject("A", traits=frozenset({Trait.RESET})), COUNTED)
+    assert said == "no reset_cache answered True, so nothing shows that a reset forgets what was stored"

@@ -1,7 +1,8 @@
 """What is said about a connector's conformance: what was tried, how often, and what broke."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
@@ -9,8 +10,11 @@ from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
 from kv_sim.history.coverage import Coverage, why_little_is_shown
-from kv_sim.history.legal import FORGETS, SITUATIONS
+from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.subject import Subject, Trait
+
+HARDLY: Final = 20
+"""Times that what a trait is about came up, below which it isn't said that it holds without more."""
 
 
 def summary_lines(
@@ -73,12 +77,24 @@ def notes(
     """What one should know before one believes the table; it isn't whole if a broken claim ended it."""
     little = why_little_is_shown(situations)
     found = [] if little is None else [little]
+    if is_whole:
+        found += _hardly_shown(subject.traits | tried, situations)
     if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]
     if unclaimed:
         found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")
     return found
+
+
+def _hardly_shown(traits: frozenset[Trait | None], situations: Mapping[str, int]) -> Iterator[str]:
+    """The traits of which hardly anything came up: then it says little that they hold."""
+    for trait in Trait:
+        about = [name for name, needed in SITUATION_NEEDS.items() if needed is trait and name != FORGETS]
+        times = sum(situations.get(name, 0) for name in about)
+        if trait in traits and about and times < HARDLY:
+            came = f"came up {'once' if times == 1 else f'{times} times'}" if times else "never came up"
+            yield f"{trait}: what it is about ({', '.join(about)}) {came}: --histories tries more"
 
 
 def tell_failure(
