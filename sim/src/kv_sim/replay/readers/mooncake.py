@@ -16,7 +16,9 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     ids: list[Id] = id_list(record, "hash_ids")
     if record.get("timestamp") is None:
         if session is None or record.get("delay") is None:
-            raise MalformedError("timestamp: no such field, and no session_id with a delay instead")
+            raise MalformedError(
+                "timestamp: no such field, and no session_id with a delay instead; --columns says where it is"
+            )
         time, delay = None, number(record, "delay")
     else:
         time, delay = number(record, "timestamp"), None
