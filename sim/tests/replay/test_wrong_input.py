@@ -61,7 +61,8 @@ FILES = {
     "an odd id": (line(hash_ids=[1.5]), "{file}:1: hash_ids: expected integers or strings, got 1.5 {more}"),
     "no time": (
         line(timestamp=None),
-        "{file}:1: timestamp: no such field, and no session_id with a delay instead; --columns says where it is {more}",
+        "{file}:1: timestamp: no such field, and no session_id with a delay instead; --columns says where it is "
+        "{more}",
     ),
     "not a time": (line(timestamp="noon"), "{file}:1: timestamp: expected a number, got 'noon' {more}"),
     "infinite": (
@@ -237,7 +238,8 @@ FILES = {
     ),
     "a delay of nobody": (
         json.dumps({"delay": 5, "input_length": 1, "hash_ids": []}) + "\n",
-        "{file}:1: timestamp: no such field, and no session_id with a delay instead; --columns says where it is {more}",
+        "{file}:1: timestamp: no such field, and no session_id with a delay instead; --columns says where it is "
+        "{more}",
     ),
     "a document": (
         '[\n{"a": 1},\n3]\n',
