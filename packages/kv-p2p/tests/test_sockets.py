@@ -14,6 +14,7 @@ def test_a_connection(host):
     with listen(host, 0) as listener, connect(host, listener.getsockname()[1], 7.0) as one:
         assert listener.getsockname()[0] == host
         assert one.gettimeout() == 7.0
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "a frame doesn't wait for the one before"
         other, caller = listener.accept()
         with other:
             assert caller[:2] == one.getsockname()[:2]

@@ -29,7 +29,13 @@ def connect(host: str, port: int, seconds: float) -> socket.socket:
     try:
         if connection.getsockname() == connection.getpeername():  # nobody listens: it got that port to call from
             raise ConnectionResetError("the system connected the caller with itself")
+        send_at_once(connection)
     except OSError:
         connection.close()
         raise
     return connection
+
+
+def send_at_once(connection: socket.socket) -> None:
+    """Don't wait with a small frame until the other side has taken the one before: it may be waiting for this."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

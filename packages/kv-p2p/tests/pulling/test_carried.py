@@ -1,5 +1,6 @@
 """Pulls whose bytes a carrier moves: the carrier here is a copy within the process."""
 
+import socket
 import threading
 from random import Random
 
@@ -144,6 +145,16 @@ class TestTheConversation:
             send_frame(connection, {"op": "done"})
             assert answer(connection) is None
         there.wait_for(lambda: there.served == ["h"])
+
+    def test_neither_side_waits_with_a_small_frame_for_the_one_before(self, carried):
+        """Each would cost a frame of blocks some hundredths of a second."""
+        there = carried(1)
+        there.serve("h", 1)
+        with connect(there) as connection:
+            ask(connection, there, "h", carrier="mooncake")
+            assert answer(connection)["status"] == "blocks"
+            [client] = there.wire.server._clients
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     @pytest.mark.parametrize("said", [{"op": "done"}, {"op": None}, {}])
     def test_whoever_says_something_else_than_that_it_has_read_gets_no_more(self, carried, caplog, said):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from kv_api.engine import Tensor
+from kv_p2p import sockets
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import place_of
 from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
@@ -25,7 +26,7 @@ class TcpPipe(KVPipeBase):
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sockets.send_at_once(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._place = place_of(*connection.getpeername()[:2])
         self._connection = connection

@@ -96,6 +96,8 @@ class Server:
                     client.close()
                     return
                 client.settimeout(self._silence_seconds)
+                with suppress(OSError):  # it may be gone already, which whoever serves it will see
+                    sockets.send_at_once(client)
                 self._clients.add(client)
                 self._start(self._converse, client)
 
