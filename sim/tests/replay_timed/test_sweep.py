@@ -153,6 +153,32 @@ def test_what_is_shown() -> None:
     assert not any("met" in line.split() or "goal" in line for line in swept().table().splitlines())
 
 
+def test_who_waits_in_the_queue_is_told_so() -> None:
+    base = swept("ttft-p99=1us")
+    most, less = base.runs[2], base.runs[0]
+
+    def said(of_most: float, of_less: float) -> list[str]:
+        """Where so much of the time to first token is spent in the queue."""
+        runs = tuple(
+            replace(
+                run,
+                answers=replace(
+                    run.answers,
+                    ttft=replace(run.answers.ttft, mean=2.0),
+                    queueing=replace(run.answers.queueing, mean=2.0 * share),
+                ),
+            )
+            for run, share in ((most, of_most), (less, of_less))
+        )
+        return replace(base, runs=runs).table().splitlines()[-2:]
+
+    assert said(0.5, 0.1) == [
+        "  with the most of it 50% of the time to first token is spent in the queue:",
+        "  fewer requests for each server (--servers, --arrival-scale) would change more",
+    ]
+    assert not any("queue" in line for line in said(0.49, 0.9))
+
+
 def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     sizes = [server(20, disk_bytes_to_use=300 * BLOCK), server(0, disk_bytes_to_use=300 * BLOCK)]
     found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))

@@ -25,6 +25,8 @@ from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import show_bytes
 
 USUAL_POLICY: Final = "lru"
+MUCH: Final = 0.5
+"""Of the time to first token; who spends it in the queue isn't helped by memory."""
 _TTFT: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -155,6 +157,7 @@ class EngineSweep:
             for goal in self.goals:
                 least = min(goal.value(run.answers) for run in self.runs)
                 yield f"  the least {goal.short} was {seconds_shown(least)}"
+            yield from self._queue()
         else:
             each = "" if self.load is None else f" on each of {self.load.servers} servers"
             memory, disk = run.size
@@ -162,6 +165,14 @@ class EngineSweep:
             yield f"recommended: {run.settings.eviction_policy}, {' and '.join(parts)}{each}"
             yield f"  the least that was tried and meets {it}"
             yield f"--kv-transfer-config '{json.dumps(run.settings.transfer_config())}'"
+
+    def _queue(self) -> Iterator[str]:
+        """Who waits for a free place on the server is helped by memory only as far as others are done sooner."""
+        answers = max(self.runs, key=lambda run: run.size).answers
+        queued = answers.queueing.mean / answers.ttft.mean if answers.ttft.mean else 0.0
+        if queued >= MUCH:
+            yield f"  with the most of it {queued:.0%} of the time to first token is spent in the queue:"
+            yield "  fewer requests for each server (--servers, --arrival-scale) would change more"
 
 
 def sweep_engine(
