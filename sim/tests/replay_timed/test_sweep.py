@@ -186,6 +186,8 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     assert any(line.startswith("  disk  ") for line in lines)
     [head] = [line for line in lines if line.startswith("policy")]
     assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
+    [none] = [line for line in lines if line.startswith("none")]
+    assert none.split()[:6] == ["none", "-", "-", *["0.000"] * 3]
     assert "hits by prompt tokens, and times of requests; sizes are of each server:" in lines
     assert lines[-1] == "recommended: no host memory or disk, since a server without any meets it"
     hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 from random import Random
 
 import numpy as np
@@ -293,6 +294,33 @@ class TestFailures:
         said = "FrameError: the connection ended before it was known whether the blocks are what they were"
         assert here.reason() == said
         assert here.blocks == before
+
+    @pytest.mark.parametrize("is_kept", [False, True])
+    def test_bytes_in_the_conversation(self, carried, raw, is_kept):
+        """What comes with blocks by a carrier has none."""
+        there, here = carried(1), carried(2)
+        slot = there.carrier.make_slot(34)
+        here.pull("r", raw.source, 0)
+        connection, _ = raw.asked()
+        announced = {"status": "blocks", "group": 0, "count": 1, "session": there.carrier.session}
+        place = {**announced, "address": slot.address, "bytes": 34}
+        if is_kept:
+            send_frame(connection, place)
+            assert answer(connection) == {"op": "read"}
+        with suppress(ConnectionError):  # it hangs up when it sees that there will be bytes
+            send_frame(connection, {"status": "kept"} if is_kept else place, [b"x"])
+        assert here.reason() == "FrameError: expected at most 0 bytes, the frame has 1"
+
+    def test_bytes_from_a_client(self, carried, caplog):
+        there = carried(1)
+        there.serve("h", 1)
+        with connect(there) as connection:
+            ask(connection, there, "h", carrier="mooncake")
+            assert answer(connection)["status"] == "blocks"
+            with suppress(ConnectionError):
+                send_frame(connection, {"op": "read"}, [b"x"])
+            wait_for(lambda: caplog.messages)
+        assert caplog.messages[-1].endswith("broke off: expected at most 0 bytes, the frame has 1")
 
     def test_bytes_of_another_size_than_the_blocks(self, carried, raw):
         there, here = carried(1), carried(2)
