@@ -14,7 +14,7 @@ from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, s
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
-from kv_sim.history.legal import FORGETS, SITUATIONS
+from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -109,7 +109,7 @@ def test_the_summary() -> None:
     reached.coverage.situations.update({"match: load in the step": 2, FORGETS: 1, "an empty step": 1})
     again = outcome(refusal="a is no use")
     again.coverage.situations["an empty step"] = 4
-    subject = Subject("X", traits=frozenset(Trait) - {Trait.FINE, Trait.LOSSES})
+    subject = Subject("X", traits=frozenset(Trait) - {*SITUATION_NEEDS.values()} | {Trait.RESET})
     lines = summary_lines(subject, [reached, again, outcome(refusal="a is no use")])
     times = dict.fromkeys(SITUATIONS, 0) | {"match: load in the step": 2, FORGETS: 1, "an empty step": 5}
     assert lines == [
@@ -118,7 +118,7 @@ def test_the_summary() -> None:
         *situation_table(times),
         "note: a is no use",
         "note: b is no use",
-        "note: not claimed, so not tried: fine, losses",
+        "note: not claimed, so not tried: states, fine, failures, losses",
     ]
     assert [line.split()[-1] for line in situation_table(times)] == ["times", *map(str, times.values())]
     assert scenario_table([])[0].split() == ["scenario", "claim", "histories", "steps", "result"]
@@ -143,16 +143,16 @@ def test_how_a_probe_broke_can_be_seen() -> None:
 def test_notes() -> None:
     nothing = "no match ever found anything, so no load was tried: does it store what it should?"
     vacuous = "no reset_cache answered True, so nothing shows that a reset forgets what was stored"
-    everything = Subject("X")
-    assert notes(everything, {}) == [nothing, vacuous]
-    assert notes(everything, {"match: load in the step": 0, "an empty step": 3}) == [nothing, vacuous]
+    everything, enough = Subject("X"), {name: 20 for name in SITUATION_NEEDS if name != FORGETS}
+    assert notes(everything, enough) == [nothing, vacuous]
+    assert notes(everything, {**enough, "match: load in the step": 0, "an empty step": 3}) == [nothing, vacuous]
     for name in ("match: asynchronous load", "match: load in the step"):
-        assert notes(everything, {name: 1}) == [vacuous]
-        assert notes(everything, {name: 1, FORGETS: 1}) == []
+        assert notes(everything, {**enough, name: 1}) == [vacuous]
+        assert notes(everything, {**enough, name: 1, FORGETS: 1}) == []
     unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
-    assert notes(unclaimed, {name: 1}) == ["not claimed, so not tried: reset"]
-    assert notes(unclaimed, {name: 1}, frozenset({Trait.RESET})) == [vacuous]
-    assert notes(unclaimed, {name: 1}, frozenset({Trait.RESET}), is_whole=False) == []
+    assert notes(unclaimed, {**enough, name: 1}) == ["not claimed, so not tried: reset"]
+    assert notes(unclaimed, {**enough, name: 1}, frozenset({Trait.RESET})) == [vacuous]
+    assert notes(unclaimed, {**enough, name: 1}, frozenset({Trait.RESET}), is_whole=False) == []
 
 
 @pytest.mark.parametrize(
