@@ -104,8 +104,19 @@ class TestBlocks:
         here.wait_for_pulls(6)
         assert here.blocks[:6] == there.blocks[1:7]
 
-    def test_a_rank_without_layers_has_slots_all_the_same(self):
-        assert slot_bytes(WorkerPages([CachePages({}, BLOCKS)])) == 0
+    def test_a_rank_without_layers_of_a_group_pulls_all_the_same(self):
+        """Its blocks have no bytes, and nothing is carried."""
+        pages = WorkerPages([CachePages({}, BLOCKS)])
+        assert slot_bytes(pages) == 0
+        options = Options(HOST, 0, PATIENCE, PATIENCE)
+        there, here = (TcpWire(pages, 0, options, LocalCarrier()) for _ in range(2))
+        there.serve(Hold("a", "h", "d", ((1, 2),)))
+        here.pull(Pull("r", Source(Address(HOST, there.server.port), "h", "d"), (Part(0, (3, 4)),)))
+        here.wait(PATIENCE)
+        assert (here.poll().pulled, here._carrier.arrived.acquire(blocking=False)) == (["r"], False)
+        for wire in (here, there):
+            wire.check()
+            wire.close()
 
 
 class TestTheConversation:
@@ -256,7 +267,6 @@ class TestFailures:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"bytes": 0},
             {"bytes": -1},
             {"bytes": 1 << 40},
             {"bytes": None},
@@ -322,16 +332,17 @@ class TestFailures:
             wait_for(lambda: caplog.messages)
         assert caplog.messages[-1].endswith("broke off: expected at most 0 bytes, the frame has 1")
 
-    def test_bytes_of_another_size_than_the_blocks(self, carried, raw):
+    @pytest.mark.parametrize("size", [0, 33])
+    def test_bytes_of_another_size_than_the_blocks(self, carried, raw, size):
         there, here = carried(1), carried(2)
         slot = there.carrier.make_slot(64)
         here.pull("r", raw.source, 0)
         connection, _ = raw.asked()
         announced = {"status": "blocks", "group": 0, "count": 1, "session": there.carrier.session}
-        send_frame(connection, {**announced, "address": slot.address, "bytes": 33})
+        send_frame(connection, {**announced, "address": slot.address, "bytes": size})
         assert answer(connection) == {"op": "read"}
         send_frame(connection, {"status": "kept"})
-        assert here.reason() == "ValueError: 1 blocks are 34 bytes, got 33"
+        assert here.reason() == f"ValueError: 1 blocks are 34 bytes, got {size}"
 
 
 class TestEnds:

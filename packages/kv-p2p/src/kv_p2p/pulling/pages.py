@@ -46,7 +46,7 @@ class CachePages:
 
     def gather_into(self, blocks: Sequence[int], memory: memoryview) -> int:
         """The same, in ``memory`` whatever the layers are. Returns how many bytes there are."""
-        begin, address = 0, _address_of(memory)
+        begin, address = 0, _address_of(memory) if self._layers else 0
         for part in self.gather(blocks, memory):
             bytes_of = memoryview(part).cast("B")
             end = begin + len(bytes_of)

@@ -75,7 +75,8 @@ class CarriedFrames:
         if frame is None or frame.header.get("status") != "blocks":
             return frame
         session, address, size = _place_of(frame.header, len(self._slot.memory))
-        self._carrier.read(session, address, self._slot, size)
+        if size:  # a rank may have no layers of a group
+            self._carrier.read(session, address, self._slot, size)
         send_frame(self._connection, {"op": "read"})
         for heard in self._heard():
             if heard.header.get("status") == "kept":
@@ -91,7 +92,7 @@ class CarriedFrames:
 
 def _place_of(header: dict[str, Any], most_bytes: int) -> tuple[str, int, int]:
     session, address, size = header.get("session"), header.get("address"), header.get("bytes")
-    if type(address) is not int or type(size) is not int or address <= 0 or not 0 < size <= most_bytes:
+    if type(address) is not int or type(size) is not int or address <= 0 or not 0 <= size <= most_bytes:
         place = f"{size!r} bytes at {address!r}"
         raise FrameError(f"blocks are said to be {place}; expected at most {most_bytes} bytes at an address")
     return str(session), address, size
