@@ -236,6 +236,11 @@ def with_own_cache(config: WorldConfig) -> WorldConfig:
     return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
 
 
+def with_trusted_router(config: WorldConfig) -> WorldConfig:
+    """An engine that gives and takes, and that has some room for what is held until somebody comes for it."""
+    return replace(config, role="kv_both", num_blocks=max(config.num_blocks, 24 * len(config.groups)))
+
+
 def with_loads(config: WorldConfig) -> WorldConfig:
     """Let a third of the engines find nothing in their own blocks, so that what comes again is loaded.
 

@@ -21,6 +21,7 @@ from kv_sim.config import (
     with_sessions,
     with_states,
     with_tails,
+    with_trusted_router,
 )
 from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
@@ -65,7 +66,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
     if Trait.ZEROING not in subject.traits and config.runner == 2:
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
     if subject.serves_peers:
-        config = with_own_cache(config)
+        config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
     elif Trait.FAILURES in subject.traits:
         config = with_failing_loads(with_loads(config))
     else:

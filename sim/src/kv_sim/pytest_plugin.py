@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-ABOUT_IT = ("--kv-extra", "--kv-traits", "--kv-engine", "--kv-histories", "--kv-seed", "--kv-save")
+ABOUT_IT = (
+    "--kv-extra",
+    "--kv-traits",
+    "--kv-serves-peers",
+    "--kv-engine",
+    "--kv-histories",
+    "--kv-seed",
+    "--kv-save",
+)
 """Options that say more of what is tested."""
 
 
@@ -27,6 +35,12 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     )
     group.addoption("--kv-extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    group.addoption(
+        "--kv-serves-peers",
+        action="store_true",
+        default=None,
+        help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
+    )
     group.addoption("--kv-engine", metavar="NAME", help="which engine drives it (default builtin)")
     group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")
     group.addoption("--kv-seed", metavar="N", help="the first seed (default 0; 0x… is one, too)")

@@ -1,7 +1,8 @@
 """How a world comes to rest: nothing is added, and every copy and request ends.
 
 Sessions get the turns that they wait for, and are told to end. Several of them may wait for each other's blocks,
-or keep others from theirs, and no engine takes any away from them: then their clients give up.
+or keep others from theirs, and no engine takes any away from them: then their clients give up. Where engines
+serve each other, the last ones come for what is held still, when nothing else moves.
 
 It is the same for the same world, so nothing of it is recorded.
 """
@@ -16,6 +17,8 @@ MOST_STEPS = 400
 hold blocks until a time is over, and others may wait for these, one after the other."""
 PATIENCE = 25
 """Steps without any progress after which the client of a session that waits for room gives up."""
+LAST_CALL = 8
+"""The same for who comes for what is held. Some holds end before, by their own time."""
 
 
 def come_to_rest(world: WorldState) -> bool:
@@ -29,7 +32,7 @@ def come_to_rest(world: WorldState) -> bool:
             world.take(Kind.SETTLE)
         for request in [r for r in _requests(engine) if r.status is Status.WAITING_FOR_STREAMING_REQ]:
             world.take(Kind.TURN, request=request.request_id)
-        if not engine.has_work:
+        if not engine.has_work and not _come_for_what_is_held(world):
             return True
         before = _progress(engine)
         world.take(Kind.STEP)
@@ -38,6 +41,8 @@ def come_to_rest(world: WorldState) -> bool:
             engine.let_others_work()
         if stands >= PATIENCE:
             _give_up_a_session(world)
+        if stands >= LAST_CALL:
+            _come_for_what_is_held(world)
         left_before, left = left, min(left, _left(engine))
         steps = steps + 1 if left == left_before else 0
     return False
@@ -54,6 +59,12 @@ def _left(engine: Engine) -> int:
 
 def _progress(engine: Engine) -> list[tuple[object, ...]]:
     return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(engine)]
+
+
+def _come_for_what_is_held(world: WorldState) -> bool:
+    """Whether something was, for which somebody comes now."""
+    spec = world.router.last_claim() if world.router is not None else None
+    return spec is not None and world.take(Kind.ADD, spec=spec.to_json())
 
 
 def _give_up_a_session(world: WorldState) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from kv_api import KVTransferConfig
 from kv_sim.config import WorldConfig
@@ -37,6 +37,21 @@ class Trait(StrEnum):
     """Its KV events say exactly what it can find. Needs ``KEEPS``."""
     COUNTS = "counts"
     """Its stats say how many bytes were copied, and which share of its memory is in use, under vLLM's names."""
+    HOLDS = "holds"
+    """What is wanted by another engine is held as a whole until it is pulled, and let go if whoever came with its
+    ticket ends without; and a live ticket is good for all of it. For what serves peers."""
+    TICKETS = "tickets"
+    """A ticket may be of the beginning of a prompt, of another salt or adapter, given twice, or of what is long
+    gone; and an engine may be a producer or a consumer alone. Without it a router can be trusted. For what serves
+    peers."""
+
+
+TICKET: Final = "do_remote_prefill"
+"""In ``kv_transfer_params``, as vLLM's routers know them: these are a ticket."""
+WANTED: Final = "do_remote_decode"
+"""The request's blocks shall be held when it ends, for another engine."""
+OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
+"""Traits that mean nothing where no other engine is served."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +70,13 @@ class Subject:
     """Of what it keeps, what was used longest ago is dropped first."""
 
     serves_peers: bool = False
-    """It serves what other engines computed. Here that is the same one, which would find all of it in its own
-    blocks; so most worlds have an engine without a prefix cache."""
+    """It serves what other engines computed, by tickets in ``kv_transfer_params``. Here that is the same one,
+    which would find all of it in its own blocks; so most worlds have an engine without a prefix cache."""
+
+    @property
+    def possible_traits(self) -> list[Trait]:
+        """What it could claim."""
+        return [trait for trait in Trait if self.serves_peers or trait not in OF_PEERS]
 
     def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
         """The ``--kv-transfer-config`` of a world."""

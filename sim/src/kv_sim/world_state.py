@@ -14,14 +14,15 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.ending import Ending
 from kv_sim.checkers.medium import guard_media
-from kv_sim.checkers.tickets import Tickets
+from kv_sim.checkers.tickets import ENDS, Tickets
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engines import find_engine
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
 from kv_sim.history.effects import Effects, stands_still, taken_ids
-from kv_sim.subject import Subject, Trait
+from kv_sim.history.router import Router
+from kv_sim.subject import TICKET, Subject, Trait
 from kv_sim.violation import Referee
 
 
@@ -46,7 +47,8 @@ class WorldState:
         self.coverage = Coverage()
         self.history: list[Action] = []
         self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
-        self.tickets = Tickets(config, self.referee, is_on=subject.serves_peers)
+        holds = Trait.HOLDS in subject.traits
+        self.tickets = Tickets(config, self.referee, is_on=subject.serves_peers, holds=holds)
         self.ending = Ending()
         self._digest = blake2b(digest_size=16)
         self._observe = observe
@@ -54,6 +56,11 @@ class WorldState:
         if self.guards_media:
             guard_media(self.engine.connectors[-1], self.referee)
         self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
+        self.router: Router | None = None
+        if subject.serves_peers:
+            is_fair = Trait.TICKETS not in subject.traits
+            self.router = Router(self.engine, is_fair=is_fair, comes_again=not holds)
+            self.engine.params_for = self.router.params_for
         self._effects = Effects(self.engine, config, self.coverage)
 
     # -- applying ------------------------------------------------------------------------------
@@ -108,3 +115,6 @@ class WorldState:
         if self._observe is not None:
             self._observe(side, name, args, answer)
         self.tickets.hear(name, args, answer)
+        if name in ENDS and self.router is not None and (answer[1] or {}).get(TICKET):
+            tables = args[1] if name == "request_finished_all_groups" else (args[1],)
+            self.router.learn(args[0], answer[1], tables)

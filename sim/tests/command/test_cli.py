@@ -17,8 +17,8 @@ import pytest
 from kv_factory import Offer, Target
 from kv_sim.command import selection
 from kv_sim.command.cli import main
-from kv_sim.command.selection import check_folder
 from kv_sim.command.subjects import subject_lines
+from kv_sim.command.values import check_folder
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.later import LaterScheduler

@@ -4,6 +4,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.command import selection
+from kv_sim.command import selection, values
 from kv_sim.command.options import parser_of
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
@@ -21,7 +22,9 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 
 HASTY = "broken_connectors:Hasty"
-TRAITS = "counts, events, failures, fine, groups, keeps, losses, ranks, repeats, reset, states, zeroing"
+TRAITS = (
+    "counts, events, failures, fine, groups, holds, keeps, losses, ranks, repeats, reset, states, tickets, zeroing"
+)
 CHECKERS = "CONTENT, OWNERSHIP, CONSERVATION, LIVENESS, NO-CRASH, PROTOCOL, HITS, ACCOUNTING, GEOMETRY, WORK"
 
 
@@ -57,7 +60,7 @@ def test_this_folder_is_looked_in_last_unless_python_was_told_not_to(
     ],
 )
 def test_seeds(seed: str | None, seeds: str | None, histories: int | None, found: range) -> None:
-    assert selection.choose_seeds(seed, seeds, histories, 300) == found
+    assert values.choose_seeds(seed, seeds, histories, 300) == found
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_seeds(seed: str | None, seeds: str | None, histories: int | None, found
     ],
 )
 def test_seeds_that_are_none(args: tuple[Any, ...], message: str) -> None:
-    assert refused(selection.choose_seeds, *args, 300) == message
+    assert refused(values.choose_seeds, *args, 300) == message
 
 
 @pytest.mark.parametrize(
@@ -85,50 +88,50 @@ def test_seeds_that_are_none(args: tuple[Any, ...], message: str) -> None:
     ],
 )
 def test_traits(text: str, traits: set[Trait]) -> None:
-    assert selection.parse_traits(text) == traits
+    assert values.parse_traits(text) == traits
 
 
 def test_other_parts() -> None:
-    assert selection.parse_checkers(["hits", "NO-CRASH"]) == {Invariant.HITS, Invariant.NO_CRASH}
-    assert selection.parse_extra('{"a": 1}') == {"a": 1}
-    assert selection.with_spec("Installed", None) == '{"spec_name": "Installed"}'
-    assert selection.with_spec("m:S", None) == '{"spec_name": "S", "spec_module_path": "m"}'
-    assert selection.with_spec("m:S", '{"a": 1, "spec_name": "T"}') == (
+    assert values.parse_checkers(["hits", "NO-CRASH"]) == {Invariant.HITS, Invariant.NO_CRASH}
+    assert values.parse_extra('{"a": 1}') == {"a": 1}
+    assert values.with_spec("Installed", None) == '{"spec_name": "Installed"}'
+    assert values.with_spec("m:S", None) == '{"spec_name": "S", "spec_module_path": "m"}'
+    assert values.with_spec("m:S", '{"a": 1, "spec_name": "T"}') == (
         '{"spec_name": "T", "spec_module_path": "m", "a": 1}'
     )
     assert selection.choose_name(Namespace(spec=None, name="later", extra="{}")) == ("later", "{}")
     spec = '{"spec_name": "S", "spec_module_path": "m"}'
     assert selection.choose_name(Namespace(spec="m:S", name=None, extra=None)) == ("OffloadingConnector", spec)
     assert selection.choose_name(Namespace(spec="m:S", name="mine", extra=None)) == ("mine", spec)
-    selection.check_numbers(Namespace(minutes=0.5, histories=None, jobs=1))
+    values.check_numbers(Namespace(minutes=0.5, histories=None, jobs=1))
 
 
 @pytest.mark.parametrize(
     ("function", "argument", "message"),
     [
-        (selection.parse_traits, " , ", "--traits: expected names with commas between them, or 'none', got ' , '"),
+        (values.parse_traits, " , ", "--traits: expected names with commas between them, or 'none', got ' , '"),
         (
-            selection.parse_traits,
+            values.parse_traits,
             "groups,rank",
             f"--traits: unknown trait 'rank'; known: {TRAITS}; did you mean 'ranks'?",
         ),
         (
-            selection.parse_checkers,
+            values.parse_checkers,
             ["hits", "contents"],
             f"--without: unknown checker 'contents'; known: {CHECKERS}; did you mean 'CONTENT'?",
         ),
-        (selection.parse_checkers, ["xyz"], f"--without: unknown checker 'xyz'; known: {CHECKERS}"),
-        (selection.parse_extra, "[1]", "--extra: expected an object, got [1] (a list)"),
+        (values.parse_checkers, ["xyz"], f"--without: unknown checker 'xyz'; known: {CHECKERS}"),
+        (values.parse_extra, "[1]", "--extra: expected an object, got [1] (a list)"),
         (
-            selection.parse_extra,
+            values.parse_extra,
             "{",
             "--extra: no JSON: Expecting property name enclosed in double quotes at column 2",
         ),
-        (selection.parse_extra, '{"a": 1, "a": 2}', "--extra: the key 'a' stands there twice"),
-        (selection.check_numbers, Namespace(minutes=0.0), "--minutes: more than 0, got 0.0"),
-        (selection.check_numbers, Namespace(histories=-1), "--histories: more than 0, got -1"),
-        (selection.check_numbers, Namespace(jobs=0), "--jobs: more than 0, got 0"),
-        (selection.check_numbers, Namespace(actions=0), "--actions: more than 0, got 0"),
+        (values.parse_extra, '{"a": 1, "a": 2}', "--extra: the key 'a' stands there twice"),
+        (values.check_numbers, Namespace(minutes=0.0), "--minutes: more than 0, got 0.0"),
+        (values.check_numbers, Namespace(histories=-1), "--histories: more than 0, got -1"),
+        (values.check_numbers, Namespace(jobs=0), "--jobs: more than 0, got 0"),
+        (values.check_numbers, Namespace(actions=0), "--actions: more than 0, got 0"),
         (
             selection.choose_name,
             Namespace(spec=None, name=None),
@@ -143,7 +146,7 @@ def test_mistakes(function: Callable[..., Any], argument: Any, message: str) -> 
 @pytest.mark.parametrize("spec", ["", "m:", ":S"])
 def test_a_medium_has_a_module_and_a_class(spec: str) -> None:
     message = f"--spec: expected module:Class or the name of an installed medium, got {spec!r}"
-    assert refused(selection.with_spec, spec, None) == message
+    assert refused(values.with_spec, spec, None) == message
 
 
 def test_a_medium_for_a_connector_that_takes_one_is_in_its_settings() -> None:
@@ -210,6 +213,10 @@ def test_subjects_by_name() -> None:
     [
         ((None, "{}", None), "--extra is about one connector: name it with --connector"),
         ((None, None, "none"), "--traits is about one connector: name it with --connector"),
+        (
+            ("later", None, "ranks,holds"),
+            "--traits: 'holds' is of connectors that serve other engines: --serves-peers",
+        ),
         ((":X", None, None), "--connector ':X': expected module:Class"),
         (("x:", None, None), "--connector 'x:': expected module:Class"),
         (
@@ -220,6 +227,16 @@ def test_subjects_by_name() -> None:
 )
 def test_subjects_that_are_none(args: tuple[Any, ...], message: str) -> None:
     assert refused(selection.choose_subjects, *args) == message
+
+
+def test_what_serves_peers_is_told_so() -> None:
+    assert not selection.choose_subject("later").serves_peers
+    assert selection.choose_subject("p2p").serves_peers
+    told = selection.choose_subject("later", traits="tickets,ranks", serves_peers=True)
+    assert told == replace(LATER, traits=frozenset({Trait.RANKS, Trait.TICKETS}), serves_peers=True)
+    assert selection.choose_subjects("later", None, None, serves_peers=True)["later"].serves_peers
+    with pytest.raises(ConfigError, match="--serves-peers is about one connector: name it with --connector"):
+        selection.choose_subjects(None, None, None, serves_peers=True)
 
 
 def test_an_unknown_connector() -> None:

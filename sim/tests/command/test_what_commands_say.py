@@ -57,7 +57,7 @@ def run(
         ("campaign --minutes 1 --histories 1", "--minutes and --histories: give one of them"),
         (
             "replay-schedule s.jsonl --extra {}",
-            "--extra and --traits are about another connector: name it with --connector",
+            "--extra, --traits and --serves-peers are about another connector: name it with --connector",
         ),
     ],
 )
@@ -84,6 +84,9 @@ def test_who_claims_nothing_is_told_of_all_claims(run: Callable[..., Result]) ->
         f"note: {name} claims no traits, so its worlds are plain; "
         "--traits groups,states,fine,ranks,failures,losses,repeats,zeroing,reset,keeps,events,counts"
     )
+    _, out, _ = run("fuzz", "--connector", name, "--seed", "0", "--serves-peers")
+    assert out.splitlines()[0].endswith(",counts,holds,tickets")
+    assert f"replay: kv-sim fuzz --connector {name} --serves-peers --seed 0 --log" in out.splitlines()
 
 
 @pytest.mark.parametrize(

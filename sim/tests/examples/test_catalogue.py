@@ -18,8 +18,8 @@ FLAKY: Connector = ("FlakyConnector", {})
 FLAKY_PATIENT: Connector = ("FlakyPatientConnector", {})
 LAYERWISE: Connector = ("LayerwiseConnector", {})
 HOLDING: Connector = ("HoldingConnector", {})
-P2P: Connector = ("RoutedP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
-P2P_HASTY: Connector = ("RoutedP2PConnector", {"hold_seconds": 1, "pull_seconds": 1})
+P2P: Connector = ("WorldP2PConnector", {"hold_seconds": 5, "pull_seconds": 6})
+P2P_HASTY: Connector = ("WorldP2PConnector", {"hold_seconds": 1, "pull_seconds": 1})
 IN_STEP = {"sync_load_budget_bytes": 1 << 20, "eviction_policy": "s3fifo"}
 CHUNKS = {
     "blocks_per_chunk": 2,
@@ -114,7 +114,8 @@ def test_all_are_known_in_this_order() -> None:
 def test_what_is_driven_and_spared(name: str) -> None:
     subject, (connectors, spared, keeps, settings) = SUBJECTS[name], KNOWN[name]
     assert connectors_of(subject) == connectors
-    assert {*Trait} - subject.traits == {*map(Trait, spared.split())}
+    assert {*subject.possible_traits} - subject.traits == {*map(Trait, spared.split())}
+    assert subject.traits <= {*subject.possible_traits}
     assert (subject.blocks_per_chunk, subject.keeps_from, subject.evicts_oldest) == keeps
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])

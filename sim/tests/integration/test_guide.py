@@ -1,4 +1,4 @@
-"""docs/connector.md and docs/medium.md say what happens: what is written, run and printed, and one mistake."""
+"""The guides among the docs say what happens: what is written, run and printed, and one mistake."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +49,8 @@ def read(name: str, named: str) -> Guide:
 
 CONNECTOR = read("connector", "my_connector:DictConnector")
 MEDIUM = read("medium", "--spec my_medium:ShelfSpec")
-BOTH = pytest.mark.parametrize("guide", [CONNECTOR, MEDIUM], ids=["connector", "medium"])
+PULLS = read("pulls", "my_pulls:PullConnector --serves-peers")
+ALL = pytest.mark.parametrize("guide", [CONNECTOR, PULLS, MEDIUM], ids=["connector", "pulls", "medium"])
 
 
 @pytest.fixture
@@ -67,12 +68,12 @@ def conform(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return run
 
 
-@BOTH
+@ALL
 def test_what_it_writes_holds_what_it_says(conform: Conform, guide: Guide) -> None:
     assert conform(guide, "right", guide.written, *guide.probe).startswith(guide.table)
 
 
-@BOTH
+@ALL
 def test_the_mistake_fails_as_printed(conform: Conform, guide: Guide) -> None:
     out = conform(guide, "wrong", guide.broken)
     command, _, printed = guide.failure.partition("\n")
@@ -88,6 +89,51 @@ def test_a_fixed_connector_passes_the_schedule_of_the_broken_one(
     [file] = tmp_path.glob("*.jsonl")
     assert main(["replay-schedule", str(file)]) == 1
     assert main(["replay-schedule", str(file), "--connector", "guide_mended:DictConnector"]) == 0
+
+
+MISTAKES = {
+    "a ticket that comes to nothing lets go of nothing": (
+        "            self._plan.declined.append(ticket[\"remote_request_id\"])\n        params",
+        "            pass\n        params",
+        "LIVENESS",
+    ),
+    "what is here already is not declined": (
+        "            self._plan.declined.append(ticket[\"remote_request_id\"])\n            return",
+        "            return",
+        "LIVENESS",
+    ),
+    "held for less than the prompt": ("-(-prompt // self._block_size)", "prompt // self._block_size", "NO-CRASH"),
+    "the same, and nobody counts": (
+        ("-(-prompt // self._block_size)", ", strict=True"), ("prompt // self._block_size", ""), "CONTENT"
+    ),
+    "never reported": ("            self._received.add(pull.request_id)\n", "", "LIVENESS"),
+    "held before it is computed": (" or request.num_computed_tokens < prompt", "", "CONTENT"),
+    "a ticket is left, and nothing held": ("return True, {", "return False, {", "PROTOCOL"),
+    "a ticket is taken again": (
+        "ticket = self._tickets.pop(request.request_id, None)\n        if ticket is None",
+        "ticket = self._tickets.get(request.request_id)\n        if ticket is None",
+        "PROTOCOL",
+    ),
+    "a layer is left out": ("for layer in self._layers:", "for layer in self._layers[:1]:", "CONTENT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_goes_wrong_between_engines_is_found(conform: Conform, mistake: str) -> None:
+    before, after, invariant = MISTAKES[mistake]
+    text = PULLS.written
+    pairs = [(before, after)] if isinstance(before, str) else zip(before, after, strict=True)
+    for old, new in pairs:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    out = conform(PULLS, f"bad{[*MISTAKES].index(mistake)}", text, "--traits", "holds")
+    assert f"  {invariant}  " in out.splitlines()[0], out
+
+
+def test_it_claims_what_is_said(conform: Conform) -> None:
+    out = conform(PULLS, "claims", PULLS.written, "--traits", "ranks,zeroing,fine,holds", "--histories", "40")
+    results = [line.split()[-1] for line in out.partition("\n\n")[0].splitlines()[1:]]
+    assert results == ["holds"] * 6
 
 
 @pytest.mark.parametrize(

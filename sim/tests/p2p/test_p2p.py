@@ -1,4 +1,4 @@
-"""Engines that pull from themselves: the world as a wire, the router, and worlds in which something is pulled."""
+"""Engines that pull from themselves: the world as a wire, and worlds in which something is pulled."""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +22,6 @@ from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
-from kv_sim.p2p.router import KNOWN_TICKETS, Router
 from kv_sim.subject import Trait
 from kv_sim.violation import Referee
 from kv_sim.world import World
@@ -134,45 +133,6 @@ def test_where_there_is_none_most_prompts_come_again() -> None:
         shares[prefix_caching] = [again[kind] / 1000 for kind in ("whole", "begun", "new")]
     assert shares[False] == pytest.approx([0.3, 0.3, 0.4], abs=0.12)
     assert shares[True][2] > 0.8
-
-
-# -- the router --------------------------------------------------------------------------------
-
-
-def ticket(name: str) -> dict[str, Any]:
-    return {"remote_request_id": name}
-
-
-def test_a_ticket_is_for_who_begins_with_its_prompt() -> None:
-    router = Router()
-    router.learn((1, 2), ticket("a"))
-    router.learn((1, 2, 3), ticket("b"))
-    assert router.params_for((1, 2)) == {**ticket("a"), "do_remote_decode": True}
-    assert router.params_for((2, 1, 3)) == {"do_remote_decode": True}
-    assert router.params_for((1, 2, 3, 4)) == {
-        **ticket("b"),
-        "do_remote_decode": True,
-    }  # left for the next one, too
-    assert router.params_for((1, 2, 3)) == {**ticket("b"), "do_remote_decode": False}
-    assert router.params_for((1, 2, 3)) == {"do_remote_decode": True}
-
-
-def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
-    router = Router()
-    for count in range(KNOWN_TICKETS + 1):
-        router.learn((count,), ticket(f"old {count}"))
-    router.learn((1,), ticket("new"))
-    assert "remote_request_id" not in router.params_for((0,))
-    assert router.params_for((1,))["remote_request_id"] == "new"
-    assert [*router._known] == [(count,) for count in range(2, KNOWN_TICKETS + 1)]
-
-
-def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> None:
-    router = Router()
-    for prompt, name in (((1, 2), "old"), ((1, 2, 3), "longer"), ((1, 2), "new")):
-        router.learn(prompt, ticket(name))
-    assert router.params_for((1, 2, 3, 4))["remote_request_id"] == "new"
-    assert router.params_for((1, 2, 3, 4))["remote_request_id"] == "longer"
 
 
 # -- the wire ----------------------------------------------------------------------------------

@@ -90,10 +90,10 @@ def test_a_hold_that_is_taken_back_may_end_at_once() -> None:
 
 def test_a_router_learns_of_a_hold_by_its_prompt() -> None:
     made = Holding()
-    connector: Any = made.world.engine.connectors[-1]
+    router: Any = made.world.router
     (ended,) = made.world.engine.outcome.ended
     assert (len(ended.all_token_ids), len(ended.prompt_token_ids)) == (10, 9)
-    assert [*connector.side._router._known] == [tuple(ended.prompt_token_ids)]
+    assert [*router._known] == [tuple(ended.prompt_token_ids)]
 
 
 def test_a_pull_that_fails_early_is_told_with_the_time_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_null_blocks_are_nobodys_to_forget() -> None:
     add(world, "r2", 1)
     step(world)
     step(world)
-    assert [len(blocks) for blocks in forgotten] == [3, 2], "one slid out of the window"
+    assert [len(blocks) for blocks in forgotten] == [3 + 2], "one slid out of the window"
     assert not any(NULL in blocks for blocks in forgotten)
 
 

@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fuzz.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     fuzz.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
     fuzz.add_argument(
+        "--serves-peers", action="store_true", help="it serves other engines by tickets in kv_transfer_params"
+    )
+    fuzz.add_argument(
         "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
     )
     fuzz.add_argument("--minutes", type=float, default=10.0, metavar="M", help="for all of them (default 10)")
@@ -101,7 +104,8 @@ def _drift(options: argparse.Namespace) -> int:
 def _fuzz(options: argparse.Namespace) -> int:
     _need_the_testbed()
     from kv_sim.command.console import let_connectors_log_nothing
-    from kv_sim.command.selection import choose_subject, look_in_this_folder, parse_checkers
+    from kv_sim.command.selection import choose_subject, look_in_this_folder
+    from kv_sim.command.values import parse_checkers
     from kv_sim.examples.catalogue import SUBJECTS
     from kv_sim.failures.deadline import within
     from kv_vllm.driver.hunt import hunt, show_found
@@ -119,7 +123,9 @@ def _fuzz(options: argparse.Namespace) -> int:
     version = vllm_version()
     if options.connector is not None:
         look_in_this_folder()
-        known[options.connector] = choose_subject(options.connector, options.extra, options.traits, "vllm")
+        known[options.connector] = choose_subject(
+            options.connector, options.extra, options.traits, "vllm", serves_peers=options.serves_peers
+        )
         names = [*names, options.connector]
     _show(f"vLLM {version[0]}.{version[1]}: {', '.join(names)}, {options.minutes:g} minutes in all")
     failed = False

@@ -1,10 +1,10 @@
-"""Our ``P2PConnector`` as vLLM loads it, with the testbed's router and wire: for the engine ``vllm``."""
+"""Our ``P2PConnector`` as vLLM loads it, over the testbed's wire: for the engine ``vllm``."""
 
 from kv_api import KVCacheConfig, KVCaches, VllmConfig
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
 from kv_sim.memory.device import Device
-from kv_sim.p2p import RoutedSchedulerSide, TimedP2PWorkerSide, WorldWire
+from kv_sim.p2p import TimedP2PWorkerSide, WorldWire
 from kv_vllm.connectors.p2p import P2PConnector
 from kv_vllm.driver.tensors import device_of
 
@@ -19,7 +19,6 @@ class TensorP2PWorkerSide(TimedP2PWorkerSide):
 class DrivenP2PConnector(P2PConnector):
     """Hands over to itself."""
 
-    scheduler_class = RoutedSchedulerSide
     worker_class = TensorP2PWorkerSide
 
     def make_wire(

@@ -4,7 +4,8 @@ Nothing breaks if a connector holds nothing, refuses a ticket or takes part of i
 demanded here, in the words of vLLM's routers, and only where nobody could have a reason: the request that was held
 ended well and still is, its ticket came to nobody who took or refused it, and nothing was reset since.
 
-A ticket that a request leaves is of blocks that are held: its own, or those of one before it that is held.
+A ticket that a request leaves is of blocks that are held: its own, or those of one before it that is held. All of
+this is demanded of who claims to hold (the trait ``holds``); the rest of whoever serves peers.
 
 After a reset no ticket is taken that came before it, and what was held then is pulled by nobody who begins in a
 step after the one that told the workers.
@@ -17,10 +18,11 @@ from typing import Any, Final
 from kv_api import CacheHitSource, KVConnectorOutput
 from kv_sim.config import NULL, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.subject import TICKET, WANTED
 from kv_sim.violation import Invariant, Referee
 
-TICKET: Final = "do_remote_prefill"
-WANTED: Final = "do_remote_decode"
+ENDS: Final = ("request_finished", "request_finished_all_groups")
+"""The calls that tell that a request has ended."""
 
 
 @dataclass
@@ -39,10 +41,12 @@ class Issued:
 class Tickets:
     """Hears the calls of the scheduler's side, and knows which tickets are live."""
 
-    def __init__(self, config: WorldConfig, referee: Referee, *, is_on: bool) -> None:
+    def __init__(self, config: WorldConfig, referee: Referee, *, is_on: bool, holds: bool = True) -> None:
         self._config = config
         self._referee = referee
         self._is_on = is_on
+        self._holds = holds
+        """Whether what is wanted has to be held, and taken as a whole."""
         self._issued: dict[str, Issued] = {}
         self._holders: dict[str, SimRequest] = {}
         """By ticket: whose blocks it is for, also after a reset."""
@@ -86,7 +90,7 @@ class Tickets:
             self._check_match(args[0], args[1], answer[0])
         elif name == "update_state_after_alloc":
             self._spend(args[0].request_id)
-        elif name in ("request_finished", "request_finished_all_groups"):
+        elif name in ENDS:
             self._spend(args[0].request_id)
             tables = args[1] if name == "request_finished_all_groups" else (args[1],)
             first_tokens = [self._first_token(table) for table in tables]
@@ -152,7 +156,7 @@ class Tickets:
             issued.is_spent = True
 
     def _check_match(self, request: SimRequest, local: int, count: int | None) -> None:
-        issued = self._brought.get(request.request_id)
+        issued = self._brought.get(request.request_id) if self._holds else None
         if issued is None or issued.is_spent or not issued.request.is_held or count is None:
             return
         usable = issued.tokens
@@ -196,7 +200,7 @@ class Tickets:
         is_wanted = (request.kv_transfer_params or {}).get(WANTED) and self._config.role != "kv_consumer"
         tokens = request.num_prompt_tokens
         is_there = request.num_computed_tokens >= tokens and self._is_held(self._goes_on_at(tokens), first_tokens)
-        if is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
+        if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:
             self._referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id}: its blocks are wanted by another engine, it ended well and its "
@@ -209,6 +213,8 @@ class Tickets:
             self._issued[ticket] = Issued(request, request.num_prompt_tokens, tuple(first_tokens))
             self._holders[ticket] = request
             self._untold.add(ticket)
+            return
+        if not self._holds:  # its blocks may be kept elsewhere by now
             return
         holder = self._holders.get(ticket)
         if holder is not None and holder.is_held and ticket not in self._reset:

@@ -3,7 +3,7 @@
 ======================= ===================================================================================
 ``cli``                 from what was typed to what is run, and to an exit code
 ``options``             what can be typed, of all commands
-``selection``           which subjects, seeds and checkers are meant by it
+``selection``           which subjects are meant by it; ``values``: of one option each
 ``campaign``            fuzzes all subjects, in several processes
 ``replay_schedule``     a history from a file
 ``subjects``            the list of connectors that are known; ``version``: of the packages that are installed

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kv_api import ConfigError
-from kv_sim.command import campaign, selection
+from kv_sim.command import campaign, selection, values
 from kv_sim.command.console import (
     BROKEN,
     FAILED,
@@ -46,7 +46,7 @@ from kv_sim.growth.command import growth
 from kv_sim.history import legal
 from kv_sim.history.coverage import why_little_is_shown
 from kv_sim.replay.command import run as replaying
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import Subject
 from kv_sim.violation import Invariant
 from kv_sim.world import World
 
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     let_connectors_log_nothing()
     print_whatever_there_is()
     try:
-        selection.check_numbers(options)
-        selection.check_folder("--save", getattr(options, "save", None))
+        values.check_numbers(options)
+        values.check_folder("--save", getattr(options, "save", None))
         selection.look_in_this_folder()
         with ends_calls(getattr(options, "call_timeout", 0)):
             code: int = options.run(options)
@@ -93,15 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    seeds = selection.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
-    without = selection.parse_checkers(options.without)
+    seeds = values.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
+    without = values.parse_checkers(options.without)
     find_engine(options.engine)  # before anything runs: a wrong name or path is known now
-    subjects = selection.choose_subjects(options.connector, options.extra, options.traits, options.engine)
+    subjects = selection.choose_subjects(
+        options.connector, options.extra, options.traits, options.engine, serves_peers=options.serves_peers
+    )
     make_world(options)
     if options.perfetto and len(subjects) > 1:
         raise ConfigError("--perfetto writes one history: name its connector with --connector")
     if options.connector and not subjects[options.connector].traits:
-        say(f"note: {options.connector} claims no traits, so its worlds are plain; --traits {','.join(Trait)}")
+        possible = ",".join(subjects[options.connector].possible_traits)
+        say(f"note: {options.connector} claims no traits, so its worlds are plain; --traits {possible}")
     code = FINE
     for name, subject in subjects.items():
         code = max(code, _fuzz_one(options, name, subject, seeds, without))
@@ -164,6 +167,7 @@ def _line_to_paste(options: argparse.Namespace, name: str, seed: int, without: f
         seed,
         extra=options.extra,
         traits=options.traits,
+        serves_peers=getattr(options, "serves_peers", False),
         engine=options.engine,
         actions=options.actions,
         without=without,
@@ -188,7 +192,7 @@ def _campaign(options: argparse.Namespace) -> int:
     minutes = (options.minutes or USUAL_MINUTES) if timed else None
     plan = campaign.Plan(
         subjects=SUBJECTS,
-        start=selection.parse_seed(options.seed),
+        start=values.parse_seed(options.seed),
         histories=options.histories,
         minutes=minutes,
         jobs=options.jobs,

@@ -97,6 +97,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
 def _add_conform(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
+    _add_peers(parser)
     parser.add_argument("--probe", action="store_true", help="try also what it doesn't claim")
     parser.add_argument("--keep-going", action="store_true", help="try the other claims, too, if one is broken")
     parser.add_argument("--histories", type=int, metavar="N", help="histories of each scenario (default 100)")
@@ -109,6 +110,7 @@ def _add_conform(parser: argparse.ArgumentParser) -> None:
 def _add_connector(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connector", metavar="NAME", help="a known subject, module:Class, or an installed one")
     _add_claims(parser)
+    _add_peers(parser)
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +130,14 @@ def _add_claims(parser: argparse.ArgumentParser) -> None:
         default=USUAL_SECONDS,
         metavar="S",
         help=f"a call that takes longer is ended, and a violation (default {USUAL_SECONDS:g} seconds; 0: none is)",
+    )
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--serves-peers",
+        action="store_true",
+        help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
     )
 
 

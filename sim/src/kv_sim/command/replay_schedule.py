@@ -21,10 +21,13 @@ def replay_schedule(options: argparse.Namespace) -> int:
     find_engine(engine)
     schedule = replace(schedule, config=replace(schedule.config, engine=engine))
     if options.connector is not None:
-        subject = selection.choose_subject(options.connector, options.extra, options.traits, engine)
+        subject = selection.choose_subject(
+            options.connector, options.extra, options.traits, engine, serves_peers=options.serves_peers
+        )
         schedule = replace(schedule, subject=subject)
-    elif options.extra is not None or options.traits is not None:
-        raise ConfigError("--extra and --traits are about another connector: name it with --connector")
+    elif options.extra is not None or options.traits is not None or options.serves_peers:
+        about = "--extra, --traits and --serves-peers are about another connector"
+        raise ConfigError(f"{about}: name it with --connector")
     missing = selection.unclaimed(schedule)
     if missing:
         say(f"note: {schedule.subject.kv_connector} doesn't claim what this schedule needs: {', '.join(missing)}")

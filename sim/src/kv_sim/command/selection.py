@@ -1,4 +1,4 @@
-"""From what somebody typed to the subjects, seeds and checkers that it means; a mistake is a ``ConfigError``.
+"""From what somebody typed to the subjects that it means; a mistake is a ``ConfigError``.
 
 A connector is named in one of three ways: a subject of the catalogue, ``module:Class``, or the name of a connector
 that an installed package offers. Only the first kind comes with traits. Of any other connector nothing is assumed:
@@ -8,18 +8,16 @@ it claims what ``--traits`` says.
 import argparse
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import inf, isfinite
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
-from kv_api.errors import nearest_name, unknown_name
+from kv_api.errors import unknown_name
 from kv_sim.actions import Kind
+from kv_sim.command.values import parse_extra, parse_traits, with_spec
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.engines import find_engine
 from kv_sim.examples.catalogue import SUBJECTS
@@ -27,12 +25,9 @@ from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
 from kv_sim.media import why_not_driven
-from kv_sim.strict import read_option
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Violation
 from kv_sim.world import World
-
-NO_TRAITS = "none"
 
 
 def look_in_this_folder() -> None:
@@ -42,15 +37,20 @@ def look_in_this_folder() -> None:
 
 
 def choose_subjects(
-    connector: str | None, extra: str | None, traits: str | None, engine: str = BUILTIN_ENGINE
+    connector: str | None,
+    extra: str | None,
+    traits: str | None,
+    engine: str = BUILTIN_ENGINE,
+    *,
+    serves_peers: bool = False,
 ) -> dict[str, Subject]:
     """The subjects to run, by name; the whole catalogue if no connector is named."""
     if connector is None:
-        for option, given in (("--extra", extra), ("--traits", traits)):
+        for option, given in (("--extra", extra), ("--traits", traits), ("--serves-peers", serves_peers or None)):
             if given is not None:
                 raise ConfigError(f"{option} is about one connector: name it with --connector")
         return dict(SUBJECTS)
-    return {connector: choose_subject(connector, extra, traits, engine)}
+    return {connector: choose_subject(connector, extra, traits, engine, serves_peers=serves_peers)}
 
 
 def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
@@ -63,15 +63,24 @@ def choose_name(options: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def choose_subject(
-    connector: str, extra: str | None = None, traits: str | None = None, engine: str = BUILTIN_ENGINE
+    connector: str,
+    extra: str | None = None,
+    traits: str | None = None,
+    engine: str = BUILTIN_ENGINE,
+    *,
+    serves_peers: bool = False,
 ) -> Subject:
     """One subject, for one engine: which connectors there are depends on that."""
     subject = _named(connector, engine)
+    if serves_peers:
+        subject = replace(subject, serves_peers=True)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
         subject = _with_what_is_kept(subject, parse_extra(extra), engine)
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
+    for trait in sorted(subject.traits.difference(subject.possible_traits)):
+        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve other engines: --serves-peers")
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)
@@ -186,97 +195,6 @@ def check_groups(subject: Subject, engine: str = BUILTIN_ENGINE) -> None:
             f"{subject.kv_connector} can't be used with several KV cache groups (the trait 'groups'): "
             "its class is no SupportsHMA"
         )
-
-
-# -- parts of it -------------------------------------------------------------------------------
-
-
-def parse_extra(text: str) -> dict[str, Any]:
-    """``--extra``: the connector's own settings as a JSON object."""
-    return read_option("--extra", text)
-
-
-def with_spec(spec: str, extra: str | None) -> str:
-    """``--spec``: extra settings for OffloadingConnector over ``module:Class``, or an installed medium."""
-    module, colon, name = spec.rpartition(":")
-    if not name or (colon and not module):
-        raise ConfigError(f"--spec: expected module:Class or the name of an installed medium, got {spec!r}")
-    own = {"spec_name": name, **({"spec_module_path": module} if colon else {})}
-    return json.dumps({**own, **(parse_extra(extra) if extra is not None else {})})
-
-
-def parse_traits(text: str) -> frozenset[Trait]:
-    """``--traits``: names with commas between them, or ``none``."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if names == [NO_TRAITS]:
-        return frozenset()
-    if not names:
-        raise ConfigError(f"--traits: expected names with commas between them, or {NO_TRAITS!r}, got {text!r}")
-    for name in names:
-        if name not in list(Trait):
-            raise ConfigError(f"--traits: {unknown_name('trait', name, [trait.value for trait in Trait])}")
-    return frozenset(map(Trait, names))
-
-
-def parse_checkers(names: Sequence[str]) -> frozenset[Invariant]:
-    """``--without``: the invariants whose checkers are switched off."""
-    by_name = {str(invariant): invariant for invariant in Invariant}
-    for name in names:
-        if name.upper() not in by_name:
-            nearest = nearest_name(name, by_name)
-            hint = f"; did you mean {nearest!r}?" if nearest else ""
-            raise ConfigError(f"--without: unknown checker {name!r}; known: {', '.join(by_name)}{hint}")
-    return frozenset(by_name[name.upper()] for name in names)
-
-
-def parse_seed(text: str) -> int:
-    """A seed: any whole number, also as ``0x…``, so that a commit's hash is one."""
-    try:
-        return int(text, 0)
-    except ValueError:
-        raise ConfigError(f"a seed is a whole number or 0x…, got {text!r}") from None
-
-
-def check_numbers(options: argparse.Namespace) -> None:
-    """Numbers that options count with are positive and finite."""
-    for name in ("minutes", "histories", "jobs", "actions"):
-        value = getattr(options, name, None)
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{name}: more than 0, got {value}")
-        if isinstance(value, float) and not isfinite(value):
-            raise ConfigError(f"--{name}: a finite number, got {value}")
-    timeout = getattr(options, "call_timeout", 0)
-    if not 0 <= timeout < inf:
-        raise ConfigError(f"--call-timeout: at least 0 seconds, got {timeout:g}")
-
-
-def check_folder(option: str, folder: str | None) -> None:
-    """A folder to save in is one, or can be made; it isn't made before there is something to save."""
-    if folder is None:
-        return
-    place = Path(folder)
-    nearest = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
-    if not os.path.isdir(nearest):
-        raise ConfigError(f"{option} {folder}: {nearest} is no folder")
-    if nearest is not place and not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {folder}: it can't be made in {nearest}")
-
-
-def choose_seeds(seed: str | None, seeds: str | None, histories: int | None, usual: int) -> range:
-    """The seeds to run: ``--seed N``, ``--seeds A-B`` (both ends too), or ``--histories`` from N or 0."""
-    if seeds is not None:
-        if seed is not None or histories is not None:
-            raise ConfigError("--seeds names every seed already: leave out --seed and --histories")
-        found = re.fullmatch(r"(\w+)-(\w+)", seeds)
-        if found is None:
-            raise ConfigError(f"--seeds: expected A-B, got {seeds!r}")
-        first, last = (parse_seed(text) for text in found.groups())
-        if last < first:
-            raise ConfigError(f"--seeds: {last} comes before {first}")
-        return range(first, last + 1)
-    start = parse_seed(seed) if seed is not None else 0
-    many = histories if histories is not None else 1 if seed is not None else usual
-    return range(start, start + many)
 
 
 def unclaimed(schedule: Schedule) -> list[str]:

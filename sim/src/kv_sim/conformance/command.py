@@ -5,7 +5,7 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from kv_sim.command import selection
+from kv_sim.command import selection, values
 from kv_sim.command.console import FAILED, FINE, note, say, say_interrupted
 from kv_sim.command.interrupts import Told
 from kv_sim.config import BUILTIN_ENGINE
@@ -20,8 +20,10 @@ def conform(options: argparse.Namespace) -> int:
     """Run the command; a claim that doesn't hold ends it, unless it is to keep going."""
     find_engine(options.engine)
     name, extra = selection.choose_name(options)
-    subject = selection.choose_subject(name, extra, options.traits, options.engine)
-    start = selection.parse_seed(options.seed)
+    subject = selection.choose_subject(
+        name, extra, options.traits, options.engine, serves_peers=options.serves_peers
+    )
+    start = values.parse_seed(options.seed)
     outcomes: list[scenarios.Outcome] = []
     for scenario in scenarios.scenarios_of(subject) + (scenarios.probes_of(subject) if options.probe else []):
         outcome = scenarios.Outcome(scenario)
@@ -72,4 +74,5 @@ def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
         ("--actions", options.actions, USUAL_ACTIONS),
     )
     words = [word for option, value, usual in asked if value != usual for word in (option, str(value))]
+    words += ["--serves-peers"] if options.serves_peers else []
     return shlex.join(["kv-sim", "conform", *([options.name] if options.name else []), *words])

@@ -5,13 +5,14 @@ travels with its report as plain values, since it may have run in another proces
 """
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command import selection
+from kv_sim.command import selection, values
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import report, scenarios
 from kv_sim.subject import Subject
@@ -30,12 +31,12 @@ class Conformance:
     def __init__(self, config: pytest.Config) -> None:
         self.engine = config.getoption("--kv-engine") or BUILTIN_ENGINE
         self.name, self.subject, self.extra = _subject(config, self.engine)
-        self.start = _checked(selection.parse_seed, config.getoption("--kv-seed") or "0")
+        self.start = _checked(values.parse_seed, config.getoption("--kv-seed") or "0")
         histories = config.getoption("--kv-histories")
         self.histories = scenarios.USUAL_HISTORIES if histories is None else histories
         if self.histories < 1:
             raise pytest.UsageError(f"--kv-histories: more than 0, got {self.histories}")
-        _checked(selection.check_folder, "--kv-save", config.getoption("--kv-save"))
+        _checked(values.check_folder, "--kv-save", config.getoption("--kv-save"))
         self.folder = Path(config.getoption("--kv-save") or config.rootpath)
         self._rows: list[tuple[str, str, int, int, str]] = []
         self._situations: Counter[str] = Counter()
@@ -110,9 +111,10 @@ def _subject(config: pytest.Config, engine: str) -> tuple[str, Subject, str | No
     connector, spec = config.getoption("--kv-connector"), config.getoption("--kv-spec")
     extra, traits = config.getoption("--kv-extra"), config.getoption("--kv-traits")
     if spec is not None:
-        extra = _checked(selection.with_spec, spec, extra)
+        extra = _checked(values.with_spec, spec, extra)
     name = connector or MEDIUM_CONNECTOR
-    return spec or name, _checked(selection.choose_subject, name, extra, traits, engine), extra
+    choose = partial(selection.choose_subject, serves_peers=bool(config.getoption("--kv-serves-peers")))
+    return spec or name, _checked(choose, name, extra, traits, engine), extra
 
 
 def _checked(function: Any, *arguments: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Final
 
 from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
+from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
@@ -81,7 +82,7 @@ def notes(
         found += _hardly_shown(subject.traits | tried, situations)
     if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
-    unclaimed = [trait.value for trait in Trait if trait not in subject.traits | tried]
+    unclaimed = [trait.value for trait in subject.possible_traits if trait not in subject.traits | tried]
     if unclaimed:
         found.append(f"not claimed, so not tried: {', '.join(unclaimed)}")
     return found
@@ -103,5 +104,12 @@ def tell_failure(
     """Say what broke, shrunk and saved, as lines to paste."""
     assert failure.seed is not None, "a scenario's failure has a seed"
     traits = ",".join(sorted(failure.subject.traits)) or "none"
-    line = replay_line(name, failure.seed, extra=extra, traits=traits, engine=failure.config.engine)
+    line = replay_line(
+        name,
+        failure.seed,
+        extra=extra,
+        traits=traits,
+        serves_peers=failure.subject.serves_peers and name not in SUBJECTS,
+        engine=failure.config.engine,
+    )
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)

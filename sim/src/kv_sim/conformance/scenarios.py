@@ -73,7 +73,7 @@ def probes_of(subject: Subject) -> list[Scenario]:
     """What could be claimed besides."""
     return [
         Scenario(str(trait), with_needs(trait), trait, Claim.PROBED)
-        for trait in Trait
+        for trait in subject.possible_traits
         if trait not in subject.traits
     ]
 

@@ -6,7 +6,7 @@ are scheduled meanwhile. Nothing happens by itself: the world calls.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 from kv_api import (
@@ -47,6 +47,9 @@ class Engine:
     """
 
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
+
+    params_for: Callable[[SimRequest], dict[str, Any] | None] = staticmethod(lambda request: None)
+    """The ``kv_transfer_params`` that a client sends along."""
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
@@ -141,6 +144,7 @@ class Engine:
         most = most_tokens(spec, config.max_model_len)
         request = SimRequest(spec, config.block_size, most, config.hashes_per_block)
         self.mirror.know(request)
+        request.kv_transfer_params = self.params_for(request)
         self.scheduler.add_request(request)
         return request
 

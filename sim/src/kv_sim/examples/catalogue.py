@@ -6,7 +6,7 @@ from math import lcm
 from types import MappingProxyType
 from typing import Any, Final
 
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import OF_PEERS, Subject, Trait
 
 MEMORY: Final = Subject(
     "MemoryConnector",
@@ -52,8 +52,10 @@ def several(
 ) -> Subject:
     """A MultiConnector over these, with its own ``settings``.
 
-    It claims what all of them claim; but only one of several would tell all events.
+    It claims what all of them claim, and of peers what those do that serve some; but only one of several would
+    tell all events.
     """
+    serve_peers = any(child.serves_peers for child in children)
     connectors = [
         {
             "kv_connector": child.kv_connector,
@@ -62,7 +64,8 @@ def several(
         }
         for child in children
     ]
-    traits = frozenset.intersection(*(child.traits for child in children)) - {Trait.EVENTS}
+    claims = [child.traits | (frozenset() if child.serves_peers else OF_PEERS) for child in children]
+    traits = frozenset.intersection(*claims) - {Trait.EVENTS} - (frozenset() if serve_peers else OF_PEERS)
     grain, times = lcm(*(child.blocks_per_chunk for child in children)), max(c.keeps_from for c in children)
     return Subject(
         kv_connector=kv_connector,
@@ -71,7 +74,7 @@ def several(
         traits=traits,
         blocks_per_chunk=grain,
         keeps_from=times,
-        serves_peers=any(child.serves_peers for child in children),
+        serves_peers=serve_peers,
     )
 
 
@@ -86,7 +89,7 @@ def offloading(*, without: frozenset[Trait] = frozenset(), **extra_config: Any) 
             "load_timeout_seconds": 12,
             **extra_config,
         },
-        traits=frozenset(Trait) - without,
+        traits=frozenset(Trait) - OF_PEERS - without,
         blocks_per_chunk=extra_config.get("blocks_per_chunk", 1),
         keeps_from=max(1, extra_config.get("store_threshold", 1)),
         evicts_oldest=extra_config.get("eviction_policy", "lru") == "lru",
@@ -117,14 +120,14 @@ OFFLOAD_FILE: Final = Subject(
     "TimedOffloadingConnector",
     "kv_sim.offload",
     {"spec_name": "WorldFileOffloadingSpec", "spec_module_path": "kv_sim.offload_file"},
-    frozenset(Trait) - {Trait.LOSSES, Trait.COUNTS},
+    frozenset(Trait) - OF_PEERS - {Trait.LOSSES, Trait.COUNTS},
     evicts_oldest=True,
 )
 """A job may be several copies. Each has to be heard of for the next one to begin, and of a job that failed some
 may have moved their bytes."""
 
 P2P: Final = Subject(
-    "RoutedP2PConnector",
+    "WorldP2PConnector",
     "kv_sim.p2p",
     {"hold_seconds": 5, "pull_seconds": 6},
     frozenset(
@@ -136,6 +139,8 @@ P2P: Final = Subject(
             Trait.REPEATS,
             Trait.ZEROING,
             Trait.RESET,
+            Trait.HOLDS,
+            Trait.TICKETS,
         }
     ),
     serves_peers=True,

@@ -56,6 +56,7 @@ def replay_line(
     *,
     extra: str | None = None,
     traits: str | None = None,
+    serves_peers: bool = False,
     engine: str = BUILTIN_ENGINE,
     actions: int = USUAL_ACTIONS,
     without: frozenset[Invariant] = frozenset(),
@@ -65,6 +66,7 @@ def replay_line(
     for option, value in (("--extra", extra), ("--traits", traits)):
         if value is not None:
             words += [option, value]
+    words += ["--serves-peers"] if serves_peers else []
     if engine != BUILTIN_ENGINE:
         words += ["--engine", engine]
     words += ["--seed", str(seed)]

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
-from kv_sim.command import selection
+from kv_sim.command import values
 from kv_sim.command.console import FAILED, FINE, let_connectors_log_nothing, say
 from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.command.workers import end_with_parent
@@ -49,7 +49,7 @@ def zoo(options: argparse.Namespace) -> int:
         for planted in chosen:
             say(f"{planted.name:26} {planted.issue:16} {planted.invariant:12} {planted.mechanism}")
         return FINE
-    start = selection.parse_seed(options.seed)
+    start = values.parse_seed(options.seed)
     say(ROW.format("bug", "issue", "expected", "caught by", "histories", "found", "actions", "shrunk", "else"))
     results = []
     for planted, result in zip(chosen, _results(chosen, start, options.jobs), strict=True):

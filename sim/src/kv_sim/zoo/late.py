@@ -6,7 +6,7 @@ from kv_offload.scheduler.state.jobs import Report
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.wire import Wire
 from kv_sim.offload import TimedOffloadingConnector, TimedWorkerSide
-from kv_sim.p2p import RoutedP2PConnector, TimedP2PWorkerSide, WorldWire
+from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
 from kv_sim.zoo.offload import PartedScheduler
 
 
@@ -49,7 +49,7 @@ class _GoesOn(WorldWire):
         return True
 
 
-class GivenUpPullGoesOn(RoutedP2PConnector):
+class GivenUpPullGoesOn(WorldP2PConnector):
     """A pull that takes too long is only forgotten, and goes on writing blocks that are others' by then."""
 
     def make_wire(
@@ -66,7 +66,7 @@ class _SendsOn(WorldWire):
         return True
 
 
-class WithdrawnHoldIsSent(RoutedP2PConnector):
+class WithdrawnHoldIsSent(WorldP2PConnector):
     """A hold ends while somebody who has stood still for long may go on sending its blocks, whosever they are."""
 
     def make_wire(
@@ -89,7 +89,7 @@ class _ForgetsAborted(TimedP2PWorkerSide):
         return results
 
 
-class AbortedPullGoesOn(RoutedP2PConnector):
+class AbortedPullGoesOn(WorldP2PConnector):
     """A request is aborted whose pull stands still: nobody waits for that, but it isn't told to end."""
 
     worker_class = _ForgetsAborted

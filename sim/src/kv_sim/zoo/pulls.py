@@ -12,10 +12,11 @@ from kv_api import (
     Request,
     VllmConfig,
 )
+from kv_p2p import P2PSchedulerSide
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.ticket import Ticket
 from kv_p2p.pulling.wire import Wire
-from kv_sim.p2p import RoutedP2PConnector, RoutedSchedulerSide, TimedP2PWorkerSide, WorldWire
+from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector, WorldWire
 
 
 class _HastyWire(WorldWire):
@@ -24,7 +25,7 @@ class _HastyWire(WorldWire):
         return True
 
 
-class FreedWhilePulled(RoutedP2PConnector):
+class FreedWhilePulled(WorldP2PConnector):
     """A producer's patience ends while its blocks are being read, and it lets go of them at once."""
 
     def make_wire(
@@ -33,19 +34,19 @@ class FreedWhilePulled(RoutedP2PConnector):
         return _HastyWire(next(iter(kv_caches.values())).device)
 
 
-class _Credulous(RoutedSchedulerSide):
+class _Credulous(P2PSchedulerSide):
     def _reason_against(self, ticket: Ticket, request: Request) -> str | None:
         reason = super()._reason_against(ticket, request)
         return None if reason and "another salt" in reason else reason
 
 
-class TakesAnyTicket(RoutedP2PConnector):
+class TakesAnyTicket(WorldP2PConnector):
     """A ticket is believed without a look at whose it is: the same tokens with another salt, or an adapter."""
 
     scheduler_class = _Credulous
 
 
-class _TakesAgain(RoutedSchedulerSide):
+class _TakesAgain(P2PSchedulerSide):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         ticket = self._tickets.get(request.request_id)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -59,7 +60,7 @@ class _TakesAgain(RoutedSchedulerSide):
         return super().request_finished_all_groups(request, block_ids)
 
 
-class TicketTakenAgain(RoutedP2PConnector):
+class TicketTakenAgain(WorldP2PConnector):
     """A ticket that didn't come is taken again, and again, since nobody forgets it."""
 
     scheduler_class = _TakesAgain
@@ -70,7 +71,7 @@ class _Optimistic(TimedP2PWorkerSide):
         self._end_pull(request_id, results)
 
 
-class BrokenPullIsFine(RoutedP2PConnector):
+class BrokenPullIsFine(WorldP2PConnector):
     """A pull that broke off is reported as one that ended, and its blocks are read as they are."""
 
     worker_class = _Optimistic
@@ -84,32 +85,32 @@ class _DropsAborted(TimedP2PWorkerSide):
         return results
 
 
-class AbortFreesTarget(RoutedP2PConnector):
+class AbortFreesTarget(WorldP2PConnector):
     """A request that is aborted while it is pulled gives its blocks back before the last of them has arrived."""
 
     worker_class = _DropsAborted
 
 
-class _LeavesABlock(RoutedSchedulerSide):
+class _LeavesABlock(P2PSchedulerSide):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         more, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         size = self._shape.block_size
         return (more - size, is_async) if more and more > size else (more, is_async)
 
 
-class LeavesABlock(RoutedP2PConnector):
+class LeavesABlock(WorldP2PConnector):
     """Of what a ticket is for the last block is never pulled, and computed once more."""
 
     scheduler_class = _LeavesABlock
 
 
-class _HoldsWholeBlocks(RoutedSchedulerSide):
+class _HoldsWholeBlocks(P2PSchedulerSide):
     def _is_to_be_held(self, request: Request, tables: tuple[tuple[int, ...], ...]) -> bool:
         ends_within = request.num_prompt_tokens % self._shape.block_size
         return not ends_within and super()._is_to_be_held(request, tables)
 
 
-class HoldsWholeBlocks(RoutedP2PConnector):
+class HoldsWholeBlocks(WorldP2PConnector):
     """A prompt that ends within a block is never held, although it is wanted."""
 
     scheduler_class = _HoldsWholeBlocks
@@ -125,7 +126,7 @@ class _FailsWhatCame(TimedP2PWorkerSide):
         return pulling
 
 
-class FailsWhatCame(RoutedP2PConnector):
+class FailsWhatCame(WorldP2PConnector):
     """A long pull that filled all of its blocks is reported as failed, so that its prompt is computed."""
 
     worker_class = _FailsWhatCame
@@ -137,51 +138,51 @@ class _Impatient(TimedP2PWorkerSide):
         self._held = {request_id: (hold, end - 4) for request_id, (hold, end) in self._held.items()}
 
 
-class HoldsEndEarly(RoutedP2PConnector):
+class HoldsEndEarly(WorldP2PConnector):
     """Blocks are held for much less than was said, so that who comes for them later finds nothing."""
 
     worker_class = _Impatient
 
 
-class _AskedOnce(RoutedSchedulerSide):
+class _AskedOnce(P2PSchedulerSide):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if request.request_id in self._asked_from:
             return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
-class DeclinesWhenAskedAgain(RoutedP2PConnector):
+class DeclinesWhenAskedAgain(WorldP2PConnector):
     """A request that found no room when it was matched is not told of its ticket when it is asked for again."""
 
     scheduler_class = _AskedOnce
 
 
-class _TicketsLiveOn(RoutedSchedulerSide):
+class _TicketsLiveOn(P2PSchedulerSide):
     def reset_cache(self) -> bool:
         self._next.revoked += sorted(self._holding)
         return True
 
 
-class TicketsSurviveReset(RoutedP2PConnector):
+class TicketsSurviveReset(WorldP2PConnector):
     """Tickets that came before a reset are taken after it."""
 
     scheduler_class = _TicketsLiveOn
 
 
-class _HoldsLiveOn(RoutedSchedulerSide):
+class _HoldsLiveOn(P2PSchedulerSide):
     def reset_cache(self) -> bool:
         super().reset_cache()
         self._next.revoked.clear()
         return True
 
 
-class HoldsSurviveReset(RoutedP2PConnector):
+class HoldsSurviveReset(WorldP2PConnector):
     """What was held when the cache was reset is held and served after it."""
 
     scheduler_class = _HoldsLiveOn
 
 
-class _LeavesTheOldTicket(RoutedSchedulerSide):
+class _LeavesTheOldTicket(P2PSchedulerSide):
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -194,13 +195,13 @@ class _LeavesTheOldTicket(RoutedSchedulerSide):
         return False, left[ticket["remote_digest"]]
 
 
-class OldTicketLeft(RoutedP2PConnector):
+class OldTicketLeft(WorldP2PConnector):
     """A prompt that was held isn't held again: its first ticket is handed on, also when that hold is over."""
 
     scheduler_class = _LeavesTheOldTicket
 
 
-class _DropsRevoked(RoutedSchedulerSide):
+class _DropsRevoked(P2PSchedulerSide):
     def reset_cache(self) -> bool:
         super().reset_cache()
         untold = {hold.request_id for hold in self._next.holds}
@@ -208,20 +209,20 @@ class _DropsRevoked(RoutedSchedulerSide):
         return True
 
 
-class NewHoldsSurviveReset(RoutedP2PConnector):
+class NewHoldsSurviveReset(WorldP2PConnector):
     """What no worker knew to be held when the cache was reset is held and served after it."""
 
     scheduler_class = _DropsRevoked
 
 
-class _PullsAllOrNothing(RoutedSchedulerSide):
+class _PullsAllOrNothing(P2PSchedulerSide):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if num_computed_tokens:
             return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
 
-class DeclinesWithLocalHits(RoutedP2PConnector):
+class DeclinesWithLocalHits(WorldP2PConnector):
     """Who has the beginning of a prompt already lets its ticket go, and computes the rest."""
 
     scheduler_class = _PullsAllOrNothing

@@ -9,23 +9,24 @@ from kv_api import (
     KVConnectorTransferResults,
     Request,
 )
+from kv_p2p import P2PSchedulerSide
 from kv_p2p.pulling.metadata import Part
 from kv_p2p.pulling.ticket import TICKET
-from kv_sim.p2p import RoutedP2PConnector, RoutedSchedulerSide, TimedP2PWorkerSide
+from kv_sim.p2p import TimedP2PWorkerSide, WorldP2PConnector
 
 
-class _ToTheEnd(RoutedSchedulerSide):
+class _ToTheEnd(P2PSchedulerSide):
     def _whole(self, num_tokens: int) -> int:
         return num_tokens
 
 
-class LastTokenFromAWindowPassed(RoutedP2PConnector):
+class LastTokenFromAWindowPassed(WorldP2PConnector):
     """With windows, too, a prompt is loaded to its end; the last token, computed anew, may miss a block."""
 
     scheduler_class = _ToTheEnd
 
 
-class _Swaps(RoutedSchedulerSide):
+class _Swaps(P2PSchedulerSide):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self._next.pulls = [replace(pull, parts=self._swapped(pull.parts)) for pull in self._next.pulls]
@@ -37,13 +38,13 @@ class _Swaps(RoutedSchedulerSide):
         return tuple(reversed(parts))
 
 
-class GroupsSwapped(RoutedP2PConnector):
+class GroupsSwapped(WorldP2PConnector):
     """Blocks are filled with those of another group, where both have as many."""
 
     scheduler_class = _Swaps
 
 
-class _PullsAll(RoutedSchedulerSide):
+class _PullsAll(P2PSchedulerSide):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         first = self._asked_from.get(request.request_id, 0)
         before = len(self._next.pulls)
@@ -56,13 +57,13 @@ class _PullsAll(RoutedSchedulerSide):
             self._next.pulls[index] = replace(pull, parts=tuple(parts))
 
 
-class NullBlocksPulled(RoutedP2PConnector):
+class NullBlocksPulled(WorldP2PConnector):
     """Places before a window are pulled, too, into the block that everybody has there."""
 
     scheduler_class = _PullsAll
 
 
-class _Promises(RoutedSchedulerSide):
+class _Promises(P2PSchedulerSide):
     def request_finished_all_groups(
         self, request: Request, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -73,7 +74,7 @@ class _Promises(RoutedSchedulerSide):
         return hold, ticket
 
 
-class PromisesWhatSlid(RoutedP2PConnector):
+class PromisesWhatSlid(WorldP2PConnector):
     """A ticket doesn't say what of a window has slid, so the beginning of it is pulled where that is gone."""
 
     scheduler_class = _Promises
@@ -85,7 +86,7 @@ class _TellsBlocks(TimedP2PWorkerSide):
         super()._fail_pull(request_id, reason, results)
 
 
-class FailedGroupsToldByBlock(RoutedP2PConnector):
+class FailedGroupsToldByBlock(WorldP2PConnector):
     """Failed pulls are told by block, where an engine with several groups can't tell whose these are."""
 
     worker_class = _TellsBlocks

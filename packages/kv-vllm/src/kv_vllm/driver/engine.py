@@ -142,6 +142,7 @@ class VllmEngine(Engine):
         config = self.config
         twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
+        request.kv_transfer_params = twin.kv_transfer_params = self.params_for(twin)
         self.ledger.twins[spec.request_id] = twin
         with crashes(self.referee, "add_request"):
             self.vllm.add_request(request)

@@ -19,6 +19,10 @@ class PoolView:
         """How often each block is held. The null block's count is not kept."""
         return [0 if block.is_null else block.ref_cnt for block in self._manager.block_pool.blocks]
 
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Let nobody find these any more."""
+        self._manager.block_pool.evict_blocks(block_ids)
+
     def reset(self) -> bool:
         """Forget all hashes; refused while any block is held."""
         return bool(self._manager.reset_prefix_cache())
