@@ -106,7 +106,8 @@ class TestBlocks:
         assert here.blocks[:6] == there.blocks[1:7]
 
     @pytest.mark.parametrize(
-        ("block_bytes", "room"), [((3 << 20, 1), 8 << 20), ((1, 3 << 20), 8 << 20), ((0, 9 << 20, 5 << 20), 9 << 20)]
+        ("block_bytes", "room"),
+        [((3 << 20, 1), 8 << 20), ((1, 3 << 20), 8 << 20), ((0, 9 << 20, 5 << 20), 9 << 20)],
     )
     def test_a_slot_has_room_for_the_frames_of_every_group(self, block_bytes, room):
         pages = SimpleNamespace(by_group=[SimpleNamespace(bytes_per_block=size) for size in block_bytes])
