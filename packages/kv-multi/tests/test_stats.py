@@ -94,6 +94,12 @@ def test_vllms_own_payload_is_understood():
     assert stats.data == {"Scripted": Count({"n": 4})}
 
 
+def test_of_whom_only_the_name_is_known_is_rebuilt_by_it():
+    stats = MultiKVConnectorStats()
+    stats["Scripted"] = Count({"n": 4})
+    assert MultiConnector.build_kv_connector_stats(stats.to_dict()).data == {"Scripted": Count({"n": 4})}
+
+
 def test_a_class_that_cannot_rebuild_is_left_out_and_that_is_logged(worker, caplog):
     multi, *_ = worker(child("Mute", answers={"get_kv_connector_stats": Count({"n": 1})}), child())
     payload = multi.get_kv_connector_stats().to_dict()

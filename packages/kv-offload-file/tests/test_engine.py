@@ -235,3 +235,22 @@ def test_a_copy_that_goes_wrong_holds_nobody_up(rig, monkeypatch, how):
         monkeypatch.setattr(rig.inner, "wait", lambda job_ids: rig.inner.jobs.clear())
     assert rig.engine.let_go([1]) == []
     assert rig.poll() == [(1, False, None)]
+
+
+@pytest.mark.parametrize("how", ["fails", "is refused", "is lost"])
+def test_what_is_written_still_of_a_job_whose_copy_went_wrong_holds_nobody_up(rig, monkeypatch, how):
+    monkeypatch.setattr(rig.engine, "wait_for_threads", lambda: pytest.fail("no block is touched any more"))
+    rig.submit(1, STORE, range(6 if how == "is refused" else 4))
+    rig.inner.end()
+    rig.poll()
+    if how == "fails":
+        rig.inner.end(success=False)
+    elif how == "is lost":
+        monkeypatch.setattr(rig.inner, "wait", lambda job_ids: rig.inner.jobs.clear())
+    else:
+        rig.inner.end()
+        rig.inner.refuses = True
+        rig.stores.run(2)  # the bays of the first two chunks are free for the last two
+    assert rig.engine.let_go([1]) == [1]
+    rig.stores.run()
+    assert rig.poll() == [(1, False, None)]

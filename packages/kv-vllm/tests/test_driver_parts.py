@@ -8,14 +8,14 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
-from kv_sim.engine.request import RequestSpec, Status
+from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a test
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.view import SchedulerView
+from kv_vllm.driver.view import BlocksView, SchedulerView
 
 
 def broken(error):
@@ -88,6 +88,27 @@ def test_a_twin_follows_its_request(ledger):
     assert twin.status is Status.FINISHED_STOPPED
     assert (twin.num_computed_tokens, twin.num_output_tokens) == (7, 2)
     assert (twin.num_preemptions, twin.num_stale_output_tokens) == (3, 4)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "turn"), [(10, 0), (13, 1), (15, 2)])
+def test_a_twin_is_in_the_turn_that_its_request_is_in(ledger, prompt_tokens, turn):
+    """Of a session of which all turns have arrived: vLLM begins each when the one before has stopped."""
+    twin = Twin(RequestSpec("a", 0, 10, 0, 1, 1, turns=(Turn(3, 1, 1), Turn(2, 1, 1))), 4, 64)
+    twin.turns_arrived = 2
+    request = ended("a")
+    request.num_prompt_tokens = prompt_tokens
+    twin.follow(request)
+    assert twin.turn == turn
+
+
+def test_who_has_blocks_of_any_group_has_tables():
+    tables = {"a": ([1], []), "b": ([], []), "c": ([2], [3, 4])}
+    manager = SimpleNamespace(get_block_ids=tables.get)
+    view = BlocksView(SimpleNamespace(kv_cache_manager=manager, requests=tables))
+    assert {name: tuple(table.groups) for name, table in view.tables.items()} == {
+        "a": ([1], []),
+        "c": ([2], [3, 4]),
+    }
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_nothing_found_is_said(tmp_path):
     assert lines == ["Some: 3 histories, 0 failures"]
     assert not show_found("Some", Found(histories=3), tmp_path, lines.append)
     assert lines[1:] == [lines[0], f"  note: {NOTHING}"]
+    assert not show_found("Some", Found(), tmp_path, lines.append)
+    assert lines[3:] == ["Some: 0 histories, 0 failures"], "of nothing that ran, nothing is to be known"
     assert list(tmp_path.iterdir()) == []
 
 

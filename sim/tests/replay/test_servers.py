@@ -201,6 +201,17 @@ def test_a_stream_counts_what_the_whole_trace_counts(tmp_path, monkeypatch, rout
         assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
 
 
+@pytest.mark.parametrize("sessions", [("a", None), (None, "a")])
+def test_a_stream_is_routed_by_sessions_if_any_part_has_one(tmp_path, monkeypatch, sessions):
+    monkeypatch.setattr(stream, "PART_REQUESTS", 1)
+    file = tmp_path / "trace.jsonl"
+    records = [{"timestamp": 0, "input_length": 512, "hash_ids": [1], "session_id": name} for name in sessions]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    opened, fleet = open_stream(file, TraceOptions(sessions=True)), Fleet(2, Routing.SESSION)
+    found = stream.replay_stream(opened, SETUPS, Footprint(512, 10), fleet=fleet)
+    assert found.load is not None and sum(found.load.requests) == 2
+
+
 # With time
 
 

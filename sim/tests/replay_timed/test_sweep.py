@@ -338,6 +338,8 @@ WRONG = {
     ("--goal", "ttft-p90"): "--goal ttft-p90: expected MEASURE-STATISTIC=TIME, such as ttft-p90=800ms",
     ("--goal", "ttft-p90=1s", "--budget", "1GiB", "--capacity", "1GiB"): "--budget and --capacity or "
     "--disk-capacity: give one of them",
+    ("--goal", "ttft-p90=1s", "--budget", "1GiB", "--disk-capacity", "1GiB"): "--budget and --capacity or "
+    "--disk-capacity: give one of them",
     ("--goal", "ttft-p90=1s", "--points", "3", "--capacity", "1GiB"): "--points and --capacity: give one of them",
     (
         "--goal",

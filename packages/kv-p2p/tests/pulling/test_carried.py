@@ -4,6 +4,7 @@ import socket
 import threading
 from contextlib import suppress
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +104,14 @@ class TestBlocks:
         here.carrier.reading.set()
         here.wait_for_pulls(6)
         assert here.blocks[:6] == there.blocks[1:7]
+
+    @pytest.mark.parametrize(
+        ("block_bytes", "room"),
+        [((3 << 20, 1), 8 << 20), ((1, 3 << 20), 8 << 20), ((0, 9 << 20, 5 << 20), 9 << 20)],
+    )
+    def test_a_slot_has_room_for_the_frames_of_every_group(self, block_bytes, room):
+        pages = SimpleNamespace(by_group=[SimpleNamespace(bytes_per_block=size) for size in block_bytes])
+        assert slot_bytes(pages) == room
 
     def test_a_rank_without_layers_of_a_group_pulls_all_the_same(self):
         """Its blocks have no bytes, and nothing is carried."""
