@@ -1,5 +1,6 @@
 """What ``OffloadingConnector`` says of keys that it doesn't read."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,9 @@ OTHERS = [
     ("listen_host", "P2PConnector"),
     ("hold_seconds", "P2PConnector"),
     ("pull_seconds", "P2PConnector"),
+    ("carrier", "P2PConnector"),
+    ("mooncake_protocol", "P2PConnector"),
+    ("mooncake_device", "P2PConnector"),
 ]
 
 
@@ -56,6 +60,34 @@ def test_a_connector_that_vllm_has_replaced_is_said_to_be(make):
         f"{IN}.trace_path: a key of TraceConnector, not of OffloadingConnector; --kv-offloading-size (0.5) makes "
         "vLLM put OffloadingConnector in the place of what is configured: leave it out, and give cpu_bytes_to_use"
     )
+
+
+def test_no_key_of_p2p_is_missing(make):
+    """`name` and `save` are everybody's; the rest a connector may have that vLLM has replaced."""
+    from kv_p2p.pulling.options import Options
+    from kv_vllm.connectors.keys import ALSO_OF_MEDIA, OF_OTHERS
+
+    of_p2p = {key for key, whose in {**OF_OTHERS, **ALSO_OF_MEDIA}.items() if whose == "P2PConnector"}
+    assert of_p2p == {field.name for field in fields(Options)}
+
+
+@pytest.mark.parametrize("key", ["host", "port"])
+def test_what_a_medium_could_have_is_refused_where_vllm_has_replaced_the_connector(make, key):
+    with pytest.raises(ConfigError, match=rf"{key}: a key of P2PConnector, .*; --kv-offloading-size \(0.5\)"):
+        make({**OWN, key: "x"}, size=0.5)
+    make({**OWN, key: "x"})
+    make({**OWN, "spec_name": "NamesNoKeys", "spec_module_path": "kv_vllm_specs", key: "x"}, size=0.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "role", "count"), [(0.5, "SCHEDULER", 1), (0.5, "WORKER", 0), (None, "SCHEDULER", 0)]
+)
+def test_what_vllms_option_does_is_said_once_an_engine(make, caplog, size, role, count):
+    """A P2PConnector without a key of its own leaves no trace."""
+    make(OWN, size=size, role=role)
+    told = [one for one in caplog.messages if one.startswith("--kv-offloading-size (0.5): this is Offloading")]
+    assert len(told) == count
+    assert not told or "P2PConnector, say" in told[0]
 
 
 def with_vllms_option(size, **transfer):

@@ -1,5 +1,7 @@
 """What stands before another connector: what is asked of that one, and what is refused before it is made."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -60,7 +62,8 @@ def test_every_call_reaches_the_one_behind_it(module):
 
     made = object.__new__(module.ConnectorBefore)
     made.inner = MagicMock()
-    known = [name for name in CALLED if hasattr(module.KVConnectorBase_V1, name)]
+    own = ("get_kv_connector_stats", "update_connector_output")  # what they hand on is not all that they do
+    known = [name for name in CALLED if hasattr(module.KVConnectorBase_V1, name) and name not in own]
     for name in known:
         assert getattr(made, name)("given", more=1) is getattr(made.inner, name).return_value
     assert made.inner.mock_calls == [getattr(call, name)("given", more=1) for name in known]
@@ -100,13 +103,88 @@ def test_its_metrics_are_those_of_the_one_behind_it(name, before, module, config
     behind = MagicMock()
     monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
     made = before.build_prom_metrics(config, "types", ["engine"], {0: ["0"]})
-    assert made is behind.build_prom_metrics.return_value
+    assert made.metrics is behind.build_prom_metrics.return_value
+    made.observe({"kv_connector": "x", "kv_connector_module_path": None, "data": {"a": 1}}, 3)
+    made.metrics.observe.assert_called_once_with({"a": 1}, 3)
     (given, *others), _ = behind.build_prom_metrics.call_args
     assert (given.kv_transfer_config.kv_connector, others) == (
         "OffloadingConnector",
         ["types", ["engine"], {0: ["0"]}],
     )
     assert config.kv_transfer_config.kv_connector == name
+
+
+def test_who_has_no_metrics_has_none_behind_it_either(before, module, config, monkeypatch):
+    behind = MagicMock(**{"build_prom_metrics.return_value": None})
+    monkeypatch.setattr(module.KVConnectorFactory, "get_connector_class", lambda transfer: behind)
+    assert before.build_prom_metrics(config, "types", ["engine"], {0: ["0"]}) is None
+
+
+def counted(before, stats):
+    """What one half tells, if the one behind it has counted this."""
+    made = object.__new__(before)
+    made.inner = MagicMock(**{"get_kv_connector_stats.return_value": stats})
+    made._behind = "OffloadingConnector", "kv_vllm"
+    return made.get_kv_connector_stats()
+
+
+def offloading_stats(store_bytes):
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+    stats = OffloadingConnectorStats()
+    stats.increase_counter("vllm:kv_offload_store_bytes", store_bytes)
+    return stats
+
+
+def test_what_the_one_behind_it_counts_reaches_the_log(before, config):
+    """By way of two ranks and the scheduler, as vLLM adds them up, to the process that logs."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging
+
+    both = counted(before, offloading_stats(5)).aggregate(counted(before, offloading_stats(7)))
+    payload = both.aggregate(counted(before, offloading_stats(1))).to_dict()
+    own = {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kv_vllm"}
+    assert payload == {**own, "data": offloading_stats(13).to_dict()}
+    logging, lines = KVConnectorLogging(config.kv_transfer_config), []
+    for _ in range(2):
+        logging.observe(payload)
+    logging.log(log_fn=lambda text, *values: lines.append(text % values))
+    assert lines == ["KV Transfer metrics: vllm:kv_offload_store_bytes=26"]
+    assert counted(before, None) is None
+
+
+def test_what_counts_and_can_not_be_built_again_is_not_logged(before):
+    payload = {"kv_connector": "ExampleConnector", "kv_connector_module_path": None, "data": {"a": 1}}
+    assert before.build_kv_connector_stats(payload) is None
+    assert before.build_kv_connector_stats() is None
+
+
+def test_other_stats_are_not_added(before):
+    mine = counted(before, offloading_stats(5))
+    with pytest.raises(TypeError, match="expected StatsBehind, got OffloadingConnectorStats"):
+        mine.aggregate(offloading_stats(5))
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_one_behind_it_sees_its_own_stats_in_the_engines_object(name, before, raises):
+    stats, seen = offloading_stats(5), []
+
+    def update(output):
+        seen.append(output.kv_connector_stats)
+        output.finished_sending = {"left"}
+        if raises:
+            raise OSError("gone")
+
+    made = object.__new__(before)
+    made.inner = MagicMock(**{"update_connector_output.side_effect": update})
+    made._log = MagicMock()
+    told = counted(before, stats)
+    output = SimpleNamespace(
+        **dict.fromkeys(("finished_sending", "finished_recving", "kv_connector_worker_meta")),
+        **{"failed_recving": set(), "invalid_block_ids": set(), "kv_connector_stats": told},
+    )
+    with pytest.raises(OSError, match="gone") if raises else nullcontext():
+        made.update_connector_output(output)
+    assert seen == [stats] and output.kv_connector_stats is told and output.finished_sending == {"left"}
 
 
 @pytest.mark.parametrize("answer", [True, False])

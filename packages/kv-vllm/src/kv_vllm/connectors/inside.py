@@ -8,6 +8,7 @@ newer base class has finds what it relies on. ``inside_vllm`` writes it for anyb
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.platforms import current_platform
 
@@ -27,6 +28,7 @@ class InsideVllm:
         _refuse_context_parallelism(vllm_config)
         ours = role_of(role)
         if ours is KVConnectorRole.SCHEDULER:
+            refuse_worker_of_another_engine(vllm_config)
             refuse_loads_that_nothing_reads(vllm_config)
         KVConnectorBase_V1.__init__(self, vllm_config, to_vllm(ours), kv_cache_config)
         super().__init__(vllm_config, ours, kv_cache_config)  # type: ignore[call-arg]
@@ -68,6 +70,26 @@ def inside_vllm(connector_class: type[kv_api.KVConnectorBase_V1]) -> type[Any]:
     bases = VLLM_BASES if issubclass(connector_class, kv_api.SupportsHMA) else (KVConnectorBase_V1,)
     body = {"__module__": connector_class.__module__, "__doc__": connector_class.__doc__}
     return type(connector_class.__name__, (InsideVllm, connector_class, *bases), body)
+
+
+def refuse_worker_of_another_engine(vllm_config: Any) -> None:
+    """Refuse to begin beside a worker half that vLLM has kept of another engine in this process.
+
+    It keeps one until its engine shuts down, which an engine that didn't start never does. What the next one is
+    told would be done by a connector that was made for other caches, and another configuration. Of one engine both
+    halves have the same cache configuration, whoever made copies around it.
+    """
+    worker = get_kv_transfer_group() if has_kv_transfer_group() else None
+    config = getattr(worker, "_vllm_config", None)
+    if config is None or config.cache_config is vllm_config.cache_config:
+        return
+    if getattr(config, "instance_id", None) == getattr(vllm_config, "instance_id", ""):
+        return
+    raise ConfigError(
+        f"{vllm_config.kv_transfer_config.kv_connector}: the worker half in this process, a "
+        f"{type(worker).__name__}, is that of another engine, which vLLM keeps if that one failed to start; use a "
+        "new process, or call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
+    )
 
 
 def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:

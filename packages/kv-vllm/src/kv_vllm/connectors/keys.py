@@ -1,9 +1,10 @@
 """Keys in the extra config of ``OffloadingConnector`` that it doesn't read.
 
 Those of another connector of this package are refused: vLLM's ``--kv-offloading-size`` puts this one in the place
-of whatever was configured and says nothing of it, and what was to be recorded or handed on never is. Of others a
-warning tells that they are without effect, if the medium names its keys: whoever comes from another connector
-brings some along.
+of whatever was configured and says nothing of it, and what was to be recorded or handed on never is. A connector
+that was configured without any key leaves no trace there, so with that option a warning says what it does. Of
+others a warning tells that they are without effect, if the medium names its keys: whoever comes from another
+connector brings some along.
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,14 @@ OF_OTHERS: Final = {
     "listen_host": "P2PConnector",
     "hold_seconds": "P2PConnector",
     "pull_seconds": "P2PConnector",
+    "carrier": "P2PConnector",
+    "mooncake_protocol": "P2PConnector",
+    "mooncake_device": "P2PConnector",
 }
 """Keys that no medium would have, and whose they are."""
+
+ALSO_OF_MEDIA: Final = {"host": "P2PConnector", "port": "P2PConnector"}
+"""Keys that a medium may have: refused where vLLM has replaced what was configured and the medium names others."""
 
 _OWN: Final = frozenset(field.name for field in fields(Options)) | frozenset(NO_OPTIONS)
 _log = getLogger("kv_vllm")
@@ -34,10 +41,11 @@ _log = getLogger("kv_vllm")
 def refuse_keys_of_others(vllm_config: Any) -> None:
     """Refuse what was written for another connector."""
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
+    whose = OF_OTHERS if size is None or not _keys_of_medium(extra) else {**OF_OTHERS, **ALSO_OF_MEDIA}
     for key in extra:
-        if key not in OF_OTHERS or key in _known(extra):
+        if key not in whose or key in _known(extra):
             continue
-        size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
         why = ""
         if size is not None:
             why = (
@@ -45,24 +53,39 @@ def refuse_keys_of_others(vllm_config: Any) -> None:
                 "configured: leave it out, and give cpu_bytes_to_use"
             )
         raise ConfigError(
-            f"kv_connector_extra_config.{key}: a key of {OF_OTHERS[key]}, not of OffloadingConnector{why}"
+            f"kv_connector_extra_config.{key}: a key of {whose[key]}, not of OffloadingConnector{why}"
+        )
+
+
+def warn_of_vllms_option(vllm_config: Any) -> None:
+    """Say what vLLM's option does. A connector that was configured without keys of its own leaves no trace."""
+    size = getattr(vllm_config.cache_config, "kv_offloading_size", None)
+    if size is not None:
+        _log.warning(
+            "--kv-offloading-size (%g): this is OffloadingConnector in the role kv_both, also if another "
+            "kv_connector (P2PConnector, say) or another role was configured, since vLLM puts it in the place of "
+            "any; to have that one, leave the option out",
+            size,
         )
 
 
 def warn_of_unread_keys(extra: Mapping[str, Any]) -> None:
     """Name the keys that are without effect, as far as that can be told."""
-    medium = OffloadingSpecFactory.get_spec_cls(extra)
-    if not getattr(medium, "extra_keys", ()):
+    if not _keys_of_medium(extra):
         return
     unread = sorted(str(key) for key in extra if key not in _known(extra))
     if unread:
         _log.warning(
             "OffloadingConnector: without effect in kv_connector_extra_config: %s; neither it nor %s reads them",
             ", ".join(unread),
-            medium.__name__,
+            OffloadingSpecFactory.get_spec_cls(extra).__name__,
         )
 
 
 def _known(extra: Mapping[str, Any]) -> frozenset[str]:
-    medium = OffloadingSpecFactory.get_spec_cls(extra)
-    return _OWN | frozenset(getattr(medium, "extra_keys", ()))
+    return _OWN | _keys_of_medium(extra)
+
+
+def _keys_of_medium(extra: Mapping[str, Any]) -> frozenset[str]:
+    """Those that it names. If it names none, it may have any."""
+    return frozenset(getattr(OffloadingSpecFactory.get_spec_cls(extra), "extra_keys", ()))

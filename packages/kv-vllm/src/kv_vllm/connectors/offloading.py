@@ -6,7 +6,7 @@ from kv_api.groups import GroupDescription
 from kv_factory import OffloadingSpecFactory
 from kv_offload import OffloadingConnector as OurOffloadingConnector
 from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
-from kv_vllm.connectors.keys import refuse_keys_of_others, warn_of_unread_keys
+from kv_vllm.connectors.keys import refuse_keys_of_others, warn_of_unread_keys, warn_of_vllms_option
 from kv_vllm.connectors.prom import DeprecatedToo
 from kv_vllm.translate import describe_group, role_of
 
@@ -18,6 +18,7 @@ class OffloadingConnector(InsideVllm, OurOffloadingConnector, *VLLM_BASES):  # t
         refuse_keys_of_others(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)
         if role_of(role).name == "SCHEDULER":  # once an engine
+            warn_of_vllms_option(vllm_config)
             warn_of_unread_keys(vllm_config.kv_transfer_config.kv_connector_extra_config)
 
     @classmethod

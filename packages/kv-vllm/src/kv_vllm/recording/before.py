@@ -15,7 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt
+from kv_vllm.connectors.inside import refuse_worker_of_another_engine
 from kv_vllm.handing_on import CALLED, methods_to
+from kv_vllm.recording.stats import MetricsBehind, StatsBehind, rebuild
 from kv_vllm.translate import role_of, to_vllm
 from kv_vllm.versions import require_version
 
@@ -38,6 +40,7 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, to_vllm(role_of(role)), kv_cache_config)
         config = self.config_behind(vllm_config)
         transfer = config.kv_transfer_config
+        self._behind = transfer.kv_connector, transfer.kv_connector_module_path
         if len(kv_cache_config.kv_cache_groups) > 1 and not KVConnectorFactory.supports_hma_config(transfer):
             raise ConfigError(
                 f"{transfer.kv_connector} works with one KV cache group only, and there are "
@@ -46,6 +49,8 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # What is wrong is said before the one behind it takes memory. Files are opened when that one is there:
         # an engine that doesn't start leaves them as they were.
         is_scheduler = role_of(role).name == "SCHEDULER"
+        if is_scheduler:
+            refuse_worker_of_another_engine(vllm_config)
         opens = self.prepare(vllm_config, config, kv_cache_config) if is_scheduler else None
         self.inner = KVConnectorFactory.create_connector(config, self.role, kv_cache_config)
         if opens is not None:
@@ -108,9 +113,15 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return bool(KVConnectorFactory.get_connector_class(transfer).supports_sleep_mode(transfer))
 
     @classmethod
-    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> Any:
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any) -> MetricsBehind | None:
         config = cls.config_behind(vllm_config)
-        return KVConnectorFactory.get_connector_class(config.kv_transfer_config).build_prom_metrics(config, *args)
+        inner = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+        metrics = inner.build_prom_metrics(config, *args)
+        return None if metrics is None else MetricsBehind(metrics)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StatsBehind | None:
+        return None if data is None else rebuild(data)
 
     # -- what is not only handed on ------------------------------------------------------------
 
@@ -126,6 +137,22 @@ class ConnectorBefore(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not supports_hma(self.inner):
             return self.inner.request_finished(request, block_ids[0])
         return self.inner.request_finished_all_groups(request, block_ids)
+
+    def get_kv_connector_stats(self) -> StatsBehind | None:
+        stats = self.inner.get_kv_connector_stats()
+        return None if stats is None else StatsBehind(stats, *self._behind)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        told = connector_output.kv_connector_stats
+        if not isinstance(told, StatsBehind):
+            self.inner.update_connector_output(connector_output)
+            return
+        # No copy: what a MultiConnector takes out of the engine's object has to be gone from there.
+        connector_output.kv_connector_stats = told.stats
+        try:
+            self.inner.update_connector_output(connector_output)
+        finally:
+            connector_output.kv_connector_stats = told
 
 
 def path_in(extra: Mapping[str, Any], key: str) -> Path:

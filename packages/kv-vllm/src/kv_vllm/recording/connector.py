@@ -70,7 +70,7 @@ class RecordingConnector(ConnectorBefore):
 
     def update_connector_output(self, connector_output: Any) -> None:
         self.log.report(connector_output)
-        self.inner.update_connector_output(connector_output)
+        super().update_connector_output(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> Any:
         answer = self.inner.request_finished(request, block_ids)
