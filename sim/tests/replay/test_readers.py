@@ -109,7 +109,7 @@ CASES = {
     ),
     "burstgpt": (
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "5,ChatGPT,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
+        "5,GPT-4,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
         64,
         [0, 3],
     ),

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.record import TIMES, MalformedError, Record, session_of, text_of, time_of, whole
 from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of, tokens_of
 
 TURN_SECONDS: Final = 60
@@ -23,8 +23,6 @@ TURN_SECONDS: Final = 60
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
-_TIMES: Final = ("timestamp", "created", "created_at", "time")
-_SESSIONS: Final = ("session_id", "conversation_id")
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,14 +36,18 @@ def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     asked = _asked(record)
+    if record.get("message_mode") == "delta":
+        raise MalformedError(
+            "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds"
+        )
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, "messages")]
     tokens, ids = blocks_of("".join([*_before(asked), *spoken, f"<|{_ANSWERS}|>"]))
     yield Record(
-        _time(record),
+        time_of(record),
         tokens,
         _answered(record),
         ids,
-        session=next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None),
+        session=session_of(record),
         block_tokens=BLOCK_TOKENS,
         model=text_of(asked, "model"),
     )
@@ -65,7 +67,7 @@ def _answered(record: Mapping[str, Any]) -> int:
         return tokens_of(response)
     inner = _inside(response, "body") or response
     for counts in (record, record.get("usage"), response, _inside(response, "usage"), _inside(inner, "usage")):
-        for field in ("completion_tokens", "output_tokens"):
+        for field in ("completion_tokens", "output_tokens", "output_length"):
             if isinstance(counts, dict) and counts.get(field) is not None:
                 return whole(counts, field)
     return 0
@@ -73,12 +75,6 @@ def _answered(record: Mapping[str, Any]) -> int:
 
 def _inside(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
-
-
-def _time(record: Mapping[str, Any]) -> int | float | None:
-    """When it arrived: a number in the unit of the file, or a date as seconds since 1970; None: nobody says."""
-    field = next((field for field in _TIMES if record.get(field) is not None), None)
-    return None if field is None else number_or_date(record, field)
 
 
 # -- conversations -------------------------------------------------------------------------------
@@ -107,7 +103,7 @@ def _is_conversation(record: Mapping[str, Any]) -> bool:
     if isinstance(record.get("conversations"), list):
         return True
     messages = record.get("messages")
-    if not isinstance(messages, list) or not messages or any(field in record for field in _TIMES):
+    if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
         return False
     last = messages[-1]
     return isinstance(last, dict) and _role(last) == _ANSWERS

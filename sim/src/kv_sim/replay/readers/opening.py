@@ -163,9 +163,12 @@ class Opening:
                         record.session = self._conversations.name(record)
                     yield place, record
             except MalformedError as error:
-                if self._options.on_error is OnError.STOP:
-                    raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
-                self._account.skip(f"{place}: {error}")
+                self._malformed(place, error)
+
+    def _malformed(self, place: Place, error: MalformedError) -> None:
+        if self._options.on_error is OnError.STOP:
+            raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
+        self._account.skip(f"{place}: {error}")
 
     def requests(self, progress: Progress = lambda count: None) -> Iterator[Request]:
         """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
@@ -179,7 +182,11 @@ class Opening:
                     "one trace has blocks of one size"
                 )
             refuse_another_engine(record.engine, self.engine, options, place)
-            arrival = self._times.arrival(record, count)
+            try:
+                arrival = self._times.arrival(record, count)
+            except MalformedError as error:
+                self._malformed(place, error)
+                continue
             if not count and self._times.are_made_up:
                 self._notes.append("the trace has no times: one request a second is assumed")
             early_by = self._account.arrive(arrival, record.input_tokens)
@@ -258,7 +265,7 @@ class Opening:
         conflict, meaning = self._evidence.conflict, self._options.ids
         if conflict is not None and meaning is IdMeaning.PREFIX:
             raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
-        if conflict is not None:
+        if conflict is not None and form.assumes is None:  # else they were made here, to be chained
             self._notes.append(f"ids name a block by itself, so they were chained: {conflict}")
         if form.is_session_local and self._options.scope is IdScope.AUTO:
             self._notes.append(
