@@ -505,7 +505,7 @@ def test_of_the_files_of_a_folder_that_are_no_trace_the_first_are_named(tmp_path
         ("d.parquet", "1 (d.parquet)"),
         ("a/e", "2 (a/e, d.parquet)"),
         ("c.md", "3 (a/e, c.md, d.parquet)"),
-        ("b.jsonl.bz2", "4 (a/e, b.jsonl.bz2, c.md, …)"),
+        ("b.jsonl.lz4", "4 (a/e, b.jsonl.lz4, c.md, …)"),
     ):
         assert f"{said} {names}" not in open_trace(tmp_path).notes
         (tmp_path / name).touch()
