@@ -109,7 +109,7 @@ CASES = {
     ),
     "burstgpt": (
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "5,ChatGPT,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
+        "5,GPT-4,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
         64,
         [0, 3],
     ),
@@ -505,7 +505,7 @@ def test_of_the_files_of_a_folder_that_are_no_trace_the_first_are_named(tmp_path
         ("d.parquet", "1 (d.parquet)"),
         ("a/e", "2 (a/e, d.parquet)"),
         ("c.md", "3 (a/e, c.md, d.parquet)"),
-        ("b.jsonl.bz2", "4 (a/e, b.jsonl.bz2, c.md, …)"),
+        ("b.jsonl.lz4", "4 (a/e, b.jsonl.lz4, c.md, …)"),
     ):
         assert f"{said} {names}" not in open_trace(tmp_path).notes
         (tmp_path / name).touch()

@@ -23,9 +23,9 @@ FIELDS = (
     "expected those of weka (id, block_size, requests) or lmcache (timestamp, chunk_size, seq_len, chunk_hashes) "
     "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
     "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
-    "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations, or messages that end "
-    "with an answer) or openai (messages, or body.messages); --columns says which is what in another one; if it "
-    "is only this record: --format with --on-error skip"
+    "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations or conversation, or "
+    "messages that end with an answer) or openai (messages or input, maybe in a body); --columns says which is "
+    "what in another one; if it is only this record: --format with --on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
@@ -410,13 +410,13 @@ def test_a_place_without_a_trace(tmp_path, capsys):
     )
     assert refused(capsys, "replay", tmp_path) == (
         f"{tmp_path}: there is no trace in this folder "
-        "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .zst)"
+        "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .bz2 .zst)"
     )
     (tmp_path / "inner").mkdir()
-    for name in ("b.parquet", "inner/a.jsonl.bz2"):
+    for name in ("b.parquet", "inner/a.jsonl.lz4"):
         (tmp_path / name).touch()
     told = refused(capsys, "replay", tmp_path)
-    assert told.endswith(".zst); other files: 2 (b.parquet, inner/a.jsonl.bz2)")
+    assert told.endswith(".zst); other files: 2 (b.parquet, inner/a.jsonl.lz4)")
 
 
 @pytest.mark.parametrize("command", [("replay",), ("replay", "--stream", "--capacity", "5blocks"), ("size",)])

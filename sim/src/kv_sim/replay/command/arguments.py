@@ -18,6 +18,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import OnError, Partial, Unsorted
 from kv_sim.replay.readers.own_columns import PARTS
 from kv_sim.replay.readers.source import SHIPPED
+from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import Routing
 from kv_sim.replay.units import EXPECTED
@@ -103,6 +104,12 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
     reading.add_argument("--on-error", choices=_values(OnError), default="stop", help="at a malformed record")
     reading.add_argument("--unsorted", choices=_values(Unsorted), default="stop", help="at times that go back")
+    reading.add_argument(
+        "--turns",
+        choices=_values(Turns),
+        default="auto",
+        help="what a session's later turn has: all, or what it adds",
+    )
     reading.add_argument("--stagger", type=float, default=0.0, metavar="S", help="seconds from session to session")
     reading.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     reading.add_argument(

@@ -22,6 +22,7 @@ from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.options import EngineField, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.own_columns import parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.turns import Turns
 from kv_sim.replay.routing import USUAL as USUAL_ROUTING
 from kv_sim.replay.routing import find_routing
 from kv_sim.replay.sizing import Disk
@@ -62,6 +63,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         unsorted=Unsorted(options.unsorted),
         sharing=None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
         seed=options.seed or 0,
+        turns=Turns(options.turns),
         stagger_seconds=options.stagger,
         columns=None if options.columns is None else parse_columns(options.columns),
         requests=options.requests,

@@ -7,7 +7,7 @@
 ``decide``            which units a trace is in, by a ``guess`` where nobody says
 ``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
                       is nothing
-``sessions``          which requests belong together; ``times``: when they arrive
+``sessions``          which requests belong together; ``turns``: what a later one has; ``times``: when they arrive
 ``options``           how a trace is read; ``account``: what became of each record
 ===================== =====================================================================================
 """

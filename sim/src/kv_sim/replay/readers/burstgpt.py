@@ -4,12 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, number, whole
+from kv_sim.replay.readers.record import Record, number, text_of, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     yield Record(
-        number(record, "Timestamp"), whole(record, "Request tokens"), whole(record, "Response tokens"), None
+        number(record, "Timestamp"),
+        whole(record, "Request tokens"),
+        whole(record, "Response tokens"),
+        None,
+        session=text_of(record, "Session ID"),
+        model=text_of(record, "Model"),
     )
 
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.record import TIMES, MalformedError, Record, session_of, text_of, time_of, whole
 from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of, tokens_of
 
 TURN_SECONDS: Final = 60
@@ -23,8 +23,7 @@ TURN_SECONDS: Final = 60
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
-_TIMES: Final = ("timestamp", "created", "created_at", "time")
-_SESSIONS: Final = ("session_id", "conversation_id")
+_CONVERSATIONS: Final = ("conversations", "conversation")
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,22 +37,42 @@ def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     asked = _asked(record)
-    spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, "messages")]
+    if record.get("message_mode") == "delta":
+        raise MalformedError(
+            "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds"
+        )
+    if asked.get("previous_response_id") is not None:
+        raise MalformedError(
+            "previous_response_id: expected a whole prompt, got what is added to another response"
+        )
+    field = "input" if "input" in asked and "messages" not in asked else "messages"
+    if isinstance(asked.get(field), str):
+        asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
+    spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
     tokens, ids = blocks_of("".join([*_before(asked), *spoken, f"<|{_ANSWERS}|>"]))
     yield Record(
-        _time(record),
+        time_of(record),
         tokens,
         _answered(record),
         ids,
-        session=next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None),
+        session=session_of(record),
         block_tokens=BLOCK_TOKENS,
         model=text_of(asked, "model"),
     )
 
 
+def _is_request(record: Mapping[str, Any]) -> bool:
+    asked = _asked(record)
+    if isinstance(asked.get("messages"), list):
+        return True
+    if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
+        return all(isinstance(one, dict) for one in asked["input"])
+    return isinstance(asked.get("input"), str) and "/responses" in str(record.get("url", ""))
+
+
 def _before(asked: Mapping[str, Any]) -> Iterator[str]:
     """What comes before the messages."""
-    for field in ("tools", "system"):
+    for field in ("tools", "system", "instructions"):
         if value := asked.get(field):
             yield f"<|{field}|>{_content(value, field)}"
 
@@ -65,7 +84,7 @@ def _answered(record: Mapping[str, Any]) -> int:
         return tokens_of(response)
     inner = _inside(response, "body") or response
     for counts in (record, record.get("usage"), response, _inside(response, "usage"), _inside(inner, "usage")):
-        for field in ("completion_tokens", "output_tokens"):
+        for field in ("completion_tokens", "output_tokens", "output_length"):
             if isinstance(counts, dict) and counts.get(field) is not None:
                 return whole(counts, field)
     return 0
@@ -75,17 +94,11 @@ def _inside(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _time(record: Mapping[str, Any]) -> int | float | None:
-    """When it arrived: a number in the unit of the file, or a date as seconds since 1970; None: nobody says."""
-    field = next((field for field in _TIMES if record.get(field) is not None), None)
-    return None if field is None else number_or_date(record, field)
-
-
 # -- conversations -------------------------------------------------------------------------------
 
 
 def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
-    field = "conversations" if "conversations" in record else "messages"
+    field = next(field for field in (*_CONVERSATIONS, "messages") if field in record)
     spoken, turn = "".join(_before(record)), 0
     for role, content in _messages(record, field):
         if role == _ANSWERS and spoken:
@@ -104,10 +117,10 @@ def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _is_conversation(record: Mapping[str, Any]) -> bool:
-    if isinstance(record.get("conversations"), list):
+    if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
         return True
     messages = record.get("messages")
-    if not isinstance(messages, list) or not messages or any(field in record for field in _TIMES):
+    if not isinstance(messages, list) or not messages or any(field in record for field in TIMES):
         return False
     last = messages[-1]
     return isinstance(last, dict) and _role(last) == _ANSWERS
@@ -126,6 +139,9 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
         if not isinstance(message, dict):
             raise MalformedError(f"{place}: expected an object, got {type(message).__name__}")
         role = _role(message)
+        if role is None and field == "input" and isinstance(message.get("type"), str):
+            yield message["type"], json.dumps(message, sort_keys=True)  # a tool's call, or what it answered
+            continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
         said = _content(message.get("content", message.get("value")), f"{place}.content")
@@ -167,23 +183,23 @@ def _kind(record: Mapping[str, Any], field: str) -> str:
 
 CONVERSATIONS = Format(
     "conversations",
-    f"whole conversations in JSON: conversations of from, value (ShareGPT), or messages; no times; {ASSUMED}",
+    f"conversations in JSON: conversations (ShareGPT), conversation (LMSYS), or messages; no times; {ASSUMED}",
     Container.JSON,
     (),
     _parse_conversation,
     merges_sessions=True,
     matches=_is_conversation,
-    looked_for="conversations, or messages that end with an answer",
+    looked_for="conversations or conversation, or messages that end with an answer",
     assumes=f"{ASSUMED}, a minute for the time between two turns",
 )
 
 OPENAI = Format(
     "openai",
-    f"JSON lines of requests: messages (or body.messages), maybe timestamp, tools, usage; {ASSUMED}",
+    f"JSON lines of requests: messages or input (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
     Container.JSON,
     (),
     _parse_request,
-    matches=lambda record: isinstance(_asked(record).get("messages"), list),
-    looked_for="messages, or body.messages",
+    matches=_is_request,
+    looked_for="messages or input, maybe in a body",
     assumes=ASSUMED,
 )

@@ -12,6 +12,7 @@ from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, gu
 from kv_sim.replay.readers.options import EngineField, TraceOptions
 from kv_sim.replay.readers.record import Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
+from kv_sim.replay.readers.turns import Turns, look_added
 from kv_sim.replay.trace import EngineMemory
 
 
@@ -51,6 +52,22 @@ def choose_block(
     if share < 0.5:
         return chosen, f"lengths and ids of only {share:.0%} of requests fit blocks of {chosen} tokens"
     return chosen, None
+
+
+def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
+    """Whether a later turn has only what it adds to the one before, and what to say of it."""
+    if not form.may_add_turns:
+        if options.turns is Turns.ADDED:
+            raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
+        return False, None
+    if options.turns is not Turns.AUTO:
+        return options.turns is Turns.ADDED, None
+    if not look_added(first):
+        return False, None
+    return True, (
+        "later turns of sessions don't begin as the turn before: each is taken for what it adds to that one and "
+        "its answer (--turns)"
+    )
 
 
 def refuse_another_engine(

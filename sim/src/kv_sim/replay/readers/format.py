@@ -38,6 +38,8 @@ class Format:
     """Whether ids mean something within their session only."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
+    may_add_turns: bool = False
+    """Whether a later turn of a session may have only what it adds to the one before."""
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
     assumes: str | None = None

@@ -1,7 +1,8 @@
 """Mooncake's JSON lines, which aiperf and Dynamo's replay read, too: prefix ids of 512-token blocks, milliseconds.
 
-A later turn of a session may have a ``delay`` instead of a ``timestamp``. How long its answer took is not in the
-file, so such a turn is taken to arrive that long after the turn before it arrived.
+A later turn of a session has its whole prompt, or only what it adds, which ``turns`` tells apart. It may have
+a ``delay`` instead of a ``timestamp``. How long its answer took is not in the file, so such a turn is taken to
+arrive that long after the turn before it arrived.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,4 +52,5 @@ MOONCAKE = Format(
     _parse,
     unit_seconds=1e-3,
     block_tokens=512,
+    may_add_turns=True,
 )

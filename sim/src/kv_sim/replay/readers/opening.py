@@ -15,7 +15,7 @@ from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.catalogue import FORMATS, detect
-from kv_sim.replay.readers.decide import choose_block, choose_unit, refuse_another_engine
+from kv_sim.replay.readers.decide import choose_block, choose_turns, choose_unit, refuse_another_engine
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
@@ -26,6 +26,7 @@ from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, Sessi
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
 from kv_sim.replay.readers.times import Times
+from kv_sim.replay.readers.turns import GrowingPrompts
 from kv_sim.replay.units import counted
 
 SKIP_GOES_ON: Final = " (--on-error skip goes on)"
@@ -93,7 +94,9 @@ class Opening:
         looked_at = [record for _, record in first]
         unit_seconds, of_time = choose_unit(self._form, looked_at, options)
         self.block_tokens, of_blocks = choose_block(self._form, looked_at, options, path)
-        self._notes += filter(None, (of_time, of_blocks))
+        adds, of_turns = choose_turns(self._form, looked_at, options)
+        self._growing = GrowingPrompts(self.block_tokens) if adds else None
+        self._notes += filter(None, (of_time, of_blocks, of_turns))
         self._times = Times(self._form, unit_seconds, options.stagger_seconds, self._account)
         self.engine = first[0][1].engine
         """On which it was recorded, as its first record says."""
@@ -160,9 +163,12 @@ class Opening:
                         record.session = self._conversations.name(record)
                     yield place, record
             except MalformedError as error:
-                if self._options.on_error is OnError.STOP:
-                    raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
-                self._account.skip(f"{place}: {error}")
+                self._malformed(place, error)
+
+    def _malformed(self, place: Place, error: MalformedError) -> None:
+        if self._options.on_error is OnError.STOP:
+            raise ConfigError(f"{place}: {error}{SKIP_GOES_ON}") from None
+        self._account.skip(f"{place}: {error}")
 
     def requests(self, progress: Progress = lambda count: None) -> Iterator[Request]:
         """Each request, its blocks named. Whoever stops early gets notes of what was read so far."""
@@ -176,7 +182,11 @@ class Opening:
                     "one trace has blocks of one size"
                 )
             refuse_another_engine(record.engine, self.engine, options, place)
-            arrival = self._times.arrival(record, count)
+            try:
+                arrival = self._times.arrival(record, count)
+            except MalformedError as error:
+                self._malformed(place, error)
+                continue
             if not count and self._times.are_made_up:
                 self._notes.append("the trace has no times: one request a second is assumed")
             early_by = self._account.arrive(arrival, record.input_tokens)
@@ -190,11 +200,13 @@ class Opening:
             if record.ids is None:
                 sharer = sharer or self._sharer(block_tokens, form)
                 record.ids = sharer.ids_for(record.input_tokens)
+            if self._growing is not None:
+                record.input_tokens, record.ids = self._growing.extend(record, self._fitting(record, block_tokens))
             self._has_text |= not record.has_tokens
             self._has_sessions |= record.session is not None
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
-            ids = self._fitting(record, block_tokens)
+            ids = self._without_partial(record, self._fitting(record, block_tokens))
             named = naming.name(ids, record.session, record.model, is_local=is_local)
             yield arrival, record.input_tokens, record.output_tokens, named, self._session_of(record)
             if not count & 0xFFF:
@@ -240,16 +252,20 @@ class Opening:
             del ids[most:]
         if len(ids) < full:
             account.short_requests += 1
-        if len(ids) > full and self._options.partial is Partial.DROP:
-            account.dropped_blocks += 1
-            del ids[full:]
         return ids
+
+    def _without_partial(self, record: Record, ids: "list[int | str]") -> "list[int | str]":
+        full = record.input_tokens // self.block_tokens
+        if len(ids) <= full or self._options.partial is Partial.KEEP:
+            return ids
+        self._account.dropped_blocks += 1
+        return ids[:full]
 
     def _say_meaning(self, form: Format, models: list[str]) -> None:
         conflict, meaning = self._evidence.conflict, self._options.ids
         if conflict is not None and meaning is IdMeaning.PREFIX:
             raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
-        if conflict is not None:
+        if conflict is not None and form.assumes is None:  # else they were made here, to be chained
             self._notes.append(f"ids name a block by itself, so they were chained: {conflict}")
         if form.is_session_local and self._options.scope is IdScope.AUTO:
             self._notes.append(

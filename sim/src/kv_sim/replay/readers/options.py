@@ -11,6 +11,7 @@ from kv_sim.replay.readers.guess import UNITS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.record import MOST_TOKENS
 from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.readers.turns import Turns
 
 
 class OnError(Enum):
@@ -53,6 +54,7 @@ class TraceOptions:
     scope: IdScope = IdScope.AUTO
     on_error: OnError = OnError.STOP
     unsorted: Unsorted = Unsorted.STOP
+    turns: Turns = Turns.AUTO
     sharing: Sharing | None = None
     seed: int = 0
     stagger_seconds: float = 0.0

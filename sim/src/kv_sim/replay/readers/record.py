@@ -15,6 +15,9 @@ MOST_TOKENS: Final = 100_000_000
 _LATEST: Final = 2**63
 """Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
+TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time")
+_SESSIONS: Final = ("session_id", "conversation_id")
+
 
 class MalformedError(ValueError):
     """A record that can't be a request; says why, not where."""
@@ -92,6 +95,17 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
     except ValueError:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
     return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+
+
+def time_of(record: Mapping[str, Any]) -> int | float | None:
+    """When it arrived, under whatever name a log has it, as `number_or_date`; None: nobody says."""
+    field = next((field for field in TIMES if record.get(field) is not None), None)
+    return None if field is None else number_or_date(record, field)
+
+
+def session_of(record: Mapping[str, Any]) -> str | None:
+    """The name of its session, under whatever name a log has it."""
+    return next((name for field in _SESSIONS if (name := text_of(record, field)) is not None), None)
 
 
 def id_list(record: Mapping[str, Any], field: str) -> list[Id]:

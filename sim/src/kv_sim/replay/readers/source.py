@@ -1,5 +1,6 @@
 """From paths to text: which files a trace is, and their lines, decompressed; errors name file and line."""
 
+import bz2
 import gzip
 import importlib
 import io
@@ -16,8 +17,8 @@ SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt", ".log")
-_PACKED: Final = (".xz", ".gz", ".zst")
-_XZ, _GZIP, _ZSTD = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
+_XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
@@ -86,6 +87,8 @@ def open_text(path: Path) -> IO[str]:
         binary: Any = lzma.open(path, "rb")  # noqa: SIM115 - whoever reads the text closes it
     elif magic[:2] == _GZIP:
         binary = gzip.open(path, "rb")  # noqa: SIM115
+    elif magic[:3] == _BZIP2:
+        binary = bz2.open(path, "rb")  # noqa: SIM115
     elif magic[:4] == _ZSTD:
         binary = _open_zstd(path)
     else:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
-from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.record import MalformedError, Record
 
 
 class Times:
@@ -29,20 +29,24 @@ class Times:
 
     def arrival(self, record: Record, number: int) -> float:
         """When a request arrives, in seconds."""
-        if self._zero is None and record.time is not None:
+        if self._zero is None and record.time is not None and not self.are_made_up:
             self._zero = record.time
         session = record.session
         if isinstance(record, DelayedRecord) and record.time is None:
             self._account.delayed += 1
             arrival = self._last_turns.get(session, 0.0) + float(record.delay or 0) * self._unit_seconds
         elif record.time is None:
+            if self._zero is not None:
+                raise MalformedError("it has no time, and a request above it has one")
             arrival = float(number)  # no times: one a second, so that there is an order
-            self.are_made_up |= not number
+            self.are_made_up = True
         elif self._form.merges_sessions:
             if session not in self._starts:
                 self._starts[session] = len(self._starts) * self._stagger_seconds
                 self._first_times.add(record.time)
             arrival = self._starts[session] + float(record.time) * self._unit_seconds
+        elif self.are_made_up:
+            raise MalformedError("it has a time, and requests above it have none")
         else:
             arrival = float(record.time - (self._zero or 0)) * self._unit_seconds
         if isinstance(record, DelayedRecord):

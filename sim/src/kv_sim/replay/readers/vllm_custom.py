@@ -1,10 +1,10 @@
-"""vLLM's custom benchmark data: prompts as text or as token ids, no times."""
+"""vLLM's custom benchmark data: prompts as text or as token ids. It has no times; a log of such prompts does."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, whole
+from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of, time_of, whole
 from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of
 
 
@@ -18,18 +18,20 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
     tokens, ids = blocks_of(prompt)
     yield Record(
-        None,
+        time_of(record),
         tokens,
         whole(record, "output_tokens", usual=0),
         ids,
+        session=session_of(record),
         block_tokens=BLOCK_TOKENS,
+        model=text_of(record, "model"),
         has_tokens=isinstance(prompt, list),
     )
 
 
 VLLM = Format(
     "vllm",
-    f"vLLM custom JSON lines: prompt (text, or token ids), output_tokens; no times; {ASSUMED}",
+    f"vLLM custom JSON lines: prompt (text, or token ids), output_tokens, maybe timestamp; {ASSUMED}",
     Container.JSON,
     ("prompt",),
     _parse,

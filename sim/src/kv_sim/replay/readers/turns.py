@@ -1,0 +1,102 @@
+"""What a later turn of a session has: its whole prompt, or only what it adds to the turn before.
+
+Both are written in Mooncake's fields. Where turns add, a prompt is the one before, its answer, and what is new.
+Its blocks are cut anew, since an answer rarely ends where a block does. A block that is one of the file's keeps
+its id; another one is named by what lies in it: parts of the file's blocks, and answers, which are a session's.
+
+What is kept is the last prompt of each session.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from kv_sim.replay.readers.naming import digest
+from kv_sim.replay.readers.record import Id, Record
+
+
+class Turns(Enum):
+    """What the record of a later turn has."""
+
+    AUTO = "auto"
+    """By what the first records look like, of a format in which it may be either."""
+    WHOLE = "whole"
+    ADDED = "added"
+
+
+class _Part(NamedTuple):
+    """Tokens that lie together in a block of the file, or in an answer."""
+
+    source: Id | tuple[str, str, int]
+    begin: int
+    end: int
+
+
+@dataclass
+class _Prompt:
+    """Everything that was said in a session so far."""
+
+    tokens: int = 0
+    full: list[Id] = field(default_factory=list)
+    """Its full blocks."""
+    tail: list[_Part] = field(default_factory=list)
+    """What lies in the block that isn't full."""
+    turns: int = 0
+
+    def add(self, source: Id | tuple[str, str, int], tokens: int, block_tokens: int) -> None:
+        """Go on with so many tokens of a source."""
+        done = 0
+        while done < tokens:
+            step = min(tokens - done, block_tokens - self.tokens % block_tokens)
+            self.tail.append(_Part(source, done, done + step))
+            done, self.tokens = done + step, self.tokens + step
+            if not self.tokens % block_tokens:
+                self.full.append(_name(self.tail))
+                self.tail = []
+
+
+class GrowingPrompts:
+    """Makes whole prompts of turns that add."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._prompts: dict[str, _Prompt] = {}
+
+    def extend(self, record: Record, ids: Sequence[Id]) -> tuple[int, list[Id]]:
+        """How long the whole prompt of a turn is, and its blocks; ``ids`` are those of what is new."""
+        session, size = record.session, self._block_tokens
+        if session is None:
+            return record.input_tokens, list(ids)
+        prompt = self._prompts.setdefault(session, _Prompt())
+        left = record.input_tokens
+        for one in ids:
+            prompt.add(one, min(size, left), size)
+            left -= min(size, left)
+        prompt.add(("unnamed", session, prompt.turns), left, size)
+        whole = [*prompt.full, *([_name(prompt.tail)] if prompt.tail else [])]
+        tokens = prompt.tokens
+        prompt.add(("answer", session, prompt.turns), record.output_tokens, size)
+        prompt.turns += 1
+        return tokens, whole
+
+
+def look_added(records: Sequence[Record]) -> bool:
+    """Whether most later turns begin with another block than the turn before: so they have only what is new."""
+    before: dict[str, Id] = {}
+    turns = added = 0
+    for record in records:
+        if record.session is None or not record.ids:
+            continue
+        if record.session in before:
+            turns += 1
+            added += before[record.session] != record.ids[0]
+        before[record.session] = record.ids[0]
+    return 2 * added > turns
+
+
+def _name(parts: Sequence[_Part]) -> Id:
+    [first, *more] = parts
+    if not more and not first.begin and not isinstance(first.source, tuple):
+        return first.source
+    return digest(repr([tuple(part) for part in parts]))

@@ -1,0 +1,77 @@
+"""Times, sessions and models of logs, under the names that logs have for them; a log with holes in its times."""
+
+import json
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError, TraceOptions
+from kv_sim.replay.readers.sharing import Sharing
+
+MADE_UP = "the trace has no times: one request a second is assumed"
+SPOKEN = {"messages": [{"role": "user", "content": "x" * 100}]}
+PROMPT = {"prompt": "x" * 100}
+
+
+def written(tmp_path, *records):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize("name", ["timestamp", "created", "created_at", "time", "startTime", "start_time"])
+@pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
+def test_a_log_has_its_own_times(tmp_path, asked, name):
+    when = ["2025-11-01T10:00:01.5Z", "2025-11-01T10:01:01.5Z"]
+    columns = open_trace(written(tmp_path, *({**asked, name: one} for one in when)))
+    assert columns.arrivals.tolist() == [0, 60]
+    assert MADE_UP not in columns.notes
+
+
+@pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
+def test_models_share_nothing_and_sessions_are_kept(tmp_path, asked):
+    records = [{**asked, "model": model, "session_id": model} for model in "aab"]
+    columns = open_trace(written(tmp_path, *records), TraceOptions(sessions=True))
+    assert columns.sessions.tolist() == [0, 0, 1]
+    first, second, third = (request.blocks for request in columns)
+    assert first == second and not {*first} & {*third}
+
+
+HOLES = [
+    ([5, None, 6], "2: it has no time, and a request above it has one", [0, 1]),
+    ([None, 5, None], "2: it has a time, and requests above it have none", [0, 2]),
+]
+
+
+@pytest.mark.parametrize(("times", "problem", "left"), HOLES)
+def test_a_hole_in_the_times_is_an_error(tmp_path, times, problem, left):
+    path = written(tmp_path, *({**PROMPT, "timestamp": time} for time in times))
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path)
+    assert str(refused.value) == f"{path}:{problem} (--on-error skip goes on)"
+    columns = open_trace(path, TraceOptions(on_error=OnError.SKIP))
+    assert columns.arrivals.tolist() == left
+    assert f"1 malformed record was skipped, first: {path}:{problem}" in columns.notes
+
+
+def test_messages_that_are_only_added_are_refused(tmp_path):
+    path = written(tmp_path, {**SPOKEN, "message_mode": "delta", "timestamp": 1})
+    with pytest.raises(ConfigError, match="message_mode: expected messages that are a whole prompt, got 'delta'"):
+        open_trace(path)
+
+
+def test_blocks_of_text_are_no_ids_that_needed_chaining(tmp_path):
+    notes = open_trace(written(tmp_path, {"prompt": "x" * 1000})).notes
+    assert not any("chained" in note for note in notes)
+
+
+def test_burstgpt_has_models_and_may_have_sessions(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "1,7,0.5,ChatGPT,64,7,71,Conversation log\n2,7,0.5,GPT-4,64,7,71,Conversation log\n"
+    )
+    columns = open_trace(path, TraceOptions(sessions=True, sharing=Sharing(1, 64, 0.0, 1.0)))
+    assert columns.sessions.tolist() == [0, 0]
+    assert len({request.blocks for request in columns}) == 2
