@@ -23,7 +23,7 @@ LAST_CALL = 8
 
 def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
-    engine, stands = world.engine, 0
+    engine, stands, last_call = world.engine, 0, LAST_CALL
     left, steps = _left(engine), 0
     while steps < MOST_STEPS:
         world.take(Kind.SETTLE)
@@ -32,7 +32,7 @@ def come_to_rest(world: WorldState) -> bool:
             world.take(Kind.SETTLE)
         for request in [r for r in _requests(engine) if r.status is Status.WAITING_FOR_STREAMING_REQ]:
             world.take(Kind.TURN, request=request.request_id)
-        if not engine.has_work and not _come_for_what_is_held(world):
+        if not engine.has_work:  # who is held is work
             return True
         before = _progress(engine)
         world.take(Kind.STEP)
@@ -41,8 +41,9 @@ def come_to_rest(world: WorldState) -> bool:
             engine.let_others_work()
         if stands >= PATIENCE:
             _give_up_a_session(world)
-        if stands >= LAST_CALL:
+        if stands >= last_call:
             _come_for_what_is_held(world)
+            last_call = 1  # the others have waited, too
         left_before, left = left, min(left, _left(engine))
         steps = steps + 1 if left == left_before else 0
     return False
@@ -61,10 +62,11 @@ def _progress(engine: Engine) -> list[tuple[object, ...]]:
     return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(engine)]
 
 
-def _come_for_what_is_held(world: WorldState) -> bool:
-    """Whether something was, for which somebody comes now."""
+def _come_for_what_is_held(world: WorldState) -> None:
+    """For one request that is, if any is for which nobody has come."""
     spec = world.router.last_claim() if world.router is not None else None
-    return spec is not None and world.take(Kind.ADD, spec=spec.to_json())
+    if spec is not None:
+        world.take(Kind.ADD, spec=spec.to_json())
 
 
 def _give_up_a_session(world: WorldState) -> None:

@@ -235,6 +235,7 @@ def test_what_is_wanted_and_there_is_held(changes: dict[str, Any], is_judged: bo
     made.status = changes.get("status", Status.FINISHED_STOPPED)
     made.num_computed_tokens = changes.get("computed", SHARED)
     call = ("request_finished", (made, []), ("ticket" in changes, changes.get("ticket")))
+    Tickets(WorldConfig(), Referee(), is_on=True, holds=False).hear(*call)  # nobody said that it holds
     if not is_judged:
         tickets.hear(*call)
         return

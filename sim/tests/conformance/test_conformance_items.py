@@ -1,6 +1,7 @@
 """Scenarios as tests of pytest, without a pytest around them; and what a scenario hands on of its options."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     )
     assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 1, tmp_path, '{"a": 1}')
     assert (plan.subject.traits, plan.subject.extra_config["a"]) == ({Trait.RANKS, Trait.FAILURES}, 1)
+    assert plan_of(connector="later", **{"serves-peers": True}).subject == replace(LATER, serves_peers=True)
     medium = "kv_sim.offload:WorldCPUOffloadingSpec"
     plan = plan_of(spec=medium)
     assert (plan.name, plan.subject.kv_connector) == (medium, "OffloadingConnector")

@@ -91,6 +91,13 @@ def test_a_fixed_connector_passes_the_schedule_of_the_broken_one(
     assert main(["replay-schedule", str(file), "--connector", "guide_mended:DictConnector"]) == 0
 
 
+def test_a_schedule_is_replayed_with_a_router_if_that_is_said(conform: Conform, tmp_path: Path) -> None:
+    conform(PULLS, "unfair", PULLS.broken)
+    [file] = tmp_path.glob("*.jsonl")
+    again = ["replay-schedule", str(file), "--connector", f"unfair_{PULLS.module}:PullConnector"]
+    assert [main([*again, "--serves-peers"]), main(again)] == [1, 0]
+
+
 MISTAKES = {
     "a ticket that comes to nothing lets go of nothing": (
         "            self._plan.declined.append(ticket[\"remote_request_id\"])\n        params",
@@ -128,6 +135,12 @@ def test_what_goes_wrong_between_engines_is_found(conform: Conform, mistake: str
         text = text.replace(old, new)
     out = conform(PULLS, f"bad{[*MISTAKES].index(mistake)}", text, "--traits", "holds")
     assert f"  {invariant}  " in out.splitlines()[0], out
+
+
+def test_who_claims_no_holds_may_let_a_lost_ticket_wait_for_whoever_comes_last(conform: Conform) -> None:
+    before, after, _ = MISTAKES["a ticket that comes to nothing lets go of nothing"]
+    assert isinstance(before, str) and isinstance(after, str)
+    assert "breaks" not in conform(PULLS, "lenient", PULLS.written.replace(before, after))
 
 
 def test_it_claims_what_is_said(conform: Conform) -> None:

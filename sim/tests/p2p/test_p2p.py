@@ -48,6 +48,18 @@ def test_most_worlds_of_what_serves_peers_have_no_prefix_cache_and_more_room() -
         assert own == replace(other, num_blocks=blocks, **same)
 
 
+def test_where_the_router_can_be_trusted_engines_give_and_take_and_have_room_to_hold() -> None:
+    fair = replace(P2P, traits=P2P.traits - {Trait.TICKETS})
+    pairs = [(config_for(fair, Random(seed)), config_for(P2P, Random(seed))) for seed in range(200)]
+    assert {other.role for _, other in pairs} == {"kv_both", "kv_consumer", "kv_producer"}
+    for own, other in pairs:
+        assert own.role == "kv_both"
+        blocks = 24 * len(own.groups) * (1 if own.prefix_caching else 2)
+        if other.num_blocks >= blocks and own.prefix_caching == other.prefix_caching:
+            assert own.num_blocks == other.num_blocks
+        assert own.num_blocks >= blocks
+
+
 def test_a_third_of_the_worlds_of_all_others_are_without_one() -> None:
     for name, subject in SUBJECTS.items():
         drawn = [config_for(subject, Random(seed)) for seed in range(200)]

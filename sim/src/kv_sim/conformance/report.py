@@ -6,7 +6,6 @@ from typing import Final
 
 from kv_sim.command.table import aligned
 from kv_sim.conformance.scenarios import Claim, Outcome
-from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures import telling
 from kv_sim.failures.report import file_stem, replay_line
 from kv_sim.fuzz import Failure
@@ -109,7 +108,7 @@ def tell_failure(
         failure.seed,
         extra=extra,
         traits=traits,
-        serves_peers=failure.subject.serves_peers and name not in SUBJECTS,
+        serves_peers=failure.subject.serves_peers,
         engine=failure.config.engine,
     )
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)

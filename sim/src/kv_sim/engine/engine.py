@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 from kv_api import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorOutput,
     KVConnectorRole,
     KVOutputAggregator,
@@ -108,11 +109,17 @@ class Engine:
         self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
         guarded.bind_kv_cache_manager(self.scheduler.blocks)
         self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
-        guarded.set_xfer_handshake_metadata_pp_aware({})
+        guarded.set_xfer_handshake_metadata_pp_aware(self._handshakes())
         self.outcome = Outcome(self.scheduler, referee)
 
     def let_others_work(self) -> None:
         """Nothing moves, and the world has no copy to end. Is it waiting for threads that aren't the world's?"""
+
+    def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
+        """What the workers have for other engines, by (pp rank, tp rank), as it gets to the scheduler's side."""
+        found = {divmod(rank, self.config.tp_size): worker.handshake for rank, worker in enumerate(self.workers)}
+        present = {place: handshake for place, handshake in found.items() if handshake is not None}
+        return self.crossing.carry(present, "worker side, get_handshake_metadata") if present else {}
 
     def describe(self, subject: Subject, rank: int) -> Any:
         """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""

@@ -44,7 +44,8 @@ class Worker:
         self.layers = {name: device.kv_cache(layer) for name, (_, layer) in self._places.items()}
         connector.get_mem_pool_context()
         connector.register_kv_caches(self.layers)
-        connector.get_handshake_metadata()
+        self.handshake = connector.get_handshake_metadata()
+        """What other engines have to know of this rank, if anything."""
 
     def execute(self, step: Step) -> KVConnectorOutput:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""

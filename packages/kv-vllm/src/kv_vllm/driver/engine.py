@@ -23,6 +23,7 @@ from kv_api import KVTransferConfig
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
+from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.request import RequestSpec, SimRequest
@@ -109,8 +110,9 @@ class VllmEngine(Engine):
         self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
+        self.crossing = Crossing(config.world_size, referee)
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
-        self.guard.set_xfer_handshake_metadata_pp_aware({})
+        self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
         self.outcome = Ended(self.ledger)  # type: ignore[assignment]
 

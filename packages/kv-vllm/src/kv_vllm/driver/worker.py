@@ -63,7 +63,8 @@ class VllmWorker:
         with self._process():
             self.connector.get_mem_pool_context()
             self._start()
-            self.connector.get_handshake_metadata()
+            self.handshake = self.connector.get_handshake_metadata()
+            """What other engines have to know of this rank, if anything."""
 
     def _process(self) -> AbstractContextManager[None]:
         return process_of(self.connector, self._config.parallel_config.rank, self.world.world_size)
