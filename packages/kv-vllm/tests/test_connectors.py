@@ -178,14 +178,14 @@ MLA_ON_CPUS = {"use_mla": True, "is_cpu": True, "enable_prefix_caching": False, 
 
 def with_mla(monkeypatch, **changed):
     """A configuration where vLLM passes over what is loaded, but for what is ``changed``."""
-    from kv_vllm.connectors import inside
+    from kv_vllm import refused
 
     setting = {**MLA_ON_CPUS, **changed}
     config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])
     config.model_config = SimpleNamespace(model="m", dtype="bf16", max_model_len=9, use_mla=setting["use_mla"])
     config.cache_config.enable_prefix_caching = setting["enable_prefix_caching"]
     config.kv_transfer_config.kv_role = setting["kv_role"]
-    monkeypatch.setattr(inside, "current_platform", SimpleNamespace(is_cpu=lambda: setting["is_cpu"]))
+    monkeypatch.setattr(refused, "current_platform", SimpleNamespace(is_cpu=lambda: setting["is_cpu"]))
     return config
 
 

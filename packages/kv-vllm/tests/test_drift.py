@@ -14,6 +14,7 @@ import pytest
 
 import kv_api
 import kv_factory
+import kv_vllm
 from kv_api import engine
 from kv_api.contract import Kind, Member, Phase, Side
 from kv_vllm.drift import compare as module
@@ -403,6 +404,7 @@ OF_OTHERS = {
     *("enable_kv_cache_events", "hisparse_config"),  # parts of vLLM's configuration that it may lack
     *(
         "__name__",
+        "_vllm_config",
         "extra_keys",
         "kv_transfer_config",
         "let_go",
@@ -417,6 +419,7 @@ OF_OTHERS = {
 def test_all_that_is_looked_for_is_listed():
     """In the sources of the connectors: what they ask for with a default, and no name that they don't have."""
     files = [Path(str(import_module(f"kv_api.{name}").__file__)) for name in ("blocks", "groups")]
+    files.append(Path(kv_vllm.__file__).parent / "refused.py")
     for package in ("kv_offload", "kv_p2p", "kv_multi", "kv_vllm.connectors"):
         files += Path(import_module(package).__path__[0]).rglob("*.py")
     sources = [file.read_text(encoding="utf-8") for file in files]

@@ -66,8 +66,8 @@ def test_what_needs_the_testbed_imports_no_vllm(module):
 @pytest.mark.parametrize(
     ("folder", "others"),
     [
-        ("connectors", {"handing_on", "translate", "versions"}),
-        ("recording", {"handing_on", "translate", "versions"}),
+        ("connectors", {"handing_on", "refused", "translate", "versions"}),
+        ("recording", {"handing_on", "refused", "translate", "versions"}),
         ("smoke", {"installed"}),
         ("drift", {"installed"}),
         ("differential", {"vllm_world"}),

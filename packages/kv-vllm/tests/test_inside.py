@@ -108,11 +108,11 @@ def test_a_child_of_vllms_is_of_our_class(base):
 
 
 def test_context_parallelism_is_refused(base):
-    from kv_vllm.connectors.inside import _refuse_context_parallelism
+    from kv_vllm.refused import refuse_context_parallelism
 
     parallel = SimpleNamespace(decode_context_parallel_size=2)
     with pytest.raises(ConfigError) as refused:
-        _refuse_context_parallelism(SimpleNamespace(parallel_config=parallel))
+        refuse_context_parallelism(SimpleNamespace(parallel_config=parallel))
     assert str(refused.value) == (
         "parallel_config.decode_context_parallel_size: got 2; these connectors work with 1 only"
     )

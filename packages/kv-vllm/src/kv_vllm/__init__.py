@@ -15,7 +15,7 @@ vLLM.
 ``driver/``               vLLM's own engine under the testbed; ``host_copy`` and ``world_offload`` are media for
                           it, named in the schedules that it saves, and ``world_p2p`` is a wire
 ``translate``             every value of ours that vLLM inspects, and what it becomes there
-``handing_on``            connectors that stand before another one
+``handing_on``            connectors that stand before another one; ``refused``: engines in which none begins
 ``vllm_world``            vLLM's configurations and requests, sized like a world of the testbed
 ``installed``             which vLLM there is; ``versions``: with which ours work
 ========================= =================================================================================

@@ -8,12 +8,15 @@ newer base class has finds what it relies on. ``inside_vllm`` writes it for anyb
 from collections.abc import Iterable
 from typing import Any
 
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
-from vllm.platforms import current_platform
 
 import kv_api
 from kv_api import ConfigError, KVConnectorRole, KVConnectorStats
+from kv_vllm.refused import (
+    refuse_context_parallelism,
+    refuse_loads_that_nothing_reads,
+    refuse_worker_of_another_engine,
+)
 from kv_vllm.translate import events_to_vllm, group_kind, role_of, to_vllm
 from kv_vllm.versions import require_version
 
@@ -25,7 +28,7 @@ class InsideVllm:
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         require_version()
-        _refuse_context_parallelism(vllm_config)
+        refuse_context_parallelism(vllm_config)
         ours = role_of(role)
         if ours is KVConnectorRole.SCHEDULER:
             refuse_worker_of_another_engine(vllm_config)
@@ -70,46 +73,3 @@ def inside_vllm(connector_class: type[kv_api.KVConnectorBase_V1]) -> type[Any]:
     bases = VLLM_BASES if issubclass(connector_class, kv_api.SupportsHMA) else (KVConnectorBase_V1,)
     body = {"__module__": connector_class.__module__, "__doc__": connector_class.__doc__}
     return type(connector_class.__name__, (InsideVllm, connector_class, *bases), body)
-
-
-def refuse_worker_of_another_engine(vllm_config: Any) -> None:
-    """Refuse to begin beside a worker half that vLLM has kept of another engine in this process.
-
-    It keeps one until its engine shuts down, which an engine that didn't start never does. What the next one is
-    told would be done by a connector that was made for other caches, and another configuration. Of one engine both
-    halves have the same cache configuration, whoever made copies around it.
-    """
-    worker = get_kv_transfer_group() if has_kv_transfer_group() else None
-    config = getattr(worker, "_vllm_config", None)
-    if config is None or config.cache_config is vllm_config.cache_config:
-        return
-    if getattr(config, "instance_id", None) == getattr(vllm_config, "instance_id", ""):
-        return
-    raise ConfigError(
-        f"{vllm_config.kv_transfer_config.kv_connector}: the worker half in this process, a "
-        f"{type(worker).__name__}, is that of another engine, which vLLM keeps if that one failed to start; use a "
-        "new process, or call vllm.distributed.kv_transfer.ensure_kv_transfer_shutdown() before the next engine"
-    )
-
-
-def refuse_loads_that_nothing_reads(vllm_config: Any) -> None:
-    """On CPUs without AMX vLLM computes with MLA every prompt as if nothing were before it, and says so.
-
-    It turns its own prefix cache off there; a connector it asks all the same, and what that loads is passed over.
-    """
-    transfer, model = vllm_config.kv_transfer_config, getattr(vllm_config, "model_config", None)
-    if not (transfer.is_kv_consumer and getattr(model, "use_mla", False) and current_platform.is_cpu()):
-        return
-    if not vllm_config.cache_config.enable_prefix_caching:
-        raise ConfigError(
-            f"{transfer.kv_connector}: with MLA vLLM computes no prompt from its middle on here (it has turned "
-            "prefix caching off), so what is loaded would be passed over, and outputs be wrong"
-        )
-
-
-def _refuse_context_parallelism(vllm_config: Any) -> None:
-    parallel = vllm_config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(parallel, name, 1)
-        if size != 1:
-            raise ConfigError(f"parallel_config.{name}: got {size}; these connectors work with 1 only")

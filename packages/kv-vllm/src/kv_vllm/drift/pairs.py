@@ -138,7 +138,7 @@ LOOKED_FOR: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     (
         "VllmConfig",
         "vllm.config",
-        ("attention_config", "kv_events_config", "model_config", "use_v2_model_runner"),
+        ("attention_config", "instance_id", "kv_events_config", "model_config", "use_v2_model_runner"),
     ),
     ("KVTransferConfig", "vllm.config", ("kv_port",)),
     (

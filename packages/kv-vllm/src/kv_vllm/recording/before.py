@@ -15,9 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kv_api import ConfigError
 from kv_api.errors import refuse_misspelt
-from kv_vllm.connectors.inside import refuse_worker_of_another_engine
 from kv_vllm.handing_on import CALLED, methods_to
 from kv_vllm.recording.stats import MetricsBehind, StatsBehind, rebuild
+from kv_vllm.refused import refuse_worker_of_another_engine
 from kv_vllm.translate import role_of, to_vllm
 from kv_vllm.versions import require_version
 
