@@ -110,6 +110,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what a session's later turn has: all, or what it adds",
     )
+    reading.add_argument("--tokenizer", metavar="FILE", help="a model's tokenizer.json, by which text is cut")
     reading.add_argument("--stagger", type=float, default=0.0, metavar="S", help="seconds from session to session")
     reading.add_argument("--requests", type=int, metavar="N", help="only the first N requests")
     reading.add_argument(

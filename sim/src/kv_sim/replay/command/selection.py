@@ -64,6 +64,7 @@ def trace_options(options: argparse.Namespace) -> TraceOptions:
         sharing=None if options.assume_sharing is None else parse_sharing(options.assume_sharing),
         seed=options.seed or 0,
         turns=Turns(options.turns),
+        tokenizer=options.tokenizer,
         stagger_seconds=options.stagger,
         columns=None if options.columns is None else parse_columns(options.columns),
         requests=options.requests,

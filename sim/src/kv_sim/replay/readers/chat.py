@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import TIMES, MalformedError, Record, session_of, text_of, time_of, whole
-from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of, tokens_of
+from kv_sim.replay.readers.text import ASSUMED
 
 TURN_SECONDS: Final = 60
 
@@ -49,15 +49,16 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     if isinstance(asked.get(field), str):
         asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
-    tokens, ids = blocks_of("".join([*_before(asked), *spoken, f"<|{_ANSWERS}|>"]))
+    answer = record.get("response")
     yield Record(
         time_of(record),
-        tokens,
+        0,
         _answered(record),
-        ids,
+        None,
         session=session_of(record),
-        block_tokens=BLOCK_TOKENS,
         model=text_of(asked, "model"),
+        text=[*_before(asked), *spoken, f"<|{_ANSWERS}|>"],
+        answer=answer if isinstance(answer, str) else None,
     )
 
 
@@ -78,10 +79,8 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _answered(record: Mapping[str, Any]) -> int:
-    """The tokens of the answer, where the record says it."""
+    """The tokens of the answer, where the record says how many."""
     response = record.get("response")
-    if isinstance(response, str):
-        return tokens_of(response)
     inner = _inside(response, "body") or response
     for counts in (record, record.get("usage"), response, _inside(response, "usage"), _inside(inner, "usage")):
         for field in ("completion_tokens", "output_tokens", "output_length"):
@@ -99,21 +98,21 @@ def _inside(value: Any, name: str) -> Any:
 
 def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
     field = next(field for field in (*_CONVERSATIONS, "messages") if field in record)
-    spoken, turn = "".join(_before(record)), 0
+    spoken, turn = [*_before(record)], 0
     for role, content in _messages(record, field):
         if role == _ANSWERS and spoken:
-            tokens, ids = blocks_of(f"{spoken}<|{role}|>")
             yield Record(
                 turn * TURN_SECONDS,
-                tokens,
-                tokens_of(content),
-                ids,
-                block_tokens=BLOCK_TOKENS,
+                0,
+                0,
+                None,
                 is_session_local=False,
                 model=text_of(record, "model"),
+                text=[*spoken, f"<|{role}|>"],
+                answer=content,
             )
             turn += 1
-        spoken += f"<|{role}|>{content}"
+        spoken.append(f"<|{role}|>{content}")
 
 
 def _is_conversation(record: Mapping[str, Any]) -> bool:
@@ -190,7 +189,8 @@ CONVERSATIONS = Format(
     merges_sessions=True,
     matches=_is_conversation,
     looked_for="conversations or conversation, or messages that end with an answer",
-    assumes=f"{ASSUMED}, a minute for the time between two turns",
+    is_text=True,
+    assumes="a minute for the time between two turns",
 )
 
 OPENAI = Format(
@@ -201,5 +201,5 @@ OPENAI = Format(
     _parse_request,
     matches=_is_request,
     looked_for="messages or input, maybe in a body",
-    assumes=ASSUMED,
+    is_text=True,
 )

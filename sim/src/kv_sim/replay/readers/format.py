@@ -42,8 +42,10 @@ class Format:
     """Whether a later turn of a session may have only what it adds to the one before."""
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
+    is_text: bool = False
+    """Whether its prompts are there as text, or as token ids."""
     assumes: str | None = None
-    """What is taken for granted of prompts of this format that are text, for the notes."""
+    """What else is taken for granted of those that are text, for the notes."""
     matches: Callable[[Mapping[str, Any]], bool] = lambda record: True
     """A further look at a record that has all fields."""
     looked_for: str | None = None

@@ -25,6 +25,7 @@ from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
 from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
+from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
 from kv_sim.replay.units import counted
@@ -81,6 +82,9 @@ class Opening:
         if left_out := left_out_of(path):
             self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
         self._form, found = self._format_of(files)
+        if options.tokenizer is not None and not self._form.is_text:
+            raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")
+        self._text = Text(options.tokenizer, options.block_tokens)
         records = self._records(chain([found], (objects_of(file).found for file in files[1:])))
         if options.requests is not None:
             records = islice(records, min(options.requests, sys.maxsize))
@@ -106,8 +110,8 @@ class Opening:
     def notes(self) -> tuple[str, ...]:
         """What the reader decided, and what it left out."""
         form = self._form
-        assumed = () if form.assumes is None or not self._has_text else (form.assumes,)
-        return f"format: {form.name}", *assumed, *self._notes, *self._account.notes()
+        assumed = ", ".join(filter(None, (self._text.said, form.assumes))) if self._has_text else None
+        return f"format: {form.name}", *filter(None, [assumed]), *self._notes, *self._account.notes()
 
     @property
     def sorts(self) -> bool:
@@ -157,6 +161,7 @@ class Opening:
                         f"{missing[0]}: no such field, and it isn't of format {form.name} without"
                     )
                 for record in form.parse(value):
+                    self._text.cut(record)
                     if form.merges_sessions:
                         record.session = str(number)  # names are a writer's own: two files may have the same one
                     elif self._options.scope is IdScope.SESSION or self._options.sessions:
@@ -202,7 +207,7 @@ class Opening:
                 record.ids = sharer.ids_for(record.input_tokens)
             if self._growing is not None:
                 record.input_tokens, record.ids = self._growing.extend(record, self._fitting(record, block_tokens))
-            self._has_text |= not record.has_tokens
+            self._has_text |= record.text is not None
             self._has_sessions |= record.session is not None
             is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
             self._look_at(record, is_local=is_local, place=place)
@@ -265,7 +270,7 @@ class Opening:
         conflict, meaning = self._evidence.conflict, self._options.ids
         if conflict is not None and meaning is IdMeaning.PREFIX:
             raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
-        if conflict is not None and form.assumes is None:  # else they were made here, to be chained
+        if conflict is not None and not form.is_text:  # else they were made here, to be chained
             self._notes.append(f"ids name a block by itself, so they were chained: {conflict}")
         if form.is_session_local and self._options.scope is IdScope.AUTO:
             self._notes.append(

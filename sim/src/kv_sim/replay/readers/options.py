@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
@@ -55,6 +56,8 @@ class TraceOptions:
     on_error: OnError = OnError.STOP
     unsorted: Unsorted = Unsorted.STOP
     turns: Turns = Turns.AUTO
+    tokenizer: str | Path | None = None
+    """The ``tokenizer.json`` of a model, or its folder: what text is cut by."""
     sharing: Sharing | None = None
     seed: int = 0
     stagger_seconds: float = 0.0

@@ -43,8 +43,12 @@ class Record:
     """Who computes its blocks, where a record says it. Another model can't use them."""
     parent: str | None = None
     """The session that this one goes on with."""
-    has_tokens: bool = False
-    """Whether its prompt was given as tokens, so that what its format assumes of text doesn't matter."""
+    text: Sequence[str] | None = None
+    """Its prompt, in pieces, where it is there as text: then tokens and ids are yet to be made of it."""
+    tokens: Sequence[int] | None = None
+    """The same where it is there as token ids."""
+    answer: str | None = None
+    """What was answered, of which tokens are to be made, too."""
 
 
 def whole(record: Mapping[str, Any], field: str, usual: int | None = None) -> int:

@@ -1,28 +1,118 @@
-"""Prompts as text: from characters to blocks.
+"""Prompts as text: from characters to tokens, and from tokens to blocks.
 
-There is no tokenizer here, so a token is taken to be four characters (a prompt given as a list is taken for token
-ids): a block's id is its characters, and since ids are chained, prompts share blocks as far as their texts agree.
+Without a tokenizer a token is taken to be four characters: a block's id is its characters, and since ids are
+chained, prompts share blocks as far as their texts agree. With one (a model's ``tokenizer.json``, read by the
+package ``tokenizers``) a block's id is its tokens. Each piece of a prompt, such as a message of a chat behind its
+role, is cut by itself: it is the same in the next turn, so it is remembered, and templates put marks between them.
 """
 
-from typing import Final
+import importlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
 
-from kv_sim.replay.readers.record import Id
+from kv_api import ConfigError
+from kv_sim.replay.readers.record import Id, Record
 
 CHARACTERS_PER_TOKEN: Final = 4
 BLOCK_TOKENS: Final = 16
 ASSUMED: Final = "four characters are taken for a token"
+FILE: Final = "tokenizer.json"
+
+_REMEMBERED: Final = 4096
+"""Pieces whose tokens are kept: the messages of the conversations that go on."""
 
 
-def blocks_of(prompt: str | list[int]) -> tuple[int, list[Id]]:
-    """How many tokens a prompt has, and the ids of their blocks."""
-    if isinstance(prompt, str):
-        step, tokens = CHARACTERS_PER_TOKEN * BLOCK_TOKENS, tokens_of(prompt)
-    else:
-        step, tokens = BLOCK_TOKENS, len(prompt)
-    parts = (prompt[start : start + step] for start in range(0, len(prompt), step))
-    return tokens, [part if isinstance(part, str) else repr(part) for part in parts]
+class Cutter(Protocol):
+    """Cuts text into tokens."""
+
+    said: str
+    """How, for the notes."""
+
+    def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
+        """How many tokens a prompt has, and the ids of their blocks."""
+
+    def tokens_of(self, text: str) -> int:
+        """How many tokens a text has."""
 
 
-def tokens_of(text: str) -> int:
-    """How many tokens a text is taken for."""
-    return -(-len(text) // CHARACTERS_PER_TOKEN)
+class FourCharacters:
+    """Knows no tokenizer."""
+
+    said = ASSUMED
+
+    def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
+        """By characters."""
+        prompt, step = "".join(pieces), CHARACTERS_PER_TOKEN * block_tokens
+        return self.tokens_of(prompt), [prompt[start : start + step] for start in range(0, len(prompt), step)]
+
+    def tokens_of(self, text: str) -> int:
+        """As many as four characters go into it, and a rest."""
+        return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+class ByTokenizer:
+    """Knows the tokenizer of a model: a file, or the folder that it lies in."""
+
+    def __init__(self, given: str | Path) -> None:
+        path = Path(given) / FILE if Path(given).is_dir() else Path(given)
+        if not path.is_file():
+            raise ConfigError(
+                f"--tokenizer {path}: there is no such file; it is the {FILE} beside a model's weights"
+            )
+        try:
+            library = importlib.import_module("tokenizers")
+        except ImportError:
+            needed = "--tokenizer needs the package tokenizers: pip install 'kv-sim[tokenizer]'"
+            raise ConfigError(needed) from None
+        try:
+            self._tokenizer: Any = library.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - it knows no other
+            raise ConfigError(f"--tokenizer {path}: {error}") from None
+        self._tokenizer.no_truncation()  # some files cut off, or fill up, whatever is longer or shorter
+        self._tokenizer.no_padding()
+        self.said = f"tokens are those of {path}"
+        self._ids_of = lru_cache(_REMEMBERED)(self._cut)
+
+    def _cut(self, text: str) -> list[int]:
+        return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:
+        """By tokens, each piece by itself."""
+        return blocks_of_tokens([one for piece in pieces for one in self._ids_of(piece)], block_tokens)
+
+    def tokens_of(self, text: str) -> int:
+        """Those of all of it."""
+        return len(self._ids_of(text))
+
+
+def blocks_of_tokens(tokens: Sequence[int], block_tokens: int) -> tuple[int, list[Id]]:
+    """The same of a prompt that is given as token ids."""
+    parts = (tokens[start : start + block_tokens] for start in range(0, len(tokens), block_tokens))
+    return len(tokens), [repr(list(part)) for part in parts]
+
+
+class Text:
+    """Makes tokens and blocks of the prompts of a trace, and tokens of its answers."""
+
+    def __init__(self, tokenizer: str | Path | None, block_tokens: int | None) -> None:
+        self._cutter: Cutter = FourCharacters() if tokenizer is None else ByTokenizer(tokenizer)
+        self._block_tokens = BLOCK_TOKENS if block_tokens is None else block_tokens
+
+    @property
+    def said(self) -> str:
+        """How text is cut, for the notes."""
+        return self._cutter.said
+
+    def cut(self, record: Record) -> None:
+        """Of a record whose prompt is there: how long it is, its blocks, and how long its answer is."""
+        if record.tokens is not None:
+            record.input_tokens, record.ids = blocks_of_tokens(record.tokens, self._block_tokens)
+        elif record.text is not None:
+            record.input_tokens, record.ids = self._cutter.blocks_of(record.text, self._block_tokens)
+        else:
+            return
+        record.block_tokens = self._block_tokens
+        if record.answer is not None:
+            record.output_tokens = self._cutter.tokens_of(record.answer)

@@ -5,7 +5,7 @@ from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of, time_of, whole
-from kv_sim.replay.readers.text import ASSUMED, BLOCK_TOKENS, blocks_of
+from kv_sim.replay.readers.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -16,16 +16,15 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
     elif not isinstance(prompt, str):
         raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
-    tokens, ids = blocks_of(prompt)
     yield Record(
         time_of(record),
-        tokens,
+        0,
         whole(record, "output_tokens", usual=0),
-        ids,
+        None,
         session=session_of(record),
-        block_tokens=BLOCK_TOKENS,
         model=text_of(record, "model"),
-        has_tokens=isinstance(prompt, list),
+        text=[prompt] if isinstance(prompt, str) else None,
+        tokens=prompt if isinstance(prompt, list) else None,
     )
 
 
@@ -35,5 +34,5 @@ VLLM = Format(
     Container.JSON,
     ("prompt",),
     _parse,
-    assumes=ASSUMED,
+    is_text=True,
 )
