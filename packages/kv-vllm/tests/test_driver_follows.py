@@ -72,7 +72,7 @@ def test_the_drivers_worker_asks_its_device_for_what_the_testbeds_does() -> None
         (["scheduler"], "view.py", "SchedulerView"),
         (["blocks"], "view.py", "BlocksView"),
         (["block_pool", "pool"], "view.py", "PoolView"),
-        (["outcome"], "engine.py", "Ended"),
+        (["outcome"], "view.py", "Ended"),
     ],
 )
 def test_what_is_read_of_the_testbeds_scheduler_the_drivers_view_has(

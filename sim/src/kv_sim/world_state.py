@@ -14,7 +14,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.ending import Ending
 from kv_sim.checkers.medium import guard_media
-from kv_sim.checkers.tickets import ENDS, Tickets
+from kv_sim.checkers.tickets import ENDS, Tickets, tables_told
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engines import find_engine
@@ -116,5 +116,4 @@ class WorldState:
             self._observe(side, name, args, answer)
         self.tickets.hear(name, args, answer)
         if name in ENDS and self.router is not None and (answer[1] or {}).get(TICKET):
-            tables = args[1] if name == "request_finished_all_groups" else (args[1],)
-            self.router.learn(args[0], answer[1], tables)
+            self.router.learn(args[0], answer[1], tables_told(name, args))

@@ -1,8 +1,11 @@
-"""A trace that is small enough to be counted by hand."""
+"""A trace that is small enough to be counted by hand, and records that become one."""
 
 import json
 
 import pytest
+
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
 
 
 @pytest.fixture
@@ -16,3 +19,17 @@ def small(tmp_path):
     ]
     file.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return file
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The requests of some records, and what was said of them."""
+
+    def read(*records, **options):
+        file = tmp_path / "trace.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        columns = open_trace(file, TraceOptions(**options))
+        columns.check()
+        return list(columns), columns.notes
+
+    return read

@@ -1,31 +1,14 @@
 """Chats as text: what counts as a prompt, what prompts share, and what is refused."""
 
-import json
-
 import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
 from kv_sim.replay.readers.naming import IdScope
-from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions, Unsorted
+from kv_sim.replay.readers.options import Unsorted
 
 LONG = "0123456789" * 40
 """400 characters: 6 whole blocks and more."""
-
-
-@pytest.fixture
-def read(tmp_path):
-    """The requests of some records, and what was said of them."""
-
-    def read(*records, **options):
-        file = tmp_path / "trace.jsonl"
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
-        columns = open_trace(file, TraceOptions(**options))
-        columns.check()
-        return list(columns), columns.notes
-
-    return read
 
 
 def shares(one, other):

@@ -12,8 +12,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay.readers import text
-from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions
 
 WORDS = [f"w{number}" for number in range(60)]
 Read = Callable[..., tuple[list[Any], tuple[str, ...]]]
@@ -29,20 +27,6 @@ def tokenizer(tmp_path: Path) -> Path:
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Read:
-    """The requests of some records, and what was said of them."""
-
-    def read(*records: dict[str, Any], **options: Any) -> tuple[list[Any], tuple[str, ...]]:
-        file = tmp_path / "trace.jsonl"
-        file.write_text("".join(json.dumps(record) + "\n" for record in records))
-        columns = open_trace(file, TraceOptions(**options))
-        columns.check()
-        return list(columns), columns.notes
-
-    return read
 
 
 def prompt(*words: str) -> dict[str, Any]:

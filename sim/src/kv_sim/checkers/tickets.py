@@ -92,8 +92,7 @@ class Tickets:
             self._spend(args[0].request_id)
         elif name in ENDS:
             self._spend(args[0].request_id)
-            tables = args[1] if name == "request_finished_all_groups" else (args[1],)
-            first_tokens = [self._first_token(table) for table in tables]
+            first_tokens = [self._first_token(table) for table in tables_told(name, args)]
             self._ends(args[0], answer[1] or {}, first_tokens, is_held=answer[0])
         elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
             self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
@@ -224,6 +223,12 @@ class Tickets:
             Invariant.HITS,
             f"request {request.request_id}: it left a ticket when it ended, but its blocks aren't held{whose}",
         )
+
+
+def tables_told(name: str, args: tuple[Any, ...]) -> Sequence[Sequence[int]]:
+    """The block tables that one of these calls comes with."""
+    tables: Sequence[Sequence[int]] = args[1] if name == "request_finished_all_groups" else (args[1],)
+    return tables
 
 
 def _name_of(ticket: dict[str, Any]) -> str:

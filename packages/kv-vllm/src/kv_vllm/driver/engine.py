@@ -38,7 +38,7 @@ from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.setup import Setup, request_of, turn_of
-from kv_vllm.driver.view import SchedulerView
+from kv_vllm.driver.view import Ended, SchedulerView
 
 
 @dataclass
@@ -49,18 +49,6 @@ class VllmStep(Step):
     """Each request's twin, how often it had been preempted, and its turn: drafts count for this life only."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """What each request samples."""
-
-
-@dataclass
-class Ended:
-    """What the checkers ask of the testbed's ``Outcome``."""
-
-    ledger: Ledger
-
-    @property
-    def ended(self) -> list[SimRequest]:
-        """Requests that ended, for the books."""
-        return self.ledger.ended
 
 
 class VllmEngine(Engine):

@@ -1,6 +1,7 @@
-"""``SchedulerView``: what worlds, checkers and logs read of the testbed's scheduler, read off vLLM's."""
+"""What worlds, checkers and logs read of the testbed's scheduler (``SchedulerView``), read off vLLM's."""
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from kv_sim.engine.blocks import Tables
@@ -44,6 +45,18 @@ class BlocksView:
     def tables_of(self, request_id: str) -> Tables:
         """The tables of a request; empty ones if it has none."""
         return Tables(tuple(list(ids) for ids in self._vllm.kv_cache_manager.get_block_ids(request_id)))
+
+
+@dataclass
+class Ended:
+    """What the checkers ask of the testbed's ``Outcome``."""
+
+    ledger: Ledger
+
+    @property
+    def ended(self) -> list[SimRequest]:
+        """Requests that ended, for the books."""
+        return self.ledger.ended
 
 
 class SchedulerView:
