@@ -41,6 +41,14 @@ def test_a_ticket_that_comes_to_nothing_must_let_go():
         assert violation is None, "it lets go, or somebody else comes for it at the end"
 
 
+def test_what_is_wanted_must_be_held():
+    holds_nothing = Subject("HoldsNothing", "kv_vllm_peers", traits=frozenset({Trait.HOLDS}), serves_peers=True)
+    found = run_seed(holds_nothing, 0, engine="vllm").failure
+    assert found is not None and found.violation.invariant is Invariant.HITS
+    assert "its blocks are wanted by another engine" in found.violation.message
+    assert run_seed(replace(holds_nothing, traits=frozenset()), 0, engine="vllm").failure is None
+
+
 def test_of_every_other_hold_vllms_cache_keeps_the_first_half():
     subject = Subject("Peers", "kv_vllm_peers", traits=frozenset(), serves_peers=True)
     world = World(WorldConfig(engine="vllm", num_blocks=60, max_step_tokens=64), subject)

@@ -83,6 +83,14 @@ class Peers(KVConnectorBase_V1):
         pass
 
 
+class HoldsNothing(Peers):
+    """What is wanted is freed at once, and no ticket is left."""
+
+    def request_finished(self, request, block_ids):
+        super().request_finished(request, block_ids)
+        return False, None
+
+
 class KeepsHolding(Peers):
     """A ticket that comes to nothing lets go of nothing."""
 

@@ -22,6 +22,7 @@ from vllm.v1.request import RequestStatus
 from kv_api import KVTransferConfig
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
+from kv_sim.checkers.tickets import ENDS
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.engine import Engine
@@ -112,6 +113,9 @@ class VllmEngine(Engine):
         """Watchers know the testbed's requests and steps, not vLLM's."""
 
         def call(side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+            if name in ENDS and args[0].status is RequestStatus.FINISHED_LENGTH_CAPPED:
+                # It is judged now whether it is held, if it ended as routers ask for: vLLM's own hold no other.
+                self.ledger.twins[args[0].request_id].follow(args[0])
             log(side, name, tuple(map(self._known, args)), answer)
 
         return call
