@@ -7,7 +7,7 @@ also when what is tested is an installed wheel.
 * `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
   runs vary and yet replay.
 * `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of tests
-  with a parameter `seed` every fifth is run then, the first among them.
+  with a parameter `seed` every fifth is run then, the first among them, and none that is marked `once`.
 * `nightly`: for a machine that has nothing else to do.
 """
 
@@ -30,11 +30,15 @@ FEWER = settings.get_profile("ci").max_examples // settings.get_profile("again")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out most seeds where other seeds of the same test, and all of them in another session, are run."""
+    """Leave out what another session runs: most seeds of a test of which others are run, and what is run once."""
     if config.getoption("--hypothesis-profile") == "again":
-        left_out = [item for item in items if _seed_index(item) % FEWER]
+        left_out = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _seed_index(item) % FEWER]
+        items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    return _seed_index(item) % FEWER > 0 or item.get_closest_marker("once") is not None
 
 
 def _seed_index(item: pytest.Item) -> int:

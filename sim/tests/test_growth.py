@@ -286,6 +286,7 @@ def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., 
     assert "nothing grows" not in out
 
 
+@pytest.mark.once
 def test_what_grows_with_one_model_is_named_with_the_model(growth: Callable[..., tuple[int, str]]) -> None:
     code, out = growth("broken_connectors:AsksAll", "--traits", "groups")
     assert code == 1

@@ -9,6 +9,7 @@ from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["offload-in-step-fenced", "offload-file", "offload+fenced"])
 def test_whoever_waits_loses_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     waiting, pass_over = [], progress.Progress.pass_over

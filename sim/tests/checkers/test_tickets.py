@@ -297,6 +297,7 @@ def test_blocks_that_were_pulled_are_not_said_to_be_unfilled(monkeypatch: pytest
     assert re.fullmatch(told, message), message
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["p2p", "p2p+offload"])
 def test_tickets_are_issued_and_brought(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing would be demanded of anybody."""

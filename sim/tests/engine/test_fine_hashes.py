@@ -260,6 +260,7 @@ def test_worlds_have_them_for_those_who_claim_them() -> None:
     assert {config.runner for config in worlds if config.hashes_per_block > 1} == {1}
 
 
+@pytest.mark.once
 def test_nothing_breaks_in_ours() -> None:
     copies = 0
     for seed in seeds(90, 60_031):  # of which the first copies several

@@ -264,6 +264,7 @@ def test_worlds_draw_sessions_where_no_state_could_have_run_ahead() -> None:
         assert not (config.sessions and has_states and config.async_scheduling)
 
 
+@pytest.mark.once
 def test_histories_have_sessions_in_all_situations() -> None:
     seen: set[str] = set()
     for seed in range(60):

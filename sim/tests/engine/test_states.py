@@ -88,6 +88,7 @@ def test_worlds_have_states_for_those_who_claim_them() -> None:
     assert not any(STATE in config_for(LATER, Random(seed)).groups for seed in range(100))
 
 
+@pytest.mark.once
 def test_states_are_stored_and_loaded() -> None:
     loads = 0
     for seed in range(40_000, 40_120):

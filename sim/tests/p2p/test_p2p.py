@@ -265,6 +265,7 @@ def test_closing_lets_everything_end(wire: WorldWire) -> None:
 # -- histories ---------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_much_is_pulled_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is pulled, it has gone, it breaks off or is late."""
     happened: Counter[str] = Counter()

@@ -78,6 +78,7 @@ def test_who_pulls_what_a_ticket_does_not_promise_breaks_the_protocol(
     )
 
 
+@pytest.mark.once
 def test_much_is_held_and_pulled_where_a_window_has_slid(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: Counter[str] = Counter()
     serve, pull = WorldWire.serve, WorldWire.pull
@@ -99,6 +100,7 @@ def test_much_is_held_and_pulled_where_a_window_has_slid(monkeypatch: pytest.Mon
     assert happened["pulled"] > 15
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "groups",
     [(NEAR,), (FAR,), (NEAR, GroupConfig()), (GroupConfig(), NEAR, FAR)],

@@ -249,6 +249,7 @@ def test_the_best_policy_in_front_is_what_a_disk_is_measured_against():
     assert found.without.block == max(alone) / columns.references
 
 
+@pytest.mark.once
 def test_the_tables_of_a_replay_with_a_disk(small, capsys):
     command = ["replay", str(small), "--bytes-per-token", "1000", "--capacity", "2blocks,3blocks"]
     assert main([*command, "--disk-capacity", "6blocks"]) == 0
@@ -328,6 +329,7 @@ def test_a_disk_below_nothing_is_refused():
         replay_cache(trace_of([[1]]), Setup("lru", 4, disk=-1))
 
 
+@pytest.mark.once
 def test_the_pages_say_what_is_the_disks(small, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["size", str(small), *FILES, "--host-capacity", "3blocks", "--html", str(page)]) == 0

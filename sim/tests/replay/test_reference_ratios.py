@@ -91,6 +91,7 @@ def test_fifo(traces, is_forward):
     assert found == pytest.approx(FIFO["mooncake-synthetic"][not is_forward], abs=ROUNDED)
 
 
+@pytest.mark.once
 def test_a_real_policy_is_the_textbook_s_a_block_at_a_time(traces):
     """The one that differs most from what a server makes of it. benchmarks/replay.py has all policies."""
     columns, _, totals = traces["mooncake-synthetic"]
@@ -98,6 +99,7 @@ def test_a_real_policy_is_the_textbook_s_a_block_at_a_time(traces):
     assert found == pytest.approx(TEXTBOOK["sieve"][2], abs=ROUNDED)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("place", [2, 4])
 def test_the_real_manager_as_a_server_drives_it(traces, place):
     columns, shape, totals = traces["mooncake-synthetic"]

@@ -41,6 +41,7 @@ def write(file, requests, block=4):
     return file
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("part", [1, 3, 1024])
 @given(seed=st.integers(0, 10**9), count=st.integers(1, 40))
 def test_a_stream_counts_what_the_whole_trace_counts(tmp_path_factory, part, seed, count):
@@ -121,6 +122,7 @@ def peak_bytes(work):
     return min(peaks)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("setup", [Setup("lru", 100, 50, 2), Setup("arc", 100), Setup("s3fifo", 100)])
 def test_memory_is_bounded_by_the_capacity(tmp_path, monkeypatch, setup):
     """Half of each prompt was there before, half is new; four times the requests take no more memory."""

@@ -71,6 +71,7 @@ SHORT, MEANWHILE = trace_of((0, 3, 1, [1]), (0, 3, 1, [2])), trace_of((0, 3, 1, 
 """No block is full, so nothing is copied. The other one comes while the first is computed, after 500 looks."""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("side", "trace", "steps", "left"),
     [

@@ -117,6 +117,7 @@ def conversations(number: int) -> ListedTrace:
     return trace_of(*made)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("host", [0, 3])
 @pytest.mark.parametrize(
     "changes", [{}, SLOW, {"tp_size": 2, "disk_microseconds": 100.0}], ids=["quick", "slow", "two ranks"]

@@ -68,6 +68,7 @@ ALL_BUT_ONE = trace_of((0, 9, 40, [1]), block_tokens=16)
 """After its first step a token of the prompt is left, as a token is of whoever decodes."""
 
 
+@pytest.mark.once
 @example(FULL, TINY)
 @example(BESIDE, NOBODY_ELSE)
 @example(ALL_BUT_ONE, NOBODY_ELSE)
@@ -88,6 +89,7 @@ def busy_trace(requests: int) -> ListedTrace:
     return trace_of(*made, block_tokens=16)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "changes",
     [

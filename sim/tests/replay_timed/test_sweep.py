@@ -80,6 +80,7 @@ def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: py
         assert asked.pop() == taken, "three times sixty requests"
 
 
+@pytest.mark.once
 def test_the_least_that_meets_a_goal_is_recommended() -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     assert quick < slow
@@ -96,6 +97,7 @@ def test_the_least_that_meets_a_goal_is_recommended() -> None:
     assert swept(f"{between},tpot-worst=100s").recommended is not None
 
 
+@pytest.mark.once
 def test_of_policies_that_meet_it_with_as_much_lru_is_recommended() -> None:
     goals = parse_goals("ttft-mean=1000s")
 
@@ -123,6 +125,7 @@ def test_of_policies_that_meet_it_with_as_much_lru_is_recommended() -> None:
     assert chosen(("lru", 5, 0, 1e5)) is None
 
 
+@pytest.mark.once
 def test_what_is_shown() -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.0f}ms,tpot-p95=1s")
@@ -317,6 +320,7 @@ def test_replay_takes_several_sizes(file: str, capsys: pytest.CaptureFixture[str
     assert data["recommended"] is None and data["goals"] == []
 
 
+@pytest.mark.once
 def test_size_takes_a_goal(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     goal = f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms"
