@@ -3,6 +3,7 @@
 import fcntl
 import os
 from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
@@ -78,6 +79,30 @@ def test_a_load_that_a_step_waits_for_is_told_as_one(engines, monkeypatch):
     worker.wait({1, 2, 3})
     assert [result.success for result in worker.get_finished()] == [False] * 3
     rig.manager.complete_load(make_keys([1]), rig.context)
+
+
+def test_blocks_that_a_store_let_go_of_may_be_written_while_it_goes_on(engines, monkeypatch):
+    rig, may_write, keys = engines(), Event(), make_keys([1])
+    rank, slots = rig.ranks[0], rig.ranks[0].worker.engine._slots
+    write = slots.write
+
+    def write_late(*arguments):
+        assert may_write.wait(2)
+        write(*arguments)
+
+    monkeypatch.setattr(slots, "write", write_late)
+    output, blocks = rig.manager.prepare_store(keys, rig.context), rig.blocks_of(keys)
+    rank.fill(keys, blocks)
+    rank.worker.submit_store(1, GPULoadStoreSpec(blocks, [len(blocks)], [0]), output.store_spec)
+    assert rank.worker.let_go({1, 2}) == [1]
+    assert rank.worker.get_finished() == []
+    for layer in rank.layers:
+        layer[:] = 0
+    may_write.set()
+    rank.worker.wait({1})
+    assert [result.success for result in rank.worker.get_finished()] == [True]
+    rig.manager.complete_store(keys, rig.context)
+    assert rig.load([1])
 
 
 def test_the_other_mediums_places_are_refused(tmp_path, engines):

@@ -37,9 +37,7 @@ class FileOffloadingWorker(CPUOffloadingWorker):
 
     def let_go(self, job_ids: set[int]) -> list[int]:
         """A store goes on without GPU blocks once its chunks are in bays."""
-        goes_on = self._files.let_go([*job_ids])
-        self._poll()
-        return goes_on
+        return self._files.let_go([*job_ids])
 
     def take_counts(self) -> dict[str, int]:
         counted = {DAMAGED: self._files.damaged, ERRORS: self._files.errors}
