@@ -73,8 +73,5 @@ class Fences:
         """The keys that the fenced slots had."""
         return self._fences.keys()
 
-    def __len__(self) -> int:
-        return len(self._fences)
-
     def __contains__(self, key: OffloadKey) -> bool:
         return key in self._fences

@@ -46,6 +46,3 @@ class OfferTracker:
         """Recount."""
         assert len(self._counts) <= self.max_size, f"{len(self._counts)} keys tracked > {self.max_size}"
         assert all(count > 0 for count in self._counts.values()), "a key is tracked that was never offered"
-
-    def __len__(self) -> int:
-        return len(self._counts)
