@@ -537,20 +537,21 @@ def test_what_is_no_page_is_not_written(page: Any, got: str) -> None:
     assert made.retired_steps == 0, "nobody waited"
 
 
-def test_a_connector_reads_and_writes_host_pages() -> None:
+@pytest.mark.parametrize("slot", [0, 3, 7])
+def test_a_connector_reads_and_writes_host_pages(slot: int) -> None:
     made = device()
     page = np.arange(2 * SIZE, dtype=np.uint64).reshape(2, SIZE)
-    made.write_host(3, page)
-    read = made.read_host(3)
+    made.write_host(slot, page)
+    read = made.read_host(slot)
     assert read is not None
     assert (read == page).all()
     read[:] = 0  # a copy
-    assert (made.host[3] == page).all()
+    assert (made.host[slot] == page).all()
     made.restart_copies(forget_host=True)
-    assert made.read_host(3) is None
-    made.write_host(3, page)
-    assert made.copies.lost_slots == set(range(8)) - {3}
-    assert (made.read_host(3) == page).all()
+    assert made.read_host(slot) is None
+    made.write_host(slot, page)
+    assert made.copies.lost_slots == set(range(8)) - {slot}
+    assert (made.read_host(slot) == page).all()
 
 
 @pytest.mark.parametrize(
