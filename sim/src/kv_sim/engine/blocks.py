@@ -72,7 +72,7 @@ class KVCacheManager:
         for group in range(len(groups)):
             first = self.first_needed(group, tokens)
             found = [pool.find(group, block_hashes[index]) for index in range(first, length)]
-            tables.append([NULL] * min(first, length) + [block for block in found if block is not None])
+            tables.append([NULL] * first + [block for block in found if block is not None])
         end = self._find_end(fine_hashes, length, max_tokens)
         if end is not None:
             block, tokens = end
