@@ -25,6 +25,7 @@ OTHERS = [
     ("carrier", "P2PConnector"),
     ("mooncake_protocol", "P2PConnector"),
     ("mooncake_device", "P2PConnector"),
+    ("nixl_backend", "P2PConnector"),
 ]
 
 
