@@ -41,7 +41,7 @@ def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
         ("history", {"actions", "config", "engine", "memory", "subject", "world_state"}),
         ("watching", {"actions", "config", "engine", "memory", "subject", "violation", "whole_file", "world"}),
         ("failures", {"actions", "config", "engine", "fuzz", "strict", "subject", "violation", "watching"}),
-        ("examples", {"memory", "subject", "violation"}),
+        ("examples", {"subject", "violation"}),
     ],
 )
 def test_a_folder_knows_what_it_needs(folder: str, others: set[str]) -> None:

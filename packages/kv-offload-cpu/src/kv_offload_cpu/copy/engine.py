@@ -12,14 +12,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_api import Direction
+
 Numbers: TypeAlias = NDArray[np.int64]
-
-
-class Direction(Enum):
-    """Which way a job goes."""
-
-    STORE = "store"
-    LOAD = "load"
 
 
 class Urgency(Enum):

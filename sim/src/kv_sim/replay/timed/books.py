@@ -110,11 +110,11 @@ class Books:
 
     def copy_ended(self, job: Ended, now: int) -> None:
         """The end of a copy was heard of."""
-        self._write(job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, job.success, now)
+        self._write(job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, job.success, now)
 
     def disk_ended(self, job: Ended, now: int) -> None:
         """What was read or written, and when it was heard of."""
-        self._write("disk", job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, now)
+        self._write("disk", job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, now)
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
         """A call of the connector was answered."""
