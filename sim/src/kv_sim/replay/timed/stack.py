@@ -21,7 +21,8 @@ from kv_sim.replay.timed.nothing import NoConnector
 
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
-PLACE: Final = "connector config"
+_PLACE: Final = "connector"
+"""The setting that is read."""
 _TIMEOUTS: Final = ("load_timeout_seconds", "store_timeout_seconds")
 _INSIDE_VLLM: Final = "kv_vllm"
 """The module where vLLM finds our connectors, under the same names."""
@@ -43,7 +44,7 @@ def timed_config(written: Mapping[str, Any], ranks: int = 1) -> dict[str, Any]:
 
     The replay's one rank stands for as many as there are: what each of them has counts so many times.
     """
-    config = _timed(written, PLACE, None, ranks)
+    config = _timed(written, _PLACE, None, ranks)
     KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
     return config
 
