@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 from kv_sim_timed_traces import toy
 
 from kv_api import CacheHitSource, Direction, KVConnectorStats
-from kv_sim.replay.timed.books import Books
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.request import Names, Times, TracedRequest
 from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.request import Names, Times, TracedRequest
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.trace import TraceRequest
 

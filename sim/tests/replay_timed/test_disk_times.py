@@ -20,9 +20,9 @@ from kv_offload_cpu.sizing import HostLayout
 from kv_offload_file.label import Label
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
-from kv_sim.replay.timed.files import Disk, DiskCopyEngine
+from kv_sim.replay.timed.connectors.files import Disk, DiskCopyEngine
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
 from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.medium import LinkCopyEngine
 from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 A, B, C = (0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7])
@@ -103,7 +103,7 @@ def test_a_slow_disk_holds_nobody_up() -> None:
 
 NOTHING = {
     "kv_connector": "NoConnector",
-    "kv_connector_module_path": "kv_sim.replay.timed.nothing",
+    "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing",
     "kv_role": "kv_both",
 }
 

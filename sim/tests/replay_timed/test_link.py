@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kv_api import Direction
 from kv_offload_cpu.copy.engine import CopyResult, Numbers, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
-from kv_sim.replay.timed.device import AtEnd, Mover
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.engine.device import AtEnd, Mover
 from kv_sim.replay.timed.link import Ended, Link
-from kv_sim.replay.timed.medium import LinkCopyEngine
 from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)

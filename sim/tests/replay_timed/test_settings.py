@@ -14,9 +14,15 @@ from kv_offload_file.options import FileOptions
 from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, run, settings_of
+from kv_sim.replay.timed.connectors.timed_config import (
+    NOTHING,
+    decides_in_known_steps,
+    has_files,
+    timed_config,
+    without_files,
+)
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
-from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, has_files, timed_config, without_files
 from kv_sim.replay.transfer_config import disk_config
 
 
@@ -471,7 +477,7 @@ def test_servers_at_the_edge() -> None:
     assert pieces == {16: layers, 24: layers, 64: 4 * layers}
 
 
-MEDIUM = "kv_sim.replay.timed.medium"
+MEDIUM = "kv_sim.replay.timed.connectors.host_memory"
 TIMED = {"spec_name": "ReplayCPUOffloadingSpec", "spec_module_path": MEDIUM}
 
 
@@ -483,7 +489,7 @@ def test_the_media_of_a_configuration_are_timed() -> None:
     assert timed_config(bare) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
     assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
     other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
-    nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.nothing"}
+    nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing"}
     several = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_consumer",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kv_api import Direction
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.engine import TimedEngine
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.link import Traffic
 
 _COUNTS: Final = (

@@ -15,7 +15,7 @@ from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.worker import HostMemory
 from kv_sim.offload import NoMemory, WorldMemory
-from kv_sim.replay.timed.device import HasLink
+from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND, Clock
 
 WAYS = {Direction.STORE: Direction.STORE, Direction.LOAD: Direction.LOAD}

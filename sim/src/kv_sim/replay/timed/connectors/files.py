@@ -17,8 +17,8 @@ from kv_offload_cpu.worker import HostMemory
 from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.staging import LEAST_BAYS
 from kv_sim.offload_file import FileOffloadingSpecInMemory
-from kv_sim.replay.timed.device import HasLink
-from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND
 
 STAGING: str = "file_staging_bytes"
