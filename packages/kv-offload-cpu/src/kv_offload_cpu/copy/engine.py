@@ -46,7 +46,10 @@ class PageCopies:
 
 @dataclass
 class CopyResult:
-    """How a job ended, with the bytes that moved and the time that took, if known."""
+    """How a job ended, with the bytes that moved and the time that took, if known.
+
+    An engine's word: it may come twice, or never. The worker makes of it one ``TransferResult`` for each job.
+    """
 
     job_id: int
     success: bool
