@@ -14,10 +14,10 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
-from kv_sim.replay.timed.device import EmptyDevice, TimedDevice
+from kv_sim.replay.timed.engine.device import EmptyDevice, TimedDevice
+from kv_sim.replay.timed.engine.request import Names, TracedRequest
+from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
 from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.request import Names, TracedRequest
-from kv_sim.replay.timed.scheduler import QuickScheduler, TimedScheduler
 from kv_sim.replay.timed.settings import Sizes
 from kv_sim.replay.timed.timing import Clock
 from kv_sim.replay.trace import TraceRequest

@@ -9,7 +9,7 @@ running requests. The sleepers' share of a step is a function of three sums.
 
 from heapq import heappop, heappush
 
-from kv_sim.replay.timed.request import TracedRequest
+from kv_sim.replay.timed.engine.request import TracedRequest
 
 
 def quiet_steps(request: TracedRequest, block_size: int) -> int:

@@ -8,18 +8,17 @@ worker and the connector are those of a server.
 from collections.abc import Collection
 from typing import Any
 
-from kv_api import CanonicalKVCaches, KVCaches
+from kv_api import CanonicalKVCaches, Direction, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.worker import HostMemory
 from kv_sim.offload import NoMemory, WorldMemory
-from kv_sim.replay.timed.device import HasLink
-from kv_sim.replay.timed.link import Way
+from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND, Clock
 
-WAYS = {Direction.STORE: Way.STORE, Direction.LOAD: Way.LOAD}
+WAYS = {Direction.STORE: Direction.STORE, Direction.LOAD: Direction.LOAD}
 
 
 class LinkCopyEngine:
@@ -35,16 +34,16 @@ class LinkCopyEngine:
         self, job_id: int, direction: Direction, copies: PageCopies, *, urgency: Urgency = Urgency.ORDINARY
     ) -> None:
         """Begin a job after what the device was given."""
-        clock, memory, way = self._device.clock, self.memory, WAYS[direction]
+        clock, memory = self._device.clock, self.memory
         pages = memory.first_slot + copies.chunks * memory.blocks_per_chunk + copies.offsets
         self._port.submit(
             job_id,
-            way,
+            direction,
             len(copies),
             now=clock.now,
             ready=clock.busy_until,
             expedited=urgency is Urgency.EXPEDITED,
-            at_end=self._mover(way, copies.blocks, pages),
+            at_end=self._mover(direction, copies.blocks, pages),
         )
 
     def poll(self) -> list[CopyResult]:
@@ -52,7 +51,10 @@ class LinkCopyEngine:
         costs = self._device.link.costs
         return [
             CopyResult(
-                job.job_id, job.success, job.blocks * costs[job.way].block_bytes, (job.end - job.begin) / SECOND
+                job.job_id,
+                job.success,
+                job.blocks * costs[job.direction].block_bytes,
+                (job.end - job.begin) / SECOND,
             )
             for job in self._port.poll(self._device.clock.now)
         ]

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
+from kv_vllm_configs import OFFLOADING, config_of
 
 from kv_api import ConfigError, KVConnectorOutput
-
-from .test_connectors import OFFLOADING, base, cache, config_of  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -216,7 +215,7 @@ def config(module, tmp_path):
 
 
 @pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
-def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):  # noqa: F811
+def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
     made = module.RecordingConnector(config, base.KVConnectorRole[role], cache)
     assert type(made.inner).__module__ == "kv_vllm.connectors.offloading"
     assert (made.role.name, (tmp_path / "some.calls.jsonl").exists()) == (role, role == "SCHEDULER")
@@ -234,8 +233,8 @@ def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
 def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     module,
     before,
-    base,  # noqa: F811
-    cache,  # noqa: F811
+    base,
+    cache,
     tmp_path,
     monkeypatch,
     hash_tokens,
@@ -249,7 +248,7 @@ def test_what_cannot_be_recorded_is_refused_before_another_is_made(
     assert not [*tmp_path.iterdir()]
 
 
-def test_one_that_knows_several_groups(module, config, base, cache):  # noqa: F811
+def test_one_that_knows_several_groups(module, config, base, cache):
     cache.kv_cache_groups *= 2
     made = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
     assert len(json.loads(made.log.calls.read_text())["world"]["groups"]) == 2

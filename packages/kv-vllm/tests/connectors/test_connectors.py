@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from kv_vllm_configs import OFFLOADING, config_of
 
 import kv_api
 from kv_api import ConfigError
@@ -13,54 +14,7 @@ from kv_p2p.pulling.groups import Group
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
-OFFLOADING = {
-    "kv_connector": "OffloadingConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20},
-}
 EXAMPLE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-
-
-@pytest.fixture
-def base():
-    return pytest.importorskip(f"{V1}.base")
-
-
-@pytest.fixture
-def cache():
-    """Blocks of one group."""
-    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
-    torch = pytest.importorskip("torch")
-    size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-    spec = specs.SlidingWindowSpec(**size, sliding_window=40)
-    return SimpleNamespace(
-        num_blocks=8,
-        kv_cache_groups=[SimpleNamespace(layer_names=["a"], kv_cache_spec=spec)],
-        kv_cache_tensors=[SimpleNamespace(size=8 * spec.page_size_bytes, shared_by=["a"])],
-    )
-
-
-def config_of(name, extra, **parallel):
-    from vllm.config import KVTransferConfig
-
-    return SimpleNamespace(
-        kv_transfer_config=KVTransferConfig(
-            kv_connector=name,
-            kv_connector_module_path="kv_vllm",
-            kv_role="kv_both",
-            kv_connector_extra_config=extra,
-        ),
-        cache_config=SimpleNamespace(block_size=16, enable_prefix_caching=True),
-        parallel_config=SimpleNamespace(
-            **{"rank": 0, "world_size": 1, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}
-        ),
-        scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=False,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            async_scheduling=False,
-        ),
-    )
 
 
 def multi_of(*children):

@@ -21,13 +21,13 @@ from typing import NoReturn
 from kv_offload import OffloadingSchedulerSide
 from kv_sim.checkers import conservation
 from kv_sim.engine.request import SimRequest, Status
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.engine import TimedEngine
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.engine import TimedEngine
+from kv_sim.replay.timed.engine.request import TracedRequest
+from kv_sim.replay.timed.engine.scheduler import TimedScheduler
+from kv_sim.replay.timed.engine.sleepers import quiet_steps
 from kv_sim.replay.timed.refuse import refuse_too_late
-from kv_sim.replay.timed.request import TracedRequest
-from kv_sim.replay.timed.scheduler import TimedScheduler
 from kv_sim.replay.timed.settings import Stepping
-from kv_sim.replay.timed.sleepers import quiet_steps
 from kv_sim.replay.timed.timing import SECOND
 from kv_sim.replay.trace import TraceRequest
 from kv_sim.violation import Invariant, Violation

@@ -4,10 +4,9 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
+from kv_vllm_configs import config_of
 
 from kv_api import ConfigError
-
-from .test_connectors import base, cache, config_of  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -30,7 +29,7 @@ OTHERS = [
 
 
 @pytest.fixture
-def make(base, cache):  # noqa: F811
+def make(base, cache):
     """A half of a connector with this extra config."""
     from kv_vllm import OffloadingConnector
 

@@ -10,11 +10,12 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from kv_api import Direction
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_file.engine import Slots
 from kv_offload_file.label import Label
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Copy, Direction
+from kv_sim.memory.copies import Copy
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
@@ -22,14 +23,12 @@ from kv_sim.memory.settled import Offer
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload import WorldMemory
 from kv_sim.offload_file import WorldSlots
-from kv_sim.replay.timed.link import Link, Way
+from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.timing import Clock
 
 AtEnd = Callable[[], bool] | None
-Mover = Callable[[Way, Numbers, Numbers], AtEnd]
+Mover = Callable[[Direction, Numbers, Numbers], AtEnd]
 """(direction, GPU blocks, pages of host memory) -> what moves them when the job ends; None: there are no bytes."""
-
-_DIRECTIONS = {Way.STORE: Direction.STORE, Way.LOAD: Direction.LOAD}
 
 
 class HasLink(Protocol):
@@ -130,7 +129,7 @@ class EmptyDevice:
 
     def open_mover(self) -> Mover:
         """There are no bytes."""
-        return lambda way, blocks, pages: None
+        return lambda direction, blocks, pages: None
 
     def open_slots(self, bays: WorldMemory) -> Slots:
         """There are no bytes."""
@@ -166,9 +165,9 @@ class TimedDevice(Device):
         """Copies of this device; a job's pages move when it ends."""
         queue, engine = self.copies.open(), self.copies
 
-        def begin(way: Way, blocks: Numbers, pages: Numbers) -> AtEnd:
+        def begin(direction: Direction, blocks: Numbers, pages: Numbers) -> AtEnd:
             pairs = list(zip(blocks.tolist(), pages.tolist(), strict=True))
-            copy_id = queue.submit(_DIRECTIONS[way], pairs)
+            copy_id = queue.submit(direction, pairs)
 
             def at_end() -> bool:
                 copy = engine.running[copy_id]

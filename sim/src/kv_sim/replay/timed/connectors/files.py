@@ -10,16 +10,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from kv_api import CanonicalKVCaches, OffloadingConfig
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_api import CanonicalKVCaches, Direction, OffloadingConfig
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.worker import HostMemory
 from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.staging import LEAST_BAYS
 from kv_sim.offload_file import FileOffloadingSpecInMemory
-from kv_sim.replay.timed.device import HasLink
-from kv_sim.replay.timed.link import Way
-from kv_sim.replay.timed.medium import WAYS, LinkCopyEngine
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND
 
 STAGING: str = "file_staging_bytes"
@@ -34,7 +33,7 @@ class Disk:
         self._port = device.disk.open()
         self._tasks = 0
 
-    def begin(self, way: Way, chunks: int, at_end: Callable[[], None]) -> None:
+    def begin(self, direction: Direction, chunks: int, at_end: Callable[[], None]) -> None:
         """Read or write so many chunks."""
         now = self._device.clock.now
 
@@ -42,7 +41,7 @@ class Disk:
             at_end()
             return True
 
-        self._port.submit(self._tasks, way, chunks * self._blocks_per_chunk, now=now, ready=now, at_end=end)
+        self._port.submit(self._tasks, direction, chunks * self._blocks_per_chunk, now=now, ready=now, at_end=end)
         self._tasks += 1
 
     def hear(self) -> None:
@@ -58,15 +57,15 @@ class Disk:
 class DiskThreads:
     """What stands for the threads of one direction."""
 
-    def __init__(self, disk: Disk, way: Way) -> None:
+    def __init__(self, disk: Disk, direction: Direction) -> None:
         self._disk = disk
-        self._way = way
+        self._direction = direction
 
     def submit(self, fn: Callable[..., None], /, *args: object) -> None:
         """Read or write the chunks of a batch that a range says."""
         chunks = args[-1]
         assert isinstance(chunks, range), f"{args} says no chunks"
-        self._disk.begin(self._way, len(chunks), partial(fn, *args))
+        self._disk.begin(self._direction, len(chunks), partial(fn, *args))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Nothing acts by itself."""
@@ -90,7 +89,7 @@ class DiskCopyEngine(FileCopyEngine):
             slots,
             num_bays,
             num_blocks,
-            lambda direction: DiskThreads(disk, WAYS[direction]),
+            partial(DiskThreads, disk),
             lambda: device.clock.now / SECOND,
         )
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kv_offload.scheduler.state.jobs import JobBook, JobKind
+from kv_api import Direction
+from kv_offload.scheduler.state.jobs import JobBook
 
 WORKERS = 2
 OWNERS = 3
@@ -242,7 +243,7 @@ def test_a_reset_has_nobody_wait_for_a_copy_that_was_given_up():
 
 def test_kinds():
     book, owner = JobBook(1), Owner("a")
-    assert book.begin_load(owner, (), [1], is_async=True).kind is JobKind.LOAD
+    assert book.begin_load(owner, (), [1], is_async=True).direction is Direction.LOAD
     assert owner.loads == {0}
-    assert book.begin_store(owner, (), [2], 4).kind is JobKind.STORE
+    assert book.begin_store(owner, (), [2], 4).direction is Direction.STORE
     assert owner.loads == {0}

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_api import CacheHitSource, KVConnectorStats
+from kv_sim.replay.timed.engine.request import TracedRequest, output_tokens_of
 from kv_sim.replay.timed.link import Ended
-from kv_sim.replay.timed.request import TracedRequest, output_tokens_of
 from kv_sim.replay.timed.settings import Sizes
 from kv_sim.replay.timed.timing import Work
 from kv_sim.replay.trace import TraceRequest
@@ -110,11 +110,11 @@ class Books:
 
     def copy_ended(self, job: Ended, now: int) -> None:
         """The end of a copy was heard of."""
-        self._write(job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, job.success, now)
+        self._write(job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, job.success, now)
 
     def disk_ended(self, job: Ended, now: int) -> None:
         """What was read or written, and when it was heard of."""
-        self._write("disk", job.port, job.job_id, job.way.value, job.blocks, job.begin, job.end, now)
+        self._write("disk", job.port, job.job_id, job.direction.value, job.blocks, job.begin, job.end, now)
 
     def called(self, side: str, method: str, args: tuple[Any, ...], answer: Any) -> None:
         """A call of the connector was answered."""

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from kv_api import Direction
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
-from kv_sim.memory.copies import Direction
 from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
+from kv_vllm_configs import OFFLOADING, config_of
 
 from kv_api import ConfigError
-
-from .test_connectors import OFFLOADING, base, cache, config_of  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -210,13 +209,13 @@ def test_the_end_of_all_groups(before, module, monkeypatch, knows_groups):
     ignored.assert_not_called()
 
 
-def test_a_vllm_that_has_drifted_is_refused(before, module, config, base, cache, monkeypatch):  # noqa: F811
+def test_a_vllm_that_has_drifted_is_refused(before, module, config, base, cache, monkeypatch):
     monkeypatch.setattr(module, "require_version", MagicMock(side_effect=ConfigError("drifted")))
     with pytest.raises(ConfigError, match="drifted"):
         before(config, base.KVConnectorRole.SCHEDULER, cache)
 
 
-def test_between_two_multi_connectors_it_hides_neither(name, told, base, cache):  # noqa: F811
+def test_between_two_multi_connectors_it_hides_neither(name, told, base, cache):
     """The inner one takes both reports of a request that is aborted while it loads, as from a parent."""
     from kv_multi.children import is_outermost
     from kv_vllm import MultiConnector
@@ -234,7 +233,7 @@ def test_between_two_multi_connectors_it_hides_neither(name, told, base, cache):
     outer.shutdown()
 
 
-def test_before_one_that_knows_one_group_only(name, before, told, base, cache):  # noqa: F811
+def test_before_one_that_knows_one_group_only(name, before, told, base, cache):
     config = config_of(name, told({"kv_connector": "ExampleConnector", "kv_role": "kv_both"}))
     config.scheduler_config.disable_hybrid_kv_cache_manager = True
     connector = before(config, base.KVConnectorRole.SCHEDULER, cache)
@@ -276,14 +275,14 @@ def test_a_wrong_connector_is_refused(name, before, module):
 
 
 @pytest.mark.parametrize("given", [None, "", 3])
-def test_it_needs_a_path(name, before, base, cache, given):  # noqa: F811
+def test_it_needs_a_path(name, before, base, cache, given):
     config = config_of(name, {"connector": BEHIND, **({} if given is None else {KEYS[name]: given})})
     with pytest.raises(ConfigError) as refused:
         before(config, base.KVConnectorRole.SCHEDULER, cache)
     assert str(refused.value) == f"{IN}.{KEYS[name]}: expected the path of a file, got {given!r}"
 
 
-def test_a_path_is_written_whole(name, before, base, cache):  # noqa: F811
+def test_a_path_is_written_whole(name, before, base, cache):
     config = config_of(name, {"connector": BEHIND, KEYS[name]: "~/there"})
     with pytest.raises(ConfigError) as refused:
         before(config, base.KVConnectorRole.SCHEDULER, cache)
@@ -299,7 +298,7 @@ def behind_it(module, monkeypatch):
 
 
 @pytest.fixture
-def start(before, config, base, cache):  # noqa: F811
+def start(before, config, base, cache):
     """Makes the scheduler's half."""
     return lambda: before(config, base.KVConnectorRole.SCHEDULER, cache)
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import pytest
-
-from .test_connectors import base, cache, config_of  # noqa: F401 - fixtures
+from kv_vllm_configs import config_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -42,7 +41,7 @@ def lengths(path):
     return [(record["input_length"], record["output_length"], len(record["hash_ids"])) for record in records]
 
 
-def test_alone_it_does_what_an_engine_without_a_connector_does(connector, config, base, cache):  # noqa: F811
+def test_alone_it_does_what_an_engine_without_a_connector_does(connector, config, base, cache):
     made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
     asked = request_of("x")
     made.on_new_request(asked)
@@ -62,7 +61,7 @@ def test_alone_it_does_what_an_engine_without_a_connector_does(connector, config
     worker.shutdown()
 
 
-def test_a_request_is_written_when_it_has_ended(connector, config, base, cache, path):  # noqa: F811
+def test_a_request_is_written_when_it_has_ended(connector, config, base, cache, path):
     made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
     one, other = request_of("x"), request_of("y", 5)
     for asked in (one, other):
@@ -77,7 +76,7 @@ def test_a_request_is_written_when_it_has_ended(connector, config, base, cache, 
     assert lengths(path)[2:] == [(40, 2, 2)], "what has not ended is written when the engine ends"
 
 
-def test_only_the_schedulers_half_writes(connector, config, base, cache, path):  # noqa: F811
+def test_only_the_schedulers_half_writes(connector, config, base, cache, path):
     worker = connector(config, base.KVConnectorRole.WORKER, cache)
     assert worker.traffic is None and not path.exists()
     worker.shutdown()
@@ -101,8 +100,8 @@ def test_the_one_behind_it_is_asked_all_the_same(connector, path):
 def test_a_block_has_as_many_tokens_as_a_hash_stands_for(
     connector,
     config,
-    base,  # noqa: F811
-    cache,  # noqa: F811
+    base,
+    cache,
     path,
     told,
     of_cache,
@@ -119,7 +118,7 @@ def test_a_block_has_as_many_tokens_as_a_hash_stands_for(
     assert (record["block_size"], len(record["hash_ids"])) == (tokens, min(3, 40 // tokens))
 
 
-def about(connector, config, base, cache, path):  # noqa: F811
+def about(connector, config, base, cache, path):
     """What a line says of the engine."""
     made = connector(config, base.KVConnectorRole.SCHEDULER, cache)
     made.on_new_request(request_of("x"))
@@ -133,8 +132,8 @@ def about(connector, config, base, cache, path):  # noqa: F811
 def test_what_blocks_are_is_told_where_all_are_alike_and_kept(
     connector,
     config,
-    base,  # noqa: F811
-    cache,  # noqa: F811
+    base,
+    cache,
     path,
     has_strides,
 ):
@@ -162,7 +161,7 @@ def test_what_blocks_are_is_told_where_all_are_alike_and_kept(
     assert about(connector, config, base, cache, path) == [16, None, None]
 
 
-def test_each_replica_has_a_trace_of_its_own(connector, config, base, cache, path):  # noqa: F811
+def test_each_replica_has_a_trace_of_its_own(connector, config, base, cache, path):
     config.parallel_config.data_parallel_index = 3
     connector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()
     assert [file.name for file in path.parent.iterdir()] == ["traffic.3.jsonl"]

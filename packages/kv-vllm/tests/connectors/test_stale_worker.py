@@ -4,10 +4,9 @@ import copy
 from types import SimpleNamespace
 
 import pytest
+from kv_vllm_configs import OFFLOADING, config_of
 
 from kv_api import ConfigError
-
-from .test_connectors import OFFLOADING, base, cache, config_of  # noqa: F401 - fixtures
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -45,7 +44,7 @@ def extras(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["OffloadingConnector", "MultiConnector", "TraceConnector"])
-def test_a_worker_of_another_engine_is_refused(kept, base, cache, tmp_path, name):  # noqa: F811
+def test_a_worker_of_another_engine_is_refused(kept, base, cache, tmp_path, name):
     import kv_vllm
 
     kept(configured("OffloadingConnector", HOST, "before"))
@@ -67,7 +66,7 @@ def replaced(config):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, replaced])
-def test_the_engines_own_is_not(kept, base, cache, copied):  # noqa: F811
+def test_the_engines_own_is_not(kept, base, cache, copied):
     """Also where a connector between the two, or vLLM, has made a copy; children have engines of other names."""
     from kv_vllm import MultiConnector
 
@@ -77,7 +76,7 @@ def test_the_engines_own_is_not(kept, base, cache, copied):  # noqa: F811
     MultiConnector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()
 
 
-def test_a_worker_half_is_made_whoever_was_there_before(kept, base, cache):  # noqa: F811
+def test_a_worker_half_is_made_whoever_was_there_before(kept, base, cache):
     """vLLM makes none while it has one."""
     from kv_vllm import OffloadingConnector
 

@@ -14,14 +14,15 @@ from kv_factory import KVConnectorFactory
 from kv_multi import MultiConnector
 from kv_offload import OffloadingConnector
 from kv_offload_file.options import FileOptions
-from kv_sim.replay.timed import medium
-from kv_sim.replay.timed.files import STAGING, ReplayFileOffloadingSpec
-from kv_sim.replay.timed.medium import ReplayCPUOffloadingSpec, ReplayOffloadingConnector
-from kv_sim.replay.timed.nothing import NoConnector
+from kv_sim.replay.timed.connectors import host_memory
+from kv_sim.replay.timed.connectors.files import STAGING, ReplayFileOffloadingSpec
+from kv_sim.replay.timed.connectors.host_memory import ReplayCPUOffloadingSpec, ReplayOffloadingConnector
+from kv_sim.replay.timed.connectors.nothing import NoConnector
 
 _EXTRA: Final = "kv_connector_extra_config"
 _MODULE: Final = "kv_connector_module_path"
-PLACE: Final = "connector config"
+_PLACE: Final = "connector"
+"""The setting that is read."""
 _TIMEOUTS: Final = ("load_timeout_seconds", "store_timeout_seconds")
 _INSIDE_VLLM: Final = "kv_vllm"
 """The module where vLLM finds our connectors, under the same names."""
@@ -43,7 +44,7 @@ def timed_config(written: Mapping[str, Any], ranks: int = 1) -> dict[str, Any]:
 
     The replay's one rank stands for as many as there are: what each of them has counts so many times.
     """
-    config = _timed(written, PLACE, None, ranks)
+    config = _timed(written, _PLACE, None, ranks)
     KVTransferConfig.from_mapping(written)  # whose names are those that its writer knows
     return config
 
@@ -133,7 +134,7 @@ def _timed_offloading(
             extra[STAGING] = staging * ranks
     timed = {**config, _EXTRA: extra}
     if found is OffloadingConnector:
-        timed |= {"kv_connector": ReplayOffloadingConnector.__name__, _MODULE: medium.__name__}
+        timed |= {"kv_connector": ReplayOffloadingConnector.__name__, _MODULE: host_memory.__name__}
     return timed
 
 

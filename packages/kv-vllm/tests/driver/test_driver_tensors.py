@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
+from kv_api import Direction
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Direction
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee, Violation
 from kv_vllm.driver.device import TensorDevice

@@ -122,7 +122,7 @@ def test_conform_finds_what_vllms_example_does_wrong(name, capsys, tmp_path):
 
 def test_the_guide_shows_what_is_printed(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[3] / "docs" / "connector.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[4] / "docs" / "connector.md").read_text(encoding="utf-8")
     block = re.search(r"```text\n\$ kv-sim (.*?ExampleConnector.*?)```", guide, re.DOTALL)
     typed, *printed = block[1].splitlines()
     assert kv_sim(shlex.split(typed)) == 1
