@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kv_sim.replay.readers.guess import guess_block_tokens
-from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming, digest
+from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming, as_numbers, digest
 from kv_sim.replay.readers.opening import open_stream, open_trace
 from kv_sim.replay.readers.options import TraceOptions
 from kv_sim.replay.readers.record import Record
@@ -27,6 +27,7 @@ def test_a_name_is_the_same_on_every_machine():
     assert digest("a") == 257621128519083428
     assert digest(-1) == 532714241688249078
     assert digest("\ud800") == 312943659340330139, "half a character"
+    assert as_numbers(["a", "\ud800"]) == [digest("a"), digest("\ud800")], "of many at once, too"
 
 
 def test_half_a_character_can_be_an_id(tmp_path):

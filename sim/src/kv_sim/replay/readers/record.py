@@ -16,6 +16,8 @@ _LATEST: Final = 2**63
 """Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
 TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time")
+_IDS: Final = frozenset((int, str))
+"""What JSON makes of ids; true and false are none."""
 _SESSIONS: Final = ("session_id", "conversation_id")
 
 
@@ -117,9 +119,9 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     value = record.get(field)
     if not isinstance(value, list):
         raise MalformedError(f"{field}: expected a list of ids, got {_shown(record, field)}")
-    for one in value:
-        if not isinstance(one, (int, str)) or isinstance(one, bool):
-            raise MalformedError(f"{field}: expected integers or strings, got {one!r}")
+    if not _IDS.issuperset(map(type, value)):
+        odd = next(one for one in value if type(one) not in _IDS)
+        raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
     return value
 
 
