@@ -1,6 +1,7 @@
 """How records lie in a file, told by its first line; and where what is wrong with them stands."""
 
 import base64
+import codecs
 import json
 from random import Random
 
@@ -34,7 +35,7 @@ def test_the_first_letter_tells_how_records_lie_in_a_file(tmp_path, text):
     assert len(open_trace(file, TraceOptions(sharing=parse_sharing("none")))) == 2
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonl.xz", "CSV.gz", "ndjson.zst"])
+@pytest.mark.parametrize("ending", ["json", "jsonl.xz", "CSV.gz", "ndjson.zst", "tsv"])
 def test_what_a_trace_may_be_called(tmp_path, ending):
     for name in (f"trace.{ending}", f"trace.{ending}.bak"):
         (tmp_path / name).touch()
@@ -69,6 +70,23 @@ def test_where_a_file_is_broken(tmp_path, text, said):
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
     assert str(caught.value) == f"{file}{said}"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (GOOD.encode("utf-16"), "text in UTF-16"),
+        (codecs.BOM_UTF16_BE + GOOD.encode("utf-16-be"), "text in UTF-16"),
+        (b"PAR1\x15\x04", "Parquet"),
+        (b"PK\3\4\x14", "a zip archive"),
+    ],
+)
+def test_what_else_a_file_is(tmp_path, content, what):
+    file = tmp_path / "trace"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert str(caught.value) == f"{file}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table"
 
 
 def test_zstd_that_shrinks_little_is_read_to_the_end(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions, Unsorted
 
 SAID = [{"role": "user", "content": "x" * 100}, {"role": "assistant", "content": "y" * 40}]
 CALL = {"type": "function_call", "name": "look", "arguments": "{}"}
@@ -78,3 +79,40 @@ def test_bzip2_is_unpacked_and_one_that_is_cut_off_is_an_error(tmp_path):
     path.write_bytes(packed[:-9])
     with pytest.raises(ConfigError, match="truncated or damaged after line 1"):
         open_trace(path)
+
+
+BATCH = {"custom_id": "r1", "method": "POST", "url": "/v1/completions"}
+
+
+@pytest.mark.parametrize("prompt", ["x" * 200, [*range(50)]])
+def test_a_batch_of_completions_has_the_prompts_of_a_plain_list(tmp_path, prompt):
+    plain = prompts(written(tmp_path, {"prompt": prompt}))
+    assert plain[0][0] == 50
+    assert prompts(written(tmp_path, {**BATCH, "body": {"model": "m", "prompt": prompt}})) == plain
+
+
+def test_of_a_completion_only_one_prompt_is_a_request(tmp_path):
+    path = written(tmp_path, {**BATCH, "body": {"prompt": ["x", "y"]}})
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path)
+    problem = "prompt: expected text or a list of token ids, got one of str"
+    assert str(refused.value) == f"{path}:1: {problem} (--on-error skip goes on)"
+
+
+def test_an_export_of_helicone_is_a_log_with_the_newest_first(tmp_path):
+    def logged(second, named, **asked):
+        body = {"messages": SAID, **asked}
+        date = f"2026-01-31T10:00:0{second}.5+00:00"
+        return {"request_created_at": date, "request_body": body, "model": named, "completion_tokens": second}
+
+    path = written(tmp_path, logged(7, "m"), logged(4, "other"), logged(3, "other", model="m"))
+    with pytest.raises(
+        ConfigError, match=r":2: it arrives 3 s before the request above it; --unsorted sort sorts"
+    ):
+        open_trace(path)
+    first, second, third = open_trace(path, TraceOptions(unsorted=Unsorted.SORT))
+    assert [one.arrival_seconds for one in (first, second, third)] == [0, 1, 4]
+    assert [one.output_tokens for one in (first, second, third)] == [3, 4, 7]
+    assert first.blocks == third.blocks != second.blocks, "what was asked names the model, else the log does"
+    [(tokens, _)] = prompts(written(tmp_path, {"messages": SAID, "timestamp": 0}))
+    assert {one.input_tokens for one in (first, second, third)} == {tokens}

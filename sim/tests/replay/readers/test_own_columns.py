@@ -38,6 +38,16 @@ def test_a_table_is_read_by_its_columns(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("between", ["\t", ";"])
+def test_columns_may_have_tabs_or_semicolons_between_them(tmp_path: Path, between: str) -> None:
+    columns = "time=arrival,input=prompt,ids=blocks"
+    text = TABLE.replace(",", between)
+    as_usual = read(tmp_path / "t.csv", TABLE, columns)
+    assert read(tmp_path / "t.tsv", text, columns) == as_usual
+    quoted = text.replace("1 2 3", '"1,2,3"')
+    assert read(tmp_path / "t.tsv", quoted, columns) == as_usual, "the header decides, a row may have more commas"
+
+
 def test_what_is_not_said_is_as_in_any_trace_without_it(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     with pytest.raises(ConfigError, match=r"format --columns input=prompt has no block ids, so nothing says"):
