@@ -28,7 +28,6 @@ class MultiSchedulerSide(MultiRequests):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Each."""
-        self._kv_cache_manager = kv_cache_manager
         for child in self._children:
             child.connector.bind_kv_cache_manager(kv_cache_manager)
 
