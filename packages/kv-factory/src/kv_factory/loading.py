@@ -97,7 +97,7 @@ def _missing(module: ModuleType, module_path: str, attribute: str, bases: tuple[
         for name, value in public.items()
         if isinstance(value, type) and issubclass(value, bases) and value not in bases
     ]
-    nearest = nearest_name(attribute, sorted(public))
+    nearest = nearest_name(attribute, public)
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     return f"module {module_path!r} has no {attribute!r}; it has: {', '.join(sorted(fitting)) or 'none'}{hint}"
 
