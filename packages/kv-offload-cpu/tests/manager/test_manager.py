@@ -116,6 +116,17 @@ def test_a_chunk_of_an_offer_that_is_loading_takes_no_room_twice(make, keys, sto
     assert manager.prepare_store(keys([0, 10, 11, 12]), TWO).keys_to_store == keys([10, 11, 12])
 
 
+def test_a_chunk_of_an_offer_that_is_loading_counts_as_used_when_its_load_ends(make, keys, store):
+    manager, [first, loading, new] = make(2), keys([0, 1, 2])
+    store(manager, [0, 1], ONE)
+    manager.prepare_load([loading], ONE)
+    assert manager.prepare_store([loading, new], ONE) == PrepareStoreOutput([new], CPULoadStoreSpec([0]), [first])
+    manager.complete_store([new], ONE)
+    manager.touch([new], TWO)
+    manager.complete_load([loading], ONE)
+    assert store(manager, [3]) == [new]
+
+
 def test_an_offer_that_needs_its_own_chunks_room_is_refused(make, keys, store, policy):
     manager = make(4, policy)
     store(manager, range(4))
