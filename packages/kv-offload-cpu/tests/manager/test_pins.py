@@ -58,20 +58,6 @@ def test_unpinned_chunks_can_be_evicted_again(mostly_pinned, keys, store):
     assert len(store(manager, range(2000, 2000 + CAPACITY))) == CAPACITY
 
 
-@pytest.mark.parametrize(("cache_policy", "order"), [("lru", [0, 2, 3]), ("sieve", [3, 2, 9])])
-def test_the_end_of_a_load_is_a_use_of_what_was_offered_while_it_ran(make, keys, store, cache_policy, order):
-    manager, one, two = make(3, cache_policy), ReqContext("one"), ReqContext("two")
-    store(manager, range(3), one)
-    manager.prepare_load(keys([2]), one)
-    assert store(manager, [2, 3], one) == keys(
-        [1]
-    )  # the eviction met 2, which is pinned by the load and the offer
-    manager.prepare_load(keys([0]), two)
-    manager.complete_load(keys([0]), two)
-    manager.complete_load(keys([2]), one)
-    assert [store(manager, [number])[0] for number in (9, 10, 11)] == keys(order)
-
-
 def test_stores_that_fit_look_at_no_pins(make, keys, monkeypatch):
     """Nor do their ends. Slots that nobody asks about go into no set, one by one, and out of it."""
     manager = make(CAPACITY, "lru")
