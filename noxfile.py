@@ -49,6 +49,12 @@ PLAIN = "-m=not torch and not vllm"
 AGAIN = "--hypothesis-profile=again"
 """How hard a session looks whose tests another one runs, too, and only what is around them differs."""
 
+CARRIERS = {
+    "mooncake": ["mooncake-transfer-engine-non-cuda>=0.3.13,<0.4"],
+    "nixl": ["nixl>=1.5,<2", "nixl-cu12>=1.5,<2"],
+}
+"""What moves blocks in the place of kv-p2p's own connections: its packages, alone; one declares torch."""
+
 TORCH = "torch==2.13.0"
 """Pinned: a range takes the newest build, which may be one with gigabytes of CUDA."""
 
@@ -309,11 +315,14 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0], default=False)
-def mooncake(session: nox.Session) -> None:
-    """Have kv-p2p pull blocks by Mooncake's transfer engine. Needs the system's libibverbs, but no RDMA."""
+@nox.parametrize("carrier", CARRIERS, ids=list(CARRIERS))
+def carriers(session: nox.Session, carrier: str) -> None:
+    """Have kv-p2p pull blocks by the libraries for that. Mooncake's needs the system's libibverbs; no RDMA."""
     folder = "packages/kv-p2p"
-    install_one(session, folder, "mooncake-transfer-engine-non-cuda>=0.3.13,<0.4")
-    run_pytest(session, f"{ROOT / folder}/tests/mooncake_run_check.py")
+    install_one(session, folder)
+    session.install("--no-deps", *CARRIERS[carrier])
+    session.env["CARRIER"] = carrier
+    run_pytest(session, f"{ROOT / folder}/tests/carrier_run_check.py")
 
 
 def install_vllm(session: nox.Session) -> None:
@@ -365,6 +374,7 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
+        session.install("--no-deps", *CARRIERS["nixl"])
         sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
         source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]
         env = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM.partition("==")[2]}

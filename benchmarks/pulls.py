@@ -1,13 +1,14 @@
-"""How fast kv-p2p pulls a prompt's blocks from another process, beside a plain socket, and by Mooncake's engine.
+"""How fast kv-p2p pulls a prompt's blocks from another process, beside a plain socket, and by its carriers.
 
 Two processes on one machine, each with KV caches in host memory: ``--layers`` layers, pages of several sizes. One
 holds ``--mebibytes`` of blocks, the other pulls them into blocks in another order. ``pull`` is the whole way of a
 worker: connecting, gathering, frames, scattering, the end. ``socket`` sends as many bytes from one buffer over one
 connection into another buffer, 8 MiB a call, and is timed in turn with the pulls; both are the best of
-``--repeat``. Contents are compared after every pull. ``--mooncake tcp`` (or ``rdma``, with a network for it) lets
-Mooncake's transfer engine carry the same pulls, too; its package has to be installed.
+``--repeat``. Contents are compared after every pull. ``--carrier nixl`` lets NIXL carry the same pulls, too, and
+``--carrier mooncake`` Mooncake's transfer engine (over ``--protocol tcp``, or ``rdma``, with a network for it).
+Both may be given; their packages have to be installed.
 
-    python benchmarks/pulls.py [--mebibytes 256] [--layers 16] [--repeat 5] [--mooncake tcp] [--json FILE]
+    python benchmarks/pulls.py [--mebibytes 256] [--layers 16] [--repeat 5] [--carrier NAME] … [--json FILE]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_p2p.pulling.carrier import CARRIERS
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import CachePages, WorkerPages
@@ -54,22 +56,19 @@ def shuffled(seed: int, blocks: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(blocks - 1) + 1
 
 
-def make_wire(caches: Caches, protocol: str | None, *, serves: bool) -> TcpWire:
-    """A worker's wire; with a protocol, by Mooncake's engine over that."""
-    options = Options(HOST, 0)
-    if protocol is not None:
-        options = Options(HOST, 0, carrier="mooncake", mooncake_protocol=protocol)
+def make_wire(caches: Caches, options: Options, *, serves: bool) -> TcpWire:
+    """A worker's wire."""
     pages = WorkerPages([CachePages(dict(caches), len(caches["layer 0"]))])
-    return TcpWire(pages, 0, options, make_carrier(options), serves=serves)
+    return TcpWire(pages, 0, options, make_carrier(options, serves=serves), serves=serves)
 
 
 def serve(orders: Connection) -> None:
     """The producer's process: holds what it is told to, or sends plainly."""
     while (order := orders.recv()) is not None:
-        page_bytes, layers, total_bytes, repeat, protocol = order
+        page_bytes, layers, total_bytes, repeat, ways = order
         caches = make_caches(page_bytes, layers, total_bytes, seed=1)
         blocks = len(caches["layer 0"])
-        wires = [make_wire(caches, one, serves=True) for one in (None, protocol)[: 1 + (protocol is not None)]]
+        wires = [make_wire(caches, options, serves=True) for options in ways.values()]
         plain = bytes((blocks - 1) * layers * page_bytes)
         listener = socket.create_server((HOST, 0))
         orders.send(([wire.server.port for wire in wires if wire.server], listener.getsockname()[1]))
@@ -109,16 +108,15 @@ def receive_plainly(port: int, buffer: memoryview) -> None:
 
 
 def measure(
-    orders: Connection, page_bytes: int, layers: int, total_bytes: int, repeat: int, protocol: str | None
+    orders: Connection, page_bytes: int, layers: int, total_bytes: int, repeat: int, ways: dict[str, Options]
 ) -> dict[str, float]:
     """GB/s of all ways, for one size of page."""
-    orders.send((page_bytes, layers, total_bytes, repeat, protocol))
+    orders.send((page_bytes, layers, total_bytes, repeat, ways))
     ports, plain_port = orders.recv()
     caches = make_caches(page_bytes, layers, total_bytes, seed=2)
     expected = make_caches(page_bytes, layers, total_bytes, seed=1)
     blocks = len(caches["layer 0"])
-    ways = {"pull": None} | ({} if protocol is None else {"mooncake": protocol})
-    wires = {name: make_wire(caches, over, serves=False) for name, over in ways.items()}
+    wires = {name: make_wire(caches, options, serves=False) for name, options in ways.items()}
     buffer = bytearray((blocks - 1) * layers * page_bytes)
     best = dict.fromkeys([*ways, "socket"], float("inf"))
     for number in range(repeat):
@@ -148,7 +146,8 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=256)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--mooncake", metavar="PROTOCOL", help="also by its transfer engine: tcp, rdma")
+    parser.add_argument("--carrier", action="append", default=[], choices=CARRIERS[1:], help="also by this one")
+    parser.add_argument("--protocol", default="tcp", help="what Mooncake's sends over: tcp, rdma")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     orders, theirs = multiprocessing.Pipe()
@@ -162,14 +161,16 @@ def main() -> None:
         "gigabytes_per_second": {},
     }
     print(f"GB/s from process to process, {arguments.layers} layers, {arguments.mebibytes} MiB a pull")
-    extra = f"{'mooncake':>10}{'share':>8}" if arguments.mooncake else ""
-    print(f"  {'page':>9}{'socket':>10}{'pull':>10}{'share':>8}{extra}")
+    ways = {"pull": Options(HOST, 0)}
+    for name in arguments.carrier:
+        ways[name] = Options(HOST, 0, carrier=name, mooncake_protocol=arguments.protocol)
+    print(f"  {'page':>9}{'socket':>10}{''.join(f'{name:>10}   share' for name in ways)}")
     for kib in PAGES_KIB:
         total = arguments.mebibytes << 20
-        rates = measure(orders, kib << 10, arguments.layers, total, arguments.repeat, arguments.mooncake)
+        rates = measure(orders, kib << 10, arguments.layers, total, arguments.repeat, ways)
         results["gigabytes_per_second"][kib << 10] = rates
-        ways = [f"{rate:10.2f}{rate / rates['socket']:8.0%}" for name, rate in rates.items() if name != "socket"]
-        print(f"  {kib:>5} KiB{rates['socket']:10.2f}{''.join(ways)}")
+        shown = [f"{rates[name]:10.2f}{rates[name] / rates['socket']:8.0%}" for name in ways]
+        print(f"  {kib:>5} KiB{rates['socket']:10.2f}{''.join(shown)}")
     orders.send(None)
     process.join()
     if arguments.json:

@@ -4,7 +4,7 @@ Three tables, on the conversation trace that ships with kv-sim:
 
 * one replay with statistics: ours goes through the real CPUOffloadingManager, theirs through its ``simulate``;
 * an LRU curve of 20 capacities: ours from stack distances, theirs ``simulate(fast=True)`` for each of them;
-* the same trace cut into blocks of 16 tokens (9 million references): ours only.
+* the same trace cut into blocks of 16 tokens (9 million references): ours only, and MIN, too.
 
 A time is processor time, the best of ``--repeat`` rounds, rounds of both taken in turns. Traces are in memory, in
 each one's own form, before a time is taken. Theirs needs only sortedcontainers: unpack its wheel (``pip download
@@ -13,9 +13,11 @@ each one's own form, before a time is taken. Theirs needs only sortedcontainers:
 ``--reference`` prints every cell of a table of hit ratios that an independent program measured, and by how much
 ours differs: each policy through the real manager, a block at a time (the textbook's), FIFO by itself, MIN. Then
 the same policies as a server drives them, where a prompt's blocks are offered together. It takes five minutes.
+``--chats N`` makes up a trace of N requests, which are chats, and says what each part of a sizing takes then.
 ``--figure FILE`` draws Figure 9 (Synthetic) of the Mooncake paper beside ours.
 
-    python benchmarks/replay.py [--lmcache FOLDER] [--repeat 3] [--skip-fine] [--reference] [--figure FILE]
+    python benchmarks/replay.py [--lmcache FOLDER] [--repeat 3] [--skip-fine]
+    python benchmarks/replay.py [--chats N] [--reference] [--figure FILE]
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import count
 from math import log10
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from kv_api import OffloadKey, ReqContext
 from kv_offload_cpu import POLICIES, CPUOffloadingManager
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
-from kv_sim.replay.bounds import min_hits
+from kv_sim.replay.bounds import Bounds, min_hits
 from kv_sim.replay.cache import Setup, keys_of, replay_cache
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.curve import Totals
@@ -122,6 +126,12 @@ def curve_of(columns: Columns, capacities: list[int]) -> list[float]:
     return [curve.at(size).ratios(totals).block for size in capacities]
 
 
+def best_of(columns: Columns, capacities: list[int]) -> list[int]:
+    """The hits of MIN at some capacities."""
+    bounds = Bounds(columns, shape_of(columns))
+    return [bounds.at(size).blocks for size in capacities]
+
+
 def compare(columns: Columns, simulate: Callable[..., Any] | None, repeat: int) -> None:
     """The first two tables."""
     sizes = usual_capacities(shape_of(columns).unique_blocks, 20)
@@ -162,14 +172,53 @@ def measure_fine(columns: Columns) -> None:
     capacity = 18_279 * columns.block_tokens // FINE_TOKENS
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = [["", "seconds", "M references/s"]]
+    sizes = usual_capacities(32 * 182_790, 20)
     works = {
         "replay with statistics": lambda: with_statistics(fine, capacity),
-        "LRU curve of 20": lambda: curve_of(fine, usual_capacities(32 * 182_790, 20)),
+        "LRU curve of 20": lambda: curve_of(fine, sizes),
+        "MIN at 20": lambda: best_of(fine, sizes),
     }
     for name, seconds in take_turns(1, works).items():
         rows.append([name, f"{seconds:.2f}", f"{fine.references / seconds / 1e6:.2f}"])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{fine.references:,} references of 16 tokens, {capacity:,} blocks; memory grew by {grown:.0f} MiB")
+    print(*aligned(rows), "", sep="\n")
+
+
+def chats(requests: int) -> Columns:
+    """A trace made up: 400 chats at a time, of about four turns, each behind one of 40 system prompts."""
+    random, builder, under_way = Random(0), ColumnsBuilder(), list[list[int]]()
+    fresh = count(40 * 8)
+    for number in range(requests):
+        if len(under_way) < 400 or random.random() < 0.25:
+            which = min(int(random.expovariate(0.2)), 39)
+            under_way.append([*range(8 * which, 8 * which + 1 + which % 8)])
+            place = len(under_way) - 1
+        else:
+            place = random.randrange(len(under_way))
+        ids = under_way[place]
+        ids += [next(fresh) for _ in range(1 + int(random.expovariate(0.2)))]
+        builder.add(number / 30, 512 * len(ids), 200, ids)
+        if random.random() < 0.25:
+            under_way.pop(place)
+    return builder.finish(f"{requests:,} requests of chats", 512)
+
+
+def measure_chats(requests: int) -> None:
+    """The fourth table."""
+    columns = chats(requests)
+    sizes = usual_capacities(shape_of(columns).unique_blocks, 20)
+    works = {
+        "shape": lambda: shape_of(columns),
+        "replay with statistics": lambda: with_statistics(columns, sizes[10]),
+        "LRU curve of 20": lambda: curve_of(columns, sizes),
+        "MIN at 20": lambda: best_of(columns, sizes),
+    }
+    rows = [["", "seconds", "M references/s"]]
+    for name, seconds in take_turns(1, works).items():
+        rows.append([name, f"{seconds:.2f}", f"{columns.references / seconds / 1e6:.2f}"])
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{columns.name}, {columns.references:,} references; at most {most:.0f} MiB")
     print(*aligned(rows), "", sep="\n")
 
 
@@ -268,6 +317,7 @@ def main() -> None:
     parser.add_argument("--lmcache", type=Path, metavar="FOLDER", help="where lmcache's wheel is unpacked")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--skip-fine", action="store_true")
+    parser.add_argument("--chats", type=int, metavar="N", help="only a made trace of so many requests")
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--figure", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -276,6 +326,9 @@ def main() -> None:
             compare_with_reference()
         if options.figure:
             draw_figure(options.figure)
+        return
+    if options.chats:
+        measure_chats(options.chats)
         return
     simulate = None if options.lmcache is None else load_simulate(options.lmcache)
     if simulate is None:

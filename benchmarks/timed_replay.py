@@ -17,9 +17,9 @@ from kv_sim.command.table import aligned
 from kv_sim.replay import open_trace
 from kv_sim.replay.timed import Answers, EngineSettings, Stepping
 from kv_sim.replay.timed.answers import answers_of
+from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.finished import finished_of
 from kv_sim.replay.timed.run import replay_once
-from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.trace import Trace
 
 GOAL_SECONDS = 60.0

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_api import OffloadKey
+from kv_api import Direction, OffloadKey
 from kv_offload_cpu import HostLayout
-from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.copy.engine import CopyResult, PageCopies, Urgency
 from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.offload import WorldCopyEngine, WorldMemory
@@ -53,9 +52,9 @@ def test_a_chunk_has_a_page_for_each_of_its_blocks(device: Device) -> None:
     engine.submit(8, Direction.LOAD, pages((4, 2, 0)))
     engine.submit(9, Direction.LOAD, pages((3, 1, 1)), urgency=Urgency.EXPEDITED)
     assert running(device) == [
-        (world.Direction.STORE, ((5, TAKEN), (6, TAKEN + 1), (9, TAKEN + 7)), "store"),
-        (world.Direction.LOAD, ((4, TAKEN + 4),), "load"),
-        (world.Direction.LOAD, ((3, TAKEN + 3),), "expedited"),
+        (Direction.STORE, ((5, TAKEN), (6, TAKEN + 1), (9, TAKEN + 7)), "store"),
+        (Direction.LOAD, ((4, TAKEN + 4),), "load"),
+        (Direction.LOAD, ((3, TAKEN + 3),), "expedited"),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
+from kv_api import Direction
 from kv_api.contract import CONTRACT
 from kv_sim.actions import Action, Kind
 from kv_sim.command.console import say_interrupted
@@ -20,7 +21,6 @@ from kv_sim.failures.report import action_lines, fail_line, file_stem, replay_li
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.failures.telling import tell
 from kv_sim.fuzz import Failure
-from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.watching import brief as brief_module

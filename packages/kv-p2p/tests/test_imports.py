@@ -20,6 +20,7 @@ ACTING = {
     "pipe/local.py": {"threading"},
     "pipe/rendezvous.py": {"socket", "time"},
     "pipe/tcp.py": {"threading", "socket"},
+    "pulling/nixl.py": {"threading", "time"},
     "pulling/tcp/carried.py": {"socket"},
     "pulling/tcp/client.py": {"threading", "socket", "concurrent"},
     "pulling/tcp/server.py": {"threading", "socket"},

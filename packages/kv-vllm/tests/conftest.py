@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,3 +15,23 @@ def a_vllm():
     from kv_vllm.installed import vllm_version
 
     vllm_version()
+
+
+@pytest.fixture
+def base():
+    """vLLM's module of the base classes."""
+    return pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
+
+
+@pytest.fixture
+def cache():
+    """Blocks of one group."""
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    spec = specs.SlidingWindowSpec(**size, sliding_window=40)
+    return SimpleNamespace(
+        num_blocks=8,
+        kv_cache_groups=[SimpleNamespace(layer_names=["a"], kv_cache_spec=spec)],
+        kv_cache_tensors=[SimpleNamespace(size=8 * spec.page_size_bytes, shared_by=["a"])],
+    )

@@ -347,7 +347,7 @@ def test_what_has_no_signature_has_no_parameters():
 OURS_ALONE = {
     *("KVError", "ConfigError", "UnknownNameError", "WrongSideError", "RemovedKeyWarning", "KVTransferStateError"),
     *("TwoSidedConnector", "TwoSidedHMAConnector", "SchedulerSide", "WorkerSide"),
-    *("AttentionKind", "ConfigInfo", "PrefixLookup", "Offer", "Target"),
+    *("AttentionKind", "ConfigInfo", "Direction", "PrefixLookup", "Offer", "Target"),
     *("forbid_module_paths", "module_paths_allowed", "isolated"),
 }
 """What has no counterpart in vLLM."""

@@ -9,16 +9,13 @@ clock that the world moves, and recounts its medium's books with its own. Nothin
 from collections.abc import Collection
 from typing import ClassVar, Protocol
 
-from kv_api import CanonicalKVCaches, KVCaches
+from kv_api import CanonicalKVCaches, Direction, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.worker import HostMemory
-from kv_sim.memory import copies as world
 from kv_sim.memory.device import Device
-
-_DIRECTIONS = {Direction.STORE: world.Direction.STORE, Direction.LOAD: world.Direction.LOAD}
 
 
 class HasHostMemory(Protocol):
@@ -56,7 +53,7 @@ class WorldCopyEngine:
         slots = self._memory.first_slot + copies.chunks * self._memory.blocks_per_chunk + copies.offsets
         pairs = list(zip(copies.blocks.tolist(), slots.tolist(), strict=True))
         stream = direction.value if urgency is Urgency.ORDINARY else urgency.value
-        self._jobs[self._copies.submit(_DIRECTIONS[direction], pairs, stream=stream)] = job_id, len(pairs)
+        self._jobs[self._copies.submit(direction, pairs, stream=stream)] = job_id, len(pairs)
 
     def poll(self) -> list[CopyResult]:
         """What ended."""

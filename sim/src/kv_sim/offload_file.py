@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from kv_api import CanonicalKVCaches, OffloadingConfig
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction
+from kv_api import CanonicalKVCaches, Direction, OffloadingConfig
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.worker import HostMemory
 from kv_offload_file import FileOffloadingSpec

@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import AllBlocksCleared, BlockRemoved, BlockStored, CacheHitSource, KVCacheEvent, KVConnectorStats
+from kv_api import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheHitSource,
+    Direction,
+    KVCacheEvent,
+    KVConnectorStats,
+)
 from kv_sim.checkers import accounting
 from kv_sim.checkers.accounting import Counted, Mirror
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import OFFLOAD
-from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.violation import Violation
 from kv_sim.world import World
 

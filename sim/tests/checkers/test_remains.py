@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from kv_sim_notes import Notes
 
-from kv_api import TwoSidedConnector
+from kv_api import Direction, TwoSidedConnector
 from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.checkers import conservation, geometry
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Violation
 from kv_sim.world import World

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_api import CacheHitSource, KVConnectorMetadata
+from kv_api import CacheHitSource, Direction, KVConnectorMetadata
 from kv_api.stats import CountedStats
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import check_sources
@@ -19,7 +19,6 @@ from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRe
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
 from kv_sim.fuzz import run_seed
-from kv_sim.memory.copies import Direction
 from kv_sim.rest import come_to_rest
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from kv_api import KVConnectorOutput
+from kv_api import Direction, KVConnectorOutput
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import HOLDING, LATER, LAYERWISE, MEMORY, PATIENT
 from kv_sim.examples.later import FailedStores, Jobs, LaterScheduler
 from kv_sim.examples.memory import MemoryScheduler
 from kv_sim.examples.patient import Ended, PatientScheduler, Plan
 from kv_sim.examples.progress import ProgressBook
-from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject
 from kv_sim.world import World
 

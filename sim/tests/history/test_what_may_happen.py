@@ -11,6 +11,7 @@ import pytest
 from kv_sim_seeds import seeds
 from kv_sim_weighed import Weighed
 
+from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
@@ -18,7 +19,7 @@ from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
 from kv_sim.history.legal import FORGETS
-from kv_sim.memory.copies import Direction, Result, State
+from kv_sim.memory.copies import Result, State
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_multi.last_report import LastReport
 from kv_multi.loads import LoadReports
 from kv_multi.quarantine import Quarantine
-from kv_multi.release import LastReport
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
 from kv_sim.examples.layerwise import LayerwiseWorker

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_sim.memory.copies import Copy, CopyEngine, CopyQueue, Direction, Result, State
+from kv_api import Direction
+from kv_sim.memory.copies import Copy, CopyEngine, CopyQueue, Result, State
 from kv_sim.memory.settled import Offer, Settled
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kv_api import Direction
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.content import (
@@ -20,7 +21,6 @@ from kv_sim.memory.content import (
     sampled_token,
     whole_story,
 )
-from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import Attention, ContentProblem, LaunchedStep, Slot
 from kv_sim.memory.settled import Offer

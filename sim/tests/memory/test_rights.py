@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
+from kv_sim.memory.copies import Copy, CopyEngine, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 

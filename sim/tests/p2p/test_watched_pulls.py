@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from kv_api import KVConnectorTransferResults
+from kv_api import Direction, KVConnectorTransferResults
 from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.metadata import P2PMetadata
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import P2P
-from kv_sim.memory.copies import Direction
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from kv_api import Direction
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.config import WorldConfig
-from kv_sim.memory.copies import Copy, Direction
+from kv_sim.memory.copies import Copy
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire

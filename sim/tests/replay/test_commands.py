@@ -1,9 +1,8 @@
 """``kv-sim replay`` and ``size`` from end to end: tables, files, and that processes change nothing."""
 
-import io
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,16 +12,11 @@ from kv_offload_cpu.options import read_options
 from kv_sim.command.cli import main
 from kv_sim.replay import TraceOptions, open_trace, oracle, replay, size
 from kv_sim.replay.cache import Setup
-from kv_sim.replay.command.progress import Progress
-from kv_sim.replay.curve import Ratios
 from kv_sim.replay.fleet import RoutedTrace
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.parallel import replay_all
 from kv_sim.replay.results import CacheReplay, Replays
-from kv_sim.replay.shape import shape_of
-from kv_sim.replay.sizing import recommend, size_trace, usual_capacities
-from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
-from kv_sim.replay.timed import EngineSettings, replay_engine
+from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.units import Footprint
 
 
@@ -230,113 +224,6 @@ def test_json_has_everything(small, capsys, tmp_path):
     assert blocks == [5, 2, 7] and data["model"] == "10 bytes a token"
 
 
-@pytest.mark.parametrize("fidelity", [["--fidelity", "engine"], ["--fid=engine"]])
-def test_engine_fidelity(small, capsys, tmp_path, fidelity):
-    command = [
-        "replay",
-        str(small),
-        *fidelity,
-        "--requests",
-        "3",
-        "--gpu-capacity",
-        "40blocks",
-        "--model",
-        "qwen3-8b",
-    ]
-    assert main([*command, "--json", str(tmp_path / "out.json")]) == 0
-    settings = EngineSettings(model=MODELS_WITH_WEIGHTS["Qwen3-8B"], gpu_blocks=40)
-    expected = replay_engine(open_trace(small, TraceOptions(requests=3)), settings)
-    assert capsys.readouterr().out == expected.table() + "\n"
-    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps(expected.as_json()))
-
-
-def test_old_names_of_options_of_engine_fidelity(small, capsys):
-    """What the documentation has shown goes on to work, and a note says the name."""
-    command = ["replay", str(small), "--fidelity", "engine"]
-    assert main([*command, "--requests", "3", "--capacity", "2GiB", "--gpu-capacity", "40blocks"]) == 0
-    said, noted = capsys.readouterr()
-    assert noted == ""
-    assert main([*command, "--limit", "3", "--cpu-bytes-to-use", "2GiB", "--gpu-blocks", "40"]) == 0
-    assert capsys.readouterr() == (
-        said,
-        "note: --limit is called --requests now\n"
-        "note: --cpu-bytes-to-use is called --capacity now\n"
-        "note: --gpu-blocks is called --gpu-capacity now\n",
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("--limit 3", "--requests 3"),
-        ("--cpu-bytes-to-use 2GiB", "--capacity 2GiB"),
-        ("--gpu-blocks 40", "--gpu-capacity 40blocks"),
-    ],
-)
-def test_an_option_has_one_of_its_names(small, capsys, old, new):
-    assert main(["replay", str(small), "--fidelity", "engine", *old.split(), *new.split()]) == 2
-    names = [text.split()[0] for text in (old, new)]
-    assert capsys.readouterr() == (
-        "",
-        "kv-sim replay: {} is the old name of {}: give one of them\n".format(*names),
-    )
-
-
-def test_old_names_are_of_engine_fidelity_alone(small, capsys):
-    """Cache fidelity never had them."""
-    for line in ("--limit 3", "--cpu-bytes-to-use 2GiB", "--gpu-blocks 40"):
-        with pytest.raises(SystemExit):
-            main(["replay", str(small), *line.split()])
-        assert f"unrecognized arguments: {line}" in capsys.readouterr().err
-
-
-FOREIGN = {
-    "--kv-dtype fp8": "",
-    "--bytes-per-token 7": "",
-    "--cache-policy-module-path json": "--connector-config",
-    "--store-threshold 3": "--connector-config",
-    "--store-threshold 0": "--connector-config",
-    "--store-thr=3": "--connector-config",
-    "--stream": "",
-    "--html page.html": "",
-}
-"""an option of cache fidelity: what engine has instead"""
-
-
-@pytest.mark.parametrize("option", FOREIGN)
-def test_engine_fidelity_ignores_no_option_of_the_other(small, capsys, option):
-    name = {"--store-thr": "--store-threshold"}.get(first := re.split("[ =]", option)[0], first)
-    hint = f"engine has {FOREIGN[option]}" if FOREIGN[option] else "--help lists what engine has"
-    assert main(["replay", str(small), *option.split(), "--fidelity", "engine"]) == 2
-    said = f"kv-sim replay: {name} is of --fidelity cache; {hint}\n"
-    assert capsys.readouterr() == ("", said)
-
-
-FOREIGN_TO_SIZE = {
-    "--kv-dtype fp8": "",
-    "--bytes-per-token 7": "",
-    "--cache-policy-module-path json": "",
-    "--disk /mnt": "--disk-capacity",
-    "--host-capacity 3GiB": "--capacity",
-    "--html page.html": "",
-}
-
-
-@pytest.mark.parametrize("option", FOREIGN_TO_SIZE)
-def test_sizing_with_an_engine_ignores_none_either(small, capsys, option):
-    hint = f"engine has {FOREIGN_TO_SIZE[option]}" if FOREIGN_TO_SIZE[option] else "--help lists what engine has"
-    assert main(["size", str(small), *option.split(), "--fidelity", "engine"]) == 2
-    assert capsys.readouterr() == ("", f"kv-sim size: {option.split()[0]} is of --fidelity cache; {hint}\n")
-
-
-@pytest.mark.parametrize("trace", ["none", "engine"])
-def test_options_of_engine_fidelity_are_of_no_other(capsys, trace):
-    """Whatever else is called so."""
-    with pytest.raises(SystemExit):
-        main(["replay", trace, "--max-running", "40"])
-    assert "unrecognized arguments: --max-running 40" in capsys.readouterr().err
-
-
 def test_processes_change_nothing():
     trace = open_trace("mooncake-synthetic", TraceOptions(requests=500))
     setups = [Setup("sieve", 500), Setup("lru", 500, 300), Setup("arc", 400, disk=700)]
@@ -422,60 +309,6 @@ def test_a_size_without_bytes_says_how_to_get_a_configuration(small, capsys):
     assert "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N\n" in out
 
 
-def test_a_budget_bounds_what_is_recommended(synthetic):
-    free = size(synthetic, ["lru"], points=12)
-    assert free.recommended.capacity > 1000 and free.reason.startswith("the knee")
-    bound = size(synthetic, ["lru"], points=12, budget=1000)
-    assert bound.recommended.capacity == 1000
-    assert bound.reason == "the budget: it ends before the knee"
-    assert 1000 in bound.capacities and len(bound.gains()) == len(bound.capacities)
-    assert [ratios.token for ratios in bound.curves["lru"]] == sorted(r.token for r in bound.curves["lru"])
-
-
-def test_another_policy_has_to_be_worth_it(synthetic):
-    shape = shape_of(synthetic)
-    sizing = size(synthetic, ["lru", "arc"], [4392, 10981, 30000])
-    lru, arc = sizing.curves["lru"], sizing.curves["arc"]
-    assert sizing.recommended.policy == "arc" and arc[1].token - lru[1].token > 0.005
-    point, _ = recommend({"lru": lru[:1], "arc": arc[:1]}, [4392], 0.0, shape.unique_blocks, None)
-    assert point.policy == "lru"
-
-
-def ratios(*tokens):
-    return [Ratios(0.0, token, 0.0) for token in tokens]
-
-
-def test_what_is_recommended():
-    """The line from nothing to everything: a third of the rise at a third of the blocks."""
-    knee = "the knee: up to here a GiB buys more than on average, from here on less"
-    sizes, curve = [10, 20, 30], ratios(0.3, 0.5, 0.6)
-    for curves, without, budget, expected in [
-        ({"lru": curve}, 0.0, None, ("lru", 20, knee)),
-        ({"lru": curve}, 0.0, 20, ("lru", 20, knee)),
-        ({"lru": curve}, 0.0, 19, ("lru", 10, "the budget: it ends before the knee")),
-        ({"lru": curve}, 0.3, 19, ("lru", 10, "the budget: up to there host memory answers nothing")),
-        # What the GPU finds alone makes the rise smaller, and the first GiB count more.
-        ({"lru": curve}, 0.25, None, ("lru", 20, knee)),
-        ({"lru": ratios(0.5, 0.5, 0.6), "arc": curve}, 0.3, None, ("lru", 10, knee)),
-        ({"arc": curve}, 0.0, None, ("arc", 20, knee)),
-        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.005, 0.005)}, 0.0, None, ("lru", 20, knee)),
-        ({"lru": ratios(0.0, 0.0, 0.0), "arc": ratios(0.0, 0.006, 0.006)}, 0.0, None, ("arc", 20, knee)),
-    ]:
-        point, reason = recommend(curves, sizes, without, 30, budget)
-        assert (point.policy, point.capacity, reason) == expected
-        assert point.ratios == curves[point.policy][sizes.index(point.capacity)]
-    # The blocks of the trace, if they are more than the last capacity: then memory for all is far away.
-    point, _ = recommend({"lru": curve}, sizes, 0.0, 1000, None)
-    assert point.capacity == 30
-    # Of capacities that lie equally high above the line the smallest is enough.
-    point, _ = recommend({"lru": ratios(0.5, 0.75, 1.0)}, sizes, 0.0, 40, None)
-    assert point.capacity == 10
-    nothing = "it answers nothing on this trace at any size that was tried"
-    for without in (0.6, 0.7):
-        point, reason = recommend({"lru": curve}, sizes, without, 30, None)
-        assert (point.capacity, reason) == (10, nothing)
-
-
 def test_nothing_comes_back(tmp_path, capsys):
     file = tmp_path / "csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,1\n0,70,1\n")
@@ -557,84 +390,11 @@ def test_the_library_takes_what_the_command_takes(small):
     assert size(small, ["lru"], points=2).capacities == (1, 6)
 
 
-def test_a_gain_is_the_best_policys():
-    found = size(open_trace("mooncake-synthetic", TraceOptions(requests=20)), ["lru"], [1, 3, 4])
-    curves = {"lru": ratios(0.1, 0.2, 0.6), "arc": ratios(0.3, 0.5, 0.5)}
-    assert replace(found, curves=curves).gains() == pytest.approx([(0.5 - 0.3) / 2, 0.6 - 0.5, 0.0])
-
-
-@pytest.mark.parametrize(("policies", "capacities"), [([], [1]), (["lru"], [])])
-def test_a_sweep_of_nothing(policies, capacities):
-    columns = open_trace("mooncake-synthetic", TraceOptions(requests=20))
-    with pytest.raises(ConfigError) as caught:
-        size_trace(RoutedTrace(columns), policies, capacities, Footprint(512, None))
-    assert str(caught.value) == "size needs at least one policy and one capacity"
-
-
 def test_the_library(synthetic):
     run = replay(synthetic, policy="arc", capacity="64GiB", model="llama-3.1-8b", gpu_capacity=100)
     assert run.setup == Setup("arc", 1024, 100)
     assert 0 < run.block_ratio < run.best.block
     assert run.loaded_bytes == run.loaded_blocks * 512 * 131_072
-
-
-def test_usual_capacities_go_from_a_thousandth_to_everything():
-    sizes = usual_capacities(100_000, 20)
-    assert (sizes[0], sizes[-1], len(sizes)) == (100, 100_000, 20)
-    assert usual_capacities(3, 20) == [1, 2, 3]
-    assert usual_capacities(0, 5) == [1]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(
-    ("options", "bars"),
-    [
-        (["replay"], ["reading requests: 0", "replaying 0", "replaying 100"]),
-        (["replay", "--stream"], ["replaying requests: 4"]),
-        (
-            ["replay", "--fidelity", "engine"],
-            ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
-        ),
-        (["size"], ["reading requests: 0", "sweeping 0", "sweeping 100"]),
-    ],
-    ids=" ".join,
-)
-def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    capacity = [] if "engine" in options else ["--capacity", "1block", "--jobs", "1", "--policy", "arc"]
-    assert main([options[0], str(small), *options[1:], *capacity]) == 0
-    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in screen.getvalue().split("\r")]
-    assert [text for text in drawn if text] == bars
-    assert screen.getvalue().endswith("\r"), "the line is empty in the end"
-
-
-def test_a_bar_is_drawn_on_a_terminal_only():
-    screen, pipe = Terminal(), io.StringIO()
-    for stream in (screen, pipe):
-        progress = Progress(stream)
-        for share in (0.0, 0.5, 0.501, 1.0):
-            progress.share("replaying", share)
-        progress.count("reading", 4096)
-        progress.clear()
-    assert not pipe.getvalue()
-    shown = screen.getvalue().split("\r")
-    assert shown[2].startswith("replaying [███████████████···············]  50%")
-    assert len(shown) == 7 and not shown[-1]
-
-
-def test_a_bar_that_was_cleared_is_drawn_again():
-    screen = Terminal()
-    progress = Progress(screen)
-    for _ in range(2):
-        progress.count("reading", 7)
-        progress.clear()
-        progress.clear()
-    assert screen.getvalue() == 2 * f"\rreading: 7\r{' ' * 10}\r"
 
 
 def test_a_replay_that_names_no_capacity_tries_shares_of_the_trace(capsys):

@@ -5,6 +5,7 @@ import tracemalloc
 from itertools import accumulate, pairwise
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -87,9 +88,11 @@ def test_the_gpu_s_tier_is_lru_with_the_head_last(requests, gpu_blocks):
 def test_min_is_belady_on_prefixes(requests):
     columns = trace_of(requests)
     shape = shape_of(columns)
-    for capacity in range(1, shape.unique_blocks + 2):
+    of_all = bounds.Bounds(columns, shape)
+    for capacity in range(shape.unique_blocks + 2):
         expected = sums(min_hits(requests, capacity), requests, columns)
         assert as_sums(bounds.min_hits(columns, shape, capacity)) == expected, capacity
+        assert of_all.at(capacity) == of_all.at(capacity) == bounds.min_hits(columns, shape, capacity)
     everything = bounds.min_hits(columns, shape, shape.unique_blocks + 1)
     assert bounds.infinite_hits(columns, shape) == everything
 
@@ -141,18 +144,35 @@ def test_uses_again_are_those_of_a_dictionary(requests):
         assert len(found) == len(expected) and set(found) == expected
 
 
+class Ids(np.ndarray):
+    """Counts how many of them somebody reads in pieces."""
+
+    read = 0
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        if isinstance(index, slice) and self.size == TOTAL:
+            type(self).read += len(found)
+        return found
+
+
+TOTAL = 10_000
+
+
+@pytest.mark.parametrize("at_once", [3000, 300, 30])
+def test_ids_are_gone_through_once_however_many_parts_they_are_sorted_in(at_once):
+    ids = np.random.default_rng(0).integers(0, 4000, TOTAL).view(Ids)
+    Ids.read = 0
+    found = sum(len(again) for again, _ in uses_again(ids, at_once))
+    assert (found, Ids.read) == (TOTAL - len(set(ids.tolist())), TOTAL)
+
+
 @given(requests=traces)
-def test_piles_and_what_waits_can_be_recounted(requests):
+def test_piles_can_be_recounted(requests):
     piles = stack._Piles(len(requests))
     for index, ids in enumerate(requests):
         piles.move([], index, len(ids))
         piles.check()
-    waiting = bounds._Waiting(3)
-    for index, ids in enumerate(requests):
-        waiting.add(index, 100 - index, 0, len(ids))
-        waiting.shrink(0)
-        waiting.check()
-        assert waiting._size <= 3
 
 
 @pytest.mark.parametrize(

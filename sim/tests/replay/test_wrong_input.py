@@ -24,8 +24,8 @@ FIELDS = (
     "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
     "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
     "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations or conversation, or "
-    "messages that end with an answer) or openai (messages or input, maybe in a body); --columns says which is "
-    "what in another one; if it is only this record: --format with --on-error skip"
+    "messages that end with an answer) or openai (messages, input or prompt, maybe in a body); --columns says "
+    "which is what in another one; if it is only this record: --format with --on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
@@ -410,7 +410,7 @@ def test_a_place_without_a_trace(tmp_path, capsys):
     )
     assert refused(capsys, "replay", tmp_path) == (
         f"{tmp_path}: there is no trace in this folder "
-        "(.json .jsonl .ndjson .csv .txt .log, also with .xz .gz .bz2 .zst)"
+        "(.json .jsonl .ndjson .csv .tsv .txt .log, also with .xz .gz .bz2 .zst)"
     )
     (tmp_path / "inner").mkdir()
     for name in ("b.parquet", "inner/a.jsonl.lz4"):

@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 
 from kv_sim_timed_traces import toy
 
-from kv_api import CacheHitSource, KVConnectorStats
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.link import Ended, Way
-from kv_sim.replay.timed.request import Names, Times, TracedRequest
+from kv_api import CacheHitSource, Direction, KVConnectorStats
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.request import Names, Times, TracedRequest
+from kv_sim.replay.timed.link import Ended
 from kv_sim.replay.timed.settings import plan
 from kv_sim.replay.trace import TraceRequest
 
@@ -43,9 +43,9 @@ def digest_of(job: Ended, now: int) -> str:
 
 
 def test_the_digest_covers_every_copy() -> None:
-    job = Ended(0, 1, Way.STORE, 2, 30, 40, True)
+    job = Ended(0, 1, Direction.STORE, 2, 30, 40, True)
     changes = {
-        "port": 1, "job_id": 2, "way": Way.LOAD, "blocks": 3, "begin": 31, "end": 41, "success": False,
+        "port": 1, "job_id": 2, "direction": Direction.LOAD, "blocks": 3, "begin": 31, "end": 41, "success": False,
     }  # fmt: skip
     assert list(changes) == [field.name for field in fields(Ended)]
     others = [replace(job, **{name: value}) for name, value in changes.items()]  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def digest_of_disk(job: Ended, now: int) -> str:
 
 
 def test_the_digest_covers_what_is_read_and_written() -> None:
-    job = Ended(0, 1, Way.STORE, 2, 30, 40, True)
-    changes = {"port": 1, "job_id": 2, "way": Way.LOAD, "blocks": 3, "begin": 31, "end": 41}
+    job = Ended(0, 1, Direction.STORE, 2, 30, 40, True)
+    changes = {"port": 1, "job_id": 2, "direction": Direction.LOAD, "blocks": 3, "begin": 31, "end": 41}
     others = [replace(job, **{name: value}) for name, value in changes.items()]  # type: ignore[arg-type]
     digests = [digest_of_disk(job, 50), digest_of_disk(job, 51), *(digest_of_disk(other, 50) for other in others)]
     assert len({books().digest, digest_of(job, 50), *digests}) == 4 + len(changes), "and it is no copy of the link"

@@ -8,8 +8,8 @@ from kv_sim_timed_traces import PAGE, ListedTrace, answer, toy, trace_of
 
 from kv_sim.engine.pool import BlockPool
 from kv_sim.replay.timed import Contents
+from kv_sim.replay.timed.engine.sleepers import Sleepers
 from kv_sim.replay.timed.link import Link
-from kv_sim.replay.timed.sleepers import Sleepers
 from kv_sim.violation import Violation
 
 BLOCKS = [[1, 2, 3], [11, 12, 13], [21, 22, 23]]

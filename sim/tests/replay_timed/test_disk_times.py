@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from kv_sim_timed_traces import PAGE, ListedTrace, answer, comparable, files, toy, trace_of
 
-from kv_api import OffloadKey
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_api import Direction, OffloadKey
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_file.label import Label
 from kv_sim.replay.timed import Answers, Contents, EngineSettings, Stepping, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
-from kv_sim.replay.timed.files import Disk, DiskCopyEngine
-from kv_sim.replay.timed.link import Link, Way
-from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.connectors.files import Disk, DiskCopyEngine
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.link import Link
 from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 A, B, C = (0, 8, 1, [1, 2]), (1000, 15, 1, [3, 4, 5, 6]), (2000, 9, 2, [1, 2, 7])
@@ -103,7 +103,7 @@ def test_a_slow_disk_holds_nobody_up() -> None:
 
 NOTHING = {
     "kv_connector": "NoConnector",
-    "kv_connector_module_path": "kv_sim.replay.timed.nothing",
+    "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing",
     "kv_role": "kv_both",
 }
 
@@ -198,15 +198,15 @@ class Server:
     def __init__(self) -> None:
         self.clock = Clock()
         host, back, written, read = (LinkCosts(1.0, 0.0, size, 1) for size in (100, 1000, 300, 50))
-        self.begun: list[tuple[Way, int]] = []
+        self.begun: list[tuple[Direction, int]] = []
         link, disk = Link(host, back), Link(written, read)
-        link.log = lambda job, now: self.begun.append((job.way, job.begin))
+        link.log = lambda job, now: self.begun.append((job.direction, job.begin))
         device: Any = SimpleNamespace(
             clock=self.clock,
             link=link,
             disk=disk,
             allocate_host=lambda slots: 0,
-            open_mover=lambda: lambda way, blocks, pages: None,
+            open_mover=lambda: lambda direction, blocks, pages: None,
         )
         inner = LinkCopyEngine(device, HostLayout(2, 1, 100, 1, 100))
         self.engine = DiskCopyEngine(inner, NoSlots(), 2, [9], device, Disk(device, 1))
@@ -235,7 +235,7 @@ def busy_server() -> Server:
 
 
 def test_a_copy_begins_when_anybody_asks_and_its_bay_is_free() -> None:
-    copied = [(Way.STORE, 0), (Way.STORE, 500), (Way.LOAD, 101)]
+    copied = [(Direction.STORE, 0), (Direction.STORE, 500), (Direction.LOAD, 101)]
     server = busy_server()
     assert server.engine.let_go([2]) == [2], "it is still to be written"
     assert (server.clock.now, server.begun) == (1102, copied), "the host waits for all copies that go on"

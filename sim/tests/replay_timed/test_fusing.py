@@ -20,8 +20,8 @@ from kv_sim_timed_traces import (
 )
 
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.books import REFUSALS
-from kv_sim.replay.timed.stack import NOTHING
+from kv_sim.replay.timed.connectors.timed_config import NOTHING
+from kv_sim.replay.timed.engine.books import REFUSALS
 
 FULL = trace_of(
     *((0, tokens, 1, ids) for tokens, ids in [(4, [0, 1]), (1, []), (4, [0, 1]), *[(1, [])] * 5]),

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_offload_cpu.copy.engine import CopyResult, Direction, Numbers, PageCopies, Urgency
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import CopyResult, Numbers, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
-from kv_sim.replay.timed.device import AtEnd, Mover
-from kv_sim.replay.timed.link import Ended, Link, Way
-from kv_sim.replay.timed.medium import LinkCopyEngine
+from kv_sim.replay.timed.connectors.host_memory import LinkCopyEngine
+from kv_sim.replay.timed.engine.device import AtEnd, Mover
+from kv_sim.replay.timed.link import Ended, Link
 from kv_sim.replay.timed.timing import Clock, LinkCosts
 
 COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per_block=2)
@@ -21,22 +22,23 @@ COSTS = LinkCosts(ns_per_byte=1.0, ns_per_piece=10.0, block_bytes=80, pieces_per
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 500), st.sampled_from(Way), st.integers(1, 4), st.integers(0, 900)), max_size=12
+        st.tuples(st.integers(0, 500), st.sampled_from(Direction), st.integers(1, 4), st.integers(0, 900)),
+        max_size=12,
     ),
     st.lists(st.integers(0, 9000), max_size=5),
 )
 def test_jobs_of_a_direction_run_one_after_the_other(
-    submissions: list[tuple[int, Way, int, int]], polls: list[int]
+    submissions: list[tuple[int, Direction, int, int]], polls: list[int]
 ) -> None:
     link, now = Link(COSTS), 0
-    port, free = link.open(), dict.fromkeys(Way, 0)
+    port, free = link.open(), dict.fromkeys(Direction, 0)
     expected, found = [], []
-    for job, (later, way, blocks, ready) in enumerate(submissions):
+    for job, (later, direction, blocks, ready) in enumerate(submissions):
         now += later
-        port.submit(job, way, blocks, now=now, ready=ready)
-        begin = max(now, ready, free[way])
-        free[way] = begin + 100 * blocks + 1
-        expected.append(Ended(0, job, way, blocks, begin, free[way], True))
+        port.submit(job, direction, blocks, now=now, ready=ready)
+        begin = max(now, ready, free[direction])
+        free[direction] = begin + 100 * blocks + 1
+        expected.append(Ended(0, job, direction, blocks, begin, free[direction], True))
         link.check()
     for moment in sorted(now + poll for poll in polls):
         found += port.poll(moment)
@@ -56,9 +58,9 @@ def test_an_expedited_load_overtakes_what_has_not_begun() -> None:
     link = Link(COSTS)
     port = link.open()
     for job in (0, 1, 2):
-        port.submit(job, Way.LOAD, 1, now=0, ready=0)
-    port.submit(3, Way.LOAD, 1, now=50, ready=0, expedited=True)
-    port.submit(4, Way.LOAD, 1, now=60, ready=0, expedited=True)
+        port.submit(job, Direction.LOAD, 1, now=0, ready=0)
+    port.submit(3, Direction.LOAD, 1, now=50, ready=0, expedited=True)
+    port.submit(4, Direction.LOAD, 1, now=60, ready=0, expedited=True)
     assert [(job.job_id, job.end) for job in port.poll(1000)] == [(0, 101), (3, 202), (4, 303), (1, 404), (2, 505)]
     link.check()
 
@@ -67,16 +69,16 @@ def test_an_expedited_load_waits_for_one_that_began_since_anybody_asked() -> Non
     link = Link(COSTS)
     port = link.open()
     for job in (0, 1, 2):
-        port.submit(job, Way.LOAD, 1, now=0, ready=0)
-    port.submit(3, Way.LOAD, 1, now=150, ready=0, expedited=True)
+        port.submit(job, Direction.LOAD, 1, now=0, ready=0)
+    port.submit(3, Direction.LOAD, 1, now=150, ready=0, expedited=True)
     assert [(job.job_id, job.end) for job in port.poll(1000)] == [(0, 101), (1, 202), (3, 303), (2, 404)]
 
 
 def test_an_expedited_load_overtakes_one_that_waits_for_the_device() -> None:
     link = Link(COSTS)
     port = link.open()
-    port.submit(0, Way.LOAD, 1, now=0, ready=500)
-    port.submit(1, Way.LOAD, 1, now=10, ready=10, expedited=True)
+    port.submit(0, Direction.LOAD, 1, now=0, ready=500)
+    port.submit(1, Direction.LOAD, 1, now=10, ready=10, expedited=True)
     assert [(job.job_id, job.begin) for job in port.poll(1000)] == [(1, 10), (0, 500)]
 
 
@@ -84,8 +86,8 @@ def test_a_port_hears_of_its_own_jobs() -> None:
     link = Link(COSTS)
     ports = link.open(), link.open()
     for port in ports:
-        port.submit(7, Way.STORE, 1, now=0, ready=0)
-    ports[0].submit(8, Way.STORE, 1, now=0, ready=0)
+        port.submit(7, Direction.STORE, 1, now=0, ready=0)
+    ports[0].submit(8, Direction.STORE, 1, now=0, ready=0)
     assert ports[1].wait([7, 8]) == 202
     assert link.has_news and not link.is_idle
     assert [[job.end for job in port.poll(202)] for port in ports] == [[101], [202]]
@@ -95,8 +97,13 @@ def test_a_port_hears_of_its_own_jobs() -> None:
 def test_who_waits_for_some_lets_the_others_go_on() -> None:
     link = Link(COSTS)
     port, other = link.open(), link.open()
-    for door, job, way in [(port, 1, Way.STORE), (other, 1, Way.LOAD), (port, 2, Way.STORE), (port, 3, Way.STORE)]:
-        door.submit(job, way, job, now=0, ready=0)
+    for door, job, direction in [
+        (port, 1, Direction.STORE),
+        (other, 1, Direction.LOAD),
+        (port, 2, Direction.STORE),
+        (port, 3, Direction.STORE),
+    ]:
+        door.submit(job, direction, job, now=0, ready=0)
     # Jobs of one, two and three blocks, one after the other; the other port's ends with the first.
     assert port.wait([2, 9]) == 101 + 201
     assert [job.job_id for job in port.unpolled] == [1, 2] and [job.job_id for job in other.unpolled] == [1]
@@ -106,7 +113,7 @@ def test_who_waits_for_some_lets_the_others_go_on() -> None:
     assert [job.job_id for job in port.poll(603)] == [3] and not link.is_idle
     assert [job.job_id for job in other.poll(603)] == [1] and link.is_idle
     assert link.next_end() is None and link.activity == 8
-    traffic = link.traffic[Way.STORE]
+    traffic = link.traffic[Direction.STORE]
     assert (traffic.jobs, traffic.blocks, traffic.busy_ns) == (3, 6, 603)
 
 
@@ -114,8 +121,8 @@ def test_a_job_that_fails_says_so_and_moves_its_bytes_at_its_end() -> None:
     link, moved = Link(COSTS), []
     port = link.open()
     link.log = lambda job, now: moved.append((job.job_id, job.success, now))
-    port.submit(0, Way.STORE, 1, now=0, ready=0, at_end=lambda: bool(moved.append("first")))
-    port.submit(1, Way.STORE, 1, now=0, ready=0, at_end=lambda: not moved.append("second"))
+    port.submit(0, Direction.STORE, 1, now=0, ready=0, at_end=lambda: bool(moved.append("first")))
+    port.submit(1, Direction.STORE, 1, now=0, ready=0, at_end=lambda: not moved.append("second"))
     assert port.poll(100) == [] == moved
     assert [job.success for job in port.poll(202)] == [False, True]
     assert moved == ["first", "second", (0, False, 202), (1, True, 202)]
@@ -125,9 +132,9 @@ def test_directions_may_cost_differently_and_whoever_waits_for_anything_waits_fo
     twice = LinkCosts(ns_per_byte=2.0, ns_per_piece=20.0, block_bytes=80, pieces_per_block=2)
     link = Link(COSTS, twice)
     port, other = link.open(), link.open()
-    other.submit(0, Way.STORE, 1, now=0, ready=0)
-    port.submit(0, Way.LOAD, 1, now=0, ready=0)
-    port.submit(1, Way.STORE, 2, now=0, ready=0)
+    other.submit(0, Direction.STORE, 1, now=0, ready=0)
+    port.submit(0, Direction.LOAD, 1, now=0, ready=0)
+    port.submit(1, Direction.STORE, 2, now=0, ready=0)
     assert (port.wait_any(), port.wait_any()) == (201, 201), "until it was reported, that one will do"
     assert [job.job_id for job in port.poll(201)] == [0]
     assert port.wait_any() == 302
@@ -141,8 +148,8 @@ def test_a_job_that_begins_this_moment_has_begun() -> None:
     for ready, order in [(10, [0, 1]), (11, [1, 0])]:
         link = Link(COSTS)
         port = link.open()
-        port.submit(0, Way.LOAD, 1, now=0, ready=ready)
-        port.submit(1, Way.LOAD, 1, now=10, ready=0, expedited=True)
+        port.submit(0, Direction.LOAD, 1, now=0, ready=ready)
+        port.submit(1, Direction.LOAD, 1, now=10, ready=0, expedited=True)
         assert [job.job_id for job in port.poll(1000)] == order
 
 
@@ -156,8 +163,8 @@ def test_a_copy_engine_over_the_link() -> None:
     link, clock, seen = Link(COSTS), Clock(now=50, busy_until=60), []
 
     def open_mover() -> Mover:
-        def mover(way: Way, blocks: Numbers, pages: Numbers) -> AtEnd:
-            seen.append((way, blocks.tolist(), (pages - 1000).tolist()))
+        def mover(direction: Direction, blocks: Numbers, pages: Numbers) -> AtEnd:
+            seen.append((direction, blocks.tolist(), (pages - 1000).tolist()))
             return None
 
         return mover
@@ -177,10 +184,10 @@ def test_a_copy_engine_over_the_link() -> None:
     one, two, three = ([1], [1, 4], [1, 4, 7])
     assert seen == [
         8 * 3,
-        (Way.LOAD, [100, 101], two),
-        (Way.STORE, [100], one),
-        (Way.LOAD, [100, 101, 102], three),
-        (Way.LOAD, [100], one),
+        (Direction.LOAD, [100, 101], two),
+        (Direction.STORE, [100], one),
+        (Direction.LOAD, [100, 101, 102], three),
+        (Direction.LOAD, [100], one),
     ]
     # None begins before the device is free, at 60; the expedited one comes before the third.
     engine.wait([3])

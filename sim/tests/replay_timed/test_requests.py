@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import Request
-from kv_sim.replay.timed.request import Names, Tokens, TracedRequest
+from kv_sim.replay.timed.engine.request import Names, Tokens, TracedRequest
 from kv_sim.replay.trace import TraceRequest
 
 

@@ -14,9 +14,15 @@ from kv_offload_file.options import FileOptions
 from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, run, settings_of
+from kv_sim.replay.timed.connectors.timed_config import (
+    NOTHING,
+    decides_in_known_steps,
+    has_files,
+    timed_config,
+    without_files,
+)
 from kv_sim.replay.timed.hardware import find_gpu, find_model
 from kv_sim.replay.timed.settings import plan
-from kv_sim.replay.timed.stack import NOTHING, decides_in_known_steps, has_files, timed_config, without_files
 from kv_sim.replay.transfer_config import disk_config
 
 
@@ -218,17 +224,17 @@ NAMED = {
     "--gpu-capacity 900000000blocks": f"--gpu-capacity: that is 900000000 {TOO_MANY}",
     "--page-tokens 7": "--page-tokens: got 7, which doesn't divide blocks of 512 tokens",
     "--block-tokens 7": "--block-tokens: got 7, which doesn't divide the trace's blocks of 512 tokens",
-    "--max-step-tokens 3": "--max-step-tokens: got 3, less than --max-running 1024; ",
-    "--connector-config {}": "--connector-config: kv_connector: expected a name, got None",
+    "--max-step-tokens 3": "--max-step-tokens: got 3, less than the 1024 requests that may run at once; ",
+    "--connector-config {}": "--connector-config.kv_connector: expected a name, got None",
     f"--connector-config {OFFLOAD}": "cpu_bytes_to_use: 1 bytes are less than one chunk, ",
 }
 """what is typed, and how what is said of it begins"""
 
 CHECKS = {
-    "--step-microseconds 1e14": "check --step-microseconds",
-    "--copy-microseconds 1e14": "check the link's bandwidth and efficiency, --copy-microseconds",
-    "--disk-microseconds 1e14 --disk-capacity 1TiB": "check its bandwidths, --disk-microseconds",
-    "--model Llama-3.1-70B": "choose another GPU or a higher --tp-size",
+    "--step-microseconds 1e14": "check its microseconds",
+    "--copy-microseconds 1e14": "check the link's bandwidth and efficiency, and the microseconds of a copy",
+    "--disk-microseconds 1e14 --disk-capacity 1TiB": "check its bandwidths and its microseconds",
+    "--model Llama-3.1-70B": "choose another GPU, or more of them",
 }
 """what is typed, and how what is said of it ends"""
 
@@ -382,12 +388,13 @@ def test_wrong_options(line: str, message: str) -> None:
         ({"page_tokens": 100}, "page_tokens: got 100, which doesn't divide blocks of 512 tokens"),
         (
             {"max_step_tokens": 100},
-            "max_step_tokens: got 100, less than max_running 1024; then not all that run could decode in one step",
+            "max_step_tokens: got 100, less than the 1024 requests that may run at once; "
+            "then not all of them could decode in one step",
         ),
         (
             {"model": find_model("Llama-3.1-70B")},
             "Llama-3.1-70B on 1 × H100: 73.60 GiB of GPU memory may be used and its weights take 131.42 GiB, "
-            "which leaves no room for a block of 0.16 GiB; choose another GPU or a higher tp_size",
+            "which leaves no room for a block of 0.16 GiB; choose another GPU, or more of them",
         ),
     ],
 )
@@ -405,35 +412,35 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "connector config.kv_connector: expected a name, got None"),
-        ({"kv_connector": 5}, "connector config.kv_connector: expected a name, got 5"),
+        ({}, "connector.kv_connector: expected a name, got None"),
+        ({"kv_connector": 5}, "connector.kv_connector: expected a name, got 5"),
         (
             OFFLOADING,
             "kv_transfer_config.kv_role: required because kv_connector is 'OffloadingConnector'; choices: "
             "kv_producer, kv_consumer, kv_both",
         ),
-        ({**OFFLOADING, EXTRA: 3}, f"connector config.{EXTRA}: expected a mapping, got 3"),
+        ({**OFFLOADING, EXTRA: 3}, f"connector.{EXTRA}: expected a mapping, got 3"),
         (
             {"kv_connector": "MemoryConnector", "kv_connector_module_path": "kv_sim.examples.memory"},
-            f"connector config.kv_connector: MemoryConnector {NO_MODEL}",
+            f"connector.kv_connector: MemoryConnector {NO_MODEL}",
         ),
         (
             {**OFFLOADING, EXTRA: {"spec_name": "TieringOffloadingSpec"}},
-            f"connector config.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium that has no timing model; "
+            f"connector.{EXTRA}.spec_name: 'TieringOffloadingSpec' is a medium that has no timing model; "
             "CPUOffloadingSpec and FileOffloadingSpec have one",
         ),
         (
             {**OFFLOADING, EXTRA: {"spec_module_path": "theirs.cpu"}},
-            f"connector config.{EXTRA}.spec_module_path: 'theirs.cpu' has a CPUOffloadingSpec of its own, which "
+            f"connector.{EXTRA}.spec_module_path: 'theirs.cpu' has a CPUOffloadingSpec of its own, which "
             "has no timing model; that of kv_offload_cpu has one",
         ),
         (
             {"kv_connector": "MultiConnector"},
-            f"connector config.{EXTRA}.connectors: expected a list, got None",
+            f"connector.{EXTRA}.connectors: expected a list, got None",
         ),
         (
             {"kv_connector": "MultiConnector", EXTRA: {"connectors": [OFFLOADING, 5]}},
-            f"connector config.{EXTRA}.connectors[1]: expected a mapping, got 5",
+            f"connector.{EXTRA}.connectors[1]: expected a mapping, got 5",
         ),
     ],
 )
@@ -470,7 +477,7 @@ def test_servers_at_the_edge() -> None:
     assert pieces == {16: layers, 24: layers, 64: 4 * layers}
 
 
-MEDIUM = "kv_sim.replay.timed.medium"
+MEDIUM = "kv_sim.replay.timed.connectors.host_memory"
 TIMED = {"spec_name": "ReplayCPUOffloadingSpec", "spec_module_path": MEDIUM}
 
 
@@ -482,7 +489,7 @@ def test_the_media_of_a_configuration_are_timed() -> None:
     assert timed_config(bare) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
     assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
     other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
-    nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.nothing"}
+    nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing"}
     several = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_consumer",
@@ -564,7 +571,7 @@ def test_a_disk_that_takes_longer_than_a_day() -> None:
     for option in ("disk_read_bandwidth", "disk_write_bandwidth"):
         settings = toy(**{option: 1e-6}, gpu_blocks=4)
         with pytest.raises(
-            ConfigError, match=r"4 blocks on the disk could take .* check its bandwidths, disk_microseconds"
+            ConfigError, match=r"4 blocks on the disk could take .* check its bandwidths and its microseconds"
         ):
             answer(trace_of((0, 8, 1, [1, 2])), settings)
 

@@ -12,16 +12,17 @@ from itertools import islice
 import pytest
 from kv_sim_timed_traces import ListedTrace, answer, toy, trace_of
 
+from kv_api import Direction
 from kv_sim.replay.timed import Answers
 from kv_sim.replay.timed.answers import Copies, Spread, answers_of
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.drive import Drive
-from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine
+from kv_sim.replay.timed.connectors.timed_config import NOTHING, timed_config
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.drive import Drive
+from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine
+from kv_sim.replay.timed.engine.request import Times
 from kv_sim.replay.timed.finished import finished_of
-from kv_sim.replay.timed.link import Ended, Way
-from kv_sim.replay.timed.request import Times
+from kv_sim.replay.timed.link import Ended
 from kv_sim.replay.timed.settings import EngineSettings, Stepping, plan
-from kv_sim.replay.timed.stack import NOTHING, timed_config
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 
@@ -58,7 +59,7 @@ def test_one_request_alone() -> None:
     # each 10,000 + 1000 + 4 × 7 + 1, or × 8.
     assert books.times == {0: Times(arrival=0, scheduled=0, first_token=16_085, end=38_147, local_tokens=0)}
     # Its first block is full, and is copied when the step has run. The second fills with an output: not stored.
-    assert books.copies == [Ended(0, 0, Way.STORE, 1, 16_085, 17_102, True)]
+    assert books.copies == [Ended(0, 0, Direction.STORE, 1, 16_085, 17_102, True)]
     assert (answers.steps, answers.fused_steps, answers.ttft.mean) == (4, 0, 16_085e-9)
     assert answers.time_per_output_token.mean == 11_031e-9
 
@@ -84,9 +85,9 @@ def test_what_left_the_gpu_is_loaded() -> None:
         ),
     }
     assert books.copies == [
-        Ended(0, 0, Way.STORE, 2, 18_145, 20_178, True),
-        Ended(0, 1, Way.STORE, 3, 1_025_481, 1_028_530, True),
-        Ended(0, 2, Way.LOAD, 2, 2_000_000, 2_002_033, True),
+        Ended(0, 0, Direction.STORE, 2, 18_145, 20_178, True),
+        Ended(0, 1, Direction.STORE, 3, 1_025_481, 1_028_530, True),
+        Ended(0, 2, Direction.LOAD, 2, 2_000_000, 2_002_033, True),
     ]
     assert (answers.cpu_token_ratio, answers.cpu_block_ratio, answers.gpu_token_ratio) == (8 / 32, 2 / 9, 0.0)
     assert (answers.loads.bytes, answers.stores.bytes) == (32, 80)
@@ -95,7 +96,7 @@ def test_what_left_the_gpu_is_loaded() -> None:
 def test_who_is_preempted_waits_for_each_of_its_loads() -> None:
     trace = trace_of((0, 8, 1, [0, 1]), (0, 14, 9, [100, 101, 102]), (1, 4, 6, [0]))
     books, answers = diary(trace, toy(gpu_blocks=6))
-    loads = [(job.begin, job.end) for job in books.copies if job.way is Way.LOAD]
+    loads = [(job.begin, job.end) for job in books.copies if job.direction is Direction.LOAD]
     assert loads == [(54_691, 55_708), (122_181, 123_198)] and answers.preemptions == 1
     # The first is planned at 43,626, begins after that step, and the step after the next begins at 65,760. The
     # second begins at once: nobody else runs, and the engine looks twice.
@@ -188,7 +189,7 @@ def test_a_long_prompt_is_cut_into_steps() -> None:
 def test_the_host_waits_for_a_copy_that_still_reads_a_block() -> None:
     settings = toy(gpu_blocks=4, copy_microseconds=100.0)
     books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 15, 1, [3, 4, 5, 6])), settings)
-    assert books.copies[0] == Ended(0, 0, Way.STORE, 2, 18_145, 218_178, True)
+    assert books.copies[0] == Ended(0, 0, Direction.STORE, 2, 18_145, 218_178, True)
     # The second one's hooks run at 30,000, and the copy reads blocks that are now its own.
     assert books.times[1].end == 218_178 + 15_481
     assert (answers.host_wait_seconds, answers.seconds) == (188_178e-9, 233_659e-9)
@@ -271,7 +272,7 @@ def test_a_request_is_put_off_while_what_it_needs_is_stored() -> None:
     transfer = settings.transfer_config()
     transfer["kv_connector_extra_config"]["max_deferred_lookups"] = 3
     books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), replace(settings, connector=transfer))
-    assert books.copies == [Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True)]
+    assert books.copies == [Ended(0, 0, Direction.STORE, 2, 18_145, 118_178, True)]
     # At 20,000, 25,000 and 30,000; four tokens that attend to 5 + 6 + 7 + 8.
     assert books.times[1] == Times(20_000, scheduled=35_000, first_token=49_105, end=49_105, local_tokens=4)
     # Three that compute nothing, one that computes each prompt, and the ends: told at once, and of the copy.
@@ -281,8 +282,8 @@ def test_a_request_is_put_off_while_what_it_needs_is_stored() -> None:
 def test_who_waits_long_for_what_is_stored_loads_it() -> None:
     books, answers = diary(trace_of((0, 8, 1, [1, 2]), (20, 8, 1, [1, 2])), toy(copy_microseconds=50.0))
     assert books.copies == [
-        Ended(0, 0, Way.STORE, 2, 18_145, 118_178, True),
-        Ended(0, 1, Way.LOAD, 1, 125_000, 175_017, True),
+        Ended(0, 0, Direction.STORE, 2, 18_145, 118_178, True),
+        Ended(0, 1, Direction.LOAD, 1, 125_000, 175_017, True),
     ]
     # The load is planned in the step after the one that hears of the store's end, and heard of at 180,000.
     assert books.times[1] == Times(

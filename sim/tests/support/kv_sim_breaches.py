@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kv_api import (
+    Direction,
     KVCacheEvent,
     KVConnectorTransferResults,
 )
@@ -14,7 +15,7 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.guard import Guard
-from kv_sim.memory.copies import Copy, CopyEngine, Direction
+from kv_sim.memory.copies import Copy, CopyEngine
 from kv_sim.memory.shadow import Shadow
 from kv_sim.rest import MOST_STEPS, come_to_rest
 from kv_sim.subject import Subject

@@ -8,11 +8,12 @@ from typing import Any
 
 from kv_sim_notes import Notes
 
+from kv_api import Direction
 from kv_sim.checkers.hits import check_kept
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
-from kv_sim.memory.copies import Copy, Direction, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 
 CONFIG = WorldConfig(block_size=4, host_slots=64)

@@ -5,7 +5,7 @@ from typing import Any
 
 from kv_offload.connector import OffloadingConnector
 from kv_offload.scheduler.side import OffloadingSchedulerSide
-from kv_sim.replay.timed.medium import ReplayWorkerSide
+from kv_sim.replay.timed.connectors.host_memory import ReplayWorkerSide
 
 
 class Backwards:

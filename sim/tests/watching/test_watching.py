@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
-from kv_sim.memory.copies import Direction
 from kv_sim.memory.device import Device
 from kv_sim.memory.kernels import LaunchedStep
 from kv_sim.memory.shadow import Shadow

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Status, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
-from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
 from kv_sim.watching.log import Log, describe, describe_state

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     )
     from kv_api.offload import (
         BlockIDsLoadStoreSpec,
+        Direction,
         GPULoadStoreSpec,
         LoadStoreSpec,
         LookupResult,
@@ -137,6 +138,7 @@ _LATER = {
     ),
     "kv_api.offload": (
         "BlockIDsLoadStoreSpec",
+        "Direction",
         "GPULoadStoreSpec",
         "LoadStoreSpec",
         "LookupResult",
@@ -205,6 +207,7 @@ __all__ = [
     "ConfigInfoMapping",
     "CopyBlocksOp",
     "CopyRun",
+    "Direction",
     "ForwardContext",
     "GPULoadStoreSpec",
     "KVCacheBlocks",

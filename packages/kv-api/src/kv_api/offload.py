@@ -231,6 +231,15 @@ class OffloadingManager(ABC):
         """Release everything. Called without the lock."""
 
 
+class Direction(Enum):
+    """Which way a job copies."""
+
+    STORE = "store"
+    """GPU → medium."""
+    LOAD = "load"
+    """Medium → GPU."""
+
+
 @dataclass
 class TransferResult:
     """The end of a job in one worker, with the bytes moved and the seconds taken, if known."""

@@ -10,7 +10,7 @@ Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by wh
 ``scheduler_side``            the scheduler's half; ``requests``: what of it is about one request
 ``worker_side``               a worker's half
 ``choice``, ``loads``         who loads, and who may say that a load ended; ``blocks``: what it is to fill
-``saves``, ``release``        who still stores, and the one report too many that this can bring
+``saves``, ``last_report``    who still stores, and the one report too many that this can bring
 ``metadata``, ``params``      what children send each other and clients, as one; ``view``: a child's own part again
 ``events``, ``stats``         what they tell and count, by child; ``prom``: the same as metrics
 ============================= =============================================================================

@@ -1,7 +1,7 @@
 """The scheduler's half of a MultiConnector, as far as one request is concerned: from its arrival to its end.
 
 It keeps four small books, each with its own file and invariants: ``choice`` (the match of each request), ``loads``
-(who is loading), ``saves`` (who holds blocks) and ``release`` (two reports of one request).
+(who is loading), ``saves`` (who holds blocks) and ``last_report`` (two reports of one request).
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ from kv_multi.blocks import Ids, blocks_to_load, none_of
 from kv_multi.children import Child, is_outermost
 from kv_multi.choice import Choices
 from kv_multi.half import MultiSide
+from kv_multi.last_report import LastReport
 from kv_multi.loads import LoadsInFlight
 from kv_multi.metadata import PlannedLoad
 from kv_multi.params import merge_params
-from kv_multi.release import LastReport
 from kv_multi.saves import Holds
 
 Finish = tuple[bool, dict[str, Any] | None]
@@ -126,7 +126,7 @@ class MultiRequests(MultiSide, SchedulerSide, SupportsHMA):
         """Each. True when any says so, parameters merged; two that set one key are an error that names them.
 
         When the load of the request is in flight the answer is False, as the contract wants it: the blocks are
-        held for the load, and freed when both it and every child's store were reported (``release``).
+        held for the load, and freed when both it and every child's store were reported (``last_report``).
         """
         return self._finish(request, block_ids, lambda child: child.connector.request_finished)
 

@@ -92,7 +92,7 @@ class MultiSchedulerSide(MultiRequests):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Each, with a copy that has its own payloads, no other's transfers, and all blocks that weren't filled.
 
-        The engine's object stays as it is, but for the first of two reports that a request is due (``release``).
+        The engine's object stays as it is, but for the first of two reports of a request (``last_report``).
         """
         meta = connector_output.kv_connector_worker_meta
         if meta is not None:

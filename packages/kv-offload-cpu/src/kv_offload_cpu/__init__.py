@@ -19,6 +19,7 @@ What needs numpy is imported when it is first asked for.
 
 from typing import TYPE_CHECKING
 
+from kv_api import Direction
 from kv_api.exports import imported_later
 from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
@@ -31,11 +32,11 @@ from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.stats import METRICS, CPUOffloadingStats
 
 if TYPE_CHECKING:
-    from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+    from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
     from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory, StoreRole, WorkerCounts
 
 _LATER = {
-    "kv_offload_cpu.copy.engine": ("CopyEngine", "CopyResult", "Direction", "PageCopies", "Urgency"),
+    "kv_offload_cpu.copy.engine": ("CopyEngine", "CopyResult", "PageCopies", "Urgency"),
     "kv_offload_cpu.worker": ("CPUOffloadingWorker", "HostMemory", "StoreRole", "WorkerCounts"),
 }
 """Modules that are imported at the first use of one of their names."""

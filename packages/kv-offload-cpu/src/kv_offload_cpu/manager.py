@@ -18,6 +18,7 @@ from kv_api import (
     ConfigError,
     ConfigInfo,
     ConfigInfoMapping,
+    Direction,
     LoadStoreSpec,
     LookupResult,
     Medium,
@@ -31,7 +32,6 @@ from kv_api import (
     StoreOffer,
 )
 from kv_offload_cpu.chunks.events import EventLog
-from kv_offload_cpu.chunks.fences import JobKind
 from kv_offload_cpu.chunks.intake import Intake
 from kv_offload_cpu.chunks.pool import ChunkPool
 from kv_offload_cpu.chunks.runs import Runs
@@ -133,7 +133,7 @@ class CPUOffloadingManager(OffloadingManager):
         unpinned = pool.unpin([key for key in keys if key not in pool.fenced] if stale else keys)
         self._unpin(unpinned, req_context)
         if stale:
-            pool.end_stale_jobs(stale, JobKind.LOAD)
+            pool.end_stale_jobs(stale, Direction.LOAD)
 
     def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
         """Load at once what ``lookup_prefix`` finds, and say how much that is; for replays, which have no copies.
@@ -188,7 +188,7 @@ class CPUOffloadingManager(OffloadingManager):
             if self._events is not None:
                 self._events.given_back([*failed])
         if pool.fenced:
-            pool.end_stale_jobs(keys, JobKind.STORE)
+            pool.end_stale_jobs(keys, Direction.STORE)
 
     def drop(self, keys: Collection[OffloadKey]) -> None:
         """Forget chunks whose bytes proved wrong. No lookup finds them from now on; unknown keys are ignored.

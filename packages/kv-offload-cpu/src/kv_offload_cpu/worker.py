@@ -14,8 +14,8 @@ from enum import Enum, auto
 from logging import getLogger
 from typing import Protocol
 
-from kv_api import GPULoadStoreSpec, KVError, LoadStoreSpec, OffloadingWorker, TransferResult
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_api import Direction, GPULoadStoreSpec, KVError, LoadStoreSpec, OffloadingWorker, TransferResult
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.sizing import HostLayout

@@ -12,9 +12,8 @@ from collections import Counter, OrderedDict, deque
 
 import pytest
 
-from kv_api import KVError, LookupResult, OffloadKey, ReqContext
+from kv_api import Direction, KVError, LookupResult, OffloadKey, ReqContext
 from kv_offload_cpu import CPUOffloadingManager
-from kv_offload_cpu.chunks.fences import JobKind
 from kv_offload_cpu.policy import Run
 
 ACTIONS = [
@@ -38,7 +37,7 @@ def snapshot(value):
         return frozenset(value)
     if isinstance(value, bytearray):
         return bytes(value)
-    if not type(value).__module__.startswith("kv_offload_cpu") or isinstance(value, Run | JobKind):
+    if not type(value).__module__.startswith("kv_offload_cpu") or isinstance(value, Run | Direction):
         return value
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     names = [*getattr(value, "__dict__", ()), *slots]

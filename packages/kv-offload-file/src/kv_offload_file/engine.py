@@ -28,8 +28,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kv_api import KVError
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_api import Direction, KVError
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_file.label import Label
 from kv_offload_file.lanes import Batch, Job, Lane, Threads, even_parts
 from kv_offload_file.slot_file import DamagedError

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kv_offload_cpu.copy.engine import Direction, Numbers, PageCopies, Urgency
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import Numbers, PageCopies, Urgency
 from kv_offload_file.label import Label
 
 

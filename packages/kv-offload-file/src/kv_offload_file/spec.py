@@ -25,7 +25,8 @@ from kv_offload_file.staging import LEAST_BAYS, store_bays
 from kv_offload_file.stats import METRICS
 
 if TYPE_CHECKING:
-    from kv_offload_cpu import CopyEngine, Direction, HostMemory
+    from kv_api import Direction
+    from kv_offload_cpu import CopyEngine, HostMemory
     from kv_offload_file.engine import FileCopyEngine, Slots
     from kv_offload_file.worker import FileOffloadingWorker
 

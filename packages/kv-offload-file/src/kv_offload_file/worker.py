@@ -3,8 +3,8 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from kv_api import GPULoadStoreSpec, LoadStoreSpec
-from kv_offload_cpu import CPUOffloadingWorker, Direction, HostLayout, HostMemory, StoreRole
+from kv_api import Direction, GPULoadStoreSpec, LoadStoreSpec
+from kv_offload_cpu import CPUOffloadingWorker, HostLayout, HostMemory, StoreRole
 from kv_offload_file.engine import FileCopyEngine
 from kv_offload_file.load_store_spec import labels_of
 from kv_offload_file.stats import DAMAGED, ERRORS

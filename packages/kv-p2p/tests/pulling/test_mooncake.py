@@ -1,4 +1,4 @@
-"""What is asked of Mooncake's transfer engine, which is none here. ``mooncake_run_check.py`` has a real one."""
+"""What is asked of Mooncake's transfer engine, which is none here. ``carrier_run_check.py`` has a real one."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -106,8 +106,9 @@ def test_who_has_no_mooncake_is_told_what_to_install(monkeypatch):
 
 
 def test_a_worker_has_the_carrier_that_was_chosen(engine):
-    assert make_carrier(Options()) is None
-    chosen = make_carrier(Options("h", carrier="mooncake", mooncake_protocol="tcp", mooncake_device="eth0"))
+    assert make_carrier(Options(), serves=True) is None
+    options = Options("h", carrier="mooncake", mooncake_protocol="tcp", mooncake_device="eth0")
+    chosen = make_carrier(options, serves=False)
     assert chosen._engine.called == [("initialize", "h", "P2PHANDSHAKE", "tcp", "eth0")]
     config = vllm_config()
     wire = TcpWire.of_worker(

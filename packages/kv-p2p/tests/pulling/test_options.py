@@ -35,6 +35,9 @@ def test_a_carrier_is_read():
     assert options == Options(carrier="mooncake", mooncake_protocol="tcp", mooncake_device="mlx5_0")
     assert (Options().carrier, Options().mooncake_protocol, Options().mooncake_device) == ("tcp", "rdma", "")
     assert parse_options(vllm_config(carrier="tcp", mooncake_device="")) == Options()
+    options = parse_options(vllm_config(carrier="nixl", nixl_backend="LIBFABRIC"))
+    assert options == Options(carrier="nixl", nixl_backend="LIBFABRIC")
+    assert Options().nixl_backend == "UCX"
 
 
 def test_none_is_not_given():
@@ -69,10 +72,10 @@ def test_replicas_have_ports_of_their_own():
         ("host", 1, "expected a host name or an address, got 1"),
         ("listen_host", "", "expected a host name or an address, got ''"),
         *(
-            ("carrier", value, f"expected one of tcp, mooncake, got {value!r}")
-            for value in ("nixl", "", 1, ["tcp"])
+            ("carrier", value, f"expected one of tcp, mooncake, nixl, got {value!r}")
+            for value in ("rdma", "", 1, ["tcp"])
         ),
-        *((f"mooncake_{key}", 1, "expected text, got 1") for key in ("protocol", "device")),
+        *((key, 1, "expected text, got 1") for key in ("mooncake_protocol", "mooncake_device", "nixl_backend")),
         *(
             (
                 "host",
@@ -113,7 +116,8 @@ def test_each_worker_of_each_replica_has_a_port():
 
 def test_a_key_that_is_nearly_one():
     known = (
-        "carrier, hold_seconds, host, listen_host, mooncake_device, mooncake_protocol, name, port, pull_seconds"
+        "carrier, hold_seconds, host, listen_host, mooncake_device, mooncake_protocol, name, nixl_backend, port, "
+        "pull_seconds"
     )
     for wrong, meant in [("hold_second", "hold_seconds"), ("hosts", "host"), ("Port", "port")]:
         said = f"{WHERE}: unknown key {wrong!r}; known: {known}, save; did you mean {meant!r}?"

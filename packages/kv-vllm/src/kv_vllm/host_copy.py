@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from kv_sim.memory.copies import Direction
+from kv_api import Direction
 from kv_vllm.driver.tensors import device_of
 
 EXPEDITED: Final = "expedited loads"

@@ -105,6 +105,14 @@ def test_beside_host_memory(engines, expected):
     decode.close()
 
 
+def test_blocks_that_nixl_carries(engines, expected):
+    prefill, decode = (engines(transfer(role, carrier="nixl")) for role in ("kv_producer", "kv_consumer"))
+    hand_over(prefill, decode, PROMPTS, expected)
+    come_to_rest(prefill)
+    prefill.close()
+    decode.close()
+
+
 def test_each_rank_pulls_from_the_same_rank(engines, prefill):
     prefill.close()
     prefill = engines(transfer("kv_producer"), **TWO)

@@ -3,8 +3,9 @@
 import zlib
 from typing import ClassVar
 
+from kv_api import Direction
 from kv_offload_cpu import CPUOffloadingSpec
-from kv_offload_cpu.copy.engine import CopyResult, Direction
+from kv_offload_cpu.copy.engine import CopyResult
 
 
 class UntilSettled:

@@ -16,12 +16,13 @@ from kv_api import (
     BlockRemoved,
     BlockStored,
     CacheHitSource,
+    Direction,
     KVCacheEvent,
     KVConnectorBase_V1,
     KVConnectorStats,
 )
 from kv_sim.engine.request import SimRequest
-from kv_sim.memory.copies import Direction, State
+from kv_sim.memory.copies import State
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Referee
 

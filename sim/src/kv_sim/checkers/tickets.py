@@ -138,7 +138,7 @@ class Tickets:
         """What ended well was not held when the cache was reset, in a step before the pull began."""
         ended = self._too_late & set(output.finished_recving or ())
         self._too_late -= ended
-        for request_id in sorted(ended - set(output.failed_recving)):
+        for request_id in sorted(ended - output.failed_recving):
             self._referee.fail(
                 Invariant.HITS,
                 f"request {request_id}: what was held when the cache was reset is pulled in a step after that",

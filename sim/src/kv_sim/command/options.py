@@ -45,19 +45,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
         one.set_defaults(run=commands[name], refuse=one.error, extra=None, traits=None)
         return one
 
-    fuzz = command("fuzz", "run histories until an invariant breaks")
-    _add_connector(fuzz)
-    fuzz.add_argument("--seed", metavar="N", help="run this seed (0x… is one, too)")
-    fuzz.add_argument("--seeds", metavar="A-B", help="run the seeds from A to B")
-    fuzz.add_argument("--histories", type=int, metavar="N", help=f"run N seeds (default {USUAL_HISTORIES})")
-    _add_actions(fuzz)
-    _add_views(fuzz)
-    _add_save(fuzz)
-    fuzz.add_argument("--digest", action="store_true", help="print a fingerprint of each history")
-    fuzz.add_argument(
-        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
-    )
-    _add_engine(fuzz, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
+    _add_fuzz(command("fuzz", "run histories until an invariant breaks"))
 
     traced = command("replay", "replay a request trace on a host cache, and say what it would have answered")
     add_replay_arguments(traced, typed)
@@ -93,6 +81,21 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     bugs.add_argument("--seed", default="0", metavar="N", help="the first seed (default 0)")
     command("subjects", "list the connectors that the testbed knows")
     return parser
+
+
+def _add_fuzz(parser: argparse.ArgumentParser) -> None:
+    _add_connector(parser)
+    parser.add_argument("--seed", metavar="N", help="run this seed (0x… is one, too)")
+    parser.add_argument("--seeds", metavar="A-B", help="run the seeds from A to B")
+    parser.add_argument("--histories", type=int, metavar="N", help=f"run N seeds (default {USUAL_HISTORIES})")
+    _add_actions(parser)
+    _add_views(parser)
+    _add_save(parser)
+    parser.add_argument("--digest", action="store_true", help="print a fingerprint of each history")
+    parser.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+    )
+    _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
 
 
 def _add_conform(parser: argparse.ArgumentParser) -> None:

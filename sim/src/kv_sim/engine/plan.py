@@ -58,8 +58,8 @@ class StepPlan:
         self.has_prefill |= request.is_prefill_chunk
         self._count(request, count)
         drafts = request.num_computed_tokens + count - request.num_tokens - request.num_output_placeholders
-        if request.num_draft_tokens and drafts > 0:
-            self.drafts[request.request_id] = min(drafts, request.num_draft_tokens)
+        if drafts > 0:
+            self.drafts[request.request_id] = drafts
 
     def admit(self, request: SimRequest, computed: int, count: int, tables: Tables) -> None:
         """A waiting request begins to run."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from kv_api import (
     CacheHitSource,
+    Direction,
     ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
@@ -28,7 +29,6 @@ from kv_api import (
     VllmConfig,
     WorkerSide,
 )
-from kv_sim.memory.copies import Direction
 
 Pages = list[tuple[int, int]]
 """(GPU block, host slot) each."""

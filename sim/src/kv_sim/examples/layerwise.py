@@ -6,9 +6,8 @@ the first layer that is offered. So it needs every hook of every layer, and find
 
 from typing import Any
 
-from kv_api import ForwardContext, KVCacheConfig, VllmConfig
+from kv_api import Direction, ForwardContext, KVCacheConfig, VllmConfig
 from kv_sim.examples.patient import PatientConnector, PatientScheduler, PatientWorker, Plan
-from kv_sim.memory.copies import Direction
 
 
 class LayerwiseWorker(PatientWorker):

@@ -16,6 +16,7 @@ from typing import Any
 
 from kv_api import (
     CacheHitSource,
+    Direction,
     ForwardContext,
     KVCacheBlocks,
     KVCacheConfig,
@@ -31,7 +32,6 @@ from kv_api import (
     WorkerSide,
 )
 from kv_sim.examples.progress import Progress, ProgressBook
-from kv_sim.memory.copies import Direction
 
 
 @dataclass

@@ -15,16 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from kv_api import Direction
 from kv_sim.memory.settled import Settled
-
-
-class Direction(Enum):
-    """Which way the bytes go."""
-
-    STORE = "store"
-    """GPU to host."""
-    LOAD = "load"
-    """Host to GPU."""
 
 
 class State(Enum):

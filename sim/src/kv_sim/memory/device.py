@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from kv_api import ConfigError
+from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
-from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
+from kv_sim.memory.copies import Copy, CopyEngine, State
 from kv_sim.memory.kernels import Kernels, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer, Settled

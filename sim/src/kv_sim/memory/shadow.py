@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, Direction, State
+from kv_sim.memory.copies import Copy, CopyEngine, State
 from kv_sim.violation import Invariant, Referee
 
 

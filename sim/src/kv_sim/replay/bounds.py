@@ -4,115 +4,107 @@
 blocks that are needed at the same time the deepest goes first. A block's ancestors are needed no later than it, so
 what is kept is always a set of prefixes: this is the optimum among those that can only use prefixes, too.
 
-It takes a step for each segment: the blocks of a segment were used by one request and are needed again by one
-other, so they wait, and are let go, together, deepest first.
+It takes a step for each segment that is used again: its blocks were used by one request and are needed by one
+other, so they wait, and are let go, together, deepest first. Segments are numbered in the order in which they are
+needed, and of one request from the front, so what is let go first of all that wait has the greatest number.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from functools import cached_property
 from heapq import heappop, heappush
+from typing import Final
 
-from kv_sim.replay.columns import Columns
+import numpy as np
+
+from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.curve import Hits
 from kv_sim.replay.shape import NOBODY, Shape
+
+_STEPS_AT_ONCE: Final = 1 << 16
 
 
 def infinite_hits(columns: Columns, shape: Shape) -> Hits:
     """The hits of a cache that holds everything."""
-    return _Counter(columns).count(
-        zip(shape.request.tolist(), shape.start.tolist(), _reused_lengths(shape), strict=True)
-    )
+    return Bounds(columns, shape).infinite
 
 
 def min_hits(columns: Columns, shape: Shape, capacity: int) -> Hits:
     """The hits of the offline optimum."""
-    waiting = _Waiting(capacity)
-    kept: list[tuple[int, int, int]] = []
-    by_user = _by_user(shape)
-    lengths = shape.length.tolist()
-    requests, starts, users = shape.request.tolist(), shape.start.tolist(), shape.user.tolist()
-    first, total = 0, len(requests)
-    for request in range(shape.requests):
-        while first < total and requests[first] == request:
-            if users[first] != NOBODY:
-                kept.append((request, starts[first], waiting.take(first)))
-            first += 1
-        for segment in by_user.get(request, ()):
-            waiting.add(segment, requests[segment], starts[segment], lengths[segment])
-        waiting.shrink(request)
-    return _Counter(columns).count(kept)
+    return Bounds(columns, shape).at(capacity)
 
 
-class _Waiting:
-    """Segments that are kept until they are needed, at most ``capacity`` blocks of them.
+class Bounds:
+    """Those of one trace: what capacities have in common is worked out once."""
 
-    ``_left`` has the blocks that are left of each; the heap has who is needed last, and of these the deepest,
-    first. Segments that were taken stay in the heap; they are needed before all others that are left, so they
-    are met only when nothing else is left.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._left: dict[int, int] = {}
-        self._size = 0
-        self._heap: list[tuple[int, int, int]] = []
-
-    def add(self, segment: int, needed_by: int, start: int, length: int) -> None:
-        self._left[segment] = length
-        self._size += length
-        heappush(self._heap, (-needed_by, -start, segment))
-
-    def take(self, segment: int) -> int:
-        """It is needed now: how many of its first blocks are still there."""
-        length = self._left.pop(segment, 0)
-        self._size -= length
-        return length
-
-    def shrink(self, now: int) -> None:
-        """Let go of what is needed last."""
-        while self._size > self._capacity:
-            needed_by, _, segment = self._heap[0]
-            assert -needed_by > now, f"{self._size} blocks wait, and the last is needed by {-needed_by} at {now}"
-            length = self._left[segment]
-            gone = min(length, self._size - self._capacity)
-            self._size -= gone
-            if gone < length:
-                self._left[segment] = length - gone
-            else:
-                del self._left[segment]
-                heappop(self._heap)
-
-    def check(self) -> None:
-        """Recount."""
-        assert sum(self._left.values()) == self._size, f"{sum(self._left.values())} wait, {self._size} counted"
-
-
-class _Counter:
-    """Adds up hits that begin at some block of a request; the first that is missing ends them."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._counts = columns.counts.tolist()
+    def __init__(self, columns: Columns, shape: Shape) -> None:
+        again = np.flatnonzero(shape.user != NOBODY)
+        request, self._lengths = shape.request[again], shape.length[again]
+        counts, ends = columns.counts[request], shape.start[again] + self._lengths
+        missing = columns.block_tokens * counts - columns.block_input_tokens[request]
+        self._missing: Ints = np.where(ends == counts, missing, 0)
+        """What each segment's last block lacks to be full."""
         self._block_tokens = columns.block_tokens
-        self._last_missing = (columns.block_tokens * columns.counts - columns.block_input_tokens).tolist()
+        self._needed_by, self._used_by = request, shape.user[again]
 
-    def count(self, found: Iterable[tuple[int, int, int]]) -> Hits:
-        blocks = partial = missing = 0
-        for request, start, length in found:
-            blocks += length
-            if length and start + length == self._counts[request] and self._last_missing[request]:
-                partial += 1
-                missing += self._last_missing[request]
-        return Hits(blocks, blocks - partial, blocks * self._block_tokens - missing)
+    @property
+    def infinite(self) -> Hits:
+        """The hits of a cache that holds everything."""
+        return self._hits(self._lengths)
+
+    def at(self, capacity: int) -> Hits:
+        """The hits of the offline optimum."""
+        if capacity >= self._most_waiting:
+            return self.infinite
+        return self._hits(np.array(self._kept(capacity), dtype=np.int64))
+
+    @cached_property
+    def _steps(self) -> Ints:
+        """What happens, one after the other: a segment begins to wait (its number), or is needed (``~`` that).
+
+        A request first gets what it needs.
+        """
+        number = np.arange(len(self._lengths))
+        order = np.argsort(np.concatenate((2 * self._needed_by, 2 * self._used_by + 1)), kind="stable")
+        steps: Ints = np.concatenate((~number, number))[order]
+        return steps
+
+    @cached_property
+    def _most_waiting(self) -> int:
+        """The most blocks that ever wait, if none is let go."""
+        lengths = self._lengths[np.maximum(self._steps, ~self._steps)]
+        return int(np.cumsum(np.where(self._steps < 0, -lengths, lengths)).max(initial=0))
+
+    def _kept(self, capacity: int) -> list[int]:
+        """How many blocks of each segment are still there when they are needed.
+
+        The heap has who waits, the greatest number first. Who was needed stays in it; that are the smallest
+        numbers, so they are met only when nobody waits.
+        """
+        left: list[int] = self._lengths.tolist()
+        size, heap = 0, list[int]()
+        for step in _pieces(self._steps):
+            if step < 0:
+                size -= left[~step]
+                continue
+            size += left[step]
+            heappush(heap, -step)
+            while size > capacity:
+                last = -heap[0]
+                gone = min(left[last], size - capacity)
+                left[last] -= gone
+                size -= gone
+                if not left[last]:
+                    heappop(heap)
+        assert not size, f"{size} blocks wait for nobody"
+        return left
+
+    def _hits(self, kept: Ints) -> Hits:
+        blocks, missing = int(kept.sum()), self._missing[kept == self._lengths]
+        partial = int(np.count_nonzero(missing))
+        return Hits(blocks, blocks - partial, blocks * self._block_tokens - int(missing.sum()))
 
 
-def _reused_lengths(shape: Shape) -> list[int]:
-    lengths: list[int] = (shape.length * (shape.user != NOBODY)).tolist()
-    return lengths
-
-
-def _by_user(shape: Shape) -> dict[int, list[int]]:
-    """For each request, the segments that take its blocks later."""
-    found: dict[int, list[int]] = {}
-    for segment, user in enumerate(shape.user.tolist()):
-        if user != NOBODY:
-            found.setdefault(user, []).append(segment)
-    return found
+def _pieces(numbers: Ints) -> Iterator[int]:
+    """All of them, of which few at a time are objects."""
+    for first in range(0, len(numbers), _STEPS_AT_ONCE):
+        yield from numbers[first : first + _STEPS_AT_ONCE].tolist()

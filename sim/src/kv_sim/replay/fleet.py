@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 import numpy as np
 
 from kv_api import ConfigError
-from kv_sim.replay.bounds import min_hits
+from kv_sim.replay.bounds import Bounds
 from kv_sim.replay.cache import Outcome
 from kv_sim.replay.columns import NO_SESSION, Columns, Ints
 from kv_sim.replay.curve import Hits
@@ -78,6 +78,11 @@ class Share:
         """Its shape."""
         return shape_of(self.columns)
 
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What nobody beats on it."""
+        return Bounds(self.columns, self.shape)
+
 
 @dataclass
 class RoutedTrace:
@@ -140,7 +145,7 @@ class RoutedTrace:
 
     def best_hits(self, capacity: int) -> Hits:
         """The hits of the offline optimum (MIN) with so many blocks on each server."""
-        return self.sum(lambda share: min_hits(share.columns, share.shape, capacity))
+        return self.sum(lambda share: share.bounds.at(capacity))
 
     def gather(self, outcomes: Sequence[Outcome]) -> Outcome:
         """What happened on the servers, each in its place, as one: hits by request of the trace, and sums."""

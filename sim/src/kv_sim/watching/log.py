@@ -14,10 +14,10 @@ hooks, polls, and questions that were answered with nothing. The text depends on
 from collections.abc import Callable
 from typing import Any, Final
 
+from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import SimRequest
-from kv_sim.memory.copies import Direction
 from kv_sim.violation import Violation
 from kv_sim.watching.brief import brief, brief_tables
 from kv_sim.watching.watch import AT_REST, CopyChange, Tracker, Watcher

@@ -2,7 +2,8 @@
 
 from typing import Any, ClassVar
 
-from kv_offload_cpu.copy.engine import CopyEngine, Direction
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_sim.offload import TimedOffloadingConnector
 from kv_sim.offload_file import WorldFileCopyEngine, WorldFileOffloadingSpec

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_api import (
+    Direction,
     ForwardContext,
     KVCacheBlocks,
     KVCaches,
@@ -17,7 +18,6 @@ from kv_api import (
 from kv_sim.examples.later import Jobs, LaterConnector, LaterScheduler, LaterWorker, Pages
 from kv_sim.examples.layerwise import LayerwiseConnector, LayerwiseWorker
 from kv_sim.examples.patient import PatientConnector, PatientScheduler
-from kv_sim.memory.copies import Direction
 
 
 class _FirstLoadUnpins(LaterScheduler):

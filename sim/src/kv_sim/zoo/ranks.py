@@ -1,8 +1,7 @@
 """Planted in ``LaterConnector``: ranks that don't agree with each other, or with the scheduler."""
 
-from kv_api import KVCaches
+from kv_api import Direction, KVCaches
 from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker, Pages
-from kv_sim.memory.copies import Direction
 
 
 class _SmallerRanks(LaterWorker):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kv_api import (
+    Direction,
     ForwardContext,
     KVConnectorMetadata,
     KVConnectorOutput,
@@ -13,7 +14,6 @@ from kv_api import (
 )
 from kv_sim.examples.later import LaterConnector, LaterScheduler, LaterWorker, Pages, Slot
 from kv_sim.examples.patient import PatientConnector, PatientScheduler, PatientWorker, Plan
-from kv_sim.memory.copies import Direction
 
 
 class _StoresTooEarly(LaterWorker):

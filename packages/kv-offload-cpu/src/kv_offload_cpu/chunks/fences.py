@@ -9,23 +9,16 @@ before it.
 
 from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from kv_api import OffloadKey
-
-
-class JobKind(Enum):
-    """What the jobs on a chunk do; those of one chunk at one time are all of one kind."""
-
-    LOAD = auto()
-    STORE = auto()
+from kv_api import Direction, OffloadKey
 
 
 @dataclass(slots=True)
 class _Fence:
     slot: int
     jobs: int
-    kind: JobKind
+    direction: Direction
+    """Of all of them: what is in flight isn't loaded, and what is resident isn't stored."""
     resets: int
     """Resets before it was raised."""
 
@@ -37,16 +30,16 @@ class Fences:
         self._fences: dict[OffloadKey, _Fence] = {}
         self._resets = 0
 
-    def raise_for(self, key: OffloadKey, slot: int, jobs: int, kind: JobKind) -> None:
+    def raise_for(self, key: OffloadKey, slot: int, jobs: int, direction: Direction) -> None:
         """Keep a slot back until ``jobs`` jobs on it have ended."""
-        self._fences[key] = _Fence(slot, jobs, kind, self._resets)
+        self._fences[key] = _Fence(slot, jobs, direction, self._resets)
 
-    def end_jobs(self, keys: Iterable[OffloadKey], kind: JobKind) -> list[int]:
-        """Count the end of a job on those keys that are fenced for jobs of this kind."""
+    def end_jobs(self, keys: Iterable[OffloadKey], direction: Direction) -> list[int]:
+        """Count the end of a job on those keys that are fenced for jobs of its direction."""
         freed = []
         for key in keys:
             fence = self._fences.get(key)
-            if fence is not None and fence.kind is kind:
+            if fence is not None and fence.direction is direction:
                 fence.jobs -= 1
                 if not fence.jobs:
                     freed.append(self._fences.pop(key).slot)
@@ -61,9 +54,9 @@ class Fences:
         lifted = [key for key, fence in self._fences.items() if fence.resets < self._resets]
         return [self._fences.pop(key).slot for key in lifted]
 
-    def slots(self, kind: JobKind) -> list[int]:
-        """Slots fenced for jobs of this kind."""
-        return [fence.slot for fence in self._fences.values() if fence.kind is kind]
+    def slots(self, direction: Direction) -> list[int]:
+        """Slots fenced for jobs of this direction."""
+        return [fence.slot for fence in self._fences.values() if fence.direction is direction]
 
     def check(self) -> None:
         """See that every fence waits for something."""

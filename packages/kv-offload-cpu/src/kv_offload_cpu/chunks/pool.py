@@ -34,8 +34,8 @@ At most ``most_in_flight`` are in flight.
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias, cast
 
-from kv_api import KVError, OffloadKey
-from kv_offload_cpu.chunks.fences import Fences, JobKind
+from kv_api import Direction, KVError, OffloadKey
+from kv_offload_cpu.chunks.fences import Fences
 from kv_offload_cpu.chunks.under_way import UnderWay
 from kv_offload_cpu.slots.columns import numbers, put
 from kv_offload_cpu.slots.pick import pick
@@ -128,8 +128,8 @@ class ChunkPool:
         """The shares of the capacity that are being written and being read."""
         written, read = self.pins.counts()
         if self.fenced:
-            written += len(self.fences.slots(JobKind.STORE))
-            read += len(self.fences.slots(JobKind.LOAD))
+            written += len(self.fences.slots(Direction.STORE))
+            read += len(self.fences.slots(Direction.LOAD))
         return written / self.capacity, read / self.capacity
 
     def describe(self, key: OffloadKey) -> str:
@@ -270,17 +270,17 @@ class ChunkPool:
         self._stores.clear()
         for key in keys:
             slot = self.slot_of.pop(key)
-            kind = JobKind.STORE if slot in self.in_flight else JobKind.LOAD
+            direction = Direction.STORE if slot in self.in_flight else Direction.LOAD
             slots.append(slot)
             if jobs := self.pins.unpin_all(slot):
-                self.fences.raise_for(key, slot, jobs, kind)
+                self.fences.raise_for(key, slot, jobs, direction)
             else:
                 self._free.append(slot)
         return slots
 
-    def end_stale_jobs(self, keys: Iterable[OffloadKey], kind: JobKind) -> None:
+    def end_stale_jobs(self, keys: Iterable[OffloadKey], direction: Direction) -> None:
         """Jobs on forgotten chunks ended: fenced → free."""
-        self._free += self.fences.end_jobs(keys, kind)
+        self._free += self.fences.end_jobs(keys, direction)
 
     def end_reset(self) -> None:
         """All jobs from before the last reset ended: fenced → free."""
@@ -289,7 +289,7 @@ class ChunkPool:
     def check(self) -> None:
         """Recount everything."""
         slot_of, in_flight, pins = self.slot_of, self.in_flight, self.pins
-        fenced = self.fences.slots(JobKind.LOAD) + self.fences.slots(JobKind.STORE)
+        fenced = self.fences.slots(Direction.LOAD) + self.fences.slots(Direction.STORE)
         held = [*slot_of.values()]
         counts = f"free {len(self._free)} + fenced {len(fenced)} "
         counts += f"+ in flight {len(in_flight)} + resident {len(held) - len(in_flight)}"

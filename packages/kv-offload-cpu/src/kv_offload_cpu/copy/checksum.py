@@ -15,7 +15,8 @@ from logging import getLogger
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, Direction, PageCopies, Urgency
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 _log = getLogger("kv_offload_cpu")

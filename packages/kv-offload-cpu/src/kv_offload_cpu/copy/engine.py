@@ -12,14 +12,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_api import Direction
+
 Numbers: TypeAlias = NDArray[np.int64]
-
-
-class Direction(Enum):
-    """Which way a job goes."""
-
-    STORE = "store"
-    LOAD = "load"
 
 
 class Urgency(Enum):
@@ -51,7 +46,10 @@ class PageCopies:
 
 @dataclass
 class CopyResult:
-    """How a job ended, with the bytes that moved and the time that took, if known."""
+    """How a job ended, with the bytes that moved and the time that took, if known.
+
+    An engine's word: it may come twice, or never. The worker makes of it one ``TransferResult`` for each job.
+    """
 
     job_id: int
     success: bool

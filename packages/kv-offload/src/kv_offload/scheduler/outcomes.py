@@ -51,8 +51,8 @@ class Outcomes:
     def _take_report(self, report: Report) -> None:
         job = report.job
         if report.is_first_failure:
-            self._books.stats.increase(STORE_FAILURE if job.kind is STORE else LOAD_FAILURE)
-            if job.kind is not STORE:
+            self._books.stats.increase(STORE_FAILURE if job.direction is STORE else LOAD_FAILURE)
+            if job.direction is not STORE:
                 self._fail_load(job, is_stale=report.is_stale)
         if report.is_done:
             self._unpin(job)
@@ -71,7 +71,7 @@ class Outcomes:
     def _complete(self, job: Job) -> None:
         """Nobody copies for the job any more."""
         books = self._books
-        if job.kind is STORE:
+        if job.direction is STORE:
             books.manager.complete_store(job.keys, job.owner.context, success=not job.has_failed)
             if job.has_failed:
                 books.events.forget(job.keys)
@@ -95,7 +95,7 @@ class Outcomes:
         store that was planned in it or later.
         """
         books = self._books
-        owners = {id(job.owner): job.owner for job in books.jobs.live.values() if job.kind is STORE}
+        owners = {id(job.owner): job.owner for job in books.jobs.live.values() if job.direction is STORE}
         owners |= {id(state): state for state in books.states.values()}
         for owner in owners.values():
             bad = owner.progress.first_token_in(invalid)

@@ -206,7 +206,7 @@ class OffloadingSchedulerSide(SchedulerSide, SupportsHMA):
     def has_pending_block_frees(self) -> bool:
         jobs = self._books.jobs
         return self._books.engine.holds_blocks and any(
-            job.kind is STORE for job in (*jobs.live.values(), *jobs.stale.values())
+            job.direction is STORE for job in (*jobs.live.values(), *jobs.stale.values())
         )
 
     def reset_cache(self) -> bool:

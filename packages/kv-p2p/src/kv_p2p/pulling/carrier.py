@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 TCP: Final = "tcp"
 """No carrier: blocks go through the connection itself."""
 MOONCAKE: Final = "mooncake"
-CARRIERS: Final = (TCP, MOONCAKE)
+NIXL: Final = "nixl"
+CARRIERS: Final = (TCP, MOONCAKE, NIXL)
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class Slot:
 
 class CarrierError(ConnectionError):
     """Bytes could not be carried."""
+
+
+class LingeringReadError(CarrierError):
+    """They could not, and may still arrive: the slot is never to be used again."""
 
 
 class Carrier(Protocol):

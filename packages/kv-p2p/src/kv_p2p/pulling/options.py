@@ -34,6 +34,8 @@ class Options:
     """What Mooncake's transfer engine sends over."""
     mooncake_device: str = ""
     """Which network devices it uses, with commas between them. Empty: it chooses."""
+    nixl_backend: str = "UCX"
+    """Which of its plugins NIXL moves bytes with."""
 
 
 def _read_reachable_host(place: str, value: object) -> str:
@@ -66,6 +68,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "carrier": _read_carrier,
     "mooncake_protocol": _read_text,
     "mooncake_device": _read_text,
+    "nixl_backend": _read_text,
 }
 """By key, all but the port's."""
 

@@ -28,6 +28,7 @@ OF_OTHERS: Final = {
     "carrier": "P2PConnector",
     "mooncake_protocol": "P2PConnector",
     "mooncake_device": "P2PConnector",
+    "nixl_backend": "P2PConnector",
 }
 """Keys that no medium would have, and whose they are."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
@@ -17,7 +18,6 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
-from kv_sim.memory.copies import Direction
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Referee, Violation
 from kv_sim.world import World

@@ -1,8 +1,8 @@
 """Where vLLM is known to go wrong by itself. A history ends there, so that no connector is blamed for it.
 
 After a failed load that is recomputed, or of a block that several requests share; before 0.33 with a session that
-stops while it is preempted, or before its last draft. ``tests/test_vllm_faults.py`` shows such faults without the
-testbed.
+stops while it is preempted, or before its last draft. Such faults are shown without the testbed by
+``tests/differential/test_vllm_faults.py``.
 """
 
 from collections import Counter

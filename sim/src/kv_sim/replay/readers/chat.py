@@ -15,7 +15,16 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import TIMES, MalformedError, Record, session_of, text_of, time_of, whole
+from kv_sim.replay.readers.record import (
+    TIMES,
+    MalformedError,
+    Record,
+    prompt_of,
+    session_of,
+    text_of,
+    time_of,
+    whole,
+)
 from kv_sim.replay.readers.text import ASSUMED
 
 TURN_SECONDS: Final = 60
@@ -23,12 +32,13 @@ TURN_SECONDS: Final = 60
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
+_BODIES: Final = ("body", "request_body")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the API was asked: the record, or its body in a file for batches."""
-    body = record.get("body")
+    """What the API was asked: the record, or its body in a file for batches or in a log."""
+    body = next((record[field] for field in _BODIES if field in record), None)
     return body if isinstance(body, dict) else record
 
 
@@ -45,10 +55,7 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(
             "previous_response_id: expected a whole prompt, got what is added to another response"
         )
-    field = "input" if "input" in asked and "messages" not in asked else "messages"
-    if isinstance(asked.get(field), str):
-        asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
-    spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
+    text, tokens = prompt_of(asked) if _is_completion(asked) else (_chat(asked), None)
     answer = record.get("response")
     yield Record(
         time_of(record),
@@ -56,15 +63,30 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         _answered(record),
         None,
         session=session_of(record),
-        model=text_of(asked, "model"),
-        text=[*_before(asked), *spoken, f"<|{_ANSWERS}|>"],
+        model=text_of(asked, "model") or text_of(record, "model"),
+        text=text,
+        tokens=tokens,
         answer=answer if isinstance(answer, str) else None,
     )
 
 
+def _chat(asked: Mapping[str, Any]) -> list[str]:
+    """The prompt that a chat is, in pieces."""
+    field = "input" if "input" in asked and "messages" not in asked else "messages"
+    if isinstance(asked.get(field), str):
+        asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
+    spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
+    return [*_before(asked), *spoken, f"<|{_ANSWERS}|>"]
+
+
+def _is_completion(asked: Mapping[str, Any]) -> bool:
+    """Whether it was asked to go on with a prompt that isn't a chat."""
+    return "prompt" in asked and "messages" not in asked and "input" not in asked
+
+
 def _is_request(record: Mapping[str, Any]) -> bool:
     asked = _asked(record)
-    if isinstance(asked.get("messages"), list):
+    if isinstance(asked.get("messages"), list) or _is_completion(asked):
         return True
     if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
         return all(isinstance(one, dict) for one in asked["input"])
@@ -195,11 +217,11 @@ CONVERSATIONS = Format(
 
 OPENAI = Format(
     "openai",
-    f"JSON lines of requests: messages or input (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
+    f"JSON lines of requests: messages, input or prompt (or in a body), maybe timestamp, tools, usage; {ASSUMED}",
     Container.JSON,
     (),
     _parse_request,
     matches=_is_request,
-    looked_for="messages or input, maybe in a body",
+    looked_for="messages, input or prompt, maybe in a body",
     is_text=True,
 )

@@ -16,6 +16,9 @@ from kv_sim.replay.readers.source import first_bad_byte, lines_of, whole_text
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
 
+_BETWEEN: Final = ",\t;"
+"""What may stand between the columns of a table: whichever its header has most of."""
+
 
 class Place(NamedTuple):
     """Where a record stands."""
@@ -114,22 +117,23 @@ def _parsed(text: str) -> tuple[int, Any]:
 def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
     if first_bad_byte(header[1]) is not None:
         raise ConfigError(f"{path}:{header[0]}: {NOT_TEXT}")
+    between = max(_BETWEEN, key=header[1].count)
     try:
-        names = [name.strip() for name in next(csv.reader([header[1]]))]
+        names = [name.strip() for name in next(csv.reader([header[1]], delimiter=between))]
     except csv.Error as error:
         raise ConfigError(f"{path}:{header[0]}: no header of a table: {error}") from None
     for place, name in enumerate(names):
         if name in names[:place]:  # which of them is meant?
             raise ConfigError(f"{path}:{header[0]}: two columns are called {name!r}")
     for number, line in lines:
-        yield Place(path, number), _row(names, line)
+        yield Place(path, number), _row(names, line, between)
 
 
-def _row(names: list[str], line: str) -> Mapping[str, Any] | Broken:
+def _row(names: list[str], line: str, between: str) -> Mapping[str, Any] | Broken:
     if first_bad_byte(line) is not None:
         return Broken(NOT_TEXT)
     try:
-        cells = next(csv.reader([line]))
+        cells = next(csv.reader([line], delimiter=between))
     except csv.Error as error:
         return Broken(f"no row of a table: {error}")
     if len(cells) != len(names):

@@ -15,7 +15,9 @@ MOST_TOKENS: Final = 100_000_000
 _LATEST: Final = 2**63
 """Times lie before: nanoseconds since 1970 do until 2262, and differences of times stay finite."""
 
-TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time")
+TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at")
+_IDS: Final = frozenset((int, str))
+"""What JSON makes of ids; true and false are none."""
 _SESSIONS: Final = ("session_id", "conversation_id")
 
 
@@ -117,9 +119,9 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     value = record.get(field)
     if not isinstance(value, list):
         raise MalformedError(f"{field}: expected a list of ids, got {_shown(record, field)}")
-    for one in value:
-        if not isinstance(one, (int, str)) or isinstance(one, bool):
-            raise MalformedError(f"{field}: expected integers or strings, got {one!r}")
+    if not _IDS.issuperset(map(type, value)):
+        odd = next(one for one in value if type(one) not in _IDS)
+        raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
     return value
 
 
@@ -127,6 +129,19 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
     """The name of a session or of a model, if there is one."""
     value = record.get(field)
     return None if value is None else str(value)
+
+
+def prompt_of(record: Mapping[str, Any]) -> tuple[list[str] | None, list[int] | None]:
+    """A prompt that isn't a chat: as text, or as token ids."""
+    prompt = record.get("prompt")
+    if isinstance(prompt, str):
+        return [prompt], None
+    if not isinstance(prompt, list):
+        raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
+    odd = next((one for one in prompt if not isinstance(one, int) or isinstance(one, bool)), None)
+    if odd is not None:  # messages of a chat, or several prompts
+        raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
+    return None, prompt
 
 
 def _shown(record: Mapping[str, Any], field: str) -> str:

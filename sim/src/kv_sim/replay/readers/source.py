@@ -16,9 +16,17 @@ from kv_api import ConfigError
 SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
-_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".txt", ".log")
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log")
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
+
+_OTHERS: Final = {
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+    b"PAR1": "Parquet",
+    b"PK\3\4": "a zip archive",
+}
+"""How files begin that are none of these, and what they are."""
 
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
@@ -92,8 +100,15 @@ def open_text(path: Path) -> IO[str]:
     elif magic[:4] == _ZSTD:
         binary = _open_zstd(path)
     else:
+        _refuse_other(path, magic)
         binary = path.open("rb")
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=None)
+
+
+def _refuse_other(path: Path, magic: bytes) -> None:
+    for begin, what in _OTHERS.items():
+        if magic.startswith(begin):
+            raise ConfigError(f"{path}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table")
 
 
 def _open_zstd(path: Path) -> Any:

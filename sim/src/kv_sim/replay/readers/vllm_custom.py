@@ -4,18 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, session_of, text_of, time_of, whole
+from kv_sim.replay.readers.record import Record, prompt_of, session_of, text_of, time_of, whole
 from kv_sim.replay.readers.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    prompt = record["prompt"]
-    if isinstance(prompt, list):
-        odd = next((one for one in prompt if not isinstance(one, int) or isinstance(one, bool)), None)
-        if odd is not None:  # messages of a chat, or several prompts
-            raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
-    elif not isinstance(prompt, str):
-        raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
+    text, tokens = prompt_of(record)
     yield Record(
         time_of(record),
         0,
@@ -23,8 +17,8 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         None,
         session=session_of(record),
         model=text_of(record, "model"),
-        text=[prompt] if isinstance(prompt, str) else None,
-        tokens=prompt if isinstance(prompt, list) else None,
+        text=text,
+        tokens=tokens,
     )
 
 

@@ -8,14 +8,10 @@ cache, and on the same server without one; ``sweep_engine`` says the same of sev
 ``replay``                with a connector and without; ``sweep``: with more and more memory, for a ``goal``; both
                           are done on ``servers``, side by side
 ``run``                   one trace on one of them; ``refuse``: what it can't hold
-``drive``                 the loop of steps, which leaves out quiet ones: of a step is then left its ``sleepers``
-``engine``                the testbed's, with a ``scheduler`` that notes what steps cost, a ``device`` that has a
-                          clock, and each ``request`` of the trace
+``engine/``               what runs there: the testbed's engine with a clock, and the loop of its steps
+``connectors/``           those of a server, over media whose copies are timed
 ``timing``                what a step and a copy take; ``link``: what copies take that others are in front of
-``stack``                 the connector whose copies are timed: over host memory (``medium``) or ``files``; or
-                          ``nothing``
-``books``                 what is counted; ``finished``: what is left of it at the end; ``answers``: what is said
-                          of that, and ``table``: shown
+``finished``              what is left at the end; ``answers``: what is said of that, and ``table``: shown
 ========================= =================================================================================
 """
 

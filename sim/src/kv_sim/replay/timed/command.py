@@ -20,7 +20,6 @@ from kv_sim.replay.timed.goal import MEASURES, STATISTICS, Goal, parse_goals
 from kv_sim.replay.timed.hardware import GPUS, MODELS, Gpu, Model, find_gpu, find_model
 from kv_sim.replay.timed.replay import EngineReplay, not_replayed, replay_engine
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Stepping, plan
-from kv_sim.replay.timed.stack import PLACE
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import EXPECTED, Footprint, parse_bytes, parse_capacity
@@ -71,8 +70,9 @@ _TYPED_AS: Final[Mapping[str, str]] = {
     **{setting: f"--{option}" for option, (setting, _, _) in _NUMBERS.items()},
     "gpu_blocks": "--gpu-capacity",
     "disk_bytes_to_use": "--disk-capacity",
+    "connector": "--connector-config",
 }
-"""what an error calls it -> what was typed"""
+"""setting -> what was typed"""
 
 _GPU_NUMBERS: Final[Mapping[str, tuple[str, str]]] = {
     "gpu-flops": ("flops", "dense 16-bit operations a second"),
@@ -137,7 +137,7 @@ def run(
 ) -> EngineReplay | EngineSweep:
     """Replay as the options say: side by side where they say several. That nothing can be is a ``ConfigError``."""
     every = settings_of(options)
-    with _named_as_typed(options):
+    with _said_of_options(options):
         every = _with_gpu_blocks(every, options, trace.block_tokens)
         if len(every) == 1:
             found = replay_engine(trace, every[0], progress, fleet, jobs=options.jobs)
@@ -155,7 +155,7 @@ def size(
 ) -> EngineSweep:
     """The least memory that meets the goals, of the sizes that the options say, or of so many."""
     every, goals = settings_of(options), goals_of(options)
-    with _named_as_typed(options):
+    with _said_of_options(options):
         every = _with_gpu_blocks(every, options, trace.block_tokens)
         footprint = Footprint(trace.block_tokens, plan(every[0], trace.block_tokens).kv_bytes_per_token)
         budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
@@ -206,20 +206,19 @@ def _with_gpu_blocks(
 
 
 @contextmanager
-def _named_as_typed(options: argparse.Namespace) -> Iterator[None]:
+def _said_of_options(options: argparse.Namespace) -> Iterator[None]:
     """What is wrong with a setting, or with the connector that was made of settings, is said of its option.
 
-    An error of a package below this one has no more than words, and those of its own configuration.
+    An error begins with the name of what it is about: of a setting, or of what a connector's configuration has.
     """
     typed = dict(_TYPED_AS)
     if options.connector_config is None:
         typed |= {own: option for option, own in _CONNECTORS_OWN.items()}
-    names = "|".join(map(re.escape, sorted(typed, key=len, reverse=True)))
     try:
         yield
     except ConfigError as error:
-        said = re.sub(rf"(?<![\w./-])({names})(?![\w/-]|\.\w)", lambda found: typed[found[0]], str(error))
-        raise ConfigError(re.sub(rf"^{PLACE}\.", "--connector-config: ", said)) from None
+        name = re.split(r"\W", str(error), maxsplit=1)[0]
+        raise ConfigError(typed.get(name, name) + str(error).removeprefix(name)) from None
 
 
 def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
@@ -244,7 +243,7 @@ def settings_of(options: argparse.Namespace) -> list[EngineSettings]:
         given["stepping"] = Stepping(options.stepping)
     if options.check_contents:
         given["contents"] = Contents.CHECKED
-    with _named_as_typed(options):
+    with _said_of_options(options):
         return [EngineSettings(**given, **kept) for kept in _kept(options)]
 
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.engine import TimedEngine
-from kv_sim.replay.timed.link import Traffic, Way
+from kv_api import Direction
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.engine import TimedEngine
+from kv_sim.replay.timed.link import Traffic
 
 _COUNTS: Final = (
     *("prompt_tokens", "prompt_blocks", "full_blocks", "output_tokens", "preemptions"),
@@ -45,10 +46,10 @@ def finished_of(engine: TimedEngine, books: Books) -> Finished:
         dict(books.refused),
         dict(books.connector),
         {
-            "loads": link[Way.LOAD],
-            "stores": link[Way.STORE],
-            "disk_reads": disk[Way.LOAD],
-            "disk_writes": disk[Way.STORE],
+            "loads": link[Direction.LOAD],
+            "stores": link[Direction.STORE],
+            "disk_reads": disk[Direction.LOAD],
+            "disk_writes": disk[Direction.STORE],
         },
         books.last_step_ns,
         engine.clock.waited_ns,

@@ -11,16 +11,9 @@ running; nothing that ended was later than the time up to which the link was adv
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
+from kv_api import Direction
 from kv_sim.replay.timed.timing import LinkCosts
-
-
-class Way(Enum):
-    """A direction."""
-
-    STORE = "store"
-    LOAD = "load"
 
 
 @dataclass(slots=True)
@@ -29,7 +22,7 @@ class Job:
 
     port: "Port"
     job_id: int
-    way: Way
+    direction: Direction
     blocks: int
     ready: int
     duration: int
@@ -44,7 +37,7 @@ class Ended:
 
     port: int
     job_id: int
-    way: Way
+    direction: Direction
     blocks: int
     begin: int
     end: int
@@ -97,7 +90,7 @@ class _Queue:
         return Ended(
             port=job.port.number,
             job_id=job.job_id,
-            way=job.way,
+            direction=job.direction,
             blocks=job.blocks,
             begin=begin,
             end=end,
@@ -117,7 +110,7 @@ class Port:
     def submit(
         self,
         job_id: int,
-        way: Way,
+        direction: Direction,
         blocks: int,
         *,
         now: int,
@@ -126,12 +119,12 @@ class Port:
         at_end: Callable[[], bool] | None = None,
     ) -> None:
         """Give a job to the link at ``now``; it may begin when it is ``ready``."""
-        duration = self._link.costs[way].job_ns(blocks)
+        duration = self._link.costs[direction].job_ns(blocks)
         self._link.enqueue(
             Job(
                 port=self,
                 job_id=job_id,
-                way=way,
+                direction=direction,
                 blocks=blocks,
                 ready=max(ready, now),
                 duration=duration,
@@ -163,11 +156,11 @@ class Link:
     """Both directions; they cost the same, unless loads have ``load_costs`` of their own."""
 
     def __init__(self, costs: LinkCosts, load_costs: LinkCosts | None = None) -> None:
-        self.costs = {Way.STORE: costs, Way.LOAD: load_costs or costs}
-        self._queues = {way: _Queue() for way in Way}
+        self.costs = {Direction.STORE: costs, Direction.LOAD: load_costs or costs}
+        self._queues = {direction: _Queue() for direction in Direction}
         self._now = 0
         self._submitted = self._polled = 0
-        self.traffic = {way: Traffic() for way in Way}
+        self.traffic = {direction: Traffic() for direction in Direction}
         self._ports: list[Port] = []
         self.log: Callable[[Ended, int], None] = lambda job, now: None
         """Hears of every job whose end is reported, and when."""
@@ -180,7 +173,7 @@ class Link:
     def enqueue(self, job: Job, now: int) -> None:
         """A port was given a job."""
         self.advance(now)
-        self._queues[job.way].submit(job, now)
+        self._queues[job.direction].submit(job, now)
         self._submitted += 1
 
     def note_report(self, ended: Sequence[Ended], now: int) -> None:
@@ -237,7 +230,7 @@ class Link:
     def _end_first(self, moment: int) -> Ended:
         queue = next(queue for queue in self._queues.values() if queue.jobs and queue.end() == moment)
         ended = queue.end_first()
-        traffic = self.traffic[ended.way]
+        traffic = self.traffic[ended.direction]
         traffic.jobs += 1
         traffic.blocks += ended.blocks
         traffic.busy_ns += ended.end - ended.begin
@@ -249,7 +242,9 @@ class Link:
         queued = sum(len(queue.jobs) for queue in self._queues.values())
         done = sum(traffic.jobs for traffic in self.traffic.values())
         assert queued + done == self._submitted, f"queued {queued} + ended {done} != submitted {self._submitted}"
-        for way, queue in self._queues.items():
-            assert all(job.way is way for job in queue.jobs), f"a job of another direction among the {way.value}s"
+        for direction, queue in self._queues.items():
+            assert all(job.direction is direction for job in queue.jobs), (
+                f"not only {direction.value}s in their queue"
+            )
             assert queue.begun <= min(1, len(queue.jobs)), f"{queue.begun} of {len(queue.jobs)} jobs have begun"
-            assert queue.free_at <= self._now, f"a {way.value} ended at {queue.free_at}, it is {self._now}"
+            assert queue.free_at <= self._now, f"a {direction.value} ended at {queue.free_at}, it is {self._now}"

@@ -33,14 +33,14 @@ def refuse_too_much(settings: EngineSettings, sizes: Sizes) -> None:
     disk = max(sizes.disk_read.block_ns, sizes.disk_write.block_ns)
     for what, ns, causes in (
         ("the forward pass of a step", max(arithmetic, memory), "the GPU's FLOP/s, bandwidth and efficiencies"),
-        ("a step beside its forward pass", float(step.overhead_ns), "step_microseconds"),
-        ("an idle step", float(step.idle_ns), "idle_step_microseconds"),
+        ("a step beside its forward pass", float(step.overhead_ns), "its microseconds"),
+        ("an idle step", float(step.idle_ns), "its microseconds"),
         (
             f"a copy of {blocks} blocks",
             blocks * sizes.link.block_ns,
-            "the link's bandwidth and efficiency, copy_microseconds",
+            "the link's bandwidth and efficiency, and the microseconds of a copy",
         ),
-        (f"{blocks} blocks on the disk", blocks * disk, "its bandwidths, disk_microseconds"),
+        (f"{blocks} blocks on the disk", blocks * disk, "its bandwidths and its microseconds"),
     ):
         if not ns <= MOST_SECONDS * SECOND:
             raise ConfigError(

@@ -13,9 +13,9 @@ from kv_sim.command.table import aligned
 from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.connectors.timed_config import NOTHING, has_files, without_files
 from kv_sim.replay.timed.servers import Server, replay_on, shares_of
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, plan
-from kv_sim.replay.timed.stack import NOTHING, has_files, without_files
 from kv_sim.replay.timed.table import header_lines, rows
 from kv_sim.replay.trace import Trace
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from kv_sim.replay.timed.books import Books
-from kv_sim.replay.timed.drive import Drive
-from kv_sim.replay.timed.engine import CheckedEngine, QuickEngine, TimedEngine
+from kv_sim.replay.timed.connectors.timed_config import decides_in_known_steps, timed_config
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.drive import Drive
+from kv_sim.replay.timed.engine.engine import CheckedEngine, QuickEngine, TimedEngine
 from kv_sim.replay.timed.refuse import refuse_too_much
 from kv_sim.replay.timed.settings import Contents, EngineSettings, Sizes, Stepping, plan
-from kv_sim.replay.timed.stack import decides_in_known_steps, timed_config
 from kv_sim.replay.trace import Trace, TraceRequest
 
 Progress = Callable[[int], None]

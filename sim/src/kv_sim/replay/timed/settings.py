@@ -166,8 +166,8 @@ def plan(settings: EngineSettings, trace_block_tokens: int) -> Sizes:
     max_step_tokens = settings.max_step_tokens or settings.gpu.step_tokens
     if max_step_tokens < max_running:
         raise ConfigError(
-            f"max_step_tokens: got {max_step_tokens}, less than max_running {max_running}; "
-            "then not all that run could decode in one step"
+            f"max_step_tokens: got {max_step_tokens}, less than the {max_running} requests that may run at once; "
+            "then not all of them could decode in one step"
         )
     model = settings.model
     kv_bytes = model.kv_bytes_per_token(settings.tp_size)
@@ -221,7 +221,7 @@ def _count_blocks(settings: EngineSettings, block_bytes: int) -> int:
         raise ConfigError(
             f"{model.name} on {ranks} × {gpu.name}: {_gib(usable)} of GPU memory may be used and its weights take "
             f"{_gib(model.weight_bytes)}, which leaves no room for a block of {_gib(block_bytes)}; "
-            "choose another GPU or a higher tp_size"
+            "choose another GPU, or more of them"
         )
     return blocks
 

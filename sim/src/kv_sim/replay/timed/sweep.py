@@ -15,11 +15,11 @@ from kv_sim.replay.fleet import Fleet, Load, RoutedTrace
 from kv_sim.replay.side_by_side import Progress
 from kv_sim.replay.sizing import usual_capacities
 from kv_sim.replay.timed.answers import Answers
+from kv_sim.replay.timed.connectors.timed_config import NOTHING
 from kv_sim.replay.timed.goal import Goal
 from kv_sim.replay.timed.replay import not_replayed, notes_of, plain
 from kv_sim.replay.timed.servers import Server, replay_on, shares_of
 from kv_sim.replay.timed.settings import EngineSettings, Sizes, plan
-from kv_sim.replay.timed.stack import NOTHING
 from kv_sim.replay.timed.table import header_lines, seconds_shown
 from kv_sim.replay.trace import Trace
 from kv_sim.replay.units import show_bytes

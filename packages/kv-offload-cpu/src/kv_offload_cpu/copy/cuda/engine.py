@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Sequence
 from logging import getLogger
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import CopyResult, PageCopies, Urgency
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges, Scratch
 
 _log = getLogger("kv_offload_cpu")

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Method, Stream
 from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
 from kv_offload_cpu.options import CopyEngineChoice
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kv_api import ConfigError
+from kv_api import ConfigError, Direction
 from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
 from kv_offload_cpu.copy.cuda.methods.batch import Batch
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Launch, Table
-from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
 

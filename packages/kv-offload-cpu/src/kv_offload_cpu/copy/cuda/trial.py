@@ -17,11 +17,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from kv_api import CanonicalKVCacheRef
+from kv_api import CanonicalKVCacheRef, Direction
 from kv_offload_cpu.copy.cuda.engine import Event, Method, Stream, Streams
 from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Table
 from kv_offload_cpu.copy.cuda.table import Row
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import TensorPages
 from kv_offload_cpu.options import CopyEngineChoice

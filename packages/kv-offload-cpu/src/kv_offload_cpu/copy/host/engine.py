@@ -20,7 +20,8 @@ from logging import getLogger
 from threading import Condition
 from typing import NamedTuple
 
-from kv_offload_cpu.copy.engine import CopyResult, Direction, PageCopies, Urgency
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import CopyResult, PageCopies, Urgency
 from kv_offload_cpu.copy.host.memmove import BY_C
 from kv_offload_cpu.copy.host.moves import Mover, move
 from kv_offload_cpu.copy.ranges.addresses import moves

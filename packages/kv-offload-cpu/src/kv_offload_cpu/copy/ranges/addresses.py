@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 
 WIDEST_WORD_BYTES = 16

@@ -24,22 +24,13 @@ store is kept or watched, never both; a load is neither, unless it was given up:
 from collections import Counter
 from collections.abc import Collection, Set
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from kv_api import OffloadKey
+from kv_api import Direction, OffloadKey
 from kv_offload.scheduler.state.request_state import RequestState
 from kv_offload.scheduler.state.watched import WatchedBlocks
 
-
-class JobKind(Enum):
-    """Which way a job copies."""
-
-    LOAD = auto()
-    STORE = auto()
-
-
 # Before Python 3.12 an enum looks its members up in a call, and these are asked for often.
-LOAD, STORE = JobKind.LOAD, JobKind.STORE
+LOAD, STORE = Direction.LOAD, Direction.STORE
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +38,7 @@ class Job:
     """One copy, as the scheduler's side knows it."""
 
     job_id: int
-    kind: JobKind
+    direction: Direction
     owner: RequestState
     keys: Collection[OffloadKey]
     blocks: Collection[int]
@@ -221,7 +212,7 @@ class JobBook:
     def _end_live(self, job: Job) -> None:
         """Every worker has reported its end."""
         del self.live[job.job_id]
-        if job.kind is STORE:
+        if job.direction is STORE:
             job.owner.stores.remove(job.job_id)
             if job.is_at_boundary:
                 self._count_down(job.keys)
@@ -243,7 +234,7 @@ class JobBook:
         if job.is_watched:
             job.is_watched = False
             self._watched.remove(job.job_id, job.blocks)
-        elif job.kind is STORE:
+        elif job.direction is STORE:
             self._unkeep(job)
 
     def _unkeep(self, job: Job) -> None:
@@ -276,7 +267,7 @@ class JobBook:
         self._check_fences()
 
     def _check_stores(self) -> None:
-        stores = [job for job in self.live.values() if job.kind is STORE]
+        stores = [job for job in self.live.values() if job.direction is STORE]
         for owner in (job.owner for job in (*stores, *self.stale.values())):
             its = {job.job_id for job in stores if job.owner is owner}
             assert its == owner.stores, f"a request knows of stores {sorted(owner.stores)}, and has {sorted(its)}"
@@ -292,7 +283,7 @@ class JobBook:
     def _check_fences(self) -> None:
         jobs = (*self.live.values(), *self.abandoned.values(), *self.stale.values())
         kept = {job.job_id: job.owner for job in self.kept()}
-        stores = {job.job_id: job.owner for job in jobs if job.kind is STORE and not job.is_watched}
+        stores = {job.job_id: job.owner for job in jobs if job.direction is STORE and not job.is_watched}
         assert kept == stores, f"stores {sorted(kept)} are kept, {sorted(stores)} are not watched"
         owners = {job_id: owner for owner, jobs in self._kept.items() for job_id in jobs}
         assert owners == kept, f"stores {sorted(kept)} are kept for others than their requests"

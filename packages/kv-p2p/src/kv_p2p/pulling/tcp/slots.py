@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kv_p2p.pulling.carrier import Carrier, Slot
+from kv_p2p.pulling.carrier import Carrier, LingeringReadError, Slot
 
 
 class SlotPool:
@@ -15,6 +15,8 @@ class SlotPool:
         self._slot_bytes = slot_bytes
         self._lock = threading.Lock()
         self._free: list[Slot] = []
+        self._lost: list[Slot] = []
+        """Into which somebody may still write: kept until the end, and never used again."""
         self._made = 0
 
     @contextmanager
@@ -25,6 +27,11 @@ class SlotPool:
             while len(taken) < count:
                 taken.append(self._take())
             yield taken
+        except LingeringReadError:
+            with self._lock:
+                self._lost += taken
+            taken = []
+            raise
         finally:
             with self._lock:
                 self._free += taken
@@ -39,5 +46,6 @@ class SlotPool:
     def check(self) -> None:
         """Recount: no slot is there twice, and not more than were made."""
         with self._lock:
-            addresses = {slot.address for slot in self._free}
-            assert len(addresses) == len(self._free) <= self._made, f"{self._made} slots, free: {self._free}"
+            here = [*self._free, *self._lost]
+            is_each_once = len({slot.address for slot in here}) == len(here) <= self._made
+            assert is_each_once, f"{self._made} slots, free: {self._free}, lost: {self._lost}"

@@ -3,7 +3,7 @@
 import threading
 
 from kv_api import ConfigError, KVCacheConfig, KVCaches, VllmConfig
-from kv_p2p.pulling.carrier import TCP, Carrier
+from kv_p2p.pulling.carrier import NIXL, TCP, Carrier
 from kv_p2p.pulling.metadata import Hold, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import WorkerPages
@@ -49,7 +49,9 @@ class TcpWire:
         pages = WorkerPages.of(kv_caches, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         serves = transfer is not None and transfer.is_kv_producer
-        return cls(pages, vllm_config.parallel_config.rank, options, make_carrier(options), serves=serves)
+        return cls(
+            pages, vllm_config.parallel_config.rank, options, make_carrier(options, serves=serves), serves=serves
+        )
 
     def serve(self, hold: Hold) -> None:
         """Open it to whoever asks."""
@@ -102,10 +104,14 @@ class TcpWire:
             self._slots.check()
 
 
-def make_carrier(options: Options) -> Carrier | None:
-    """What an operator has chosen to move blocks with."""
+def make_carrier(options: Options, *, serves: bool) -> Carrier | None:
+    """What an operator has chosen to move blocks with; whether others read from it, too."""
     if options.carrier == TCP:
         return None
+    if options.carrier == NIXL:
+        from kv_p2p.pulling.nixl import NixlCarrier
+
+        return NixlCarrier(options.nixl_backend, options.pull_seconds, serves=serves)
     from kv_p2p.pulling.mooncake import MooncakeCarrier
 
     return MooncakeCarrier(options.host, options.mooncake_protocol, options.mooncake_device)

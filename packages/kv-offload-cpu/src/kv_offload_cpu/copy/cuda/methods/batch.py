@@ -17,8 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Scratch
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
 from kv_offload_cpu.copy.cuda.methods.page_table import (
     KernelDriver,
@@ -20,7 +21,7 @@ from kv_offload_cpu.copy.cuda.methods.page_table import (
     columns_of,
     group_steps,
 )
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, by_group
 
 PROGRAMS: Final = {Direction.LOAD: 3, Direction.STORE: 2}

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
-from kv_offload_cpu.copy.engine import Direction, Numbers
+from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.addresses import widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 

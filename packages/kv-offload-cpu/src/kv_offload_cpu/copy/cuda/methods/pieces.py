@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.methods.batch import SOURCE_ORDER, Batch
-from kv_offload_cpu.copy.engine import Direction, Numbers, PageCopies
+from kv_offload_cpu.copy.engine import Numbers, PageCopies
 from kv_offload_cpu.copy.ranges.addresses import moves
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges, by_group, join_neighbours
 from kv_offload_cpu.copy.ranges.stretches import SlotStretches, runs_of

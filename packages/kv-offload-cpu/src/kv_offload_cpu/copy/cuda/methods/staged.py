@@ -20,6 +20,7 @@ Those out of host memory may read at any time: see ``batch``.
 
 from typing import NamedTuple, Protocol
 
+from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Event, Stream, Streams
 from kv_offload_cpu.copy.cuda.methods.batch import BatchDriver
 from kv_offload_cpu.copy.cuda.methods.page_table import (
@@ -31,7 +32,7 @@ from kv_offload_cpu.copy.cuda.methods.page_table import (
     group_steps,
 )
 from kv_offload_cpu.copy.cuda.methods.pieces import Cutter, Piece
-from kv_offload_cpu.copy.engine import Direction, PageCopies
+from kv_offload_cpu.copy.engine import PageCopies
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 HALF_BYTES = 16 << 20

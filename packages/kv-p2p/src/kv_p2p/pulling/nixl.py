@@ -1,0 +1,176 @@
+"""``NixlCarrier``: blocks by NIXL, the library for transfers that vLLM's own NixlConnector is made of.
+
+A session is all that another agent has to know of this one: how it is reached, and which memory it has registered.
+So it is another one when there are more slots, and whoever reads from one that is new learns it first. Agents need
+no server to find each other.
+
+After a read that failed nothing is known of that agent any more: it is learned anew by whoever reads from it next,
+or else it would stay unreachable after its connection had broken once.
+"""
+
+import ctypes
+import mmap
+import threading
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any, Final
+from uuid import uuid4
+
+from kv_api import ConfigError
+from kv_p2p.extra_config import EXTRA
+from kv_p2p.pulling.carrier import NIXL, CarrierError, LingeringReadError, Slot
+
+DRAM: Final = "DRAM"
+"""Host memory, in NIXL's words."""
+UNDER_WAY: Final = "PROC"
+DONE: Final = "DONE"
+POLL_SECONDS: Final = 50e-6
+"""A frame takes several times as long where the network is fast."""
+
+
+class NixlCarrier:
+    """One agent of one worker."""
+
+    name: Final = NIXL
+
+    def __init__(self, backend: str, seconds: float, *, serves: bool) -> None:
+        self._seconds = seconds
+        self._agent = _make_agent(backend, serves)
+        self._lock = threading.Lock()
+        self._registered: list[Any] = []
+        self._session = self._describe()
+        self._peers: dict[str, Any] = {}
+        """Names of other agents, by each session of theirs that was learned."""
+        self._reads: Counter[Any] = Counter()
+        """How many read from an agent now."""
+        self._broken: set[Any] = set()
+        """Agents of which a read has failed, until nobody reads from them any more."""
+
+    @property
+    def session(self) -> str:
+        """What others have to know of this agent now."""
+        with self._lock:
+            return self._session
+
+    def _describe(self) -> str:
+        return b64encode(self._agent.get_agent_metadata()).decode("ascii")
+
+    def make_slot(self, size: int) -> Slot:
+        """Memory that is registered with the agent."""
+        owner = mmap.mmap(-1, max(1, size))  # whole pages, which a network device likes
+        address = ctypes.addressof(ctypes.c_char.from_buffer(owner))
+        with self._lock, _told(f"NIXL can't register {len(owner)} bytes"):
+            self._registered.append(self._agent.register_memory([(address, len(owner), 0, "")], DRAM))
+            self._session = self._describe()
+        return Slot(memoryview(owner)[:size], address, owner)
+
+    def read(self, session: str, address: int, into: Slot, size: int) -> None:
+        """Have the agent read it, and look again and again whether it has."""
+        with _told(f"NIXL can't read {size} bytes"), self._peer(session) as peer:
+            here, there = (
+                self._agent.get_xfer_descs([(begin, size, 0)], DRAM) for begin in (into.address, address)
+            )
+            handle = self._agent.initialize_xfer("READ", here, there, peer)
+            try:
+                state = self._transfer(handle)
+            finally:
+                self._release(handle)
+            if state == UNDER_WAY:
+                raise CarrierError(f"NIXL hasn't read {size} bytes within {self._seconds:g} s")
+            if state != DONE:
+                raise CarrierError(f"NIXL's transfer of {size} bytes ended with {state}")
+
+    def _transfer(self, handle: Any) -> str:
+        end = monotonic() + self._seconds
+        state: str = self._agent.transfer(handle)
+        while state == UNDER_WAY and monotonic() < end:
+            sleep(POLL_SECONDS)
+            state = self._agent.check_xfer_state(handle)
+        return state
+
+    def _release(self, handle: Any) -> None:
+        try:
+            self._agent.release_xfer_handle(handle)
+        except Exception as error:  # NIXL's have no base of their own
+            raise LingeringReadError(f"NIXL can't end a transfer: {type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def _peer(self, session: str) -> Iterator[Any]:
+        """The agent of a session, while somebody reads from it."""
+        with self._lock:
+            if session not in self._peers:
+                self._peers[session] = self._agent.add_remote_agent(b64decode(session))
+            peer = self._peers[session]
+            self._reads[peer] += 1
+        has_read = False
+        try:
+            yield peer
+            has_read = True
+        finally:
+            with self._lock:
+                self._reads[peer] -= 1
+                if not has_read:
+                    self._broken.add(peer)
+                if peer in self._broken and not self._reads[peer]:
+                    self._forget(peer)
+
+    def _forget(self, peer: Any) -> None:
+        self._broken.discard(peer)
+        del self._reads[peer]
+        self._peers = {session: name for session, name in self._peers.items() if name != peer}
+        self._agent.remove_remote_agent(peer)
+
+    def close(self) -> None:
+        """Let go of all memory, and of all others."""
+        with self._lock:
+            for peer in {*self._peers.values()}:
+                self._agent.remove_remote_agent(peer)
+            self._peers.clear()
+            self._reads.clear()
+            while self._registered:
+                self._agent.deregister_memory(self._registered.pop())
+
+    def check(self) -> None:
+        """Recount: nobody reads, and whoever is known by a session has been read from."""
+        with self._lock:
+            assert not any(self._reads.values()) and not self._broken, f"{self._reads}, broken: {self._broken}"
+            assert {*self._reads} == {*self._peers.values()}, f"{self._reads}, known: {self._peers}"
+
+
+def _make_agent(backend: str, serves: bool) -> Any:
+    try:
+        from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+    except ImportError as error:
+        raise ConfigError(f"{EXTRA}.carrier: 'nixl' needs the package nixl: {error}") from error
+    config = nixl_agent_config(
+        # NIXL's own thread, which never sleeps: it answers whoever reads over TCP. Who only reads asks by itself.
+        enable_prog_thread=serves,
+        backends=[],
+        # One lock for all calls: else an agent is one thread's.
+        sync_mode=nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+    )
+    agent = nixl_agent(f"kv-p2p {uuid4()}", config)
+    known = sorted(agent.get_plugin_list())
+    if backend not in known:
+        raise ConfigError(f"{EXTRA}.nixl_backend: expected one of {', '.join(known)}, got {backend!r}")
+    try:
+        agent.create_backend(backend)
+    except Exception as error:
+        raise ConfigError(
+            f"{EXTRA}.nixl_backend: {backend!r} doesn't start: {type(error).__name__}: {error}"
+        ) from error
+    return agent
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What NIXL raises is a carrier's error."""
+    try:
+        yield
+    except CarrierError:
+        raise
+    except Exception as error:  # NIXL's have no base of their own
+        raise CarrierError(f"{what}: {type(error).__name__}: {error}") from error

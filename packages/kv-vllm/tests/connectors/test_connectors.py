@@ -1,0 +1,278 @@
+"""Our connectors as vLLM makes them, from its own configuration; and what it asks of their classes."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from kv_vllm_configs import OFFLOADING, config_of
+
+import kv_api
+from kv_api import ConfigError
+from kv_offload import OffloadingConnectorStats
+from kv_p2p.pulling.groups import Group
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+EXAMPLE = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+
+
+def multi_of(*children):
+    return config_of("MultiConnector", {"connectors": [*children]})
+
+
+def test_offloading(base, cache):
+    from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])
+    connector = OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert connector.role is base.KVConnectorRole.SCHEDULER
+    (group,) = connector.side._books.layout.groups
+    assert (group.tokens_per_block, group.window_tokens) == (16, 40)
+    assert connector._group_kinds == ("sliding_window",)
+    assert (connector._vllm_config, connector._kv_cache_config) == (config, cache)
+    connector.shutdown()
+
+
+def test_from_engine_to_engine(base, cache):
+    """Several groups, so vLLM has to know that it knows them; and nobody sleeps while others read."""
+    from kv_vllm import P2PConnector
+
+    config = config_of("P2PConnector", {"hold_seconds": 3})
+    connector = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert isinstance(connector, base.KVConnectorBase_V1)
+    assert base.supports_hma(P2PConnector)
+    assert P2PConnector.supports_sleep_mode(config.kv_transfer_config) is False
+    assert connector.requires_kv_delivery
+    assert connector.side._address.port == 14579
+    sources = connector.get_external_cache_hit_sources(None, 5)
+    assert [(type(source).__module__, source.value, count) for source, count in sources.items()] == [
+        ("vllm.v1.metrics.cache_hit_source", "p2p", 5)
+    ]
+    assert connector.get_kv_connector_stats() is None
+    stats = P2PConnector.build_kv_connector_stats({"vllm:kv_p2p_held_blocks": 3})
+    assert stats.reduce() == {"vllm:kv_p2p_held_blocks": 3}
+    connector.shutdown()
+    cache.kv_cache_groups *= 2
+    two = P2PConnector(config, base.KVConnectorRole.SCHEDULER, cache).side
+    assert two._groups == (Group(16, 40), Group(16, 40))
+
+
+@pytest.mark.parametrize("mode", ["none", "align", "all"])
+def test_states_are_not_handed_from_engine_to_engine(base, cache, mode):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    from kv_vllm import P2PConnector
+
+    states = {"block_size": 16, "shapes": ((4, 8), (2,)), "dtypes": (torch.float32, torch.float32)}
+    spec = specs.MambaSpec(**states, mamba_cache_mode=mode)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["s"], kv_cache_spec=spec)]
+    for role in base.KVConnectorRole:
+        with pytest.raises(ConfigError) as refused:
+            P2PConnector(config_of("P2PConnector", {}), role, cache)
+        assert str(refused.value) == (
+            "kv_cache_config.kv_cache_groups[1]: it is of kind state_space, which P2PConnector can't hand over; "
+            "choices: full_attention, sliding_window"
+        )
+
+
+def test_what_nobody_knows_is_not_handed_on_either(base, cache):
+    specs = pytest.importorskip("vllm.v1.kv_cache_interface")
+    torch = pytest.importorskip("torch")
+    from kv_vllm import P2PConnector
+
+    spec = specs.CrossAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    cache.kv_cache_groups = [*cache.kv_cache_groups, SimpleNamespace(layer_names=["c"], kv_cache_spec=spec)]
+    with pytest.raises(ConfigError) as refused:
+        P2PConnector(config_of("P2PConnector", {}), base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == (
+        "kv_cache_config.kv_cache_groups[1]: a KV cache group of CrossAttentionSpec (cross_attention) is of a "
+        "kind that no connector of ours knows; choices: chunked_local_attention, full_attention, mamba, "
+        "mla_attention, sliding_window, sliding_window_mla"
+    )
+
+
+def test_what_the_smoke_test_runs_is_ours(base, cache):
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm import OffloadingConnector
+    from kv_vllm.smoke.run import CONNECTOR
+
+    config = config_of("OffloadingConnector", {})
+    config.kv_transfer_config = KVTransferConfig(**CONNECTOR)
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    connector = KVConnectorFactory.create_connector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert type(connector) is OffloadingConnector
+    connector.shutdown()
+
+
+def test_several(base, cache):
+    from kv_vllm import MultiConnector, OffloadingConnector
+
+    config = multi_of(OFFLOADING)
+    connector = MultiConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert [type(child) for child in connector.sub_connectors] == [OffloadingConnector]
+    assert config.kv_transfer_config.kv_connector_extra_config == {"connectors": [OFFLOADING]}
+    connector.shutdown()
+
+
+@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_what_they_do_not_work_with(base, cache, name):
+    from kv_vllm import OffloadingConnector
+
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"], **{name: 2})
+    with pytest.raises(ConfigError) as refused:
+        OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == f"parallel_config.{name}: got 2; these connectors work with 1 only"
+
+
+MLA_ON_CPUS = {"use_mla": True, "is_cpu": True, "enable_prefix_caching": False, "kv_role": "kv_both"}
+
+
+def with_mla(monkeypatch, **changed):
+    """A configuration where vLLM passes over what is loaded, but for what is ``changed``."""
+    from kv_vllm import refused
+
+    setting = {**MLA_ON_CPUS, **changed}
+    config = config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])
+    config.model_config = SimpleNamespace(model="m", dtype="bf16", max_model_len=9, use_mla=setting["use_mla"])
+    config.cache_config.enable_prefix_caching = setting["enable_prefix_caching"]
+    config.kv_transfer_config.kv_role = setting["kv_role"]
+    monkeypatch.setattr(refused, "current_platform", SimpleNamespace(is_cpu=lambda: setting["is_cpu"]))
+    return config
+
+
+def test_loads_that_vllm_passes_over_are_refused(base, cache, monkeypatch):
+    from kv_vllm import OffloadingConnector
+
+    config = with_mla(monkeypatch)
+    with pytest.raises(ConfigError) as refused:
+        OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert str(refused.value) == (
+        "OffloadingConnector: with MLA vLLM computes no prompt from its middle on here (it has turned prefix "
+        "caching off), so what is loaded would be passed over, and outputs be wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"use_mla": False}, {"is_cpu": False}, {"enable_prefix_caching": True}, {"kv_role": "kv_producer"}],
+)
+def test_others_are_not(base, cache, monkeypatch, changed):
+    from kv_vllm import OffloadingConnector
+
+    config = with_mla(monkeypatch, **changed)
+    OffloadingConnector(config, base.KVConnectorRole.SCHEDULER, cache).shutdown()
+
+
+def test_what_is_asked_of_the_classes(base):
+    from kv_vllm import MultiConnector
+
+    for children, knows_groups in (([OFFLOADING], True), ([OFFLOADING, EXAMPLE], False)):
+        config = multi_of(*children)
+        transfer = config.kv_transfer_config
+        assert MultiConnector.all_children_support_hma(transfer) is knows_groups
+        assert MultiConnector.requires_piecewise_for_cudagraph(transfer.kv_connector_extra_config) is False
+        assert MultiConnector.get_required_kvcache_layout(config) == "LBHNC"
+    assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING).kv_transfer_config) is True
+    p2p = {"kv_connector": "P2PConnector", "kv_role": "kv_both"}
+    assert MultiConnector.supports_sleep_mode(multi_of(OFFLOADING, p2p).kv_transfer_config) is False
+
+
+def test_of_vllms_connectors_it_asks_what_graphs_they_need(base, monkeypatch):
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm import MultiConnector
+
+    asked = KVConnectorFactory.get_connector_class_by_name("ExampleConnector")
+    monkeypatch.setattr(asked, "requires_piecewise_for_cudagraph", lambda extra: extra == {"a": 1})
+    for extra in ({"a": 1}, {}):
+        given = multi_of(OFFLOADING, {**EXAMPLE, "kv_connector_extra_config": extra}).kv_transfer_config
+        needs = MultiConnector.requires_piecewise_for_cudagraph(given.kv_connector_extra_config)
+        assert needs is (extra == {"a": 1})
+
+
+def test_metrics_of_both(base):
+    from kv_vllm import MultiConnector, OffloadingConnector
+
+    prometheus = pytest.importorskip("prometheus_client")
+    known = (prometheus.Gauge, prometheus.Counter, prometheus.Histogram)
+    for connector, config in (
+        (OffloadingConnector, config_of("OffloadingConnector", OFFLOADING["kv_connector_extra_config"])),
+        (MultiConnector, multi_of(OFFLOADING)),
+    ):
+        registry = prometheus.CollectorRegistry()
+        kinds = {kind: partial(kind, registry=registry) for kind in known}
+        connector.build_prom_metrics(config, kinds, ["engine"], {0: ["0"]})
+        names = {family.name for family in registry.collect()}
+        assert names >= {
+            "vllm:kv_offload_total_bytes",
+            "vllm:kv_offload_load_bytes",
+            "vllm:kv_offload_config_info",
+        }
+
+
+class Answers:
+    """Stands for a connector of ours, which says what it is told to."""
+
+    def __init__(self, vllm_config, role, kv_cache_config=None):
+        self.given = vllm_config, role, kv_cache_config
+        self.events, self.stats = (), None
+
+    def get_external_cache_hit_sources(self, request, num_external_tokens):
+        return {kv_api.CacheHitSource.HOST: num_external_tokens}
+
+    def take_events(self):
+        return self.events
+
+    def get_kv_connector_stats(self):
+        return self.stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data):
+        return "none" if data is None else OffloadingConnectorStats(data)
+
+
+@pytest.fixture
+def answers(base):
+    """Such a connector inside vLLM."""
+    from kv_vllm.connectors.inside import VLLM_BASES, InsideVllm
+
+    made = type("Made", (InsideVllm, Answers, *VLLM_BASES), {})
+    made.__abstractmethods__ = frozenset()
+    return made
+
+
+def test_answers_are_vllms(answers, base, cache):
+    events = pytest.importorskip("vllm.distributed.kv_events")
+    metrics = pytest.importorskip(f"{V1}.offloading.metrics")
+    source = pytest.importorskip("vllm.v1.metrics.cache_hit_source").CacheHitSource
+    config = config_of("Some", {})
+    one = answers(config, base.KVConnectorRole.WORKER, cache)
+    assert one.given == (config, kv_api.KVConnectorRole.WORKER, cache)
+    assert one.role is base.KVConnectorRole.WORKER
+    assert one.get_external_cache_hit_sources("request", 4) == {source.HOST: 4}
+    assert (one.take_events(), one.get_kv_connector_stats()) == ((), None)
+    one.events = iter([kv_api.BlockRemoved([b"h" * 32], "CPU", 0)])
+    assert [type(event) for event in one.take_events()] == [events.BlockRemoved]
+    one.stats = OffloadingConnectorStats()
+    one.stats.increase("a", 3)
+    for stats in (one.get_kv_connector_stats(), answers.build_kv_connector_stats(one.stats.to_dict())):
+        assert type(stats) is metrics.OffloadingConnectorStats
+        assert stats.reduce() == {"a": 3}
+    assert answers.build_kv_connector_stats() == "none"
+
+
+def test_without_caches_there_are_no_groups(answers, base):
+    assert answers(config_of("Some", {}), base.KVConnectorRole.SCHEDULER)._group_kinds == ()
+
+
+def test_several_without_caches_have_no_groups_either(base):
+    from kv_vllm import MultiConnector
+
+    config = multi_of(EXAMPLE)
+    config.scheduler_config.disable_hybrid_kv_cache_manager = True
+    several = MultiConnector(config, base.KVConnectorRole.SCHEDULER)
+    assert several._group_kinds == ()
+    several.shutdown()

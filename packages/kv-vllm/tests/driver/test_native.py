@@ -1,0 +1,302 @@
+"""With a vLLM: connectors of vLLM's own base class, which nobody wrote for the testbed, under it."""
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_api import ConfigError, KVTransferConfig, UnknownNameError
+from kv_sim.command import selection
+from kv_sim.command.cli import main as kv_sim
+from kv_sim.config import WorldConfig
+from kv_sim.fuzz import run_seed
+from kv_sim.growth.situations import SITUATIONS
+from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Invariant, Referee
+from kv_sim.world import World
+from kv_vllm.installed import vllm_version
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
+
+EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
+FOLDER = '{"shared_storage_path": "{folder}"}'
+
+
+def threaded(name: str) -> Subject:
+    return Subject(name, "kv_vllm_threads", traits=frozenset({Trait.RANKS}))
+
+
+# -- which connector it is ---------------------------------------------------------------------
+
+
+def test_a_name_is_ours_or_vllms():
+    from kv_vllm.driver.classes import subject_named
+
+    assert subject_named("MultiConnector") == Subject("MultiConnector", None, traits=frozenset())
+    assert subject_named("ExampleConnector") == Subject("ExampleConnector", EXAMPLE, traits=frozenset())
+
+
+def test_a_name_that_nobody_knows_is_refused_with_those_of_both():
+    from kv_vllm.driver.classes import subject_named
+
+    with pytest.raises(UnknownNameError) as found:
+        subject_named("ExampelConnector")
+    assert "known: MultiConnector, OffloadingConnector, P2PConnector" in str(found.value)
+    assert "of vLLM: unknown connector 'ExampelConnector'; known: DecodeBenchConnector, " in str(found.value)
+    assert "did you mean 'ExampleConnector'?" in str(found.value)
+
+
+def test_a_connector_of_vllms_that_cannot_be_imported_is_refused(monkeypatch):
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kv_vllm.driver.classes import class_named
+
+    def load():
+        raise ImportError("no library")
+
+    monkeypatch.setitem(KVConnectorFactory._registry, "Lost", load)
+    with pytest.raises(ConfigError, match=r"^connector 'Lost' of vLLM can't be imported: no library$"):
+        class_named("Lost")
+
+
+def test_a_module_wins_and_no_name_is_no_connector():
+    from kv_vllm.driver.classes import class_of
+
+    assert class_of("ExampleConnector", EXAMPLE).__module__ == EXAMPLE
+    assert class_of("OffloadingConnector", None).__module__.startswith("kv_offload.")
+    with pytest.raises(ConfigError, match=r"^kv_connector: no connector is named$"):
+        class_of(None, EXAMPLE)
+
+
+def test_a_module_alone_makes_no_class_one_of_vllms():
+    from kv_vllm.driver.classes import class_of, is_vllms
+
+    ours = class_of("OffloadingConnector", None).__module__
+    asked = [("ExampleConnector", EXAMPLE), ("OffloadingConnector", ours), ("OffloadingConnector", None)]
+    assert [is_vllms(*one) for one in asked] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("children", "knows"), [(["OffloadingConnector"], True), (["OffloadingConnector", "ExampleConnector"], False)]
+)
+def test_several_groups_are_for_those_who_know_them(children, knows):
+    from kv_sim.engines import find_engine
+
+    engine, base = find_engine("vllm"), "vllm.distributed.kv_transfer.kv_connector.v1"
+    kind = {"kv_role": "kv_both", "kv_connector_module_path": f"{base}.multi_connector"}
+    listed = [{"kv_connector": child, "kv_role": "kv_both"} for child in children]
+    multi = {**kind, "kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": listed}}
+    assert engine.supports_groups(KVTransferConfig.from_mapping(multi)) is knows
+    ours = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    assert engine.supports_groups(KVTransferConfig.from_mapping(ours))
+    theirs = {"kv_connector": children[-1], "kv_role": "kv_both", "kv_connector_module_path": EXAMPLE}
+    if not knows:
+        assert not engine.supports_groups(KVTransferConfig.from_mapping(theirs))
+
+
+def test_a_connector_of_vllms_is_not_for_the_testbeds_own_engine():
+    with pytest.raises(
+        ConfigError, match=r"derives from vLLM's own base class, so vLLM's engine has to drive it: .*"
+    ):
+        selection.choose_subject(f"{EXAMPLE}:ExampleConnector")
+
+
+# -- on the command line -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ExampleConnector", f"{EXAMPLE}:ExampleConnector"])
+def test_conform_finds_what_vllms_example_does_wrong(name, capsys, tmp_path):
+    typed = ["conform", name, "--engine", "vllm", "--extra", FOLDER, "--histories", "4", "--save", str(tmp_path)]
+    assert kv_sim(typed) == 1
+    out = capsys.readouterr().out
+    assert "FAIL seed=" in out and "plain     made" in out
+    [file] = tmp_path.iterdir()
+    assert kv_sim(["replay-schedule", str(file)]) == 1
+    assert "FAIL actions=" in capsys.readouterr().out
+
+
+def test_the_guide_shows_what_is_printed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[4] / "docs" / "connector.md").read_text(encoding="utf-8")
+    block = re.search(r"```text\n\$ kv-sim (.*?ExampleConnector.*?)```", guide, re.DOTALL)
+    typed, *printed = block[1].splitlines()
+    assert kv_sim(shlex.split(typed)) == 1
+    out = capsys.readouterr().out.splitlines()[: len(printed)]
+    folder = re.compile(r"\S*/kv_vllm-\w+/|torch.py:\d+")
+    if vllm_version() == (0, 32):
+        assert [folder.sub("", line) for line in out] == [folder.sub("", line) for line in printed]
+
+
+def test_several_groups_of_one_that_knows_one_are_refused(capsys):
+    typed = ["conform", "ExampleConnector", "--engine", "vllm", "--extra", FOLDER, "--traits", "groups"]
+    assert kv_sim(typed) == 2
+    assert "ExampleConnector can't be used with several KV cache groups" in capsys.readouterr().err
+
+
+def test_a_hunt_of_any_connector(capsys, tmp_path):
+    from kv_vllm.__main__ import main
+
+    typed = ["fuzz", "--connector", "ExampleConnector", "--extra", FOLDER, "--minutes", "0.02"]
+    assert main([*typed, "--save", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("vLLM 0.3") and "ExampleConnector: " in out
+    assert list(tmp_path.iterdir())
+    assert main(["fuzz", "--connector", "nobody:Nobody"]) == 2
+    assert "connector 'Nobody' (nobody:Nobody" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("ThreadedConnector", 0, "nothing grows"),
+        (
+            "GrowingConnector",
+            1,
+            "GROWS: a prompt's last steps, full attention: with 256 blocks instead of 64, a step is ",
+        ),
+    ],
+)
+def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
+    row = "a prompt's last steps"
+    one = {row: SITUATIONS[row]._replace(sizes=(64, 128, 256))}
+    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", one)
+    assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{name}: bytecodes in the calls of its scheduler's side"
+    assert out[-1].startswith(said)
+
+
+# -- threads, events and ranks of its own ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ThreadedConnector", "SlowConnector"])
+def test_copies_in_a_thread_of_its_own_have_the_time_they_need(name):
+    run_of = [run_seed(threaded(name), seed, engine="vllm", actions=20) for seed in range(2)]
+    assert [run.failure for run in run_of] == [None] * 2
+    assert sum(run.coverage.situations["match: asynchronous load"] for run in run_of)
+
+
+def test_blocks_that_are_freed_while_a_thread_reads_them_are_found():
+    failures = (run_seed(threaded("CarelessConnector"), seed, engine="vllm").failure for seed in range(6))
+    found = next(failure for failure in failures if failure is not None)
+    assert found.violation.invariant is Invariant.CONTENT
+
+
+def test_each_worker_knows_its_rank():
+    world = World(WorldConfig(engine="vllm", tp_size=3), threaded("ThreadedConnector"))
+    workers = [connector for connector in world.engine.connectors if hasattr(connector, "ranks")]
+    world.break_off(None)
+    assert [worker.ranks for worker in workers] == [(rank, rank, 3) for rank in range(3)]
+    from vllm.distributed import parallel_state
+
+    assert parallel_state._TP is None
+
+
+def test_worlds_are_deployments_of_their_own():
+    from kv_vllm.driver.ledger import Ledger
+    from kv_vllm.driver.setup import Setup
+
+    world, referee = WorldConfig(engine="vllm"), Referee()
+    ledger = SimpleNamespace(spec=Ledger)
+    parts = [Setup(world, threaded("ThreadedConnector"), referee, print, ledger) for _ in range(2)]
+    names = [[part._config(rank).model_config.model for rank in range(2)] for part in parts]
+    assert names[0][0] == names[0][1] != names[1][0] == names[1][1]
+
+
+def test_a_rank_alone_hears_itself():
+    from kv_vllm.driver.ranks import at_work
+
+    with at_work(0, 1):
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
+
+        assert get_tp_group().broadcast_object({"a": 1}, src=0) == {"a": 1}
+        assert get_tp_group().broadcast(tensor="t") == "t"
+        assert get_tp_group().barrier() is None
+        assert (get_pp_group().is_first_rank, get_pp_group().is_last_rank, get_world_group().ranks) == (
+            True,
+            True,
+            [0],
+        )
+
+
+def test_one_of_several_ranks_cannot_talk():
+    from kv_vllm.driver.ranks import at_work
+
+    with at_work(1, 2):
+        from vllm.distributed.parallel_state import get_dp_group, get_tp_group
+
+        group = get_tp_group()
+        assert (group.rank_in_group, group.is_first_rank, group.is_last_rank, group.ranks) == (
+            1,
+            False,
+            True,
+            [0, 1],
+        )
+        assert (get_dp_group().rank_in_group, get_dp_group().world_size) == (0, 1)
+        with pytest.raises(
+            ConfigError, match=r"^all_gather of the group 'tp': the 2 ranks of a world share one proc"
+        ):
+            group.all_gather(1)
+        with pytest.raises(AttributeError, match=r"group of ranks 'tp' has no 'cpu_group'$"):
+            _ = group.cpu_group
+
+
+def test_streams_and_events_have_run():
+    import torch
+
+    from kv_vllm.driver.streams import stand_in_for_streams
+
+    if torch.accelerator.is_available():
+        pytest.skip("torch's own can be used here")
+    stand_in_for_streams()
+    event, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream(priority=0)
+    event.record(stream)
+    stream.wait_event(event)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), stream:
+        assert (event.query(), stream.query(), stream.record_event(event) is event) == (True, True, True)
+    assert stream.record_event().elapsed_time(event) == 0
+    torch.cuda.synchronize()
+    least, greatest = torch.cuda.Stream.priority_range()
+    assert greatest <= stream.priority <= least
+    assert stream.device_index == torch.cuda.current_device()
+    assert (torch.cuda.current_device(), torch.accelerator.current_device_index()) == (0, 0)
+
+
+def test_with_an_accelerator_its_own_are_used(monkeypatch):
+    import torch
+
+    from kv_vllm.driver.streams import stand_in_for_streams
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", "its own")
+    stand_in_for_streams()
+    assert torch.cuda.Event == "its own"
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def test_a_step_runs_at_once_unless_who_copies_does_so_through_the_testbed():
+    from kv_sim.memory.kernels import LaunchedStep
+    from kv_vllm.driver.device import TensorDevice
+    from kv_vllm.driver.tensors import device_of, device_tensor
+
+    def new_device():
+        return TensorDevice(0, WorldConfig(num_blocks=6), Shadow(1, Referee()))
+
+    device = new_device()
+    device.launch(LaunchedStep(1, [], [3], [], 4, (None,)))
+    assert (device.retired_steps, len(device.queue)) == (0, 1)
+    device = new_device()
+    device.is_read_by_address = True
+    device.launch(LaunchedStep(1, [], [3], [], 4, (None,)))
+    assert (device.retired_steps, len(device.queue)) == (1, 0)
+    assert device_of(device_tensor(device, 0)) is device
+    device.launch(LaunchedStep(2, [], [3], [], 4, (None,)))
+    assert (device.retired_steps, len(device.queue)) == (1, 1)

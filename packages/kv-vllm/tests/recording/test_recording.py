@@ -1,0 +1,255 @@
+"""The recorder: what it writes of each call, and that the connector behind it is asked everything."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
+
+import pytest
+from kv_vllm_configs import OFFLOADING, config_of
+
+from kv_api import ConfigError, KVConnectorOutput
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+BEHIND = {**OFFLOADING, "kv_connector_module_path": "kv_vllm"}
+
+
+@pytest.fixture
+def module():
+    pytest.importorskip("vllm")
+    from kv_vllm.recording import connector as recording
+
+    return recording
+
+
+@pytest.fixture
+def before():
+    pytest.importorskip("vllm")
+    from kv_vllm.recording import before
+
+    return before
+
+
+def request_of(name, status="FINISHED_STOPPED", **more):
+    from vllm.v1.request import RequestStatus
+
+    return SimpleNamespace(
+        **{
+            "request_id": name,
+            "num_prompt_tokens": 9,
+            "max_tokens": 3,
+            "block_hashes": [b"0123456789", b"abcdefghij"],
+            "skip_reading_prefix_cache": None,
+            "status": getattr(RequestStatus, status),
+            "num_output_tokens": 2,
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def log(module, tmp_path):
+    made = module.CallLog(tmp_path / "new" / "er" / "some.jsonl", {"the": "world"})
+    yield made
+    made._file.close()
+
+
+@pytest.fixture
+def recorder(module, log):
+    """One before a connector that says what it is told to."""
+    made = object.__new__(module.RecordingConnector)
+    made._log, made.inner = log, MagicMock()
+    return made
+
+
+def written(log):
+    lines = [json.loads(line) for line in log.calls.read_text().splitlines()]
+    assert lines[0] == {"the": "world"}
+    return lines[1:]
+
+
+def told(call_name, **arguments):
+    return {"call": call_name, **arguments}
+
+
+def test_of_a_request_there_is_a_number_and_what_it_wants(log, tmp_path):
+    assert log.calls == tmp_path / "new" / "er" / "some.calls.jsonl"
+    for name, skips in (("x", None), ("y", True)):
+        log.arrive(request_of(name, skip_reading_prefix_cache=skips))
+    wanted = {"prompt_tokens": 9, "max_tokens": 3, "hashes": [b"01234567".hex(), b"abcdefgh".hex()]}
+    assert written(log) == [
+        told("arrive", request="r0", **wanted, skips=False),
+        told("arrive", request="r1", **wanted, skips=True),
+    ]
+    assert [log.number(name) for name in "xyz"] == ["r0", "r1", "?"]
+
+
+@pytest.mark.parametrize("jobs", [{7: 2, 3: 2}, {}, None])
+def test_what_the_workers_report(log, jobs):
+    for name in ("x", "y", "z"):
+        log.arrive(request_of(name))
+    meta = None if jobs is None else SimpleNamespace(completed_jobs=jobs, metadata="of nobody's children")
+    output = KVConnectorOutput({"z", "x"}, {"y", "x"}, invalid_block_ids={8, 1}, failed_recving={"z", "y"})
+    output.kv_connector_worker_meta = meta
+    log.report(output)
+    log.report(KVConnectorOutput())
+    assert written(log)[3:] == [
+        told(
+            "report",
+            loads=["r0", "r1"],
+            stores=["r0", "r2"],
+            failed=["r1", "r2"],
+            bad_blocks=[1, 8],  # of a set that gives the 8 first
+            jobs=sorted(jobs or ()),
+        ),
+        told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
+    ]
+
+
+def test_the_jobs_of_several_connectors_are_those_of_each(log):
+    one, other = SimpleNamespace(completed_jobs={7: 2}), SimpleNamespace(completed_jobs={3: 1, 9: 1})
+    several = SimpleNamespace(metadata=(one, None, SimpleNamespace(metadata=(other,))))
+    log.report(KVConnectorOutput(kv_connector_worker_meta=several))
+    assert written(log) == [told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[3, 7, 9])]
+
+
+def test_ends_and_when_their_numbers_are_forgotten(log, module, monkeypatch):
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    for name in "abca":
+        log.arrive(request_of(name))
+        log.end(request_of(name), name == "b")
+    log.end(request_of("d", "FINISHED_ABORTED"), is_held=False)
+    ends = [line for line in written(log) if line["call"] == "end"]
+    assert ends == [
+        told("end", request=number, aborted=number == "?", output_tokens=2, held=number == "r1")
+        for number in ("r0", "r1", "r2", "r3", "?")
+    ]
+    assert [log.number(name) for name in "abcd"] == ["r3", "?", "?", "?"]
+
+
+def test_an_id_that_came_back_keeps_its_number(log, module, monkeypatch):
+    monkeypatch.setattr(module, "REMEMBERED", 1)
+    log.end(request_of("nobody announced it"), is_held=False)
+    log.arrive(request_of("a"))
+    log.end(request_of("a"), is_held=False)
+    log.arrive(request_of("a"))
+    log.arrive(request_of("b"))
+    log.end(request_of("b"), is_held=False)
+    assert [log.number(name) for name in "ab"] == ["r1", "r2"]
+
+
+def test_the_schedule_is_made_once(log, module, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "write_schedule_of", lambda *paths: made.append(paths))
+    log.close()
+    log.close()
+    assert made == [(log.calls, log._schedule)]
+
+
+def test_each_call_is_written_and_handed_on(recorder, log):
+    asked, inner = request_of("x"), recorder.inner
+    blocks = SimpleNamespace(get_block_ids=lambda: ((1, 2), (3,)))
+    step = SimpleNamespace(num_scheduled_tokens={"x": 5, "?": 1}, preempted_req_ids=("x", "?"))
+    quiet, output = SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None), KVConnectorOutput()
+    inner.get_num_new_matched_tokens.return_value = (8, True)
+    inner.request_finished.return_value = (True, None)
+    inner.reset_cache.return_value = False
+    recorder.on_new_request(asked)
+    assert recorder.get_num_new_matched_tokens(asked, 4) == (8, True)
+    recorder.update_state_after_alloc(asked, blocks, 8)
+    assert recorder.build_connector_meta(step) is inner.build_connector_meta.return_value
+    recorder.build_connector_meta(quiet)
+    recorder.update_connector_output(output)
+    assert recorder.request_finished(asked, [1, 2]) == (True, None)
+    assert recorder.reset_cache() is False
+    assert recorder.start_load_kv("context", more=1) is inner.start_load_kv.return_value
+    assert inner.mock_calls == [
+        call.on_new_request(asked),
+        call.get_num_new_matched_tokens(asked, 4),
+        call.update_state_after_alloc(asked, blocks, 8),
+        call.build_connector_meta(step),
+        call.build_connector_meta(quiet),
+        call.update_connector_output(output),
+        call.request_finished(asked, [1, 2]),
+        call.reset_cache(),
+        call.start_load_kv("context", more=1),
+    ]
+    assert written(log)[1:] == [
+        told("match", request="r0", local=4, tokens=8, later=True),
+        told("allocate", request="r0", tokens=8, blocks=[[1, 2], [3]]),
+        told("step", scheduled={"r0": 5, "?": 1}, preempted=["?", "r0"]),
+        told("step", scheduled={}, preempted=[]),
+        told("report", loads=[], stores=[], failed=[], bad_blocks=[], jobs=[]),
+        told("end", request="r0", aborted=False, output_tokens=2, held=True),
+        told("reset", answer=False),
+    ]
+
+
+@pytest.mark.parametrize("knows_groups", [True, False])
+def test_the_end_of_all_groups(recorder, log, before, monkeypatch, knows_groups):
+    monkeypatch.setattr(before, "supports_hma", lambda connector: knows_groups)
+    inner = recorder.inner
+    inner.request_finished.return_value = inner.request_finished_all_groups.return_value = (True, None)
+    asked = request_of("x")
+    assert recorder.request_finished_all_groups(asked, ([1], [2])) == (True, None)
+    of_all, of_one = call.request_finished_all_groups(asked, ([1], [2])), call.request_finished(asked, [1])
+    assert inner.mock_calls == [of_all if knows_groups else of_one]
+    assert [line["held"] for line in written(log)] == [True]
+
+
+def test_whatever_becomes_of_the_one_behind_it_the_schedule_is_made(recorder, module, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "write_schedule_of", lambda *paths: made.append(paths))
+    recorder.inner.shutdown.side_effect = OSError("gone")
+    with pytest.raises(OSError, match="gone"):
+        recorder.shutdown()
+    assert len(made) == 1
+    recorder._log = None  # a worker's half
+    recorder.inner.shutdown.side_effect = None
+    recorder.shutdown()
+
+
+@pytest.fixture
+def config(module, tmp_path):
+    return config_of("RecordingConnector", {"connector": BEHIND, "record_path": str(tmp_path / "some.jsonl")})
+
+
+@pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
+def test_it_is_made_before_another(module, config, base, cache, tmp_path, role):
+    made = module.RecordingConnector(config, base.KVConnectorRole[role], cache)
+    assert type(made.inner).__module__ == "kv_vllm.connectors.offloading"
+    assert (made.role.name, (tmp_path / "some.calls.jsonl").exists()) == (role, role == "SCHEDULER")
+    if role == "SCHEDULER":
+        header = json.loads(made.log.calls.read_text())
+        assert header["subject"]["kv_connector"] == "TimedOffloadingConnector"
+        assert header["world"]["groups"] == [{"kind": "sliding", "window": 40}]
+        made.shutdown()
+    else:
+        with pytest.raises(AssertionError, match=r"a call of the scheduler's side, and the role is .*WORKER"):
+            made.log  # noqa: B018
+
+
+@pytest.mark.parametrize(("hash_tokens", "path"), [(8, "some.jsonl"), (16, "")])
+def test_what_cannot_be_recorded_is_refused_before_another_is_made(
+    module,
+    before,
+    base,
+    cache,
+    tmp_path,
+    monkeypatch,
+    hash_tokens,
+    path,
+):
+    monkeypatch.setattr(before.KVConnectorFactory, "create_connector", MagicMock(side_effect=AssertionError))
+    cache.hash_block_size = hash_tokens
+    config = config_of("RecordingConnector", {"connector": BEHIND, "record_path": path and str(tmp_path / path)})
+    with pytest.raises(ConfigError, match="hash_block_size: got 8" if path else "record_path: expected the path"):
+        module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_one_that_knows_several_groups(module, config, base, cache):
+    cache.kv_cache_groups *= 2
+    made = module.RecordingConnector(config, base.KVConnectorRole.SCHEDULER, cache)
+    assert len(json.loads(made.log.calls.read_text())["world"]["groups"]) == 2
+    made.shutdown()

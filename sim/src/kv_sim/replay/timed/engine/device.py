@@ -1,0 +1,180 @@
+"""The device of a replay: a clock, a link and a disk, and memory only where contents are checked.
+
+A step is given to the device when its worker's hooks reach the forward pass, and keeps it busy for as long as the
+timing model says. A device without memory has the shape of the testbed's, and nothing in it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from kv_api import Direction
+from kv_offload_cpu.copy.engine import Numbers
+from kv_offload_file.engine import Slots
+from kv_offload_file.label import Label
+from kv_sim.config import WorldConfig
+from kv_sim.memory.copies import Copy
+from kv_sim.memory.device import Device
+from kv_sim.memory.kernels import LaunchedStep
+from kv_sim.memory.kv_cache import KVCache
+from kv_sim.memory.settled import Offer
+from kv_sim.memory.shadow import Shadow
+from kv_sim.offload import WorldMemory
+from kv_sim.offload_file import WorldSlots
+from kv_sim.replay.timed.link import Link
+from kv_sim.replay.timed.timing import Clock
+
+AtEnd = Callable[[], bool] | None
+Mover = Callable[[Direction, Numbers, Numbers], AtEnd]
+"""(direction, GPU blocks, pages of host memory) -> what moves them when the job ends; None: there are no bytes."""
+
+
+class HasLink(Protocol):
+    """What a copy engine needs of a device."""
+
+    clock: Clock
+    link: Link
+    disk: Link
+    """From host memory to a disk and back."""
+
+    def allocate_host(self, slots: int) -> int:
+        """Get ``slots`` pages of host memory; returns the number of the first."""
+
+    def open_mover(self) -> Mover:
+        """What moves pages between GPU and host memory."""
+
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """Slots of a file that are read into ``bays`` and written from them."""
+
+
+class _NoSlots:
+    """Slots without bytes."""
+
+    def write(self, slot: int, label: Label, bay: int) -> None:
+        pass
+
+    def read(self, slot: int, label: Label, bay: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _NoCopies:
+    """No copy of the testbed's own kind."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Copy] = {}
+        self.waited: list[Copy] = []
+
+    def check(self) -> None:
+        """Nothing to recount."""
+
+
+class EmptyDevice:
+    """No memory. A ``RankDevice``: it fits where the testbed's ``Device`` does, as far as an engine uses it."""
+
+    def __init__(
+        self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
+    ) -> None:
+        self.rank = rank
+        self.shadow = shadow
+        self.clock = clock
+        self.link = link
+        self.disk = disk
+        self.forward_ns = 0
+        self.queue: deque[LaunchedStep] = deque()
+        self.copies = _NoCopies()
+        self.waited_steps = 0
+        self._pages = np.zeros((config.num_blocks, 1), np.uint8).view(KVCache)
+        self._pages._device, self._pages.layer = cast(Device, self), 0
+
+    def kv_cache(self, layer: int) -> KVCache:
+        """An array with a row for each block, which says whose it is."""
+        return self._pages
+
+    def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
+        """There are no copies that could be late."""
+        self.waited_steps += 1
+
+    def take_over(self, blocks: Iterable[int]) -> None:
+        """There are no copies that could be lost."""
+
+    def read_loaded(self, step: LaunchedStep, blocks: Collection[int], group: int, layer: int) -> None:
+        """There are no bytes."""
+
+    def launch(self, step: LaunchedStep) -> None:
+        """The forward pass begins."""
+        self.queue.append(step)
+        self.clock.busy_until = self.clock.now + self.forward_ns
+
+    def retire(self) -> None:
+        """The forward pass has ended."""
+        self.queue.popleft()
+
+    def zero(self, blocks: list[int], step: int) -> None:
+        """There are no bytes."""
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]], step: int) -> None:
+        """There are no bytes."""
+
+    def poison(self, blocks: list[int]) -> None:
+        """There are no bytes."""
+
+    def allocate_host(self, slots: int) -> int:
+        """There are no bytes."""
+        return 0
+
+    def open_mover(self) -> Mover:
+        """There are no bytes."""
+        return lambda direction, blocks, pages: None
+
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """There are no bytes."""
+        return _NoSlots()
+
+
+class TimedDevice(Device):
+    """The testbed's memory, rights and checks; copies run when the link says that they ended."""
+
+    def __init__(
+        self, rank: int, config: WorldConfig, shadow: Shadow, clock: Clock, link: Link, disk: Link
+    ) -> None:
+        super().__init__(rank, config, shadow)
+        self.clock = clock
+        self.link = link
+        self.disk = disk
+        self.forward_ns = 0
+
+    def launch(self, step: LaunchedStep) -> None:
+        super().launch(step)
+        self.clock.busy_until = self.clock.now + self.forward_ns
+
+    def retire(self) -> LaunchedStep:
+        """What ended before the forward pass did, moved its bytes before."""
+        self.link.advance(self.clock.busy_until)
+        return super().retire()
+
+    def open_slots(self, bays: WorldMemory) -> Slots:
+        """Slots that hold what was in a bay when it was written."""
+        return WorldSlots(self, bays)
+
+    def open_mover(self) -> Mover:
+        """Copies of this device; a job's pages move when it ends."""
+        queue, engine = self.copies.open(), self.copies
+
+        def begin(direction: Direction, blocks: Numbers, pages: Numbers) -> AtEnd:
+            pairs = list(zip(blocks.tolist(), pages.tolist(), strict=True))
+            copy_id = queue.submit(direction, pairs)
+
+            def at_end() -> bool:
+                copy = engine.running[copy_id]
+                engine.advance(copy, len(copy.pairs))
+                [result] = queue.poll()
+                return result.success
+
+            return at_end
+
+        return begin

@@ -1,0 +1,249 @@
+"""The loop: arrivals and steps of one engine over a trace, in the order of time.
+
+A step that computes something begins with the host's part (``overhead_ns``), in which the worker's hooks run; then
+comes the forward pass, and at its end the step is processed. So a copy that ended is heard of by the first step
+whose hooks run after it, and a request that waits for it goes on in the step after that one. A step that computes
+nothing is processed at once, and the engine waits ``idle_ns`` before the next.
+
+**Fusing.** A step is *quiet* if taking it would change nothing but the clock and the sleepers: all that run sleep
+(``sleepers``), no copy ends before its hooks ask, nobody's end has still to be told, and no waiting request would
+be treated otherwise than in the step before. The last is so if nobody waits who isn't loading, or if the step
+before was *idle*: nobody who was awake computed anything, nobody was preempted or put off, and no copy began or
+was heard of. (Who is admitted computes or begins to load, who ends has computed, and blocks become free by an end
+or by a copy that is heard of.) Then whoever is first in the queue found no room and finds none again. Quiet steps
+are added up in ``_pass_quiet_steps``; every other step goes through the engine. Restless requests, whose stores
+the medium refused, never sleep: their connector counts their steps.
+"""
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from kv_offload import OffloadingSchedulerSide
+from kv_sim.checkers import conservation
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.replay.timed.engine.books import Books
+from kv_sim.replay.timed.engine.engine import TimedEngine
+from kv_sim.replay.timed.engine.request import TracedRequest
+from kv_sim.replay.timed.engine.scheduler import TimedScheduler
+from kv_sim.replay.timed.engine.sleepers import quiet_steps
+from kv_sim.replay.timed.refuse import refuse_too_late
+from kv_sim.replay.timed.settings import Stepping
+from kv_sim.replay.timed.timing import SECOND
+from kv_sim.replay.trace import TraceRequest
+from kv_sim.violation import Invariant, Violation
+
+NEVER = 1 << 62
+MOST_EMPTY_STEPS = 1000
+"""In a row, while no copy is under way and nobody arrives. A connector puts a request off 50 times at most."""
+
+
+class Drive:
+    """One replay in the making."""
+
+    def __init__(
+        self, engine: TimedEngine, books: Books, requests: Iterator[TraceRequest], stepping: Stepping
+    ) -> None:
+        self.engine = engine
+        self.books = books
+        self._fuses = stepping is Stepping.FUSED
+        self._requests = requests
+        self._index = 0
+        self._next: TraceRequest | None = None
+        self._next_arrival = NEVER
+        self._is_idle = False
+        """The last step changed nothing that the decisions of the next depend on."""
+        self._empty_steps = 0
+        owners = (owner for connector in engine.connectors for owner in conservation.owners(connector))
+        self._counters = [owner for owner in owners if isinstance(owner, OffloadingSchedulerSide)]
+        """Who counts steps, and has to hear of those that are left out."""
+        self._noted = 0
+        """How many of those that ended have been noted."""
+        self._pull()
+
+    def run(self) -> None:
+        """Replay everything, and check that nothing is left."""
+        while self._turn():
+            pass
+        engine = self.engine
+        engine.check()
+        conservation.check_engine(engine)
+        conservation.check_connectors(engine)
+        conservation.check_books(engine)
+        assert engine.copies_nothing, "a copy is under way at the end"
+
+    def _turn(self) -> bool:
+        """Let arrive who is due and take steps. False: there is nothing left."""
+        engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
+        self._let_arrive()
+        if not scheduler.requests and not scheduler.finished_req_ids:
+            moment = min(self._next_arrival, self._next_copy_end())
+            if moment != NEVER:
+                clock.now = max(clock.now, moment)
+                self._let_arrive()
+            elif not engine.has_work:
+                return False
+        if self._fuses and self._is_quiet():
+            self._pass_quiet_steps()
+        else:
+            self._take_step()
+        return True
+
+    # -- arrivals ------------------------------------------------------------------------------
+
+    def _pull(self) -> None:
+        """Get the next request that the engine takes."""
+        self._next, self._next_arrival = None, NEVER
+        for traced in self._requests:
+            self._index += 1
+            if self.books.admits(traced):
+                refuse_too_late(self._index - 1, traced.arrival_seconds)
+                self._next, self._next_arrival = traced, arrival_ns(traced)
+                return
+
+    def _let_arrive(self) -> None:
+        now, waiting = self.engine.clock.now, self.engine.scheduler.waiting
+        while self._next is not None and self._next_arrival <= now:
+            self._is_idle &= bool(waiting)
+            self.engine.arrive(self._index - 1, self._next)
+            self._pull()
+
+    def _next_copy_end(self) -> int:
+        end = self.engine.next_copy_end()
+        return NEVER if end is None else end
+
+    # -- a step through the engine -------------------------------------------------------------
+
+    def _take_step(self) -> None:
+        engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
+        if scheduler.sleepers:
+            scheduler.wake(scheduler.sleepers.wake_due())
+            if scheduler.may_lack_blocks():
+                scheduler.wake(scheduler.sleepers.wake_all())
+        before, refusals = engine.copy_activity, self.books.refusals
+        step = engine.schedule(_reject_none)
+        work, costs = scheduler.work, engine.sizes.step
+        computing = [scheduler.requests[request_id] for request_id in step.output.num_scheduled_tokens]
+        if work.tokens:
+            clock.now += costs.overhead_ns
+            engine.forward_ns = costs.forward_ns(work.tokens, work.pairs, work.context)
+        engine.execute(0)
+        if work.tokens:
+            clock.now = clock.busy_until
+            engine.retire(0)
+        engine.process()
+        scheduler.sleepers.pass_steps(1)
+        self.books.take_step(work, clock.now)
+        self._note_progress(computing)
+        if self.books.refusals > refusals:
+            for request in computing:
+                _traced(request).is_restless = True
+        self._is_idle = not (
+            computing or step.output.preempted_req_ids or scheduler.deferred or engine.copy_activity != before
+        )
+        if self._fuses:
+            self._put_to_sleep()
+        self._count_empty_steps(work.tokens)
+
+    def _note_progress(self, computing: list[SimRequest]) -> None:
+        """Write down first tokens and ends."""
+        now, outcome = self.engine.clock.now, self.engine.outcome
+        for request in computing:
+            times = _traced(request).times
+            if times.first_token < 0 and request.num_output_tokens:
+                times.first_token = now
+        for request in outcome.ended[self._noted :]:
+            _traced(request).times.end = now
+            self.books.end(_traced(request))
+        self._noted = len(outcome.ended)
+
+    def _put_to_sleep(self) -> None:
+        scheduler, size = self.engine.scheduler, self.engine.config.block_size
+        awake: list[SimRequest] = []
+        for request in scheduler.running:
+            traced = _traced(request)
+            steps = 0 if traced.is_restless else quiet_steps(traced, size)
+            if steps:
+                scheduler.sleepers.fall_asleep(traced, steps)
+            else:
+                awake.append(request)
+        scheduler.running[:] = awake
+
+    def _count_empty_steps(self, tokens: int) -> None:
+        """After a step that computed nothing the engine waits a little; it may not do so for ever."""
+        if tokens:
+            self._empty_steps = 0
+            return
+        if self.engine.scheduler.requests:
+            self.engine.clock.now += self.engine.sizes.step.idle_ns
+        self._empty_steps += 1
+        if not self.engine.copies_nothing or self._next is not None:
+            self._empty_steps = 0
+        elif self._empty_steps > MOST_EMPTY_STEPS:
+            self._fail_to_end()
+
+    def _fail_to_end(self) -> NoReturn:
+        left = ", ".join(map(repr, self.engine.scheduler.requests.values())) or "none, but it wants to go on"
+        raise Violation(Invariant.LIVENESS, f"nothing is under way, and there are still requests: {left}")
+
+    # -- quiet steps ---------------------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        """Whether the engine's next step would change nothing but the clock and the sleepers."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        if scheduler.running or scheduler.finished_req_ids:
+            return False
+        alarm = scheduler.sleepers.next_alarm()
+        if alarm is not None and alarm <= scheduler.sleepers.steps:
+            return False
+        if not self._is_idle and not _nobody_waits(scheduler):
+            return False
+        hooks = engine.clock.now + (engine.sizes.step.overhead_ns if scheduler.sleepers else 0)
+        return self._next_copy_end() > hooks
+
+    def _pass_quiet_steps(self) -> None:
+        engine, clock, sleepers = self.engine, self.engine.clock, self.engine.scheduler.sleepers
+        copy_end, costs = self._next_copy_end(), engine.sizes.step
+        alarm = sleepers.next_alarm()
+        if alarm is None:
+            moment = min(copy_end, self._next_arrival)
+            if moment == NEVER:
+                self._fail_to_end()
+            steps = -(-(moment - clock.now) // costs.idle_ns)
+            clock.now += steps * costs.idle_ns
+            self._skip(steps)
+            return
+        # One more step is quiet as long as its hooks run before a copy ends.
+        last, count, context = copy_end - costs.overhead_ns, len(sleepers), sleepers.context
+        now, steps, most = clock.now, 0, alarm - sleepers.steps
+        while steps < most and now < last and now < self._next_arrival:
+            now += costs.overhead_ns + costs.forward_ns(count, context, context)
+            context += count
+            steps += 1
+        clock.now = now
+        sleepers.pass_steps(steps)
+        self._skip(steps)
+
+    def _skip(self, steps: int) -> None:
+        self.books.num_steps += steps
+        for counter in self._counters:
+            counter.skip_steps(steps)
+
+
+def arrival_ns(traced: TraceRequest) -> int:
+    """When a request arrives."""
+    return round(traced.arrival_seconds * SECOND)
+
+
+def _nobody_waits(scheduler: TimedScheduler) -> bool:
+    """Whether all that don't run are still loading."""
+    loading = all(request.status is Status.WAITING_FOR_REMOTE_KVS for request in scheduler.holding)
+    return loading and not scheduler.waiting and not scheduler.loaded
+
+
+def _traced(request: SimRequest) -> TracedRequest:
+    assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
+    return request
+
+
+def _reject_none(request_id: str, drafts: int) -> int:
+    return 0

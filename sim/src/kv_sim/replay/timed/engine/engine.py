@@ -1,0 +1,142 @@
+"""``TimedEngine``: the testbed's engine for a trace, with a clock, a link, a disk and a server's sizes.
+
+``QuickEngine`` has no memory; ``CheckedEngine`` has, with rights and checks of contents. Both schedule alike, and
+drive the same connector through the same guard.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+from kv_api import KVTransferConfig
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.rank_device import RankDevice
+from kv_sim.guard import LogCall
+from kv_sim.memory.device import Device
+from kv_sim.replay.timed.engine.device import EmptyDevice, TimedDevice
+from kv_sim.replay.timed.engine.request import Names, TracedRequest
+from kv_sim.replay.timed.engine.scheduler import QuickScheduler, TimedScheduler
+from kv_sim.replay.timed.link import Link
+from kv_sim.replay.timed.settings import Sizes
+from kv_sim.replay.timed.timing import Clock
+from kv_sim.replay.trace import TraceRequest
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant, Referee
+
+
+class TimedEngine(Engine):
+    """One engine with one connector, as ``transfer`` configures it."""
+
+    scheduler_class: ClassVar[type[TimedScheduler]]
+    tells_events: ClassVar[bool]
+    """Whether the connector is asked to tell what it stores and drops, for a checker to follow."""
+
+    def __init__(self, sizes: Sizes, transfer: Mapping[str, Any], log: LogCall) -> None:
+        self.sizes = sizes
+        self.clock = Clock()
+        self.link = Link(sizes.link)
+        self.disk = Link(sizes.disk_write, sizes.disk_read)
+        self.names = Names(sizes.parts)
+        self._transfer = KVTransferConfig.from_mapping({"kv_role": "kv_both", "engine_id": "replay", **transfer})
+        config = WorldConfig(
+            num_blocks=sizes.gpu_blocks + 1,  # and the null block
+            block_size=sizes.block_tokens,
+            max_running=sizes.max_running,
+            max_step_tokens=sizes.max_step_tokens,
+        )
+        subject = Subject(self._transfer.kv_connector or "", traits=frozenset())
+        referee = Referee()
+        referee.silent.add(Invariant.WORK)  # a copy may take many steps here, and each child has its own patience
+        super().__init__(config, subject, referee, log)
+        self.scheduler: TimedScheduler
+        self.scheduler.clock = self.clock
+
+    def describe(self, subject: Subject, rank: int) -> Any:
+        described = super().describe(subject, rank)
+        described.kv_transfer_config = self._transfer
+        described.replay_clock = self.clock
+        described.kv_events_config = SimpleNamespace(enable_kv_cache_events=self.tells_events)
+        return described
+
+    def describe_caches(self) -> Any:
+        """One group, with the bytes of the server's model."""
+        described, size = super().describe_caches(), self.sizes.block_bytes
+        described.kv_cache_groups[0].kv_cache_spec.page_size_bytes = size
+        described.kv_cache_tensors[0].size = size * self.config.num_blocks
+        return described
+
+    # -- copies: over the link, and to and from the disk -----------------------------------------
+
+    @property
+    def _links(self) -> tuple[Link, Link]:
+        return self.link, self.disk
+
+    @property
+    def copy_activity(self) -> int:
+        """A number that grows whenever a copy is submitted or its end is reported."""
+        return sum(link.activity for link in self._links)
+
+    @property
+    def copies_nothing(self) -> bool:
+        """Whether no copy is under way or unreported."""
+        return all(link.is_idle for link in self._links)
+
+    def next_copy_end(self) -> int | None:
+        """When the next copy ends, if none is submitted meanwhile."""
+        ends = [end for link in self._links if (end := link.next_end()) is not None]
+        return min(ends, default=None)
+
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def forward_ns(self) -> int:
+        """How long the forward pass that is launched next takes."""
+        return self._device.forward_ns
+
+    @forward_ns.setter
+    def forward_ns(self, duration: int) -> None:
+        self._device.forward_ns = duration
+
+    @property
+    def _device(self) -> EmptyDevice | TimedDevice:
+        return cast(EmptyDevice | TimedDevice, self.devices[0])
+
+    def arrive(self, index: int, traced: TraceRequest) -> None:
+        """A request of the trace arrives."""
+        self.scheduler.add_request(self.make_request(index, traced))
+
+    def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
+        """A request of the trace as this engine holds it."""
+        return TracedRequest(index, traced, self.names, self.config.block_size)
+
+    def check(self) -> None:
+        super().check()
+        for link in self._links:
+            link.check()
+
+
+class QuickEngine(TimedEngine):
+    """No memory."""
+
+    scheduler_class = QuickScheduler
+    tells_events = False
+
+    def make_device(self, rank: int) -> Device:
+        device: RankDevice = EmptyDevice(rank, self.config, self.shadow, self.clock, self.link, self.disk)
+        return cast(Device, device)  # worlds, which ask for more, drive no engine like this
+
+
+class CheckedEngine(TimedEngine):
+    """Memory, and checks of everything that is read."""
+
+    scheduler_class = TimedScheduler
+    tells_events = True
+
+    def make_device(self, rank: int) -> Device:
+        return TimedDevice(rank, self.config, self.shadow, self.clock, self.link, self.disk)
+
+    def make_request(self, index: int, traced: TraceRequest) -> TracedRequest:
+        request = super().make_request(index, traced)
+        request.write_contents()
+        return request

@@ -1,0 +1,132 @@
+"""The engine's scheduler with a note of what each step costs, and with sleepers.
+
+What runs is ``running`` and the sleepers together, in the order of admission. A sleeper takes one token of a
+step's budget, like those before it in that order would: only the request that was admitted last can still be in
+its prefill, so nobody before it can take a sleeper's token.
+"""
+
+from collections.abc import Iterable
+
+from kv_sim.engine.admission import Admission
+from kv_sim.engine.output import SchedulerOutput
+from kv_sim.engine.plan import StepPlan
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.scheduler import RejectDrafts, Scheduler
+from kv_sim.replay.timed.engine.request import TracedRequest
+from kv_sim.replay.timed.engine.sleepers import Sleepers
+from kv_sim.replay.timed.timing import Clock, Work
+
+
+class TimedAdmission(Admission):
+    """Notes when requests are admitted, and what was found for them."""
+
+    _state: "TimedScheduler"
+
+    def _admit(self, plan: StepPlan, request: SimRequest) -> bool | None:
+        assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
+        state, times = self._state, request.times
+        fit = super()._admit(plan, request)
+        if request.status is Status.WAITING_FOR_REMOTE_KVS:
+            times.parked = state.clock.now
+        elif fit:
+            request.run_order = state.next_run_order()
+            if times.parked >= 0:
+                times.load_wait += state.clock.now - times.parked
+                times.parked = -1
+        elif fit is None:
+            state.deferred += 1
+        if times.scheduled < 0 and (fit or times.parked >= 0):
+            times.scheduled = state.clock.now
+        return fit
+
+    def _announce(self, plan: StepPlan, request: SimRequest, local: int, external: int, is_async: bool) -> None:
+        assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
+        if request.times.local_tokens < 0:
+            request.times.local_tokens, request.times.external_tokens = local, external
+        super()._announce(plan, request, local, external, is_async)
+
+
+class TimedScheduler(Scheduler):
+    """A scheduler of an engine with a clock."""
+
+    admission_class = TimedAdmission
+    clock: Clock
+    """Set by the engine."""
+    running: list[SimRequest]
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.sleepers = Sleepers()
+        self.work = Work()
+        """What the last step computes, the sleepers' part included."""
+        self.deferred = 0
+        """How many the connector put off in the last step."""
+        self._run_orders = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running) + len(self.sleepers)
+
+    def next_run_order(self) -> int:
+        """A place behind all that run."""
+        self._run_orders += 1
+        return self._run_orders
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        self.deferred = 0
+        plan.budget -= len(self.sleepers)
+        super()._schedule_running(plan)
+
+    def schedule(self, reject_drafts: RejectDrafts) -> tuple[SchedulerOutput, StepPlan]:
+        output, plan = super().schedule(reject_drafts)
+        output.total_num_scheduled_tokens += len(self.sleepers)
+        return output, plan
+
+    def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
+        self._note_work(plan)
+        super().attend(plan, reject_drafts)
+
+    def _note_work(self, plan: StepPlan) -> None:
+        sleeping = len(self.sleepers)
+        self.work = work = Work(sleeping, self.sleepers.context, self.sleepers.context)
+        for request_id, count in plan.counts.items():
+            work.add(self.requests[request_id].num_computed_tokens, count)
+
+    # -- sleeping ------------------------------------------------------------------------------
+
+    def wake(self, woken: Iterable[TracedRequest]) -> None:
+        """These run again, at their places."""
+        self.running.extend(woken)
+        self.running.sort(key=_run_order)
+
+    def may_lack_blocks(self) -> bool:
+        """Whether those that run might need more blocks than are free, so that somebody is preempted."""
+        size, needed = self.config.block_size, 0
+        for request in self.running:
+            wanted = request.num_computed_tokens + min(
+                self.config.max_step_tokens, request.num_tokens - request.num_computed_tokens
+            )
+            (table,) = self.blocks.tables[request.request_id].groups
+            needed += max(0, -(-wanted // size) - len(table))
+        return needed > self.blocks.block_pool.num_free
+
+    def check(self) -> None:
+        """Recount, with everybody awake."""
+        self.sleepers.check()
+        self.wake(self.sleepers.wake_all())
+        super().check()
+
+
+class QuickScheduler(TimedScheduler):
+    """Of an engine without memory: nobody needs to know who reads and owns which block."""
+
+    def attend(self, plan: StepPlan, reject_drafts: RejectDrafts) -> None:
+        self._note_work(plan)
+
+    def own(self, request: SimRequest) -> None:
+        """No ledger."""
+
+
+def _run_order(request: SimRequest) -> int:
+    assert isinstance(request, TracedRequest), f"{request} isn't of a trace"
+    return request.run_order

@@ -1,0 +1,116 @@
+"""How records lie in a file, told by its first line; and where what is wrong with them stands."""
+
+import base64
+import codecs
+import json
+from random import Random
+
+import pytest
+import zstandard
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import OnError, TraceOptions
+from kv_sim.replay.readers.sharing import parse_sharing
+from kv_sim.replay.readers.source import files_of
+
+GOOD = json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]})
+HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
+DIGITS = 5000 * "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"  {GOOD}\n\t{GOOD}\n",
+        f"\n  [\n{GOOD},\n{GOOD}]\n",
+        f"X,{HEADER}\n1,2,3,4\n1,2,3,4\n",
+        f" {HEADER}\n2,3,4\n2,3,4\n",
+    ],
+    ids=["lines", "document", "table", "indented table"],
+)
+def test_the_first_letter_tells_how_records_lie_in_a_file(tmp_path, text):
+    file = tmp_path / "trace"
+    file.write_text(text)
+    assert len(open_trace(file, TraceOptions(sharing=parse_sharing("none")))) == 2
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl.xz", "CSV.gz", "ndjson.zst", "tsv"])
+def test_what_a_trace_may_be_called(tmp_path, ending):
+    for name in (f"trace.{ending}", f"trace.{ending}.bak"):
+        (tmp_path / name).touch()
+    assert files_of(tmp_path) == [tmp_path / f"trace.{ending}"]
+
+
+def test_several_broken_lines_may_come_first(tmp_path):
+    file = tmp_path / "trace"
+    file.write_text("{oops}\n{sorry}\n" + GOOD + "\n")
+    columns = open_trace(file, TraceOptions(on_error=OnError.SKIP))
+    assert len(columns) == 1
+    assert columns.notes[-1].startswith("2 malformed records were skipped")
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert str(caught.value) == f"{file}:1: not JSON from column 2 on (--on-error skip goes on)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"[\n{GOOD},\n{DIGITS}]\n", ":1: a number of more than 4300 digits"),
+        (100_000 * "[\n" + 100_000 * "]\n", ":1: nested too deeply"),
+        (f'[\n{GOOD},\n{{"who": "Zo\udceb"}},\n{GOOD}]\n', ":3: this is not text in UTF-8"),
+        (f'\n[\n{GOOD},\n{{"who": "Zo\udceb"}}]\n', ":4: this is not text in UTF-8"),
+        (f"{HEADER},num_decode_tokens\n1,2,3,4\n", ":1: two columns are called 'num_decode_tokens'"),
+    ],
+    ids=["digits", "pit", "bytes", "bytes after a blank line", "columns"],
+)
+def test_where_a_file_is_broken(tmp_path, text, said):
+    file = tmp_path / "trace"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert str(caught.value) == f"{file}{said}"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (GOOD.encode("utf-16"), "text in UTF-16"),
+        (codecs.BOM_UTF16_BE + GOOD.encode("utf-16-be"), "text in UTF-16"),
+        (b"PAR1\x15\x04", "Parquet"),
+        (b"PK\3\4\x14", "a zip archive"),
+    ],
+)
+def test_what_else_a_file_is(tmp_path, content, what):
+    file = tmp_path / "trace"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert str(caught.value) == f"{file}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table"
+
+
+def test_zstd_that_shrinks_little_is_read_to_the_end(tmp_path):
+    """Then one of its blocks takes many reads."""
+    random, file = Random(3), tmp_path / "trace.jsonl.zst"
+    ids = [base64.b64encode(random.randbytes(600)).decode() for _ in range(200)]
+    text = "".join(json.dumps({**json.loads(GOOD), "hash_ids": [one]}) + "\n" for one in ids)
+    file.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))
+    assert file.stat().st_size > 1 << 16
+    assert len(open_trace(file)) == 200
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ([{"t": 0, "in": 64, "hash_ids": [1]}, 5], "requests[0].requests[1]: expected an object, got int"),
+        (None, "requests[0].requests: expected a list, got NoneType"),
+        ({}, "requests[0].requests: expected a list, got dict"),
+    ],
+)
+def test_what_is_no_turn_of_a_subagent(tmp_path, inner, said):
+    file = tmp_path / "trace"
+    subagent = {"type": "subagent", "t": 1, "requests": inner}
+    file.write_text(json.dumps({"id": "a", "block_size": 64, "requests": [subagent]}))
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    assert said in str(caught.value)

@@ -1,0 +1,118 @@
+"""Chats under the other names that logs and data sets have for them: input of an API, conversation, bzip2."""
+
+import bz2
+import json
+
+import pytest
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions, Unsorted
+
+SAID = [{"role": "user", "content": "x" * 100}, {"role": "assistant", "content": "y" * 40}]
+CALL = {"type": "function_call", "name": "look", "arguments": "{}"}
+
+
+def written(tmp_path, *records):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def prompts(path):
+    return [(request.input_tokens, request.blocks) for request in open_trace(path)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"model": "m", "input": SAID, "output_length": 3, "session_id": "s"},
+        {"url": "/v1/responses", "body": {"model": "m", "input": SAID}},
+        {
+            "model": "m",
+            "input": [{**one, "content": [{"type": "input_text", "text": one["content"]}]} for one in SAID],
+        },
+    ],
+)
+def test_input_is_read_as_messages_are(tmp_path, record):
+    as_messages = prompts(written(tmp_path, {"model": "m", "messages": SAID, "timestamp": 1}))
+    assert prompts(written(tmp_path, record)) == as_messages
+
+
+def test_input_that_is_text_is_what_a_user_says(tmp_path):
+    asked = {"url": "/v1/responses", "body": {"instructions": "Be brief.", "input": "x" * 100}}
+    said = {"messages": [{"role": "instructions", "content": "Be brief."}, SAID[0]]}
+    assert prompts(written(tmp_path, asked)) == prompts(written(tmp_path, said))
+
+
+def test_a_call_among_the_input_counts_as_its_json(tmp_path):
+    [(tokens, _)] = prompts(written(tmp_path, {"input": [SAID[0], CALL]}))
+    text = f"<|user|>{'x' * 100}<|function_call|>{json.dumps(CALL, sort_keys=True)}<|assistant|>"
+    assert tokens == -(-len(text) // 4)
+
+
+def test_what_goes_on_with_another_response_is_refused(tmp_path):
+    path = written(tmp_path, {"url": "/v1/responses", "body": {"input": "x", "previous_response_id": "r1"}})
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path)
+    problem = "previous_response_id: expected a whole prompt, got what is added to another response"
+    assert str(refused.value) == f"{path}:1: {problem} (--on-error skip goes on)"
+
+
+@pytest.mark.parametrize("record", [{"input": ["one", "two"]}, {"input": "text", "url": "/v1/embeddings"}])
+def test_texts_to_embed_are_no_prompts(tmp_path, record):
+    with pytest.raises(ConfigError, match="no known format"):
+        open_trace(written(tmp_path, record))
+
+
+def test_a_conversation_has_many_names(tmp_path):
+    as_messages = prompts(written(tmp_path, {"messages": SAID}))
+    assert prompts(written(tmp_path, {"conversation_id": "a", "turn": 1, "conversation": SAID})) == as_messages
+
+
+def test_bzip2_is_unpacked_and_one_that_is_cut_off_is_an_error(tmp_path):
+    plain, path = written(tmp_path, {"messages": SAID}), tmp_path / "trace.jsonl.bz2"
+    packed = bz2.compress(plain.read_bytes())
+    path.write_bytes(packed)
+    assert prompts(path) == prompts(plain)
+    assert prompts(tmp_path)  # in a folder, too
+    path.write_bytes(packed[:-9])
+    with pytest.raises(ConfigError, match="truncated or damaged after line 1"):
+        open_trace(path)
+
+
+BATCH = {"custom_id": "r1", "method": "POST", "url": "/v1/completions"}
+
+
+@pytest.mark.parametrize("prompt", ["x" * 200, [*range(50)]])
+def test_a_batch_of_completions_has_the_prompts_of_a_plain_list(tmp_path, prompt):
+    plain = prompts(written(tmp_path, {"prompt": prompt}))
+    assert plain[0][0] == 50
+    assert prompts(written(tmp_path, {**BATCH, "body": {"model": "m", "prompt": prompt}})) == plain
+
+
+def test_of_a_completion_only_one_prompt_is_a_request(tmp_path):
+    path = written(tmp_path, {**BATCH, "body": {"prompt": ["x", "y"]}})
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path)
+    problem = "prompt: expected text or a list of token ids, got one of str"
+    assert str(refused.value) == f"{path}:1: {problem} (--on-error skip goes on)"
+
+
+def test_an_export_of_helicone_is_a_log_with_the_newest_first(tmp_path):
+    def logged(second, named, **asked):
+        body = {"messages": SAID, **asked}
+        date = f"2026-01-31T10:00:0{second}.5+00:00"
+        return {"request_created_at": date, "request_body": body, "model": named, "completion_tokens": second}
+
+    path = written(tmp_path, logged(7, "m"), logged(4, "other"), logged(3, "other", model="m"))
+    with pytest.raises(
+        ConfigError, match=r":2: it arrives 3 s before the request above it; --unsorted sort sorts"
+    ):
+        open_trace(path)
+    first, second, third = open_trace(path, TraceOptions(unsorted=Unsorted.SORT))
+    assert [one.arrival_seconds for one in (first, second, third)] == [0, 1, 4]
+    assert [one.output_tokens for one in (first, second, third)] == [3, 4, 7]
+    assert first.blocks == third.blocks != second.blocks, "what was asked names the model, else the log does"
+    [(tokens, _)] = prompts(written(tmp_path, {"messages": SAID, "timestamp": 0}))
+    assert {one.input_tokens for one in (first, second, third)} == {tokens}

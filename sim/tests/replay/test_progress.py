@@ -1,0 +1,61 @@
+"""Progress bars: what they count of a command, and that they are drawn on terminals only."""
+
+import io
+import re
+
+import pytest
+
+from kv_sim.command.cli import main
+from kv_sim.replay.command.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("options", "bars"),
+    [
+        (["replay"], ["reading requests: 0", "replaying 0", "replaying 100"]),
+        (["replay", "--stream"], ["replaying requests: 4"]),
+        (
+            ["replay", "--fidelity", "engine"],
+            ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
+        ),
+        (["size"], ["reading requests: 0", "sweeping 0", "sweeping 100"]),
+    ],
+    ids=" ".join,
+)
+def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    capacity = [] if "engine" in options else ["--capacity", "1block", "--jobs", "1", "--policy", "arc"]
+    assert main([options[0], str(small), *options[1:], *capacity]) == 0
+    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in screen.getvalue().split("\r")]
+    assert [text for text in drawn if text] == bars
+    assert screen.getvalue().endswith("\r"), "the line is empty in the end"
+
+
+def test_a_bar_is_drawn_on_a_terminal_only():
+    screen, pipe = Terminal(), io.StringIO()
+    for stream in (screen, pipe):
+        progress = Progress(stream)
+        for share in (0.0, 0.5, 0.501, 1.0):
+            progress.share("replaying", share)
+        progress.count("reading", 4096)
+        progress.clear()
+    assert not pipe.getvalue()
+    shown = screen.getvalue().split("\r")
+    assert shown[2].startswith("replaying [███████████████···············]  50%")
+    assert len(shown) == 7 and not shown[-1]
+
+
+def test_a_bar_that_was_cleared_is_drawn_again():
+    screen = Terminal()
+    progress = Progress(screen)
+    for _ in range(2):
+        progress.count("reading", 7)
+        progress.clear()
+        progress.clear()
+    assert screen.getvalue() == 2 * f"\rreading: 7\r{' ' * 10}\r"
