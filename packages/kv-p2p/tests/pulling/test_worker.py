@@ -123,6 +123,7 @@ class TestHolds:
         results, calls = world.step(revoked=["a", "unknown"], holds=[hold("c")])
         assert (results, calls) == (sent("a"), [("serve", "c.1"), POLL, ("withdraw", "a.1")])
         assert world.step(revoked=["a"]) == (NOTHING, [POLL])
+        assert world.step(revoked=["b", "c"])[0] == sent("b", "c")
 
     def test_one_that_is_revoked_in_the_step_in_which_it_begins(self, world):
         assert world.step(holds=[hold("a")], revoked=["a"])[0] == sent("a")
