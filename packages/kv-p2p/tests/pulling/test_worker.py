@@ -123,6 +123,7 @@ class TestHolds:
         results, calls = world.step(revoked=["a", "unknown"], holds=[hold("c")])
         assert (results, calls) == (sent("a"), [("serve", "c.1"), POLL, ("withdraw", "a.1")])
         assert world.step(revoked=["a"]) == (NOTHING, [POLL])
+        assert world.step(revoked=["b", "c"])[0] == sent("b", "c")
 
     def test_one_that_is_revoked_in_the_step_in_which_it_begins(self, world):
         assert world.step(holds=[hold("a")], revoked=["a"])[0] == sent("a")
@@ -169,17 +170,17 @@ class TestPulls:
         assert world.step(ended=ended)[0] == received("b", failed=["a", "c"])
         assert world.half.get_block_ids_with_load_errors() == {1, 3}
 
-    def test_one_that_takes_too_long_is_given_up(self, world, caplog):
-        world.step(pulls=[pull("a", 3)])
+    def test_what_takes_too_long_is_given_up(self, world, caplog):
+        world.step(pulls=[pull("a", 3), pull("b", 4)])
         world.now += 9.9
         assert world.step() == (NOTHING, [POLL])
         world.now += 0.1
         results, calls = world.step()
-        assert results == received(failed=["a"])
-        assert calls == [POLL, ("give_up", "a"), ("decline", "there.a")]
-        assert world.half.get_block_ids_with_load_errors() == {3}
-        said = "request a: its KV did not come from there:9000: no end within 10.0 seconds"
-        assert caplog.messages == [said]
+        assert results == received(failed=["a", "b"])
+        assert calls == [POLL, ("give_up", "a"), ("decline", "there.a"), ("give_up", "b"), ("decline", "there.b")]
+        assert world.half.get_block_ids_with_load_errors() == {3, 4}
+        said = "its KV did not come from there:9000: no end within 10.0 seconds"
+        assert caplog.messages == [f"request a: {said}", f"request b: {said}"]
         assert world.step() == (NOTHING, [POLL])
 
     def test_one_that_is_writing_is_given_up_later(self, world):
