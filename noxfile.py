@@ -315,7 +315,7 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[0], default=False)
-@nox.parametrize("carrier", CARRIERS, ids=list(CARRIERS))
+@nox.parametrize("carrier", [nox.param(name, id=name) for name in CARRIERS])
 def carriers(session: nox.Session, carrier: str) -> None:
     """Have kv-p2p pull blocks by the libraries for that. Mooncake's needs the system's libibverbs; no RDMA."""
     folder = "packages/kv-p2p"
