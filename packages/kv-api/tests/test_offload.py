@@ -4,11 +4,10 @@ import pickle
 from typing import Any
 
 import pytest
+from kv_api_offloading_config import offloading_config
 
 import kv_api
 from kv_api import CacheHitSource
-
-from .offloading_config import offloading_config
 
 
 def test_specs_hold_their_blocks_as_integers_of_32_bits_and_compare_by_value() -> None:

@@ -6,11 +6,10 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from kv_api_offloading_config import offloading_config
 
 import kv_api
 from kv_api import CacheHitSource, Locality, Medium, TierFilter
-
-from .offloading_config import offloading_config
 
 NAMES: dict[type[Enum], list[object]] = {
     kv_api.AttentionKind: ["full_attention", "sliding_window", "state_space"],
