@@ -344,8 +344,10 @@ class TestLives:
         ]
         assert not manager.is_locked
 
-    def test_shutdown_unlocks(self, fenced):
+    def test_shutdown_unlocks_the_manager_and_ends_it(self, fenced, monkeypatch):
         connector, manager = fenced()
+        was_locked = []
+        monkeypatch.setattr(manager, "shutdown", lambda: was_locked.append(manager.is_locked))
         connector.get_num_new_matched_tokens(Request("a", range(8)), 0)
         connector.shutdown()
-        assert not manager.is_locked
+        assert was_locked == [False]

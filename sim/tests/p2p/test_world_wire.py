@@ -143,3 +143,12 @@ def test_that_is_known_although_the_wire_has_forgotten_it(wire: WorldWire) -> No
     (mine,) = running(wire)
     wire.sent.clear()
     assert wire.forget(Direction.STORE, "r1.1") == [mine]
+
+
+def test_when_it_is_closed_everything_has_ended(wire: WorldWire) -> None:
+    wire.pull(PULL)
+    run(wire)
+    wire.pull(ANOTHER)
+    assert [copy.direction for copy in running(wire)] == [Direction.LOAD, Direction.STORE]
+    wire.close()
+    assert not wire.device.copies.startable()
