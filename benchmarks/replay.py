@@ -13,11 +13,9 @@ each one's own form, before a time is taken. Theirs needs only sortedcontainers:
 ``--reference`` prints every cell of a table of hit ratios that an independent program measured, and by how much
 ours differs: each policy through the real manager, a block at a time (the textbook's), FIFO by itself, MIN. Then
 the same policies as a server drives them, where a prompt's blocks are offered together. It takes five minutes.
-``--chats N`` makes up a trace of N requests, which are chats, and says what each part of a sizing takes then.
 ``--figure FILE`` draws Figure 9 (Synthetic) of the Mooncake paper beside ours.
 
-    python benchmarks/replay.py [--lmcache FOLDER] [--repeat 3] [--skip-fine]
-    python benchmarks/replay.py [--chats N] [--reference] [--figure FILE]
+    python benchmarks/replay.py [--lmcache FOLDER] [--repeat 3] [--skip-fine] [--reference] [--figure FILE]
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import count
 from math import log10
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from kv_api import OffloadKey, ReqContext
@@ -185,43 +181,6 @@ def measure_fine(columns: Columns) -> None:
     print(*aligned(rows), "", sep="\n")
 
 
-def chats(requests: int) -> Columns:
-    """A trace made up: 400 chats at a time, of about four turns, each behind one of 40 system prompts."""
-    random, builder, under_way = Random(0), ColumnsBuilder(), list[list[int]]()
-    fresh = count(40 * 8)
-    for number in range(requests):
-        if len(under_way) < 400 or random.random() < 0.25:
-            which = min(int(random.expovariate(0.2)), 39)
-            under_way.append([*range(8 * which, 8 * which + 1 + which % 8)])
-            place = len(under_way) - 1
-        else:
-            place = random.randrange(len(under_way))
-        ids = under_way[place]
-        ids += [next(fresh) for _ in range(1 + int(random.expovariate(0.2)))]
-        builder.add(number / 30, 512 * len(ids), 200, ids)
-        if random.random() < 0.25:
-            under_way.pop(place)
-    return builder.finish(f"{requests:,} requests of chats", 512)
-
-
-def measure_chats(requests: int) -> None:
-    """The fourth table."""
-    columns = chats(requests)
-    sizes = usual_capacities(shape_of(columns).unique_blocks, 20)
-    works = {
-        "shape": lambda: shape_of(columns),
-        "replay with statistics": lambda: with_statistics(columns, sizes[10]),
-        "LRU curve of 20": lambda: curve_of(columns, sizes),
-        "MIN at 20": lambda: best_of(columns, sizes),
-    }
-    rows = [["", "seconds", "M references/s"]]
-    for name, seconds in take_turns(1, works).items():
-        rows.append([name, f"{seconds:.2f}", f"{columns.references / seconds / 1e6:.2f}"])
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{columns.name}, {columns.references:,} references; at most {most:.0f} MiB")
-    print(*aligned(rows), "", sep="\n")
-
-
 def one_at_a_time(columns: Columns, policy: str, capacity: int, step: int) -> int:
     """Hits of the real manager, a request for each block: a policy as its paper has it. ``step`` is 1 or -1."""
     manager, hits = CPUOffloadingManager(capacity, policy), 0
@@ -317,7 +276,6 @@ def main() -> None:
     parser.add_argument("--lmcache", type=Path, metavar="FOLDER", help="where lmcache's wheel is unpacked")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--skip-fine", action="store_true")
-    parser.add_argument("--chats", type=int, metavar="N", help="only a made trace of so many requests")
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--figure", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -326,9 +284,6 @@ def main() -> None:
             compare_with_reference()
         if options.figure:
             draw_figure(options.figure)
-        return
-    if options.chats:
-        measure_chats(options.chats)
         return
     simulate = None if options.lmcache is None else load_simulate(options.lmcache)
     if simulate is None:

@@ -5,6 +5,8 @@ into slots of its own. A carrier knows nothing of holds: what may be read, and w
 both sides say over their connection.
 """
 
+import ctypes
+import mmap
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -23,6 +25,12 @@ class Slot:
     address: int
     owner: Any
     """Whoever has the memory, so that it stays."""
+
+    @classmethod
+    def mapped(cls, size: int) -> "Slot":
+        """So many bytes, in whole pages of their own, which a network device likes; the owner has at least one."""
+        owner = mmap.mmap(-1, max(1, size))
+        return cls(memoryview(owner)[:size], ctypes.addressof(ctypes.c_char.from_buffer(owner)), owner)
 
 
 class CarrierError(ConnectionError):

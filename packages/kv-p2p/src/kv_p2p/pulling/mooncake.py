@@ -3,8 +3,6 @@
 The engine finds its peers by itself ("P2PHANDSHAKE": no metadata server), and listens at a port of its own choice.
 """
 
-import ctypes
-import mmap
 from typing import Final
 
 from kv_api import ConfigError
@@ -38,13 +36,12 @@ class MooncakeCarrier:
 
     def make_slot(self, size: int) -> Slot:
         """Memory that is registered with the engine."""
-        owner = mmap.mmap(-1, max(1, size))  # whole pages, which a network device likes
-        address = ctypes.addressof(ctypes.c_char.from_buffer(owner))
-        code = self._engine.register_memory(address, len(owner))
+        slot = Slot.mapped(size)
+        code = self._engine.register_memory(slot.address, len(slot.owner))
         if code:
-            raise CarrierError(f"Mooncake's transfer engine can't register {len(owner)} bytes (code {code})")
-        self._addresses.append(address)
-        return Slot(memoryview(owner)[:size], address, owner)
+            raise CarrierError(f"Mooncake's transfer engine can't register {len(slot.owner)} bytes (code {code})")
+        self._addresses.append(slot.address)
+        return slot
 
     def read(self, session: str, address: int, into: Slot, size: int) -> None:
         """Have the engine read it."""

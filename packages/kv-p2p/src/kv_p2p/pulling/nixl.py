@@ -8,8 +8,6 @@ After a read that failed nothing is known of that agent any more: it is learned 
 or else it would stay unreachable after its connection had broken once.
 """
 
-import ctypes
-import mmap
 import threading
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -60,12 +58,12 @@ class NixlCarrier:
 
     def make_slot(self, size: int) -> Slot:
         """Memory that is registered with the agent."""
-        owner = mmap.mmap(-1, max(1, size))  # whole pages, which a network device likes
-        address = ctypes.addressof(ctypes.c_char.from_buffer(owner))
-        with self._lock, _told(f"NIXL can't register {len(owner)} bytes"):
-            self._registered.append(self._agent.register_memory([(address, len(owner), 0, "")], DRAM))
+        slot = Slot.mapped(size)
+        place = (slot.address, len(slot.owner), 0, "")
+        with self._lock, _told(f"NIXL can't register {len(slot.owner)} bytes"):
+            self._registered.append(self._agent.register_memory([place], DRAM))
             self._session = self._describe()
-        return Slot(memoryview(owner)[:size], address, owner)
+        return slot
 
     def read(self, session: str, address: int, into: Slot, size: int) -> None:
         """Have the agent read it, and look again and again whether it has."""

@@ -18,8 +18,6 @@ from kv_sim.offload import NoMemory, WorldMemory
 from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND, Clock
 
-WAYS = {Direction.STORE: Direction.STORE, Direction.LOAD: Direction.LOAD}
-
 
 class LinkCopyEngine:
     """Jobs as entries in the queues of a device's link."""
