@@ -15,17 +15,21 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
-    "expected those of azure (TIMESTAMP, ContextTokens, GeneratedTokens) or burstgpt (Timestamp, Request tokens, "
-    "Response tokens) or vidur (arrived_at, num_prefill_tokens, num_decode_tokens); --columns says which is what "
-    "in another one"
+    "expected those of one of the formats openai-table, azure, burstgpt, vidur, litellm, splitwise; --columns "
+    "says which is what in another one"
 )
 FIELDS = (
-    "expected those of weka (id, block_size, requests) or lmcache (timestamp, chunk_size, seq_len, chunk_hashes) "
-    "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
-    "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
-    "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations or conversation, or "
-    "messages that end with an answer) or openai (messages, input or prompt, maybe in a body); --columns says "
-    "which is what in another one; if it is only this record: --format with --on-error skip"
+    "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
+    "aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, vllm, "
+    "conversations, openai, bench, mooncake-lengths, litellm; --columns says which is what in another one; if "
+    "it is only this record: --format with --on-error skip"
+)
+NEAR = (
+    "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
+    "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
+    "weka, lmcache, bailian, recorded, servegen, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, "
+    "langfuse, langsmith, sglang, vllm, conversations, openai, bench, litellm; --columns says which is what in"
+    " another one; if it is only this record: --format with --on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
@@ -115,6 +119,10 @@ FILES = {
         '{"a": 1, "b": 2}\n',
         "{file}:1: no known format has the fields a, b; " + FIELDS,
     ),
+    "fields of which some are known": (
+        json.dumps({"timestamp": 1, "input_length": 3}),
+        "{file}:1: no known format has the fields timestamp, input_length; " + NEAR,
+    ),
     "other columns": (
         "time,tokens\n1,2\n",
         "{file}:1: no known format has the columns time, tokens; " + COLUMNS,
@@ -168,7 +176,7 @@ FILES = {
     ),
     "no prompt": (
         '{"prompt": 7, "output_tokens": 1}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got int {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got int {more}",
     ),
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
@@ -204,15 +212,15 @@ FILES = {
     ),
     "a chat": (
         '{"prompt": [{"role": "user", "content": "hi"}]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of dict {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of dict {more}",
     ),
-    "several prompts": (
+    "a number among prompts": (
         '{"prompt": [1, "hi"]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of str {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of str {more}",
     ),
     "a token that is true": (
         '{"prompt": [true]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of bool {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of bool {more}",
     ),
     "a column that is there twice": (
         "arrived_at,num_prefill_tokens,num_prefill_tokens ,num_decode_tokens\n1,2,3,4\n",
@@ -497,8 +505,10 @@ OPTIONS = {
     ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, conversations, lmbench, "
-        "lmcache, mooncake, openai, recorded, vidur, vllm, weka; did you mean 'mooncake'?"
+        "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
+        "bailian, bench, burstgpt, conversations, guidellm, langfuse, langsmith, litellm, lmbench, lmcache, "
+        "mooncake, mooncake-lengths, openai, openai-table, otel, recorded, servegen, sglang, splitwise, "
+        "vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

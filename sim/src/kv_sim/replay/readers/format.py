@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.turns import Turns
 
 
 class Container(Enum):
@@ -23,7 +24,8 @@ class Format:
 
     name: str
     about: str
-    container: Container
+    container: Container | None
+    """None: either."""
     fields: tuple[str, ...]
     """The fields without which a record isn't of this format."""
     parse: Callable[[Mapping[str, Any]], Iterator[Record]]
@@ -38,8 +40,8 @@ class Format:
     """Whether ids mean something within their session only."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
-    may_add_turns: bool = False
-    """Whether a later turn of a session may have only what it adds to the one before."""
+    turns: Turns = Turns.WHOLE
+    """What a later turn of a session has."""
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
     is_text: bool = False
@@ -55,6 +57,10 @@ class Format:
     def asks_for(self) -> str:
         """What a record of it has."""
         return ", ".join([*self.fields, *filter(None, [self.looked_for])])
+
+    def lies_in(self, container: Container) -> bool:
+        """Whether its records may lie in a file like this."""
+        return self.container is None or self.container is container
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""

@@ -131,7 +131,7 @@ class Opening:
             return own_format(self._options.columns, container), found
         if self._options.format is not None:
             form = FORMATS[self._options.format]
-            if form.container is not container:
+            if form.container is not None and form.container is not container:
                 raise ConfigError(
                     f"{files[0]}: --format {form.name} is {form.container.name}, this looks like {container.name}"
                 )
@@ -163,7 +163,8 @@ class Opening:
                 for record in form.parse(value):
                     self._text.cut(record)
                     if form.merges_sessions:
-                        record.session = str(number)  # names are a writer's own: two files may have the same one
+                        # Names are a writer's own: two files may have the same one.
+                        record.session = " ".join(filter(None, (str(number), record.session)))
                     elif self._options.scope is IdScope.SESSION or self._options.sessions:
                         record.session = self._conversations.name(record)
                     yield place, record

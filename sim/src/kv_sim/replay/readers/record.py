@@ -18,7 +18,8 @@ _LATEST: Final = 2**63
 TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
-_SESSIONS: Final = ("session_id", "conversation_id")
+_PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
+_SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
 class MalformedError(ValueError):
@@ -131,17 +132,31 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
     return None if value is None else str(value)
 
 
-def prompt_of(record: Mapping[str, Any]) -> tuple[list[str] | None, list[int] | None]:
-    """A prompt that isn't a chat: as text, or as token ids."""
+def prompts_of(record: Mapping[str, Any]) -> list[tuple[list[str] | None, list[int] | None]]:
+    """What isn't a chat: one prompt or several, each as text or as token ids."""
     prompt = record.get("prompt")
+    if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
+        return [([one], None) if isinstance(one, str) else (None, one) for one in prompt]
     if isinstance(prompt, str):
-        return [prompt], None
+        return [([prompt], None)]
     if not isinstance(prompt, list):
-        raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
-    odd = next((one for one in prompt if not isinstance(one, int) or isinstance(one, bool)), None)
-    if odd is not None:  # messages of a chat, or several prompts
-        raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
-    return None, prompt
+        raise MalformedError(f"prompt: expected {_PROMPTS}, got {type(prompt).__name__}")
+    if not _is_tokens(prompt):  # messages of a chat
+        odd = next(one for one in prompt if not _is_token(one))
+        raise MalformedError(f"prompt: expected {_PROMPTS}, got one of {type(odd).__name__}")
+    return [(None, prompt)]
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and _is_tokens(value))
+
+
+def _is_tokens(value: list[Any]) -> bool:
+    return all(map(_is_token, value))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shown(record: Mapping[str, Any], field: str) -> str:
