@@ -97,12 +97,17 @@ FILES = {
     "a pit of a document": (100_000 * "[\n" + 100_000 * "]\n", "{file}:1: nested too deeply"),
     "a cell too long": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n" + 200_000 * "4" + ",5,6\n",
-        "{file}:3: no row of a table: field larger than field limit (131072) {more}",
+        "{file}:3: arrived_at: expected a number, got '" + 56 * "4" + "... {more}",
     ),
     "a title too long": (
-        200_000 * "a" + ",num_prefill_tokens\n",
-        "{file}:1: no header of a table: field larger than field limit (131072)",
+        200_000 * "a" + ",b\n1,2\n",
+        "{file}:1: no known format has the columns " + 40 * "a" + ", b; " + COLUMNS,
     ),
+    "a quote that is open": (
+        'arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n"4,5,6\n7,8,9\n',
+        "{file}:3: a quote is not closed {more}",
+    ),
+    "a quote that is open in a title": ('arrived_at,"num_decode_tokens\n1,2\n', "{file}:1: a quote is not closed"),
     "too many tokens": (
         line(input_length=100_000_001),
         "{file}:1: input_length: expected at most 100000000, got 100000001 {more}",

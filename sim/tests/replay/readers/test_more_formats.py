@@ -114,6 +114,14 @@ def test_a_request_lies_in_a_log_as_an_object_or_as_json(read, write, field, aro
     assert shared(*requests) == 1
 
 
+def test_messages_may_be_json_too(read):
+    as_list, _ = read(ASKED, MORE)
+    as_json, _ = read(ASKED, {**MORE, "messages": json.dumps(MORE["messages"])})
+    assert as_list == as_json
+    with pytest.raises(ConfigError, match=r":2: messages: expected a list of messages, got str"):
+        read(ASKED, {**MORE, "messages": "what a user says"})
+
+
 def test_a_field_that_holds_no_request_is_not_looked_at(read):
     requests, _ = read({**ASKED, "request": {"ip": "::1"}, "body": "{oops", "timestamp": 1})
     assert lengths(requests) == [(0, 32, 0)]
@@ -244,6 +252,7 @@ WRONG = {
         ({"turns": [5]}, "turns[0]: expected an object, got int"),
         ({"turns": [{"text": 5}]}, "turns[0].text: expected text, got int"),
         ({"turns": [{"text": "a", "delay": "x"}]}, "turns[0].delay: expected a number, got 'x'"),
+        ({"turns": [{"text": "a", "delay": -1}]}, "turns[0].delay: expected at least 0, got -1"),
     ],
     "aiperf-inputs": [
         ({"data": 5}, "data: expected a list, got int"),
@@ -265,6 +274,10 @@ WRONG = {
         ({"benchmarks": 5}, "benchmarks: expected a list, got int"),
         ({"benchmarks": [5]}, "benchmarks[0].requests: expected an object, got NoneType"),
         (
+            {"benchmarks": [{"requests": {"errored": 5}}]},
+            "benchmarks[0].requests.errored: expected a list, got int",
+        ),
+        (
             {"benchmarks": [{"requests": {"successful": [5]}}]},
             "benchmarks[0].requests.successful[0]: expected an object, got int",
         ),
@@ -280,6 +293,7 @@ WRONG = {
             "input: expected what a model was asked, as text, messages or an object, got none",
         ),
         ({"type": "GENERATION", "input": "a"}, "startTime: expected a number, got no such field"),
+        ({"type": "", "input": "a"}, "type: expected what was observed, as text, got ''"),
     ],
     "langsmith": [
         (

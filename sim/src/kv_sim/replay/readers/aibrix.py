@@ -6,7 +6,7 @@ Its client says what was said before in a session together with a prompt, so a l
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.chat import chat, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
@@ -27,7 +27,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             answer = whole(request, "output_length", usual=0)
         except MalformedError as error:
             raise MalformedError(f"requests[{index}].{error}") from None
-        text = chat({"messages": prompt})
+        text = chat(user(prompt))
         yield Record(time, 0, answer, None, text_of(request, "session_id"), text=text)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, shares_of
-from kv_sim.replay.readers.chat import TURN_SECONDS, chat, is_request, prompts_in
+from kv_sim.replay.readers.chat import TURN_SECONDS, chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
@@ -44,7 +44,7 @@ def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
         return payload
     if record.get("messages") is not None:
         return record
-    return {"messages": [{"role": "user", "content": _text(record, "")}]}
+    return user(_text(record, ""))
 
 
 def _answered(record: Mapping[str, Any]) -> int:
@@ -119,7 +119,10 @@ def _time_of(turn: Mapping[str, Any], before: int | float, *, is_first: bool) ->
     if turn.get("timestamp") is not None:
         return number(turn, "timestamp")
     if turn.get("delay") is not None:
-        return before + number(turn, "delay")
+        delay = number(turn, "delay")
+        if delay < 0:
+            raise MalformedError(f"delay: expected at least 0, got {delay}")
+        return before + delay
     return before if is_first else before + _MINUTE
 
 

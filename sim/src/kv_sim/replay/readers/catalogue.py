@@ -77,7 +77,7 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
         if all(name in record for name in names):
             raise ConfigError(f"{where}: this is {report}")
     what = "columns" if container is Container.CSV else "fields"
-    found = ", ".join(map(str, list(record)[:12])) or "none"
+    found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
     wanted = _wanted(record, container)
     skip = "" if container is Container.CSV else "; if it is only this record: --format with --on-error skip"
     own = "; --columns says which is what in another one"

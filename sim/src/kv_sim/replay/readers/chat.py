@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, shares_of
+from kv_sim.replay.readers.asked import answered_in, asked_in, json_in, shares_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import (
     TIMES,
@@ -76,9 +76,22 @@ def chat(asked: Mapping[str, Any]) -> list[str]:
     """The prompt that a chat is, in pieces."""
     field = "input" if "input" in asked and "messages" not in asked else "messages"
     if isinstance(asked.get(field), str):
-        asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
+        asked = {**asked, field: _said(asked[field], field)}
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
     return [*_before(asked), *spoken, f"<|{_ANSWERS}|>"]
+
+
+def user(text: str) -> Mapping[str, Any]:
+    """What an API is asked, where a user says one thing."""
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _said(text: str, field: str) -> Any:
+    """Messages that are written as JSON; as ``input`` also what a user says."""
+    found = json_in(text)
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        return found
+    return user(text)["messages"] if field == "input" else text
 
 
 def _is_completion(asked: Mapping[str, Any]) -> bool:

@@ -30,7 +30,11 @@ def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Ma
     if not isinstance(kinds, dict):
         raise MalformedError(f"benchmarks[{index}].requests: expected an object, got {type(kinds).__name__}")
     for kind in _KINDS:
-        for place, request in enumerate(kinds.get(kind) or ()):
+        requests = kinds.get(kind) or []
+        if not isinstance(requests, list):
+            got = type(requests).__name__
+            raise MalformedError(f"benchmarks[{index}].requests.{kind}: expected a list, got {got}")
+        for place, request in enumerate(requests):
             where = f"benchmarks[{index}].requests.{kind}[{place}]"
             if not isinstance(request, dict):
                 raise MalformedError(f"{where}: expected an object, got {type(request).__name__}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, inside, json_in, shares_of
-from kv_sim.replay.readers.chat import prompts_in
+from kv_sim.replay.readers.chat import prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
 from kv_sim.replay.readers.text import ASSUMED
@@ -20,6 +20,13 @@ def _start_of(record: Mapping[str, Any]) -> int | float:
     """When it began. When it was stored is another time."""
     field = next((field for field in _STARTS if record.get(field) is not None), _STARTS[0])
     return number_or_date(record, field)
+
+
+def _kind(record: Mapping[str, Any], field: str) -> str:
+    kind = record[field]
+    if not isinstance(kind, str) or not kind:
+        raise MalformedError(f"{field}: expected what was observed, as text, got {kind!r:.60}")
+    return kind
 
 
 def _requests(
@@ -41,7 +48,7 @@ def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         raise MalformedError(
             f"{field}: expected what a model was asked, as text, messages or an object, got {got}"
         )
-    return {"messages": found}
+    return user(found) if isinstance(found, str) else {"messages": found}
 
 
 # -- Langfuse ------------------------------------------------------------------------------------
@@ -55,7 +62,7 @@ _USAGES: Final = ("usageDetails", "usage_details", "usage")
 
 
 def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
-    if record["type"] != _GENERATION:
+    if _kind(record, "type") != _GENERATION:
         return
     usage = next((one for field in _USAGES if (one := json_in(record.get(field)))), None)
     answer = whole(usage, "output", usual=0) if isinstance(usage, dict) else answered_in(record) or 0
@@ -82,7 +89,7 @@ _SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": 
 
 
 def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
-    if record["run_type"] != "llm":
+    if _kind(record, "run_type") != "llm":
         return
     inputs = record["inputs"]
     if isinstance(inputs, dict):

@@ -28,10 +28,10 @@ _Span = tuple[Mapping[str, Any], dict[str, Any]]
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     spans = [(span, attributes) for span, attributes in _spans(record) if _asks(attributes)]
-    ours = {span.get("spanId") for span, _ in spans}
+    ours = {str(span.get("spanId")) for span, _ in spans}
     timed = [(number(span, "startTimeUnixNano"), span, named) for span, named in spans]
     for time, span, named in sorted(timed, key=lambda one: one[0]):
-        if span.get("parentSpanId") and span["parentSpanId"] in ours:
+        if span.get("parentSpanId") and str(span["parentSpanId"]) in ours:
             continue
         text = _text(named)
         yield Record(

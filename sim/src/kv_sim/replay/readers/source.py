@@ -166,12 +166,12 @@ class _Frames(io.RawIOBase):
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that aren't blank, numbered from 1."""
-    return ((number, line) for number, line in _all_lines(path) if not line.isspace())
+    return ((number, line) for number, line in all_lines(path) if not line.isspace())
 
 
 def whole_text(path: Path) -> str:
     """The text of a file that is one document."""
-    return "".join(line for _, line in _all_lines(path))
+    return "".join(line for _, line in all_lines(path))
 
 
 def first_bad_byte(text: str) -> int | None:
@@ -184,7 +184,8 @@ def first_bad_byte(text: str) -> int | None:
     return None
 
 
-def _all_lines(path: Path) -> Iterator[tuple[int, str]]:
+def all_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """All lines, numbered from 1."""
     number = 0
     try:
         with open_text(path) as text:
