@@ -136,7 +136,10 @@ FILES = {
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
         "{file}:2: 2 columns, expected 3: arrived_at, num_prefill_tokens, num_decode_tokens",
     ),
-    "no records": ("arrived_at,num_prefill_tokens,num_decode_tokens\n", "{file}: no line of it is a record"),
+    "no records": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n",
+        "{file}: no line of it is a record; expected JSON lines, JSON, or a table below its header",
+    ),
     "no hashes": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n",
         "{file}: format vidur has no block ids, so nothing says which prompts share a prefix. Say what to "
@@ -314,7 +317,7 @@ def test_dates_have_no_unit(tmp_path, capsys):
     file = tmp_path / "trace.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")
     assert refused(capsys, "replay", file, "--time-unit", "ms", "--assume-sharing", "none") == (
-        "--time-unit: the times of format azure are dates, which have no unit"
+        "--time-unit: the times of this trace are dates, which have no unit"
     )
 
 

@@ -32,8 +32,6 @@ class Format:
     """The requests of one record; raises `MalformedError`."""
     unit_seconds: float = 1.0
     """What one unit of its times is."""
-    has_dates: bool = False
-    """Whether its times are dates, which have no unit."""
     block_tokens: int | None = None
     """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
     is_session_local: bool = False

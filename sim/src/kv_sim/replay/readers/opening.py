@@ -145,7 +145,9 @@ class Opening:
                     raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
                 continue
             return detect(value, container, str(header or place)), chain(kept, found)
-        raise ConfigError(f"{files[0]}: no line of it is a record")
+        raise ConfigError(
+            f"{files[0]}: no line of it is a record; expected JSON lines, JSON, or a table below its header"
+        )
 
     # What is done with each record
 

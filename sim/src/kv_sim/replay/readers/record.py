@@ -26,9 +26,13 @@ class MalformedError(ValueError):
     """A record that can't be a request; says why, not where."""
 
 
+class Moment(float):
+    """A time that is a date: seconds since 1970, whatever the file's unit is."""
+
+
 @dataclass(slots=True)
 class Record:
-    """One request. ``time`` is in the file's unit; None where the format has no times."""
+    """One request. ``time`` is in the file's unit, or a `Moment`; None where the format has no times."""
 
     time: int | float | None
     input_tokens: int
@@ -90,7 +94,7 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
 
 
 def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
-    """A time: a number, or a date as seconds since 1970; in UTC, where it doesn't say where."""
+    """A time: a number, or a date."""
     value = record.get(field)
     try:
         return number(record, field)
@@ -101,7 +105,12 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
         date = datetime.fromisoformat(value.strip())
     except ValueError:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
-    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    return moment(date)
+
+
+def moment(date: datetime) -> Moment:
+    """A date as a time; one that doesn't say where is in UTC."""
+    return Moment((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
 
 
 def time_of(record: Mapping[str, Any]) -> int | float | None:

@@ -21,7 +21,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             f"{column}: expected the JSON of what an API was asked, got {got!r:.40}; "
             "without it --columns says which are lengths and times"
         )
-    cells = {name: cell for name, cell in record.items() if cell}  # an empty one is nothing said
+    cells = {name: cell for name, cell in record.items() if cell.strip()}  # an empty one is nothing said
     return OPENAI.parse({**cells, column: body})
 
 
