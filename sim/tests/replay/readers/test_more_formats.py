@@ -160,6 +160,20 @@ def test_a_span_says_tools_instructions_and_numbered_messages(read):
     assert "spans that are no request to a model are left out" in notes[1]
 
 
+@pytest.mark.parametrize(
+    "pack", [lambda *spans: [{"session_id": "a", "spans": [*spans]}], lambda *spans: [*spans]]
+)
+def test_spans_may_lie_in_a_record_or_be_one(read, pack):
+    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    spans = [
+        {"span_id": "a", "start_time": "2026-01-31T10:00:01.5+00:00", "attributes": asked},
+        {"span_id": "b", "start_time": "2026-01-31T10:00:02.5+00:00", "attributes": {"gen_ai.tool.name": "look"}},
+        {"span_id": "c", "start_time": "2026-01-31T10:00:03.5+00:00", "attributes": asked, "parent_span_id": "b"},
+    ]
+    requests, notes = read(*pack(*spans))
+    assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0), (2, 32, 0)])
+
+
 def test_spans_that_only_count_are_lengths(read):
     named = {"gen_ai.usage.prompt_tokens": 130, "gen_ai.usage.completion_tokens": 3}
     record = otlp(span(2, named, spanId="a"), span(0, named, spanId="b"), span(1, {"http.method": "POST"}))

@@ -1,4 +1,6 @@
-"""Spans of OpenTelemetry in OTLP's JSON: those of requests to a model, by their attributes; nanoseconds.
+"""Spans of OpenTelemetry: those of requests to a model, by their attributes; nanoseconds, or dates.
+
+They lie in OTLP's JSON, or in records of ``spans``, or each is a record, whose attributes are an object.
 
 What was asked is there where that is captured, and else how many tokens it had. A span within that of a request is
 the same request seen by the next one who takes it, and isn't counted again where both lie in one record.
@@ -11,7 +13,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.asked import inside, json_in
 from kv_sim.replay.readers.chat import chat
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, number, whole
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, whole
 from kv_sim.replay.readers.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
@@ -19,6 +21,9 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
 _MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model")
+_STARTS: Final = ("startTimeUnixNano", "start_time", "startTime")
+_IDS: Final = ("spanId", "span_id")
+_PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id")
 _MESSAGES: Final = "gen_ai.input.messages"
 _PROMPT: Final = "gen_ai.prompt"
 
@@ -28,10 +33,10 @@ _Span = tuple[Mapping[str, Any], dict[str, Any]]
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     spans = [(span, attributes) for span, attributes in _spans(record) if _asks(attributes)]
-    ours = {str(span.get("spanId")) for span, _ in spans}
-    timed = [(number(span, "startTimeUnixNano"), span, named) for span, named in spans]
+    ours = {name for span, _ in spans if (name := _name(span, _IDS)) is not None}
+    timed = [(number_or_date(span, _first(span, _STARTS) or _STARTS[0]), span, named) for span, named in spans]
     for time, span, named in sorted(timed, key=lambda one: one[0]):
-        if span.get("parentSpanId") and str(span["parentSpanId"]) in ours:
+        if _name(span, _PARENTS) in ours:
             continue
         text = _text(named)
         yield Record(
@@ -46,6 +51,12 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[_Span]:
+    if "resourceSpans" not in record:
+        for span in _list(record, "spans") if "spans" in record else [record]:
+            attributes = span.get("attributes")
+            if isinstance(attributes, dict):
+                yield span, attributes
+        return
     for resource in _list(record, "resourceSpans"):
         for scope in _list(resource, "scopeSpans"):
             for span in _list(scope, "spans"):
@@ -112,6 +123,15 @@ def _part(part: Any) -> Any:
     return json.dumps(part, sort_keys=True) if str(inside(part, "type")).startswith("tool") else part
 
 
+def _is_traced(record: Mapping[str, Any]) -> bool:
+    """Whether it has spans, of which one is about a model."""
+    if "resourceSpans" in record:
+        return True
+    spans = record["spans"] if isinstance(record.get("spans"), list) else [record]
+    named = [one for span in spans if isinstance(one := inside(span, "attributes"), dict)]
+    return any(str(name).startswith("gen_ai.") for one in named for name in one)
+
+
 def _first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if named.get(name) is not None), None)
 
@@ -123,11 +143,13 @@ def _name(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 OTEL = Format(
     "otel",
-    "OpenTelemetry spans, JSON of OTLP: resourceSpans with gen_ai.input.messages, or with "
+    "OpenTelemetry spans, JSON: resourceSpans, spans or attributes with gen_ai.input.messages, or with "
     f"gen_ai.usage.input_tokens and no ids; {ASSUMED}",
     Container.JSON,
-    ("resourceSpans",),
+    (),
     _parse,
+    matches=_is_traced,
+    looked_for="resourceSpans, spans or attributes with gen_ai",
     unit_seconds=1e-9,
     is_text=True,
     assumes="spans that are no request to a model are left out",
