@@ -168,6 +168,7 @@ def test_spans_may_lie_in_a_record_or_be_one(read, pack):
     spans = [
         {"span_id": "a", "start_time": "2026-01-31T10:00:01.5+00:00", "attributes": asked},
         {"span_id": "b", "start_time": "2026-01-31T10:00:02.5+00:00", "attributes": {"gen_ai.tool.name": "look"}},
+        {"span_id": "d"},
         {"span_id": "c", "start_time": "2026-01-31T10:00:03.5+00:00", "attributes": asked, "parent_span_id": "b"},
     ]
     requests, notes = read(*pack(*spans))
@@ -181,6 +182,27 @@ def test_spans_that_only_count_are_lengths(read):
         read(record)
     requests, _ = read(record, sharing=parse_sharing("none"))
     assert lengths(requests) == [(0, 130, 3), (2, 130, 3)]
+
+
+def test_a_report_of_guidellm_without_what_was_sent_has_lengths(read):
+    sent = {"request_start_time": 5.5, "prompt_tokens": 130, "output_tokens": 3, "request_args": None}
+    report = {
+        "benchmarks": [
+            {"requests": {"successful": [sent]}},
+            {"requests": {"errored": [{**sent, "start_time": 1}]}},
+        ]
+    }
+    requests, _ = read(report, sharing=parse_sharing("none"))
+    assert lengths(requests) == [(0, 130, 3), (0, 130, 3)]
+
+
+def test_a_run_of_langsmith_may_be_completions_or_as_an_api_is_asked(read):
+    run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "completion_tokens": 5}
+    texts = {**run, "inputs": {"prompts": ["x" * 64, "y" * 8]}}
+    asked = {**run, "inputs": {"input": SAID}, "extra": {"metadata": {"thread_id": 7, "ls_model_name": "m"}}}
+    requests, notes = read(texts, asked)
+    assert lengths(requests) == [(0, 16, 3), (0, 2, 2), (0, 32, 5)]
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, m"
 
 
 # -- lengths, and what isn't even that -----------------------------------------------------------
@@ -280,6 +302,10 @@ WRONG = {
             "startTimeUnixNano: expected a number, got no such field",
         ),
         (
+            otlp(span(0, {"gen_ai.input.messages": "what?"})),
+            "messages: expected a list of messages, got str",
+        ),
+        (
             otlp(span(0, {"gen_ai.operation.name": "chat"})),
             "gen_ai.usage.input_tokens: expected a whole number of at least 0, got no such field",
         ),
@@ -287,6 +313,10 @@ WRONG = {
     "guidellm": [
         ({"benchmarks": 5}, "benchmarks: expected a list, got int"),
         ({"benchmarks": [5]}, "benchmarks[0].requests: expected an object, got NoneType"),
+        (
+            {"benchmarks": [{"requests": {"errored": [5]}}]},
+            "benchmarks[0].requests.errored[0]: expected an object, got int",
+        ),
         (
             {"benchmarks": [{"requests": {"errored": 5}}]},
             "benchmarks[0].requests.errored: expected a list, got int",

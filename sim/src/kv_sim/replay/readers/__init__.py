@@ -2,6 +2,7 @@
 
 ===================== =====================================================================================
 ``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
+``lengths``           several formats that have times and lengths, and no ids
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known
 ``asked``             what an API was asked, wherever a log keeps it
 ``source``            the files and their lines; ``objects``: their records, as mappings (``table``: the rows of
