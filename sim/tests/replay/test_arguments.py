@@ -121,8 +121,9 @@ def test_every_option_says_what_it_is():
     assert said["kv_dtype"] == "bf16, fp16, fp8, int8 (default bf16)"
     assert said["trace"].endswith("a folder of files, or a shipped one: mooncake-conversation, mooncake-synthetic")
     assert (
-        "weka, lmcache, bailian, recorded, lmbench, mooncake, vllm, conversations, openai, azure, burstgpt, vidur"
-        in said["format"]
+        "weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, aibrix, aiperf, aiperf-turns, "
+        "aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, vllm, conversations, openai, openai-table, "
+        "azure, burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
     )
     timed = {action.dest: action.help for action in parsers[1]._actions}
     assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")

@@ -15,17 +15,21 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
-    "expected those of azure (TIMESTAMP, ContextTokens, GeneratedTokens) or burstgpt (Timestamp, Request tokens, "
-    "Response tokens) or vidur (arrived_at, num_prefill_tokens, num_decode_tokens); --columns says which is what "
-    "in another one"
+    "expected those of one of the formats openai-table, azure, burstgpt, vidur, litellm, splitwise; --columns "
+    "says which is what in another one"
 )
 FIELDS = (
-    "expected those of weka (id, block_size, requests) or lmcache (timestamp, chunk_size, seq_len, chunk_hashes) "
-    "or bailian (chat_id, parent_chat_id, timestamp, input_length, hash_ids) or recorded (timestamp, "
-    "input_length, output_length, block_size, hash_ids) or lmbench (timestamp, input_length, hash_ids) or "
-    "mooncake (input_length, hash_ids) or vllm (prompt) or conversations (conversations or conversation, or "
-    "messages that end with an answer) or openai (messages, input or prompt, maybe in a body); --columns says "
-    "which is what in another one; if it is only this record: --format with --on-error skip"
+    "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
+    "aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, vllm, "
+    "conversations, openai, bench, mooncake-lengths, litellm; --columns says which is what in another one; if "
+    "it is only this record: --format with --on-error skip"
+)
+NEAR = (
+    "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
+    "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
+    "weka, lmcache, bailian, recorded, servegen, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, "
+    "langfuse, langsmith, sglang, vllm, conversations, openai, bench, litellm; --columns says which is what in"
+    " another one; if it is only this record: --format with --on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
@@ -93,12 +97,17 @@ FILES = {
     "a pit of a document": (100_000 * "[\n" + 100_000 * "]\n", "{file}:1: nested too deeply"),
     "a cell too long": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n" + 200_000 * "4" + ",5,6\n",
-        "{file}:3: no row of a table: field larger than field limit (131072) {more}",
+        "{file}:3: arrived_at: expected a number, got '" + 56 * "4" + "... {more}",
     ),
     "a title too long": (
-        200_000 * "a" + ",num_prefill_tokens\n",
-        "{file}:1: no header of a table: field larger than field limit (131072)",
+        200_000 * "a" + ",b\n1,2\n",
+        "{file}:1: no known format has the columns " + 40 * "a" + ", b; " + COLUMNS,
     ),
+    "a quote that is open": (
+        'arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n"4,5,6\n7,8,9\n',
+        "{file}:3: a quote is not closed {more}",
+    ),
+    "a quote that is open in a title": ('arrived_at,"num_decode_tokens\n1,2\n', "{file}:1: a quote is not closed"),
     "too many tokens": (
         line(input_length=100_000_001),
         "{file}:1: input_length: expected at most 100000000, got 100000001 {more}",
@@ -115,6 +124,10 @@ FILES = {
         '{"a": 1, "b": 2}\n',
         "{file}:1: no known format has the fields a, b; " + FIELDS,
     ),
+    "fields of which some are known": (
+        json.dumps({"timestamp": 1, "input_length": 3}),
+        "{file}:1: no known format has the fields timestamp, input_length; " + NEAR,
+    ),
     "other columns": (
         "time,tokens\n1,2\n",
         "{file}:1: no known format has the columns time, tokens; " + COLUMNS,
@@ -123,7 +136,10 @@ FILES = {
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2\n",
         "{file}:2: 2 columns, expected 3: arrived_at, num_prefill_tokens, num_decode_tokens",
     ),
-    "no records": ("arrived_at,num_prefill_tokens,num_decode_tokens\n", "{file}: no line of it is a record"),
+    "no records": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n",
+        "{file}: no line of it is a record; expected JSON lines, JSON, or a table below its header",
+    ),
     "no hashes": (
         "arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,3\n",
         "{file}: format vidur has no block ids, so nothing says which prompts share a prefix. Say what to "
@@ -168,7 +184,7 @@ FILES = {
     ),
     "no prompt": (
         '{"prompt": 7, "output_tokens": 1}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got int {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got int {more}",
     ),
     "fields of a table": (
         '{"arrived_at": 0, "num_prefill_tokens": 1, "num_decode_tokens": 1}\n',
@@ -204,15 +220,15 @@ FILES = {
     ),
     "a chat": (
         '{"prompt": [{"role": "user", "content": "hi"}]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of dict {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of dict {more}",
     ),
-    "several prompts": (
+    "a number among prompts": (
         '{"prompt": [1, "hi"]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of str {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of str {more}",
     ),
     "a token that is true": (
         '{"prompt": [true]}\n',
-        "{file}:1: prompt: expected text or a list of token ids, got one of bool {more}",
+        "{file}:1: prompt: expected text, a list of token ids, or a list of such prompts, got one of bool {more}",
     ),
     "a column that is there twice": (
         "arrived_at,num_prefill_tokens,num_prefill_tokens ,num_decode_tokens\n1,2,3,4\n",
@@ -301,7 +317,7 @@ def test_dates_have_no_unit(tmp_path, capsys):
     file = tmp_path / "trace.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n")
     assert refused(capsys, "replay", file, "--time-unit", "ms", "--assume-sharing", "none") == (
-        "--time-unit: the times of format azure are dates, which have no unit"
+        "--time-unit: the times of this trace are dates, which have no unit"
     )
 
 
@@ -497,8 +513,10 @@ OPTIONS = {
     ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: azure, bailian, burstgpt, conversations, lmbench, "
-        "lmcache, mooncake, openai, recorded, vidur, vllm, weka; did you mean 'mooncake'?"
+        "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
+        "bailian, bench, burstgpt, conversations, guidellm, langfuse, langsmith, litellm, lmbench, lmcache, "
+        "mooncake, mooncake-lengths, openai, openai-table, otel, recorded, servegen, sglang, splitwise, "
+        "vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from copy import deepcopy
 
+import kv_sim_more_traces
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -31,6 +32,12 @@ RECORDS = {
         "response": {"body": {"usage": {"completion_tokens": 3}}},
     },
 }
+MORE = kv_sim_more_traces.CASES
+RECORDS |= {
+    name: json.loads(text if text.endswith("}") else text.splitlines()[-1])
+    for name, (text, _, _) in MORE.items()
+    if text[0] == "{"
+}
 TABLES = {
     "azure": ("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,4808,10"),
     "burstgpt": (
@@ -38,6 +45,7 @@ TABLES = {
         "5,GPT-4,472,18,490,API log",
     ),
     "vidur": ("arrived_at,num_prefill_tokens,num_decode_tokens", "1.5,200,30"),
+    **{name: text.splitlines()[:2] for name, (text, _, _) in MORE.items() if text[0] != "{"},
 }
 HUGE = (10**400, -(2**70), 2**63, float("inf"), float("nan"), 1e308, "1e999", "nan", "٣", "1_0", "\ud800", "\x00")
 VALUES = st.recursive(

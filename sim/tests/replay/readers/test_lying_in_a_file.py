@@ -3,6 +3,7 @@
 import base64
 import codecs
 import json
+import pickle
 from random import Random
 
 import pytest
@@ -79,6 +80,10 @@ def test_where_a_file_is_broken(tmp_path, text, said):
         (codecs.BOM_UTF16_BE + GOOD.encode("utf-16-be"), "text in UTF-16"),
         (b"PAR1\x15\x04", "Parquet"),
         (b"PK\3\4\x14", "a zip archive"),
+        *((pickle.dumps({"rid": 1}, kind), "Python's pickle, as SGLang dumps requests") for kind in (2, 3, 4, 5)),
+        (b"SQLite format 3\0\x10", "a database of SQLite"),
+        (b"ARROW1\0\0", "Arrow"),
+        (b"Obj\1\4", "Avro"),
     ],
 )
 def test_what_else_a_file_is(tmp_path, content, what):

@@ -91,11 +91,37 @@ def test_a_batch_of_completions_has_the_prompts_of_a_plain_list(tmp_path, prompt
     assert prompts(written(tmp_path, {**BATCH, "body": {"model": "m", "prompt": prompt}})) == plain
 
 
-def test_of_a_completion_only_one_prompt_is_a_request(tmp_path):
-    path = written(tmp_path, {**BATCH, "body": {"prompt": ["x", "y"]}})
+@pytest.mark.parametrize("around", [lambda body: body, lambda body: {**BATCH, "body": body}])
+def test_of_a_completion_each_prompt_is_a_request(tmp_path, around):
+    asked = [{"prompt": "x" * 64}, {"prompt": [*range(20)]}, {"prompt": "y"}, {"prompt": []}]
+    apart = prompts(written(tmp_path, *map(around, asked)))
+    assert [tokens for tokens, _ in apart] == [16, 20, 1, 0]
+    together = around({"prompt": [one["prompt"] for one in asked]})
+    path = written(tmp_path, {**together, "timestamp": 5, "usage": {"completion_tokens": 11}})
+    assert prompts(path) == apart
+    assert [(one.arrival_seconds, one.output_tokens) for one in open_trace(path)] == [
+        (0, 3),
+        (0, 3),
+        (0, 3),
+        (0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "got"),
+    [
+        ([True], "one of bool"),
+        (["x", 5], "one of str"),
+        ([["x"]], "one of list"),
+        ([{}], "one of dict"),
+        (5, "int"),
+    ],
+)
+def test_what_is_no_prompt(tmp_path, prompt, got):
+    path = written(tmp_path, {**BATCH, "body": {"prompt": prompt}})
     with pytest.raises(ConfigError) as refused:
         open_trace(path)
-    problem = "prompt: expected text or a list of token ids, got one of str"
+    problem = f"prompt: expected text, a list of token ids, or a list of such prompts, got {got}"
     assert str(refused.value) == f"{path}:1: {problem} (--on-error skip goes on)"
 
 

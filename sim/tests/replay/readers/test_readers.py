@@ -6,6 +6,7 @@ import json
 import lzma
 from pathlib import Path
 
+import kv_sim_more_traces
 import pytest
 from kv_sim_slow_replay import same
 
@@ -142,11 +143,13 @@ CASES = {
         16,
         [0, 3],
     ),
+    **kv_sim_more_traces.CASES,
 }
 
 
 def options_for(name, **more):
-    sharing = Sharing(1, 64, 0.0, 1.0) if name in ("azure", "burstgpt", "vidur") else None
+    lengths = ("azure", "burstgpt", "vidur", *kv_sim_more_traces.LENGTHS)
+    sharing = Sharing(1, 64, 0.0, 1.0) if name in lengths else None
     return TraceOptions(sharing=sharing, **more)
 
 
@@ -164,6 +167,7 @@ READ = {
     # <|user|> are 8 characters, <|assistant|> 13: the first has 140, the second 140 + 28 + 8 + 20 + 13.
     "conversations": ([(35, 7), (53, 2)], 2),
     "openai": ([(33, 7), (35, 7)], 1),
+    **kv_sim_more_traces.READ,
 }
 """Tokens in and out, and how many blocks the second request has of the first one's."""
 

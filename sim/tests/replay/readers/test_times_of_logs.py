@@ -75,3 +75,28 @@ def test_burstgpt_has_models_and_may_have_sessions(tmp_path):
     columns = open_trace(path, TraceOptions(sessions=True, sharing=Sharing(1, 64, 0.0, 1.0)))
     assert columns.sessions.tolist() == [0, 0]
     assert len({request.blocks for request in columns}) == 2
+
+
+DATES = ["2026-01-31T10:00:00Z", "2026-01-31T10:00:03Z", 1769853606]
+
+
+@pytest.mark.parametrize("unit", ["ms", "s"])
+def test_dates_have_no_unit(tmp_path, unit):
+    path = written(tmp_path, *({**PROMPT, "timestamp": time} for time in DATES[:2]))
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path, TraceOptions(time_unit=unit))
+    assert str(refused.value) == "--time-unit: the times of this trace are dates, which have no unit"
+
+
+@pytest.mark.parametrize(
+    ("times", "own", "other"), [(DATES, "a number", "a date"), (DATES[::-1], "a date", "a number")]
+)
+def test_dates_and_numbers_do_not_go_together(tmp_path, times, own, other):
+    path = written(tmp_path, *({**PROMPT, "timestamp": time} for time in times))
+    line = 3 if own == "a number" else 2
+    problem = f"{path}:{line}: its time is {own}, and that of a request above it {other}"
+    with pytest.raises(ConfigError) as refused:
+        open_trace(path)
+    assert str(refused.value) == f"{problem} (--on-error skip goes on)"
+    columns = open_trace(path, TraceOptions(on_error=OnError.SKIP))
+    assert columns.arrivals.tolist() == ([0, 3] if line == 3 else [0])

@@ -2,8 +2,11 @@
 
 ===================== =====================================================================================
 ``catalogue``         the formats, and how to tell which one a file has; each file that isn't named here is one
+``lengths``           several formats that have times and lengths, and no ids
 ``format``            what a reader says of its format; ``own_columns``: a format that is told, not known
-``source``            the files and their lines; ``objects``: their records, as mappings; ``record``: as requests
+``asked``             what an API was asked, wherever a log keeps it
+``source``            the files and their lines; ``objects``: their records, as mappings (``table``: the rows of
+                      one); ``record``: as requests
 ``decide``            which units a trace is in, by a ``guess`` where nobody says
 ``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
                       is nothing

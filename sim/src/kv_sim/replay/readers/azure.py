@@ -1,22 +1,20 @@
 """Azure's LLM inference traces, CSV: times of day and lengths. No ids."""
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, whole
+from kv_sim.replay.readers.record import MalformedError, Record, moment, whole
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     text = record["TIMESTAMP"]
     try:
-        moment = datetime.fromisoformat(text)
+        date = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         raise MalformedError(f"TIMESTAMP: expected a date and a time, got {text!r}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    yield Record(moment.timestamp(), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
+    yield Record(moment(date), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
 
 
 AZURE = Format(
@@ -25,5 +23,4 @@ AZURE = Format(
     Container.CSV,
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     _parse,
-    has_dates=True,
 )

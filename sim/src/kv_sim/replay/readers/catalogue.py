@@ -4,15 +4,25 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.aibrix import AIBRIX
+from kv_sim.replay.readers.aiperf import AIPERF, INPUTS, TURNS
 from kv_sim.replay.readers.azure import AZURE
 from kv_sim.replay.readers.bailian import BAILIAN
+from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
 from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.guidellm import GUIDELLM
+from kv_sim.replay.readers.lengths import LENGTHS
 from kv_sim.replay.readers.lmbench import LMBENCH
 from kv_sim.replay.readers.lmcache_log import LMCACHE
+from kv_sim.replay.readers.logged import LANGFUSE, LANGSMITH
 from kv_sim.replay.readers.mooncake import MOONCAKE
+from kv_sim.replay.readers.otel import OTEL
 from kv_sim.replay.readers.recorded import RECORDED
+from kv_sim.replay.readers.servegen import SERVEGEN
+from kv_sim.replay.readers.sglang import SGLANG
+from kv_sim.replay.readers.tables import TABLE
 from kv_sim.replay.readers.vidur import VIDUR
 from kv_sim.replay.readers.vllm_custom import VLLM
 from kv_sim.replay.readers.weka import WEKA
@@ -20,22 +30,67 @@ from kv_sim.replay.readers.weka import WEKA
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
     for one in (
-        *(WEKA, LMCACHE, BAILIAN, RECORDED, LMBENCH, MOONCAKE),
-        *(VLLM, CONVERSATIONS, OPENAI),
-        *(AZURE, BURSTGPT, VIDUR),
+        *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE),
+        *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG),
+        *(VLLM, CONVERSATIONS, OPENAI, TABLE),
+        *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
 }
 """By name; where a record fits several, the first is the one."""
 
 
+_MOST_SHOWN: Final = 3
+_REPORTS: Final = (
+    (
+        ("total_input_tokens", "request_throughput"),
+        "the summary of a benchmark; each request is in what vllm bench serve saves with --save-detailed, "
+        "SGLang's bench_serving with --output-details",
+    ),
+    (
+        ("load_summary", "successes"),
+        "the summary of a benchmark; each request is in inference-perf's per_request_lifecycle_metrics.json",
+    ),
+    (
+        ("metadata", "metrics"),
+        "what aiperf measured of a request; what was sent is in its inputs.json, or lengths are read with "
+        "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
+        "output=metrics.output_sequence_length.value",
+    ),
+    (
+        ("prefix_tokens", "newly_append_tokens", "timing_events"),
+        "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
+    ),
+    (
+        ("object", "model", "choices"),
+        "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
+    ),
+)
+"""What files have that tell of requests, but not what they were, and what would help."""
+
+
 def detect(record: Mapping[str, Any], container: Container, where: str) -> Format:
-    """The format of a file's first record."""
+    """The format of a file's first record. A report that doesn't have its requests is refused as what it is."""
     for one in FORMATS.values():
-        if one.container is container and one.is_of(record):
+        if one.lies_in(container) and one.is_of(record):
             return one
+    for names, report in _REPORTS:
+        if all(name in record for name in names):
+            raise ConfigError(f"{where}: this is {report}")
     what = "columns" if container is Container.CSV else "fields"
-    found = ", ".join(map(str, list(record)[:12])) or "none"
-    wanted = " or ".join(f"{one.name} ({one.asks_for})" for one in FORMATS.values() if one.container is container)
+    found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
+    wanted = _wanted(record, container)
     skip = "" if container is Container.CSV else "; if it is only this record: --format with --on-error skip"
     own = "; --columns says which is what in another one"
     raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{own}{skip}")
+
+
+def _wanted(record: Mapping[str, Any], container: Container) -> str:
+    """What records of known formats have: those that this one has most fields of; of the others, their names."""
+    forms = [one for one in FORMATS.values() if one.lies_in(container)]
+    there = {one.name: sum(field in record for field in one.fields) for one in forms}
+    near = [one for one in forms if there[one.name]]
+    near.sort(key=lambda one: (len(one.fields) - there[one.name], -there[one.name]))
+    shown = near[:_MOST_SHOWN]
+    first = [f"{one.name} ({one.asks_for})" for one in shown]
+    rest = ", ".join(one.name for one in forms if one not in shown)
+    return " or ".join([*first, f"one of the formats {rest}"])

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
+from kv_sim.replay.readers.asked import answered_in, asked_in, json_in, shares_of
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import (
     TIMES,
     MalformedError,
     Record,
-    prompt_of,
+    prompts_of,
     session_of,
     text_of,
     time_of,
-    whole,
 )
 from kv_sim.replay.readers.text import ASSUMED
 
@@ -32,21 +32,35 @@ TURN_SECONDS: Final = 60
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
-_BODIES: Final = ("body", "request_body")
 _CONVERSATIONS: Final = ("conversations", "conversation")
-
-
-def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the API was asked: the record, or its body in a file for batches or in a log."""
-    body = next((record[field] for field in _BODIES if field in record), None)
-    return body if isinstance(body, dict) else record
 
 
 # -- requests ------------------------------------------------------------------------------------
 
 
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
-    asked = _asked(record)
+    asked, answer, tokens = asked_in(record), record.get("response"), answered_in(record)
+    if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
+        answer = None
+    prompts = prompts_in(record, asked)
+    for (text, token_ids), share in zip(prompts, shares_of(tokens or 0, len(prompts)), strict=True):
+        yield Record(
+            time_of(record),
+            0,
+            share,
+            None,
+            session=session_of(record),
+            model=text_of(asked, "model") or text_of(record, "model"),
+            text=text,
+            tokens=token_ids,
+            answer=answer if isinstance(answer, str) else None,
+        )
+
+
+def prompts_in(
+    record: Mapping[str, Any], asked: Mapping[str, Any]
+) -> list[tuple[list[str] | None, list[int] | None]]:
+    """What an API was asked, in pieces or as token ids; of a completion there may be several prompts."""
     if record.get("message_mode") == "delta":
         raise MalformedError(
             "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds"
@@ -55,28 +69,29 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(
             "previous_response_id: expected a whole prompt, got what is added to another response"
         )
-    text, tokens = prompt_of(asked) if _is_completion(asked) else (_chat(asked), None)
-    answer = record.get("response")
-    yield Record(
-        time_of(record),
-        0,
-        _answered(record),
-        None,
-        session=session_of(record),
-        model=text_of(asked, "model") or text_of(record, "model"),
-        text=text,
-        tokens=tokens,
-        answer=answer if isinstance(answer, str) else None,
-    )
+    return prompts_of(asked) if _is_completion(asked) else [(chat(asked), None)]
 
 
-def _chat(asked: Mapping[str, Any]) -> list[str]:
+def chat(asked: Mapping[str, Any]) -> list[str]:
     """The prompt that a chat is, in pieces."""
     field = "input" if "input" in asked and "messages" not in asked else "messages"
     if isinstance(asked.get(field), str):
-        asked = {**asked, field: [{"role": "user", "content": asked[field]}]}
+        asked = {**asked, field: _said(asked[field], field)}
     spoken = [f"<|{role}|>{content}" for role, content in _messages(asked, field)]
     return [*_before(asked), *spoken, f"<|{_ANSWERS}|>"]
+
+
+def user(text: str) -> Mapping[str, Any]:
+    """What an API is asked, where a user says one thing."""
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _said(text: str, field: str) -> Any:
+    """Messages that are written as JSON; as ``input`` also what a user says."""
+    found = json_in(text)
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
+        return found
+    return user(text)["messages"] if field == "input" else text
 
 
 def _is_completion(asked: Mapping[str, Any]) -> bool:
@@ -84,8 +99,9 @@ def _is_completion(asked: Mapping[str, Any]) -> bool:
     return "prompt" in asked and "messages" not in asked and "input" not in asked
 
 
-def _is_request(record: Mapping[str, Any]) -> bool:
-    asked = _asked(record)
+def is_request(record: Mapping[str, Any]) -> bool:
+    """Whether an API was asked for an answer in it."""
+    asked = asked_in(record)
     if isinstance(asked.get("messages"), list) or _is_completion(asked):
         return True
     if isinstance(asked.get("input"), list):  # of messages: embeddings are asked with a list of texts
@@ -98,21 +114,6 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
     for field in ("tools", "system", "instructions"):
         if value := asked.get(field):
             yield f"<|{field}|>{_content(value, field)}"
-
-
-def _answered(record: Mapping[str, Any]) -> int:
-    """The tokens of the answer, where the record says how many."""
-    response = record.get("response")
-    inner = _inside(response, "body") or response
-    for counts in (record, record.get("usage"), response, _inside(response, "usage"), _inside(inner, "usage")):
-        for field in ("completion_tokens", "output_tokens", "output_length"):
-            if isinstance(counts, dict) and counts.get(field) is not None:
-                return whole(counts, field)
-    return 0
-
-
-def _inside(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, dict) else None
 
 
 # -- conversations -------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ OPENAI = Format(
     Container.JSON,
     (),
     _parse_request,
-    matches=_is_request,
+    matches=is_request,
     looked_for="messages, input or prompt, maybe in a body",
     is_text=True,
 )

@@ -10,16 +10,16 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
 from kv_sim.replay.readers.options import EngineField, TraceOptions
-from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
-from kv_sim.replay.readers.turns import Turns, look_added
+from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added
 from kv_sim.replay.trace import EngineMemory
 
 
 def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:
     """The seconds of a unit of time, and what to say of it."""
-    if options.time_unit is not None and form.has_dates:
-        raise ConfigError(f"--time-unit: the times of format {form.name} are dates, which have no unit")
+    if options.time_unit is not None and any(isinstance(record.time, Moment) for record in first):
+        raise ConfigError("--time-unit: the times of this trace are dates, which have no unit")
     if options.time_unit is not None:
         return UNITS[options.time_unit], None
     guessed = guess_unit(first, form.unit_seconds)
@@ -56,12 +56,15 @@ def choose_block(
 
 def choose_turns(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[bool, str | None]:
     """Whether a later turn has only what it adds to the one before, and what to say of it."""
-    if not form.may_add_turns:
+    if form.turns is Turns.WHOLE:
         if options.turns is Turns.ADDED:
             raise ConfigError(f"--turns {options.turns.value}: a record of format {form.name} has a whole prompt")
         return False, None
     if options.turns is not Turns.AUTO:
         return options.turns is Turns.ADDED, None
+    if form.turns is Turns.ADDED:
+        said = "a later turn of a session is what it adds to the one before and its answer (--turns)"
+        return True, said if have_later_turns(first) else None
     if not look_added(first):
         return False, None
     return True, (

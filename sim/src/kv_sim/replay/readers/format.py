@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.turns import Turns
 
 
 class Container(Enum):
@@ -23,23 +24,22 @@ class Format:
 
     name: str
     about: str
-    container: Container
+    container: Container | None
+    """None: either."""
     fields: tuple[str, ...]
     """The fields without which a record isn't of this format."""
     parse: Callable[[Mapping[str, Any]], Iterator[Record]]
     """The requests of one record; raises `MalformedError`."""
     unit_seconds: float = 1.0
     """What one unit of its times is."""
-    has_dates: bool = False
-    """Whether its times are dates, which have no unit."""
     block_tokens: int | None = None
     """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
     is_session_local: bool = False
     """Whether ids mean something within their session only."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
-    may_add_turns: bool = False
-    """Whether a later turn of a session may have only what it adds to the one before."""
+    turns: Turns = Turns.WHOLE
+    """What a later turn of a session has."""
     has_retries: bool = False
     """Whether a session is one request, which may be there several times since it was tried again."""
     is_text: bool = False
@@ -55,6 +55,10 @@ class Format:
     def asks_for(self) -> str:
         """What a record of it has."""
         return ", ".join([*self.fields, *filter(None, [self.looked_for])])
+
+    def lies_in(self, container: Container) -> bool:
+        """Whether its records may lie in a file like this."""
+        return self.container is None or self.container is container
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""

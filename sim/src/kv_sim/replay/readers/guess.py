@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.record import Moment, Record
 
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -22,7 +22,7 @@ def guess_unit(records: Sequence[Record], usual_seconds: float) -> str | None:
     What would be seconds is left alone where the format has so small units that it may be the first second of a
     clock; of milliseconds it is more than 11 days.
     """
-    times = [record.time for record in records if record.time is not None]
+    times = [record.time for record in records if record.time is not None and not isinstance(record.time, Moment)]
     least = min(times, default=0)
     units = [unit for unit in UNITS if unit != "s" or usual_seconds >= UNITS["ms"]]
     return next((unit for unit in units if _EPOCH_BEGINS <= least * UNITS[unit] < _EPOCH_ENDS), None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number, text_of, whole
+from kv_sim.replay.readers.turns import Turns
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -52,5 +53,5 @@ MOONCAKE = Format(
     _parse,
     unit_seconds=1e-3,
     block_tokens=512,
-    may_add_turns=True,
+    turns=Turns.AUTO,
 )

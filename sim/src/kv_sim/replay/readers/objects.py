@@ -1,23 +1,20 @@
 """From lines to objects: what a file holds, one mapping a record, each with the line that it comes from."""
 
-import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.format import Container
-from kv_sim.replay.readers.source import first_bad_byte, lines_of, whole_text
+from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, whole_text
+from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
-
-_BETWEEN: Final = ",\t;"
-"""What may stand between the columns of a table: whichever its header has most of."""
 
 
 class Place(NamedTuple):
@@ -64,7 +61,7 @@ def objects_of(path: Path) -> Contents:
         raise ConfigError(f"{path}: there is nothing in this file")
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
-        return Contents(Container.CSV, Place(path, first[0]), _table(path, first, lines))
+        return Contents(Container.CSV, Place(path, first[0]), _table(path, first))
     if shape is _Shape.LINES:
         return Contents(Container.JSON, None, _json_lines(path, chain([first], lines)))
     return Contents(Container.JSON, None, _document(path, first[1], next(lines, None)))
@@ -114,31 +111,25 @@ def _parsed(text: str) -> tuple[int, Any]:
         return 1, Broken("nested too deeply")
 
 
-def _table(path: Path, header: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Found]:
-    if first_bad_byte(header[1]) is not None:
-        raise ConfigError(f"{path}:{header[0]}: {NOT_TEXT}")
-    between = max(_BETWEEN, key=header[1].count)
+def _table(path: Path, header: tuple[int, str]) -> Iterator[Found]:
+    number, names = header
+    if first_bad_byte(names) is not None:
+        raise ConfigError(f"{path}:{number}: {NOT_TEXT}")
     try:
-        names = [name.strip() for name in next(csv.reader([header[1]], delimiter=between))]
-    except csv.Error as error:
-        raise ConfigError(f"{path}:{header[0]}: no header of a table: {error}") from None
-    for place, name in enumerate(names):
-        if name in names[:place]:  # which of them is meant?
-            raise ConfigError(f"{path}:{header[0]}: two columns are called {name!r}")
-    for number, line in lines:
-        yield Place(path, number), _row(names, line, between)
+        table = Table(names)
+    except ValueError as error:
+        raise ConfigError(f"{path}:{number}: {error}") from None
+    for line, text, cells in table.rows(islice(all_lines(path), number, None)):
+        yield Place(path, line), _row(table, text, cells)
 
 
-def _row(names: list[str], line: str, between: str) -> Mapping[str, Any] | Broken:
-    if first_bad_byte(line) is not None:
+def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] | Broken:
+    if first_bad_byte(text) is not None:
         return Broken(NOT_TEXT)
-    try:
-        cells = next(csv.reader([line], delimiter=between))
-    except csv.Error as error:
-        return Broken(f"no row of a table: {error}")
-    if len(cells) != len(names):
-        return Broken(f"{len(cells)} columns, expected {len(names)}: {', '.join(names)}")
-    return dict(zip(names, cells, strict=True))
+    if cells is None:
+        return Broken(NOT_CLOSED)
+    named = table.named(cells)
+    return Broken(named) if isinstance(named, str) else named
 
 
 def _short(text: str) -> str:

@@ -131,7 +131,7 @@ class Opening:
             return own_format(self._options.columns, container), found
         if self._options.format is not None:
             form = FORMATS[self._options.format]
-            if form.container is not container:
+            if form.container is not None and form.container is not container:
                 raise ConfigError(
                     f"{files[0]}: --format {form.name} is {form.container.name}, this looks like {container.name}"
                 )
@@ -145,7 +145,9 @@ class Opening:
                     raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
                 continue
             return detect(value, container, str(header or place)), chain(kept, found)
-        raise ConfigError(f"{files[0]}: no line of it is a record")
+        raise ConfigError(
+            f"{files[0]}: no line of it is a record; expected JSON lines, JSON, or a table below its header"
+        )
 
     # What is done with each record
 
@@ -163,7 +165,8 @@ class Opening:
                 for record in form.parse(value):
                     self._text.cut(record)
                     if form.merges_sessions:
-                        record.session = str(number)  # names are a writer's own: two files may have the same one
+                        # Names are a writer's own: two files may have the same one.
+                        record.session = " ".join(filter(None, (str(number), record.session)))
                     elif self._options.scope is IdScope.SESSION or self._options.sessions:
                         record.session = self._conversations.name(record)
                     yield place, record

@@ -18,16 +18,21 @@ _LATEST: Final = 2**63
 TIMES: Final = ("timestamp", "created", "created_at", "time", "startTime", "start_time", "request_created_at")
 _IDS: Final = frozenset((int, str))
 """What JSON makes of ids; true and false are none."""
-_SESSIONS: Final = ("session_id", "conversation_id")
+_PROMPTS: Final = "text, a list of token ids, or a list of such prompts"
+_SESSIONS: Final = ("session_id", "conversation_id", "sessionId")
 
 
 class MalformedError(ValueError):
     """A record that can't be a request; says why, not where."""
 
 
+class Moment(float):
+    """A time that is a date: seconds since 1970, whatever the file's unit is."""
+
+
 @dataclass(slots=True)
 class Record:
-    """One request. ``time`` is in the file's unit; None where the format has no times."""
+    """One request. ``time`` is in the file's unit, or a `Moment`; None where the format has no times."""
 
     time: int | float | None
     input_tokens: int
@@ -89,7 +94,7 @@ def number(record: Mapping[str, Any], field: str) -> int | float:
 
 
 def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
-    """A time: a number, or a date as seconds since 1970; in UTC, where it doesn't say where."""
+    """A time: a number, or a date."""
     value = record.get(field)
     try:
         return number(record, field)
@@ -100,7 +105,12 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
         date = datetime.fromisoformat(value.strip())
     except ValueError:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
-    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    return moment(date)
+
+
+def moment(date: datetime) -> Moment:
+    """A date as a time; one that doesn't say where is in UTC."""
+    return Moment((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
 
 
 def time_of(record: Mapping[str, Any]) -> int | float | None:
@@ -131,17 +141,31 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
     return None if value is None else str(value)
 
 
-def prompt_of(record: Mapping[str, Any]) -> tuple[list[str] | None, list[int] | None]:
-    """A prompt that isn't a chat: as text, or as token ids."""
+def prompts_of(record: Mapping[str, Any]) -> list[tuple[list[str] | None, list[int] | None]]:
+    """What isn't a chat: one prompt or several, each as text or as token ids."""
     prompt = record.get("prompt")
+    if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):
+        return [([one], None) if isinstance(one, str) else (None, one) for one in prompt]
     if isinstance(prompt, str):
-        return [prompt], None
+        return [([prompt], None)]
     if not isinstance(prompt, list):
-        raise MalformedError(f"prompt: expected text or a list of token ids, got {type(prompt).__name__}")
-    odd = next((one for one in prompt if not isinstance(one, int) or isinstance(one, bool)), None)
-    if odd is not None:  # messages of a chat, or several prompts
-        raise MalformedError(f"prompt: expected text or a list of token ids, got one of {type(odd).__name__}")
-    return None, prompt
+        raise MalformedError(f"prompt: expected {_PROMPTS}, got {type(prompt).__name__}")
+    if not _is_tokens(prompt):  # messages of a chat
+        odd = next(one for one in prompt if not _is_token(one))
+        raise MalformedError(f"prompt: expected {_PROMPTS}, got one of {type(odd).__name__}")
+    return [(None, prompt)]
+
+
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and _is_tokens(value))
+
+
+def _is_tokens(value: list[Any]) -> bool:
+    return all(map(_is_token, value))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _shown(record: Mapping[str, Any], field: str) -> str:

@@ -20,11 +20,19 @@ _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log"
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 
+_PICKLE: Final = "Python's pickle, as SGLang dumps requests"
 _OTHERS: Final = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
     b"PAR1": "Parquet",
     b"PK\3\4": "a zip archive",
+    b"\x80\2": _PICKLE,
+    b"\x80\3": _PICKLE,
+    b"\x80\4": _PICKLE,
+    b"\x80\5": _PICKLE,
+    b"SQLite format 3\0": "a database of SQLite",
+    b"ARROW1": "Arrow",
+    b"Obj\1": "Avro",
 }
 """How files begin that are none of these, and what they are."""
 
@@ -90,8 +98,8 @@ def _looks_like_a_trace(file: Path) -> bool:
 def open_text(path: Path) -> IO[str]:
     """The text of a file, whatever it is packed with, by its first bytes. What isn't UTF-8 is a lone surrogate."""
     with path.open("rb") as file:
-        magic = file.read(6)
-    if magic == _XZ:
+        magic = file.read(16)
+    if magic[:6] == _XZ:
         binary: Any = lzma.open(path, "rb")  # noqa: SIM115 - whoever reads the text closes it
     elif magic[:2] == _GZIP:
         binary = gzip.open(path, "rb")  # noqa: SIM115
@@ -166,12 +174,12 @@ class _Frames(io.RawIOBase):
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that aren't blank, numbered from 1."""
-    return ((number, line) for number, line in _all_lines(path) if not line.isspace())
+    return ((number, line) for number, line in all_lines(path) if not line.isspace())
 
 
 def whole_text(path: Path) -> str:
     """The text of a file that is one document."""
-    return "".join(line for _, line in _all_lines(path))
+    return "".join(line for _, line in all_lines(path))
 
 
 def first_bad_byte(text: str) -> int | None:
@@ -184,7 +192,8 @@ def first_bad_byte(text: str) -> int | None:
     return None
 
 
-def _all_lines(path: Path) -> Iterator[tuple[int, str]]:
+def all_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """All lines, numbered from 1."""
     number = 0
     try:
         with open_text(path) as text:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
-from kv_sim.replay.readers.record import MalformedError, Record
+from kv_sim.replay.readers.record import MalformedError, Moment, Record
 
 
 class Times:
@@ -18,6 +18,8 @@ class Times:
         self._account = account
         self.are_made_up = False
         """The first request has no time."""
+        self._are_dates: bool | None = None
+        """Whether they are, as the first one that there is."""
         self._zero: int | float | None = None
         """The first time that there is: what all are counted from."""
         self._last_turns: dict[str | None, float] = {}
@@ -29,6 +31,7 @@ class Times:
 
     def arrival(self, record: Record, number: int) -> float:
         """When a request arrives, in seconds."""
+        unit = self._unit_of(record.time)
         if self._zero is None and record.time is not None and not self.are_made_up:
             self._zero = record.time
         session = record.session
@@ -44,14 +47,27 @@ class Times:
             if session not in self._starts:
                 self._starts[session] = len(self._starts) * self._stagger_seconds
                 self._first_times.add(record.time)
-            arrival = self._starts[session] + float(record.time) * self._unit_seconds
+            arrival = self._starts[session] + float(record.time) * unit
         elif self.are_made_up:
             raise MalformedError("it has a time, and requests above it have none")
         else:
-            arrival = float(record.time - (self._zero or 0)) * self._unit_seconds
+            arrival = float(record.time - (self._zero or 0)) * unit
         if isinstance(record, DelayedRecord):
             self._last_turns[session] = arrival
         return arrival
+
+    def _unit_of(self, time: int | float | None) -> float:
+        """The seconds of a unit of it; dates and numbers don't go together."""
+        if time is None:
+            return self._unit_seconds
+        is_date = isinstance(time, Moment)
+        if self._are_dates is None:
+            self._are_dates = is_date
+        if self._are_dates is not is_date:
+            kinds = ("a date", "a number")
+            own, other = kinds if is_date else reversed(kinds)
+            raise MalformedError(f"its time is {own}, and that of a request above it {other}")
+        return 1.0 if is_date else self._unit_seconds
 
     def notes(self) -> Iterator[str]:
         """What is to be said of sessions that count their own time, when all are read."""

@@ -23,6 +23,7 @@ class Turns(Enum):
     """By what the first records look like, of a format in which it may be either."""
     WHOLE = "whole"
     ADDED = "added"
+    """Only what it adds to the turn before and its answer."""
 
 
 class _Part(NamedTuple):
@@ -79,6 +80,12 @@ class GrowingPrompts:
         prompt.add(("answer", session, prompt.turns), record.output_tokens, size)
         prompt.turns += 1
         return tokens, whole
+
+
+def have_later_turns(records: Sequence[Record]) -> bool:
+    """Whether some session has several turns."""
+    sessions = [record.session for record in records if record.session is not None]
+    return len(sessions) > len(set(sessions))
 
 
 def look_added(records: Sequence[Record]) -> bool:

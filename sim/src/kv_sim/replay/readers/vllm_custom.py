@@ -3,23 +3,25 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kv_sim.replay.readers.asked import answered_in, shares_of
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Record, prompt_of, session_of, text_of, time_of, whole
+from kv_sim.replay.readers.record import Record, prompts_of, session_of, text_of, time_of
 from kv_sim.replay.readers.text import ASSUMED
 
 
 def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
-    text, tokens = prompt_of(record)
-    yield Record(
-        time_of(record),
-        0,
-        whole(record, "output_tokens", usual=0),
-        None,
-        session=session_of(record),
-        model=text_of(record, "model"),
-        text=text,
-        tokens=tokens,
-    )
+    prompts = prompts_of(record)
+    for (text, tokens), share in zip(prompts, shares_of(answered_in(record) or 0, len(prompts)), strict=True):
+        yield Record(
+            time_of(record),
+            0,
+            share,
+            None,
+            session=session_of(record),
+            model=text_of(record, "model"),
+            text=text,
+            tokens=tokens,
+        )
 
 
 VLLM = Format(

@@ -1,0 +1,43 @@
+"""AIBrix's workloads: a time, and the prompts that are sent at it; milliseconds.
+
+Its client says what was said before in a session together with a prompt, so a later prompt of one is what it adds.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.chat import chat, user
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.turns import Turns
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    time, requests = number(record, "timestamp"), record["requests"]
+    if not isinstance(requests, list):
+        raise MalformedError(f"requests: expected a list, got {type(requests).__name__}")
+    for index, request in enumerate(requests):
+        if not isinstance(request, dict):
+            raise MalformedError(f"requests[{index}]: expected an object, got {type(request).__name__}")
+        prompt = request.get("prompt")
+        if not isinstance(prompt, str):
+            raise MalformedError(f"requests[{index}].prompt: expected text, got {type(prompt).__name__}")
+        try:
+            answer = whole(request, "output_length", usual=0)
+        except MalformedError as error:
+            raise MalformedError(f"requests[{index}].{error}") from None
+        text = chat(user(prompt))
+        yield Record(time, 0, answer, None, text_of(request, "session_id"), text=text)
+
+
+AIBRIX = Format(
+    "aibrix",
+    f"AIBrix workloads, JSON: timestamp (ms), requests of prompt, output_length, maybe session_id; {ASSUMED}",
+    Container.JSON,
+    ("timestamp", "requests"),
+    _parse,
+    unit_seconds=1e-3,
+    turns=Turns.ADDED,
+    is_text=True,
+)

@@ -1,0 +1,196 @@
+"""What aiperf is told to send: a record a request, a record a session, or its ``inputs.json``; milliseconds.
+
+A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of its ``turns``
+is what it adds to the one before; payloads are whole prompts. A turn may have a ``delay`` instead of a time, from
+the answer before it on: how long that took isn't in the file, so it counts from when the turn before arrived.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import answered_in, shares_of
+from kv_sim.replay.readers.chat import TURN_SECONDS, chat, is_request, prompts_in, user
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
+from kv_sim.replay.readers.text import ASSUMED
+from kv_sim.replay.readers.turns import Turns
+
+_MINUTE: Final = TURN_SECONDS * 1000
+
+
+# -- a record a request --------------------------------------------------------------------------
+
+
+def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
+    session, asked = text_of(record, "session_id"), _asked(record)
+    time = None if record.get("timestamp") is None else number(record, "timestamp")
+    delay = number(record, "delay") if time is None and session and record.get("delay") is not None else None
+    prompts = prompts_in(record, asked)
+    for (text, tokens), share in zip(prompts, shares_of(_answered(record), len(prompts)), strict=True):
+        more: dict[str, Any] = {"model": text_of(asked, "model"), "text": text, "tokens": tokens}
+        if delay is None:
+            yield Record(time, 0, share, None, session, **more)
+        else:
+            yield DelayedRecord(None, 0, share, None, session, delay=delay, **more)
+
+
+def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an API is asked by it."""
+    if record.get("payload") is not None:
+        payload = record["payload"]
+        if not isinstance(payload, dict):
+            raise MalformedError(f"payload: expected an object, got {type(payload).__name__}")
+        return payload
+    if record.get("messages") is not None:
+        return record
+    return user(_text(record, ""))
+
+
+def _answered(record: Mapping[str, Any]) -> int:
+    return answered_in(record) or 0
+
+
+def _text(record: Mapping[str, Any], place: str) -> str:
+    """What is said, where that is one text."""
+    field = "text_input" if "text_input" in record else "text"
+    text = record.get(field)
+    if text is None and record.get("texts") is not None:
+        raise MalformedError(f"{place}texts: expected one text, as text or text_input, got several")
+    if not isinstance(text, str):
+        got = type(text).__name__ if field in record else "no such field"
+        raise MalformedError(f"{place}{field}: expected text, got {got}")
+    return text
+
+
+def _is_request(record: Mapping[str, Any]) -> bool:
+    payload = record.get("payload")
+    if isinstance(record.get("text_input"), str) or (isinstance(payload, dict) and is_request(payload)):
+        return True
+    if not isinstance(record.get("messages"), list):
+        return False
+    has_time = isinstance(record.get("timestamp"), (int, float)) and "output_length" in record
+    return has_time or "delay" in record or "message_mode" in record
+
+
+AIPERF = Format(
+    "aiperf",
+    "aiperf JSON lines: text_input, payload, or messages with output_length or delay; maybe timestamp (ms), "
+    f"session_id; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse_request,
+    unit_seconds=1e-3,
+    matches=_is_request,
+    looked_for="text_input, payload, or messages with output_length",
+    is_text=True,
+)
+
+
+# -- a record a session --------------------------------------------------------------------------
+
+
+def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
+    turns = record["turns"]
+    if not isinstance(turns, list):
+        raise MalformedError(f"turns: expected a list, got {type(turns).__name__}")
+    time: int | float = 0
+    before: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns):
+        place = f"turns[{index}]"
+        if not isinstance(turn, dict):
+            raise MalformedError(f"{place}: expected an object, got {type(turn).__name__}")
+        said = {"role": text_of(turn, "role") or "user", "content": _text(turn, f"{place}.")}
+        if said["role"] == "system" and turn.get("timestamp") is None and turn.get("delay") is None:
+            before.append(said)  # sent together with what follows it
+            continue
+        try:
+            time = _time_of(turn, time, is_first=not index)
+            tokens = _answered(turn)
+        except MalformedError as error:
+            raise MalformedError(f"{place}.{error}") from None
+        text = chat({"messages": [*before, said]})
+        yield Record(time, 0, tokens, None, is_session_local=False, text=text)
+        before = []
+
+
+def _time_of(turn: Mapping[str, Any], before: int | float, *, is_first: bool) -> int | float:
+    """When a turn arrives, in milliseconds."""
+    if turn.get("timestamp") is not None:
+        return number(turn, "timestamp")
+    if turn.get("delay") is not None:
+        delay = number(turn, "delay")
+        if delay < 0:
+            raise MalformedError(f"delay: expected at least 0, got {delay}")
+        return before + delay
+    return before if is_first else before + _MINUTE
+
+
+def _have_text(record: Mapping[str, Any]) -> bool:
+    turns = record["turns"]
+    return isinstance(turns, list) and any(isinstance(turn, dict) and "text" in turn for turn in turns)
+
+
+TURNS = Format(
+    "aiperf-turns",
+    f"aiperf sessions, JSON lines: turns of text, maybe timestamp or delay (ms), output_length; {ASSUMED}",
+    Container.JSON,
+    ("turns",),
+    _parse_turns,
+    unit_seconds=1e-3,
+    merges_sessions=True,
+    turns=Turns.ADDED,
+    matches=_have_text,
+    looked_for="of which some have text",
+    is_text=True,
+    assumes="a minute for the time before a turn that has none",
+)
+
+
+# -- inputs.json ---------------------------------------------------------------------------------
+
+
+def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
+    sessions = record["data"]
+    if not isinstance(sessions, list):
+        raise MalformedError(f"data: expected a list, got {type(sessions).__name__}")
+    for place, session in enumerate(sessions):
+        payloads = session.get("payloads") if isinstance(session, dict) else None
+        if not isinstance(payloads, list):
+            raise MalformedError(f"data[{place}].payloads: expected a list, got {type(payloads).__name__}")
+        for turn, payload in enumerate(payloads):
+            if not isinstance(payload, dict):
+                got = type(payload).__name__
+                raise MalformedError(f"data[{place}].payloads[{turn}]: expected an object, got {got}")
+            for text, tokens in prompts_in(payload, payload):
+                yield Record(
+                    turn * _MINUTE,
+                    0,
+                    0,
+                    None,
+                    session=str(place),
+                    is_session_local=False,
+                    model=text_of(payload, "model"),
+                    text=text,
+                    tokens=tokens,
+                )
+
+
+def _have_payloads(record: Mapping[str, Any]) -> bool:
+    sessions = record["data"]
+    return isinstance(sessions, list) and any(isinstance(one, dict) and "payloads" in one for one in sessions)
+
+
+INPUTS = Format(
+    "aiperf-inputs",
+    f"aiperf's inputs.json: data of sessions with payloads; no times; {ASSUMED}",
+    Container.JSON,
+    ("data",),
+    _parse_inputs,
+    unit_seconds=1e-3,
+    merges_sessions=True,
+    matches=_have_payloads,
+    looked_for="of sessions with payloads",
+    is_text=True,
+    assumes="a minute for the time between two turns",
+)

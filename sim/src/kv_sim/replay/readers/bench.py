@@ -1,0 +1,48 @@
+"""What ``vllm bench serve --save-detailed`` and SGLang's ``bench_serving --output-details`` save: a run a record.
+
+Each request has its lengths, and in newer ones the second in which it was sent. No ids.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    inputs, outputs = _list(record, "input_lens"), _list(record, "output_lens")
+    times = None if record.get("start_times") is None else _list(record, "start_times")
+    for field, found in (("output_lens", outputs), ("start_times", times)):
+        if found is not None and len(found) != len(inputs):
+            raise MalformedError(f"{field}: expected {len(inputs)}, as many as input_lens, got {len(found)}")
+    model = text_of(record, "model_id")
+    sent: list[int | float | None] = [None] * len(inputs)
+    order = list(range(len(inputs)))
+    if times is not None:  # of those that were sent together anyone may be the first in the lists
+        found = [number({"start_times": time}, "start_times") for time in times]
+        sent, order = [*found], sorted(order, key=found.__getitem__)
+    for index in order:
+        yield Record(
+            sent[index],
+            whole({"input_lens": inputs[index]}, "input_lens"),
+            whole({"output_lens": outputs[index]}, "output_lens"),
+            None,
+            model=model,
+        )
+
+
+def _list(record: Mapping[str, Any], field: str) -> list[Any]:
+    value = record[field]
+    if not isinstance(value, list):
+        raise MalformedError(f"{field}: expected a list, got {type(value).__name__}")
+    return value
+
+
+BENCH = Format(
+    "bench",
+    "what vllm bench serve --save-detailed saves, JSON: input_lens, output_lens, maybe start_times (s); no ids",
+    Container.JSON,
+    ("input_lens", "output_lens"),
+    _parse,
+)

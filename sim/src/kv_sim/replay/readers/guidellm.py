@@ -1,0 +1,70 @@
+"""GuideLLM's reports: what it sent to a server in each of its benchmarks, one after the other; seconds."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import asked_in, inside, shares_of
+from kv_sim.replay.readers.chat import is_request, prompts_in
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+_KINDS: Final = ("successful", "incomplete", "errored")
+_STARTS: Final = ("request_start_time", "start_time")
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    benchmarks = record["benchmarks"]
+    if not isinstance(benchmarks, list):
+        raise MalformedError(f"benchmarks: expected a list, got {type(benchmarks).__name__}")
+    found = [one for index, benchmark in enumerate(benchmarks) for one in _requests(benchmark, index)]
+    for time, place, request in sorted(found, key=lambda one: one[0]):  # they lie there as they ended
+        try:
+            yield from _sent(time, request)
+        except MalformedError as error:
+            raise MalformedError(f"{place}.{error}") from None
+
+
+def _requests(benchmark: Any, index: int) -> Iterator[tuple[int | float, str, Mapping[str, Any]]]:
+    kinds = inside(benchmark, "requests")
+    if not isinstance(kinds, dict):
+        raise MalformedError(f"benchmarks[{index}].requests: expected an object, got {type(kinds).__name__}")
+    for kind in _KINDS:
+        requests = kinds.get(kind) or []
+        if not isinstance(requests, list):
+            got = type(requests).__name__
+            raise MalformedError(f"benchmarks[{index}].requests.{kind}: expected a list, got {got}")
+        for place, request in enumerate(requests):
+            where = f"benchmarks[{index}].requests.{kind}[{place}]"
+            if not isinstance(request, dict):
+                raise MalformedError(f"{where}: expected an object, got {type(request).__name__}")
+            field = next((field for field in _STARTS if request.get(field) is not None), None)
+            if field is not None:  # else it was never sent
+                yield number(request, field), where, request
+
+
+def _sent(time: int | float, request: Mapping[str, Any]) -> Iterator[Record]:
+    answer = whole(request, "output_tokens", usual=0)
+    if not is_request(request):
+        yield Record(time, whole(request, "prompt_tokens"), answer, None)
+        return
+    asked = asked_in(request)
+    prompts = prompts_in(request, asked)
+    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
+        yield Record(time, 0, share, None, model=text_of(asked, "model"), text=text, tokens=tokens)
+
+
+GUIDELLM = Format(
+    "guidellm",
+    "GuideLLM reports, JSON: benchmarks of requests with request_args, or with prompt_tokens and no ids; "
+    f"output_tokens, request_start_time (s); {ASSUMED}",
+    Container.JSON,
+    ("benchmarks",),
+    _parse,
+    matches=lambda record: (
+        isinstance(record["benchmarks"], list)
+        and any(inside(one, "requests") is not None for one in record["benchmarks"])
+    ),
+    looked_for="of which some have requests",
+    is_text=True,
+)

@@ -1,0 +1,133 @@
+"""Exports of Langfuse and of LangSmith: requests among other things that were observed.
+
+A record that is no request to a model is none here, too: a span, a call of a tool, an agent that asks others.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import answered_in, inside, json_in, shares_of
+from kv_sim.replay.readers.chat import prompts_in, user
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+_STARTS: Final = ("startTime", "start_time")
+_LEFT_OUT: Final = "whatever isn't a request to a model is left out"
+
+
+def _start_of(record: Mapping[str, Any]) -> int | float:
+    """When it began. When it was stored is another time."""
+    field = next((field for field in _STARTS if record.get(field) is not None), _STARTS[0])
+    return number_or_date(record, field)
+
+
+def _kind(record: Mapping[str, Any], field: str) -> str:
+    kind = record[field]
+    if not isinstance(kind, str) or not kind:
+        raise MalformedError(f"{field}: expected what was observed, as text, got {kind!r:.60}")
+    return kind
+
+
+def _requests(
+    record: Mapping[str, Any], field: str, answer: int, session: str | None, model: str | None
+) -> Iterator[Record]:
+    time, asked = _start_of(record), _asked(record, field)
+    prompts = prompts_in(record, asked)
+    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
+        yield Record(time, 0, share, None, session, model=model, text=text, tokens=tokens)
+
+
+def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """What a model was asked: messages, an object with such, or what one user says."""
+    found = json_in(record.get(field))
+    if isinstance(found, dict):
+        return found
+    if not isinstance(found, (str, list)):
+        got = "none" if found is None else type(found).__name__
+        raise MalformedError(
+            f"{field}: expected what a model was asked, as text, messages or an object, got {got}"
+        )
+    return user(found) if isinstance(found, str) else {"messages": found}
+
+
+# -- Langfuse ------------------------------------------------------------------------------------
+
+_GENERATION: Final = "GENERATION"
+_OWN: Final = (
+    ("traceId", "trace_id"),
+    ("usageDetails", "usage_details", "parentObservationId", "parent_observation_id"),
+)
+_USAGES: Final = ("usageDetails", "usage_details", "usage")
+
+
+def _parse_langfuse(record: Mapping[str, Any]) -> Iterator[Record]:
+    if _kind(record, "type") != _GENERATION:
+        return
+    usage = next((one for field in _USAGES if (one := json_in(record.get(field)))), None)
+    answer = whole(usage, "output", usual=0) if isinstance(usage, dict) else answered_in(record) or 0
+    model = next((name for field in ("model", "provided_model_name") if (name := text_of(record, field))), None)
+    yield from _requests(record, "input", answer, session_of(record), model)
+
+
+LANGFUSE = Format(
+    "langfuse",
+    f"observations that Langfuse exports, JSON: type, startTime or start_time, input, usageDetails; {ASSUMED}",
+    Container.JSON,
+    ("type", "input"),
+    _parse_langfuse,
+    matches=lambda record: all(any(field in record for field in names) for names in _OWN),
+    looked_for="traceId, usageDetails or parentObservationId, or trace_id, usage_details or parent_observation_id",
+    is_text=True,
+    assumes=_LEFT_OUT,
+)
+
+
+# -- LangSmith -----------------------------------------------------------------------------------
+
+_SAYS: Final = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
+
+
+def _parse_langsmith(record: Mapping[str, Any]) -> Iterator[Record]:
+    if _kind(record, "run_type") != "llm":
+        return
+    inputs = record["inputs"]
+    if isinstance(inputs, dict):
+        inputs = _plain(inputs)
+    extra = json_in(record.get("extra"))
+    metadata, called = inside(extra, "metadata"), inside(extra, "invocation_params")
+    names = ("session_id", "thread_id", "conversation_id")
+    session = next((str(name) for field in names if (name := inside(metadata, field)) is not None), None)
+    model = inside(metadata, "ls_model_name") or inside(called, "model")
+    answer = answered_in(record) or 0
+    yield from _requests({**record, "inputs": inputs}, "inputs", answer, session, model and str(model))
+
+
+def _plain(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What LangChain writes, as an API is asked."""
+    if "prompts" in inputs:
+        return {"prompt": inputs["prompts"]}
+    messages = inputs.get("messages")
+    if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0], list):
+        [messages] = messages  # a batch of one
+    if not isinstance(messages, list):
+        return inputs
+    return {**inputs, "messages": [*map(_message, messages)]}
+
+
+def _message(message: Any) -> Any:
+    kwargs, names = inside(message, "kwargs"), inside(message, "id")
+    if not isinstance(kwargs, dict) or not isinstance(names, list) or not names:
+        return message
+    return {**kwargs, "role": _SAYS.get(str(names[-1]), str(names[-1]))}
+
+
+LANGSMITH = Format(
+    "langsmith",
+    f"runs that LangSmith exports, JSON: run_type, start_time, inputs, completion_tokens; {ASSUMED}",
+    Container.JSON,
+    ("run_type", "start_time", "inputs"),
+    _parse_langsmith,
+    is_text=True,
+    assumes=_LEFT_OUT,
+)

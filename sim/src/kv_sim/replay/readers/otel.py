@@ -1,0 +1,156 @@
+"""Spans of OpenTelemetry: those of requests to a model, by their attributes; nanoseconds, or dates.
+
+They lie in OTLP's JSON, or in records of ``spans``, or each is a record, whose attributes are an object.
+
+What was asked is there where that is captured, and else how many tokens it had. A span within that of a request is
+the same request seen by the next one who takes it, and isn't counted again where both lie in one record.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import inside, json_in
+from kv_sim.replay.readers.chat import chat
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+_ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
+_INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
+_MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model")
+_STARTS: Final = ("startTimeUnixNano", "start_time", "startTime")
+_IDS: Final = ("spanId", "span_id")
+_PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id")
+_MESSAGES: Final = "gen_ai.input.messages"
+_PROMPT: Final = "gen_ai.prompt"
+
+_Span = tuple[Mapping[str, Any], dict[str, Any]]
+"""A span, and its attributes by name."""
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    spans = [(span, attributes) for span, attributes in _spans(record) if _asks(attributes)]
+    ours = {name for span, _ in spans if (name := _name(span, _IDS)) is not None}
+    timed = [(number_or_date(span, _first(span, _STARTS) or _STARTS[0]), span, named) for span, named in spans]
+    for time, span, named in sorted(timed, key=lambda one: one[0]):
+        if _name(span, _PARENTS) in ours:
+            continue
+        text = _text(named)
+        yield Record(
+            time,
+            0 if text is not None else whole(named, _first(named, _INPUTS) or _INPUTS[0]),
+            whole(named, _first(named, _OUTPUTS) or _OUTPUTS[0], usual=0),
+            None,
+            session=_name(named, _SESSIONS),
+            model=_name(named, _MODELS),
+            text=text,
+        )
+
+
+def _spans(record: Mapping[str, Any]) -> Iterator[_Span]:
+    if "resourceSpans" not in record:
+        for span in _list(record, "spans") if "spans" in record else [record]:
+            attributes = span.get("attributes")
+            if isinstance(attributes, dict):
+                yield span, attributes
+        return
+    for resource in _list(record, "resourceSpans"):
+        for scope in _list(resource, "scopeSpans"):
+            for span in _list(scope, "spans"):
+                yield span, {str(one.get("key")): _value(one.get("value")) for one in _list(span, "attributes")}
+
+
+def _list(within: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    value = within.get(field, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise MalformedError(f"{field}: expected a list of objects, got {type(value).__name__}")
+    return value
+
+
+def _value(value: Any) -> Any:
+    """What an attribute is: its only field says as what."""
+    return next(iter(value.values()), None) if isinstance(value, dict) else None
+
+
+def _asks(named: Mapping[str, Any]) -> bool:
+    """Whether it is a span of a request to a model."""
+    operation = named.get("gen_ai.operation.name")
+    if operation is not None:
+        return operation in _ASKS
+    return _first(named, (*_INPUTS, _MESSAGES, f"{_PROMPT}.0.content")) is not None
+
+
+def _text(named: Mapping[str, Any]) -> list[str] | None:
+    """What was asked, if that is there."""
+    if _MESSAGES in named:
+        messages = json_in(named[_MESSAGES])
+    elif f"{_PROMPT}.0.content" in named:
+        messages = [*_numbered(named)]
+    else:
+        return None
+    asked: dict[str, Any] = {"messages": messages}
+    if isinstance(messages, list):
+        asked["messages"] = [*map(_plain, messages)]
+    for field, name in (("tools", "gen_ai.tool.definitions"), ("system", "gen_ai.system_instructions")):
+        if name in named:
+            value = json_in(named[name])
+            asked[field] = [*map(_part, value)] if isinstance(value, list) and field == "system" else value
+    return chat(asked)
+
+
+def _numbered(named: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Messages whose parts are attributes with numbers in their names."""
+    index = 0
+    while f"{_PROMPT}.{index}.role" in named or f"{_PROMPT}.{index}.content" in named:
+        role = named.get(f"{_PROMPT}.{index}.role", "user")
+        yield {"role": role, "content": named.get(f"{_PROMPT}.{index}.content")}
+        index += 1
+
+
+def _plain(message: Any) -> Any:
+    """A message as an API is asked with it."""
+    parts = inside(message, "parts")
+    return {**message, "content": [*map(_part, parts)]} if isinstance(parts, list) else message
+
+
+def _part(part: Any) -> Any:
+    """Text that is said, and a tool's call or its result as JSON."""
+    if isinstance(inside(part, "content"), str) and part.get("type") == "text":
+        return part["content"]
+    return json.dumps(part, sort_keys=True) if str(inside(part, "type")).startswith("tool") else part
+
+
+def _is_traced(record: Mapping[str, Any]) -> bool:
+    """Whether it has spans, of which one is about a model."""
+    if "resourceSpans" in record:
+        return True
+    spans = record["spans"] if isinstance(record.get("spans"), list) else [record]
+    named = [one for span in spans if isinstance(one := inside(span, "attributes"), dict)]
+    return any(str(name).startswith("gen_ai.") for one in named for name in one)
+
+
+def _first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if named.get(name) is not None), None)
+
+
+def _name(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    name = _first(named, names)
+    return None if name is None else str(named[name])
+
+
+OTEL = Format(
+    "otel",
+    "OpenTelemetry spans, JSON: resourceSpans, spans or attributes with gen_ai.input.messages, or with "
+    f"gen_ai.usage.input_tokens and no ids; {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    matches=_is_traced,
+    looked_for="resourceSpans, spans or attributes with gen_ai",
+    unit_seconds=1e-9,
+    is_text=True,
+    assumes="spans that are no request to a model are left out",
+)

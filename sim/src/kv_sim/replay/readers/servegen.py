@@ -1,0 +1,32 @@
+"""ServeGen's traces of batch jobs: prefix ids of 16-token blocks, or lengths only. All were there at once.
+
+Each record has no field but those that are named here; one that does may have a time by another name.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import Record, id_list, whole
+
+_FIELDS: Final = frozenset(
+    ("request_id", "type", "input_length", "output_length", "duration", "hash_ids", "img_ids")
+)
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    ids = id_list(record, "hash_ids") if "hash_ids" in record else None
+    yield Record(None, whole(record, "input_length"), whole(record, "output_length", usual=0), ids)
+
+
+SERVEGEN = Format(
+    "servegen",
+    "ServeGen batch jobs, JSON lines: request_id, type, input_length, maybe output_length, hash_ids of 16 tokens; "
+    "no times",
+    Container.JSON,
+    ("request_id", "type", "input_length"),
+    _parse,
+    block_tokens=16,
+    matches=lambda record: _FIELDS.issuperset(record),
+    looked_for="no time",
+)

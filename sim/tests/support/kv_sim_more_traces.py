@@ -1,0 +1,227 @@
+"""A small trace of each format that is text or lengths under other names, and what is in it."""
+
+import json
+from typing import Any
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def otlp(*spans: dict[str, Any]) -> dict[str, Any]:
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": [*spans]}]}]}
+
+
+def span(seconds: float, named: dict[str, Any], **more: Any) -> dict[str, Any]:
+    kinds = {str: "stringValue", int: "intValue"}
+    attributes = [{"key": name, "value": {kinds[type(value)]: value}} for name, value in named.items()]
+    start = 1_790_000_000_000_000_000 + int(seconds * 1e9)
+    return {"traceId": "t", "name": "chat m", "startTimeUnixNano": str(start), "attributes": attributes, **more}
+
+
+SAID = "x" * 107
+"""Behind its role and before who answers it has 128 characters: 32 tokens, two blocks of 16."""
+ASKED = {"model": "m", "messages": [user(SAID)]}
+MORE = {"model": "m", "messages": [user(SAID), user("y" * 43)]}
+"""128 - 13 + 8 + 43 + 13 characters: 45 tokens, of which one block is that of `ASKED`."""
+
+
+def _observed(second: int, asked: Any, **more: Any) -> dict[str, Any]:
+    return {"startTime": f"2026-01-31T10:00:0{second}.5Z", "input": asked, **more}
+
+
+_GENERATION = {"traceId": "t", "type": "GENERATION", "model": "m", "usageDetails": {"input": 9, "output": 7}}
+_RUN = {"run_type": "llm", "completion_tokens": 7, "session_id": "a project"}
+_SENT = {"output_tokens": 7, "prompt_tokens": 99}
+
+CASES: dict[str, tuple[str, int, list[float]]] = {
+    "aibrix": (
+        lines(
+            {"timestamp": 500, "requests": [{"prompt": SAID, "prompt_length": 9, "output_length": 7}]},
+            {"timestamp": 1500, "requests": []},
+            {"timestamp": 3500, "requests": [{"prompt": SAID, "output_length": None, "session_id": None}]},
+        ),
+        16,
+        [0, 3],
+    ),
+    "aiperf": (
+        lines(
+            {"timestamp": 500, "text_input": SAID, "output_length": 7},
+            {"timestamp": 3500, "payload": {"messages": MORE["messages"]}},
+        ),
+        16,
+        [0, 3],
+    ),
+    "aiperf-turns": (
+        lines(
+            {
+                "session_id": "a",
+                "turns": [{"text": SAID, "output_length": 7}, {"text": "y" * 43, "delay": 3000}],
+            }
+        ),
+        16,
+        [0, 3],
+    ),
+    "aiperf-inputs": (
+        json.dumps({"data": [{"session_id": "a", "payloads": [ASKED, MORE]}]}, indent=1),
+        16,
+        [0, 60],
+    ),
+    "otel": (
+        lines(
+            otlp(
+                span(
+                    3,
+                    {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(MORE["messages"])},
+                    spanId="b",
+                ),
+                span(0, {"gen_ai.operation.name": "invoke_agent", "gen_ai.usage.input_tokens": 500}, spanId="a"),
+                span(
+                    0,
+                    {
+                        "gen_ai.operation.name": "chat",
+                        "gen_ai.input.messages": json.dumps(
+                            [{"role": "user", "parts": [{"type": "text", "content": SAID}]}]
+                        ),
+                        "gen_ai.usage.output_tokens": 7,
+                    },
+                    spanId="c",
+                    parentSpanId="a",
+                ),
+                span(0.001, {"gen_ai.usage.prompt_tokens": 32}, spanId="d", parentSpanId="c"),
+            )
+        ),
+        16,
+        [0, 3],
+    ),
+    "guidellm": (
+        json.dumps(
+            {
+                "benchmarks": [
+                    {
+                        "requests": {
+                            "successful": [
+                                {**_SENT, "request_start_time": 8.5, "request_args": json.dumps({"body": MORE})},
+                                {**_SENT, "request_start_time": 5.5, "request_args": json.dumps({"body": ASKED})},
+                            ],
+                            "incomplete": [{"request_start_time": None}],
+                            "errored": [],
+                        }
+                    }
+                ]
+            }
+        ),
+        16,
+        [0, 3],
+    ),
+    "langfuse": (
+        lines(
+            {**_observed(1, {"any": "thing"}), **_GENERATION, "type": "SPAN"},
+            {**_GENERATION, **_observed(1, ASKED["messages"]), "createdAt": "2026-01-31T10:09:00Z"},
+            {**_GENERATION, **_observed(4, json.dumps(MORE))},
+        ),
+        16,
+        [0, 3],
+    ),
+    "langsmith": (
+        lines(
+            {**_RUN, "run_type": "chain", "start_time": "2026-01-31T10:00:01", "inputs": {"any": "thing"}},
+            {**_RUN, "start_time": "2026-01-31T10:00:01.250", "inputs": ASKED},
+            {
+                **_RUN,
+                "start_time": "2026-01-31T10:00:04.250",
+                "inputs": {
+                    "messages": [
+                        [
+                            {"lc": 1, "id": ["langchain", "schema", "HumanMessage"], "kwargs": {"content": said}}
+                            for said in (SAID, "y" * 43)
+                        ]
+                    ]
+                },
+            },
+        ),
+        16,
+        [0, 3],
+    ),
+    "sglang": (
+        lines(
+            {"input_ids": [*range(40)], "sampling_params": {}, "timestamp": 1},
+            {"input_ids": [*range(35)], "sampling_params": {}, "timestamp": 4, "output_tokens": 7},
+        ),
+        16,
+        [0, 3],
+    ),
+    "openai-table": (
+        "request_created_at,request_body,model,prompt_tokens,completion_tokens\n"
+        + "".join(
+            f'"2026-01-31T10:00:0{second}.5Z","{body}","m","9","{tokens}"\n'
+            for second, body, tokens in (
+                (1, json.dumps(ASKED).replace('"', '""'), 7),
+                (4, json.dumps(MORE).replace('"', '""').replace('"', '""'), ""),
+            )
+        ),
+        16,
+        [0, 3],
+    ),
+    "servegen": (
+        lines(
+            {"request_id": 0, "type": "text", "input_length": 40, "hash_ids": [5, 6, 7]},
+            {"request_id": 1, "type": "text", "input_length": 48, "hash_ids": [5, 6, 8]},
+        ),
+        16,
+        [0, 1],
+    ),
+    "bench": (
+        json.dumps({"model_id": "m", "input_lens": [64, 128], "output_lens": [0, 7], "start_times": [8.5, 5.5]}),
+        64,
+        [0, 3],
+    ),
+    "mooncake-lengths": (
+        lines(
+            {"timestamp": 500, "input_length": 128, "output_length": 7},
+            {"timestamp": 3500, "input_length": 64, "output_length": 7, "hash_ids": None},
+        ),
+        64,
+        [0, 3],
+    ),
+    "litellm": (
+        "request_id,call_type,prompt_tokens,completion_tokens,startTime,model,messages\n"
+        "a,acompletion,128,7,2026-01-31 10:00:01.5,m,{}\nb,acompletion,64,7,2026-01-31 10:00:04.5,m,{}\n",
+        64,
+        [0, 3],
+    ),
+    "splitwise": (
+        "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+        "0,2,0,0.5,1,128,7\n1,2,0,3.5,1,64,7\n",
+        64,
+        [0, 3],
+    ),
+}
+"""The text of a file, the tokens of its blocks, when its requests arrive."""
+
+READ: dict[str, tuple[list[tuple[int, int]], int]] = {
+    "aibrix": ([(32, 7), (32, 0)], 2),
+    "aiperf": ([(32, 7), (45, 0)], 1),
+    # The second has 32 tokens, 7 of the answer, and 8 + 43 + 13 characters.
+    "aiperf-turns": ([(32, 7), (55, 0)], 2),
+    "aiperf-inputs": ([(32, 0), (45, 0)], 1),
+    "otel": ([(32, 7), (45, 0)], 1),
+    "guidellm": ([(32, 7), (45, 7)], 1),
+    "langfuse": ([(32, 7), (45, 7)], 1),
+    "langsmith": ([(32, 7), (45, 7)], 1),
+    "sglang": ([(40, 0), (35, 7)], 2),
+    "openai-table": ([(32, 7), (45, 0)], 1),
+    "servegen": ([(40, 0), (48, 0)], 2),
+    "bench": ([(128, 7), (64, 0)], 1),
+    "mooncake-lengths": ([(128, 7), (64, 7)], 1),
+    "litellm": ([(128, 7), (64, 7)], 1),
+    "splitwise": ([(128, 7), (64, 7)], 1),
+}
+"""Tokens in and out, and how many blocks the second request has of the first one's."""
+
+LENGTHS = ("bench", "mooncake-lengths", "litellm", "splitwise")
+"""Those without prompts and without ids."""
