@@ -12,7 +12,7 @@ import kv_sim
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
     *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),
-    *("subject", "violation", "world", "world_state"),
+    *("site", "subject", "violation", "world", "world_state"),
 }
 WORKED_OUT = ("replay", "replay/readers", "replay/timed", "replay/timed/connectors", "replay/timed/engine")
 
@@ -39,8 +39,11 @@ def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
     ("folder", "others"),
     [
         ("memory", {"config", "violation"}),
-        ("history", {"actions", "config", "engine", "memory", "subject", "world_state"}),
-        ("watching", {"actions", "config", "engine", "memory", "subject", "violation", "whole_file", "world"}),
+        ("history", {"actions", "config", "engine", "memory", "site", "subject", "world_state"}),
+        (
+            "watching",
+            {"actions", "config", "engine", "memory", "site", "subject", "violation", "whole_file", "world"},
+        ),
         ("failures", {"actions", "config", "engine", "fuzz", "strict", "subject", "violation", "watching"}),
         ("examples", {"subject", "violation"}),
     ],

@@ -25,7 +25,9 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.watching import brief as brief_module
 from kv_sim.watching.brief import brief, brief_step, brief_tables
-from kv_sim.watching.log import MOST_WIDTH, SILENT, Log, describe, describe_pairs, describe_world
+from kv_sim.watching.describe import describe, describe_pairs, describe_world
+from kv_sim.watching.engine_lines import MOST_WIDTH, SILENT
+from kv_sim.watching.log import Log
 from kv_sim.world import World
 
 SPEC = {

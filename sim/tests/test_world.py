@@ -122,6 +122,7 @@ def test_a_plain_world_is_small_and_leaves_nothing_out() -> None:
         "role": "kv_both",
         "failure_policy": "recompute",
         "host_slots": 64,
+        "engines": 1,
         "sessions": False,
         "trouble": 1,
         "silent": [],
@@ -188,9 +189,9 @@ def test_an_id_is_taken_while_any_step_under_way_computes_it(back: int) -> None:
     assert world.engine.scheduler.requests == {}
     if back:
         assert world.apply(Action(Kind.EXECUTE, {"rank": 0}))
-        assert world.taken_ids() == {"r1"}
+        assert world.sites[0].taken_ids() == {"r1"}
         assert world.apply(Action(Kind.PROCESS))
-    assert world.taken_ids() == (set() if back else {"r1"})
+    assert world.sites[0].taken_ids() == (set() if back else {"r1"})
     assert world.apply(add) is bool(back)
     world.rest()
 

@@ -1,8 +1,9 @@
 """``WorldConfig``: how large and how hostile one world is. Drawn from a seed, or read from a schedule file."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kv_api import ConfigError
 
@@ -11,6 +12,19 @@ NULL = 0
 """The block of GPU memory that stands for none: for what slid out of a window."""
 WORD_BYTES = 8
 """Bytes of a slot: what one layer keeps of one token."""
+
+
+MOST_ENGINES: Final = 2
+BLOCKS_MORE: Final = 7
+"""How many the second engine of a world has more than the first."""
+
+Role = Literal["kv_both", "kv_consumer", "kv_producer"]
+COUNTERPARTS: Final[Mapping[Role, Role]] = {
+    "kv_both": "kv_both",
+    "kv_consumer": "kv_producer",
+    "kv_producer": "kv_consumer",
+}
+"""By the role of an engine: that of the one that it serves, or that serves it."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +72,13 @@ class WorldConfig:
     runner: Literal[1, 2] = 1
     zero_new_blocks: bool = False
     spec_tokens: int = 0
-    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    role: Role = "kv_both"
     failure_policy: Literal["recompute", "fail"] = "recompute"
     host_slots: int = 64
     """Room of a connector's host memory, in blocks of one worker. A connector learns it from its extra config: as
     ``host_slots``, or as ``cpu_bytes_to_use``, which is what all workers have together."""
+    engines: int = 1
+    """Two: each serves what the other has computed. The second one has other blocks, and the other role."""
     sessions: bool = False
     """Whether some of the requests that arrive are sessions."""
     trouble: int = 1
@@ -71,6 +87,8 @@ class WorldConfig:
     """Kinds of actions that this world never takes (swarm testing)."""
 
     def __post_init__(self) -> None:
+        if self.engines > MOST_ENGINES:
+            raise ConfigError(f"engines: at most {MOST_ENGINES}, got {self.engines}")
         if self.block_size % self.hashes_per_block:
             raise ConfigError(
                 f"hashes_per_block: got {self.hashes_per_block}, which doesn't divide a block of "
@@ -80,6 +98,12 @@ class WorldConfig:
             raise ConfigError(
                 f"hashes_per_block: got {self.hashes_per_block}; with these groups only 1 is possible"
             )
+
+    def at(self, number: int) -> "WorldConfig":
+        """What one of the engines is: the second has some blocks more, so that none stands for another's."""
+        if number == 0:
+            return self
+        return replace(self, role=COUNTERPARTS[self.role], num_blocks=self.num_blocks + BLOCKS_MORE)
 
     @property
     def has_tails(self) -> bool:
@@ -157,7 +181,6 @@ SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_a
 """Kinds of trouble that a world may leave out altogether."""
 
 
-Role = Literal["kv_both", "kv_consumer", "kv_producer"]
 _ROLES: tuple[Role, ...] = ("kv_both", "kv_both", "kv_both", "kv_both", "kv_both", "kv_consumer", "kv_producer")
 
 
@@ -239,6 +262,19 @@ def with_own_cache(config: WorldConfig) -> WorldConfig:
 def with_trusted_router(config: WorldConfig) -> WorldConfig:
     """An engine that gives and takes, and that has some room for what is held until somebody comes for it."""
     return replace(config, role="kv_both", num_blocks=max(config.num_blocks, 24 * len(config.groups)))
+
+
+def with_two_engines(config: WorldConfig) -> WorldConfig:
+    """Two that serve each other, or of which one computes prompts for the other; which, their sizes say.
+
+    What a reset takes back is judged where there is one: here it would matter which of them hears of it first.
+    A producer's blocks are freed at once, so none is one that writes new blocks while an older step is under way.
+    """
+    writes_new_blocks = config.zero_new_blocks or config.hashes_per_block > 1
+    roles: tuple[Role, ...] = ("kv_both", "kv_producer", "kv_consumer")
+    may_be = roles[:1] if config.run_ahead and writes_new_blocks else roles
+    role = Random(repr(("roles", _sizes(config)))).choice(may_be)
+    return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
 
 
 def with_loads(config: WorldConfig) -> WorldConfig:

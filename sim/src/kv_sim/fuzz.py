@@ -22,6 +22,7 @@ from kv_sim.config import (
     with_states,
     with_tails,
     with_trusted_router,
+    with_two_engines,
 )
 from kv_sim.engines import find_engine
 from kv_sim.guard import HistoryEnds
@@ -67,6 +68,7 @@ def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -
         config = replace(config, zero_new_blocks=False, hashes_per_block=1)
     if subject.serves_peers:
         config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
+        config = with_two_engines(config) if subject.engines > 1 else config
     elif Trait.FAILURES in subject.traits:
         config = with_failing_loads(with_loads(config))
     else:

@@ -37,9 +37,16 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
     group.addoption("--kv-traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
     group.addoption(
         "--kv-serves-peers",
-        action="store_true",
-        default=None,
+        action="store_const",
+        const=1,
         help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
+    )
+    group.addoption(
+        "--kv-two-engines",
+        dest="kv_serves_peers",
+        action="store_const",
+        const=2,
+        help="the same with two engines in a world: for one that can't pull from itself",
     )
     group.addoption("--kv-engine", metavar="NAME", help="which engine drives it (default builtin)")
     group.addoption("--kv-histories", type=int, metavar="N", help="histories of each scenario (default 100)")

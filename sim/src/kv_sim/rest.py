@@ -8,8 +8,8 @@ It is the same for the same world, so nothing of it is recorded.
 """
 
 from kv_sim.actions import Kind
-from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest, Status
+from kv_sim.site import Site
 from kv_sim.world_state import WorldState
 
 MOST_STEPS = 400
@@ -23,55 +23,68 @@ LAST_CALL = 8
 
 def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
-    engine, stands, last_call = world.engine, 0, LAST_CALL
-    left, steps = _left(engine), 0
+    stands, last_call = 0, LAST_CALL
+    left, steps = _left(world), 0
     while steps < MOST_STEPS:
-        world.take(Kind.SETTLE)
-        while engine.steps:
-            engine.finish_step()
-            world.take(Kind.SETTLE)
-        for request in [r for r in _requests(engine) if r.status is Status.WAITING_FOR_STREAMING_REQ]:
-            world.take(Kind.TURN, request=request.request_id)
-        if not engine.has_work:  # who is held is work
+        for site in world.sites:
+            _let_steps_come_back(world, site)
+        working = [site for site in world.sites if site.engine.has_work]  # who is held is work
+        if not working:
             return True
-        before = _progress(engine)
-        world.take(Kind.STEP)
-        stands = stands + 1 if _progress(engine) == before else 0
+        before = _progress(world)
+        for site in working:
+            world.take(Kind.STEP, **site.where)
+        stands = stands + 1 if _progress(world) == before else 0
         if stands:
-            engine.let_others_work()
+            for site in world.sites:
+                site.engine.let_others_work()
         if stands >= PATIENCE:
             _give_up_a_session(world)
         if stands >= last_call:
             _come_for_what_is_held(world)
             last_call = 1  # the others have waited, too
-        left_before, left = left, min(left, _left(engine))
+        left_before, left = left, min(left, _left(world))
         steps = steps + 1 if left == left_before else 0
     return False
 
 
-def _requests(engine: Engine) -> list[SimRequest]:
-    return list(engine.scheduler.requests.values())
+def _let_steps_come_back(world: WorldState, site: Site) -> None:
+    """And the next turns of sessions arrive."""
+    engine = site.engine
+    world.take(Kind.SETTLE, **site.where)
+    while engine.steps:
+        engine.finish_step()
+        world.take(Kind.SETTLE, **site.where)
+    for request in list(engine.scheduler.requests.values()):
+        if request.status is Status.WAITING_FOR_STREAMING_REQ:
+            world.take(Kind.TURN, **site.where, request=request.request_id)
 
 
-def _left(engine: Engine) -> int:
+def _requests(world: WorldState) -> list[SimRequest]:
+    return [request for engine in world.engines for request in engine.scheduler.requests.values()]
+
+
+def _left(world: WorldState) -> int:
     """How many turns, and ends of requests, are yet to come. Nothing is added at rest."""
-    return sum(1 + len(r.spec.turns or ()) - r.turn for r in _requests(engine))
+    return sum(1 + len(r.spec.turns or ()) - r.turn for r in _requests(world))
 
 
-def _progress(engine: Engine) -> list[tuple[object, ...]]:
-    return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(engine)]
+def _progress(world: WorldState) -> list[tuple[object, ...]]:
+    return [(r.request_id, r.status, r.num_computed_tokens, r.num_output_tokens) for r in _requests(world)]
 
 
 def _come_for_what_is_held(world: WorldState) -> None:
     """For one request that is, if any is for which nobody has come."""
-    spec = world.router.last_claim() if world.router is not None else None
-    if spec is not None:
-        world.take(Kind.ADD, spec=spec.to_json())
+    found = world.router.last_claim() if world.router is not None else None
+    for site in world.sites:
+        if found is not None and site.engine is found[0]:
+            world.take(Kind.ADD, **site.where, spec=found[1].to_json())
 
 
 def _give_up_a_session(world: WorldState) -> None:
     """One of those that have blocks and need more."""
-    for request in world.engine.scheduler.holding:
-        if request.turn and request.status is Status.WAITING:
-            world.take(Kind.ABORT, request=request.request_id)
-            return
+    for site in world.sites:
+        for request in site.engine.scheduler.holding:
+            if request.turn and request.status is Status.WAITING:
+                world.take(Kind.ABORT, **site.where, request=request.request_id)
+                return

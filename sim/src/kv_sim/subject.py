@@ -50,6 +50,8 @@ TICKET: Final = "do_remote_prefill"
 """In ``kv_transfer_params``, as vLLM's routers know them: these are a ticket."""
 WANTED: Final = "do_remote_decode"
 """The request's blocks shall be held when it ends, for another engine."""
+PEERS: Final = {1: "--serves-peers", 2: "--two-engines"}
+"""How a command is told that a connector serves peers, by how many engines its worlds have."""
 OF_PEERS: Final = frozenset({Trait.HOLDS, Trait.TICKETS})
 """Traits that mean nothing where no other engine is served."""
 
@@ -70,22 +72,24 @@ class Subject:
     """Of what it keeps, what was used longest ago is dropped first."""
 
     serves_peers: bool = False
-    """It serves what other engines computed, by tickets in ``kv_transfer_params``. Here that is the same one,
-    which would find all of it in its own blocks; so most worlds have an engine without a prefix cache."""
+    """It serves what other engines computed, by tickets in ``kv_transfer_params``. Where a world has one, that is
+    the same one, which would find all of it in its own blocks; so most of these have no prefix cache."""
+    engines: int = 1
+    """How many its worlds have. Two, for one that serves peers and can't be its own."""
 
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
         return [trait for trait in Trait if self.serves_peers or trait not in OF_PEERS]
 
-    def transfer_config(self, world: WorldConfig) -> KVTransferConfig:
-        """The ``--kv-transfer-config`` of a world."""
+    def transfer_config(self, world: WorldConfig, engine_id: str = "world") -> KVTransferConfig:
+        """The ``--kv-transfer-config`` of an engine of a world."""
         room = {"host_slots": world.host_slots, "cpu_bytes_to_use": world.host_bytes}
         return KVTransferConfig.from_mapping(
             {
                 "kv_connector": self.kv_connector,
                 "kv_role": world.role,
-                "engine_id": "world",
+                "engine_id": engine_id,
                 "kv_load_failure_policy": world.failure_policy,
                 "kv_connector_module_path": self.module_path,
                 "kv_connector_extra_config": _with_room(self.extra_config, world.role, room),
@@ -103,6 +107,7 @@ class Subject:
             "keeps_from": self.keeps_from,
             "evicts_oldest": self.evicts_oldest,
             "serves_peers": self.serves_peers,
+            "engines": self.engines,
         }
 
     @classmethod

@@ -54,10 +54,12 @@ class CalledAgain(BaseException):
 class Referee:
     """Raises violations, except those of checkers that are switched off."""
 
-    def __init__(self) -> None:
-        self.silent: set[Invariant] = set()
+    def __init__(self, where: str = "", silent: set[Invariant] | None = None) -> None:
+        self.silent: set[Invariant] = set() if silent is None else silent
+        self._where = where
+        """What stands before each message."""
 
     def fail(self, invariant: Invariant, message: str) -> None:
         """Report that ``invariant`` is broken."""
         if invariant not in self.silent:
-            raise Violation(invariant, message)
+            raise Violation(invariant, self._where + message)

@@ -30,7 +30,8 @@ class World(WorldState):
 
     def act(self, random: Random) -> None:
         """Pick one legal action and take it."""
-        self.apply(pick(self, random), random)
+        at = 0 if len(self.sites) == 1 else random.randrange(len(self.sites))
+        self.apply(pick(self, random, at), random)
 
     def rest(self) -> None:
         """Add nothing more, let every copy and request end, and check what must hold then."""
@@ -57,7 +58,7 @@ class World(WorldState):
 
     def end(self) -> None:
         """The engine ends after everything else was judged, and that is judged, too."""
-        self.ending.judge(self.engine, self._left_open_again)
+        self.ending.judge(self.engines, self.referee, self._left_open_again)
 
     def _left_open_again(self) -> Counter[str] | None:
         """What the same history leaves open in a world of its own; None if it can't be taken beside this one."""
@@ -76,4 +77,4 @@ class World(WorldState):
 
     def break_off(self, violation: Violation | None) -> None:
         """The engine ends in the middle of a history, which is what is told, and not what the end brings about."""
-        self.ending.break_off(self.engine)
+        self.ending.break_off(self.engines)

@@ -1,4 +1,4 @@
-"""``WorldState``: one engine, one connector, and what happened to them, one action at a time.
+"""``WorldState``: an engine with its connector, or two, and what happened to them, one action at a time.
 
 ``apply`` takes an action, if it is legal now, and records it with everything that was drawn for it. What an action
 does is in ``history.effects``.
@@ -11,17 +11,18 @@ from random import Random
 from typing import Any, ClassVar
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers.accounting import Counted
 from kv_sim.checkers.ending import Ending
 from kv_sim.checkers.medium import guard_media
 from kv_sim.checkers.tickets import ENDS, Tickets, tables_told
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
+from kv_sim.engine.place import places
+from kv_sim.engine.request import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.effects import Effects, stands_still, taken_ids
 from kv_sim.history.router import Router
+from kv_sim.site import Shared, Site
 from kv_sim.subject import TICKET, Subject, Trait
 from kv_sim.violation import Referee
 
@@ -46,32 +47,65 @@ class WorldState:
         self.referee = referee or Referee()
         self.coverage = Coverage()
         self.history: list[Action] = []
-        self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
         holds = Trait.HOLDS in subject.traits
         self.tickets = Tickets(config, self.referee, is_on=subject.serves_peers, holds=holds)
         self.ending = Ending()
         self._digest = blake2b(digest_size=16)
         self._observe = observe
-        self.engine = (engine_class or find_engine(config.engine))(config, subject, self.referee, self._called)
-        if self.guards_media:
-            guard_media(self.engine.connectors[-1], self.referee)
+        engine_class = engine_class or find_engine(config.engine)
+        shared = Shared(self.referee, self.coverage, self.tickets)
+        self.sites: list[Site] = []
+        for place in places(config.engines):
+            site = Site(place, config.at(place.number), subject, engine_class, shared, self._called)
+            if self.guards_media:
+                guard_media(site.engine.connectors[-1], site.referee)
+            self.sites.append(site)
+        self._let_devices_know_each_other()
         self.arrivals = Arrivals(config, of_peers=subject.serves_peers)
         self.router: Router | None = None
         if subject.serves_peers:
             is_fair = Trait.TICKETS not in subject.traits
-            self.router = Router(self.engine, is_fair=is_fair, comes_again=not holds)
-            self.engine.params_for = self.router.params_for
-        self._effects = Effects(self.engine, config, self.coverage)
+            self.router = Router(self.engines, is_fair=is_fair, comes_again=not holds)
+
+    def _let_devices_know_each_other(self) -> None:
+        """Those of one rank: what moves bytes between engines has to find the other end."""
+        for engine in self.engines:
+            for device in engine.devices:
+                device.others = [other.devices[device.rank] for other in self.engines if other is not engine]
+
+    @property
+    def engine(self) -> Engine:
+        """The first of them, which most worlds have alone."""
+        return self.sites[0].engine
+
+    @property
+    def engines(self) -> list[Engine]:
+        """All of them."""
+        return [site.engine for site in self.sites]
+
+    def site_of(self, args: dict[str, Any]) -> Site | None:
+        """Where an action with these arguments happens. None: the world has no such engine."""
+        number = args.get("engine", 0)
+        return self.sites[number] if number < len(self.sites) else None
+
+    def draw_request(self, random: Random, at: int = 0) -> RequestSpec:
+        """One that may arrive at an engine now. No two engines of a world know a request by the same id."""
+        taken = set().union(*(site.taken_ids() for site in self.sites))
+        held = self.router.newest_for(self.engines[at]) if self.router is not None else None
+        return self.arrivals.draw(random, taken, held)
 
     # -- applying ------------------------------------------------------------------------------
 
     def apply(self, action: Action, random: Random | None = None) -> bool:
         """Take an action, if it is legal now. It is recorded with everything that was drawn for it."""
         args = dict(action.args)
-        states = self.coverage.states(self.engine, action)
+        site = self.site_of(args)
+        if site is None:
+            return False
+        states = self.coverage.states(site.engine, action)
         self.history.append(action)
         try:
-            legal = self._effects.take(action.kind, args, random)
+            legal = site.effects.take(action.kind, args, random)
         finally:
             self.history[-1] = Action(action.kind, args)  # what was drawn for it belongs to a failure, too
         if not legal:
@@ -83,16 +117,8 @@ class WorldState:
 
     def take(self, kind: Kind, **args: Any) -> bool:
         """Take an action, if it is legal now, and keep no record of it; nothing is drawn."""
-        return self._effects.take(kind, args, None)
-
-    def taken_ids(self) -> set[str]:
-        """Ids that must not be added now: requests that the engine has, or that a step under way computes."""
-        return taken_ids(self.engine)
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether copies are under way, and all of them are lost."""
-        return stands_still(self.engine)
+        site = self.site_of(args)
+        return site is not None and site.effects.take(kind, args, None)
 
     # -- what was ---------------------------------------------------------------------------------
 
@@ -100,20 +126,20 @@ class WorldState:
     def digest(self) -> str:
         """A fingerprint of everything that happened, memory included."""
         digest = self._digest.copy()
-        for device in self.engine.devices:
+        for device in (device for engine in self.engines for device in engine.devices):
             digest.update(device.memory.tobytes())
         return digest.hexdigest()
 
-    def _called(self, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
+    def _called(self, site: Site, side: str, name: str, args: tuple[Any, ...], answer: Any) -> None:
         if name == "get_num_new_matched_tokens":
             self.coverage.matched(args[0], answer)
             if self.config.has_tails and answer[0] and (args[1] + answer[0]) % self.config.block_size:
                 self.coverage.situation("match: a load ends within a block")
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
         elif name == "get_kv_connector_stats":
-            self.counted.take(answer)
+            site.counted.take(answer)
         if self._observe is not None:
-            self._observe(side, name, args, answer)
-        self.tickets.hear(name, args, answer)
+            self._observe(site.place.words + side, name, args, answer)
+        self.tickets.hear(name, args, answer, site.config.role)
         if name in ENDS and self.router is not None and (answer[1] or {}).get(TICKET):
-            self.router.learn(args[0], answer[1], tables_told(name, args))
+            self.router.learn(site.engine, args[0], answer[1], tables_told(name, args))

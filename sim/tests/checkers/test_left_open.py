@@ -120,6 +120,35 @@ def test_what_nobody_can_reach_any_more_is_not() -> None:
         gc.enable()
 
 
+class Held:
+    """Open until nobody knows of it any more."""
+
+    def __init__(self, file: Path) -> None:
+        self._number = os.open(file, os.O_CREAT | os.O_WRONLY)
+
+    def __del__(self) -> None:
+        os.close(self._number)
+
+
+def test_what_a_history_left_is_closed_before_the_next_one(tmp_path: Path) -> None:
+    """Else what many histories leave adds up, where nobody is told of it."""
+    made: list[weakref.ref[Held]] = []
+
+    def opens(side: Any) -> None:
+        side.held, side.itself = Held(tmp_path / "a"), side
+        made.append(weakref.ref(side.held))
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert left(opens, None, Invariant.CONSERVATION) is None
+        assert made[0]() is not None
+        World(WorldConfig(), SUBJECT)
+        assert made[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_nobody_waits_where_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending.time, "sleep", lambda seconds: pytest.fail("nobody is there who could close it"))
     assert left(opener(lambda: socket.socket().detach())) == f"{SAID}socket:[…]"

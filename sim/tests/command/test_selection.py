@@ -232,11 +232,19 @@ def test_subjects_that_are_none(args: tuple[Any, ...], message: str) -> None:
 def test_what_serves_peers_is_told_so() -> None:
     assert not selection.choose_subject("later").serves_peers
     assert selection.choose_subject("p2p").serves_peers
-    told = selection.choose_subject("later", traits="tickets,ranks", serves_peers=True)
+    told = selection.choose_subject("later", traits="tickets,ranks", serves_peers=1)
     assert told == replace(LATER, traits=frozenset({Trait.RANKS, Trait.TICKETS}), serves_peers=True)
-    assert selection.choose_subjects("later", None, None, serves_peers=True)["later"].serves_peers
+    assert selection.choose_subjects("later", None, None, serves_peers=1)["later"].serves_peers
     with pytest.raises(ConfigError, match="--serves-peers is about one connector: name it with --connector"):
-        selection.choose_subjects(None, None, None, serves_peers=True)
+        selection.choose_subjects(None, None, None, serves_peers=1)
+
+
+def test_or_that_its_worlds_have_two_engines() -> None:
+    assert (selection.choose_subject("p2p").engines, selection.choose_subject("p2p-two-engines").engines) == (1, 2)
+    told = selection.choose_subject("later", serves_peers=2)
+    assert told == replace(LATER, serves_peers=True, engines=2)
+    with pytest.raises(ConfigError, match="--two-engines is about one connector: name it with --connector"):
+        selection.choose_subjects(None, None, None, serves_peers=2)
 
 
 def test_an_unknown_connector() -> None:

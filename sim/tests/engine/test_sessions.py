@@ -11,7 +11,7 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
-from kv_sim.watching.log import describe, describe_state
+from kv_sim.watching.describe import describe, describe_state
 from kv_sim.world import World
 
 TURN = Turn(3, 2, 2)

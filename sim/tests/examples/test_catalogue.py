@@ -95,6 +95,7 @@ KNOWN: dict[str, tuple[list[Connector], str, tuple[int, int, bool], dict[str, st
     "in-step+later": ([offload(**IN_STEP), LATER], NOT_LATER, (1, 1, False), {}),
     "p2p": ([P2P], NOT_P2P, (1, 1, False), {}),
     "p2p-hasty": ([P2P_HASTY], NOT_P2P, (1, 1, False), {}),
+    "p2p-two-engines": ([P2P], NOT_P2P, (1, 1, False), {}),
     "p2p+offload": ([P2P, offload()], NOT_P2P, (1, 1, False), {}),
 }  # fmt: skip
 
@@ -120,6 +121,7 @@ def test_what_is_driven_and_spared(name: str) -> None:
     own = {key: value for key, value in subject.extra_config.items() if key != "connectors"}
     assert own == (settings if len(connectors) > 1 else connectors[0][1])
     assert subject.serves_peers == any(name == P2P[0] for name, _ in connectors)
+    assert subject.engines == (2 if name.endswith("two-engines") else 1)
 
 
 def test_children_of_children_get_the_room_of_the_world_and_the_role_of_their_parent() -> None:

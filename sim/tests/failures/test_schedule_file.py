@@ -235,7 +235,7 @@ ACTIONS = [
     ('{"action": "stepp"}', "unknown action 'stepp'"),
     ('{"action": "stepp"}', "did you mean 'step'?"),
     ('{"action": ["step"]}', "unknown action ['step']"),
-    ('{"action": "step", "rank": 0}', "step: unknown key 'rank'; known: action, rejects"),
+    ('{"action": "step", "rank": 0}', "step: unknown key 'rank'; known: action, engine, rejects"),
     ('{"action": "step", "action": "step"}', "the key 'action' stands there twice"),
     ('{"action": "finish", "rank": 0}', "finish: 'copy' missing"),
     ('{"action": "finish", "rank": 0, "copy": "1"}', 'finish.copy: expected a whole number, got "1"'),
@@ -292,7 +292,8 @@ def test_an_empty_file_is_no_schedule() -> None:
 
 def test_every_size_of_a_world_is_read() -> None:
     """A field of a type that the reader doesn't know would be an error for everybody."""
-    drawn = [config_for(SUBJECTS[name], Random(seed)) for seed in range(60) for name in ("offload", "p2p")]
+    names = ("offload", "p2p", "p2p-two-engines")
+    drawn = [config_for(SUBJECTS[name], Random(seed)) for seed in range(60) for name in names]
     for name in set(get_type_hints(WorldConfig)) - {"engine"}:  # that is chosen
         assert len({json.dumps(config.to_json()[name]) for config in drawn}) > 1, f"{name} is never drawn"
     for config in drawn:

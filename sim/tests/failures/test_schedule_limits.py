@@ -14,7 +14,7 @@ from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.limits import MOST_OF_A_WORLD, MOST_TOKENS
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule
 from kv_sim.fuzz import replay
-from kv_sim.watching.log import describe
+from kv_sim.watching.describe import describe
 from kv_sim.world import World
 
 HUGE = 10**11

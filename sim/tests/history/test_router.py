@@ -1,15 +1,18 @@
 """Who gets whose ticket, of a router that can be trusted and of one that can't, and who comes for what is left."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from kv_api import Request
 from kv_p2p import P2PSchedulerSide
-from kv_sim.config import WorldConfig
+from kv_sim.config import Role, WorldConfig
+from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
-from kv_sim.examples.catalogue import P2P
+from kv_sim.examples.catalogue import P2P, P2P_TWO
+from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.router import KNOWN_TICKETS, Router
 from kv_sim.p2p import WorldP2PConnector
 from kv_sim.subject import Subject, Trait
@@ -29,32 +32,41 @@ def request(tokens: int, conversation: int = 0, **more: Any) -> SimRequest:
 
 
 def router(*, is_fair: bool = False) -> Router:
-    return Router(World(WorldConfig(num_blocks=80), P2P).engine, is_fair=is_fair)
+    return Router(World(WorldConfig(num_blocks=80), P2P).engines, is_fair=is_fair)
+
+
+def params(router: Router, request: SimRequest) -> dict[str, Any]:
+    """What a request gets that comes to the only engine."""
+    return router.params_for(router.engines[0], request)
+
+
+def learn(router: Router, request: SimRequest, ticket: dict[str, Any]) -> None:
+    router.learn(router.engines[0], request, ticket, ())
 
 
 def given(router: Router, request: SimRequest) -> Any:
     """Whose ticket a request gets."""
-    params = router.params_for(request)
-    assert bool(params.get("do_remote_prefill")) is ("remote_request_id" in params)
-    return params.get("remote_request_id")
+    got = params(router, request)
+    assert bool(got.get("do_remote_prefill")) is ("remote_request_id" in got)
+    return got.get("remote_request_id")
 
 
 def test_a_ticket_is_for_who_begins_with_its_prompt() -> None:
     one = router()
-    one.learn(request(2), ticket("a"), ())
-    one.learn(request(3), ticket("b"), ())
-    assert one.params_for(request(2)) == {**ticket("a"), **WANTED}
-    assert one.params_for(request(3, conversation=1)) == WANTED
-    assert one.params_for(request(4)) == {**ticket("b"), **WANTED}  # left for the next one, too
-    assert one.params_for(request(3)) == {**ticket("b"), "do_remote_decode": False}
-    assert one.params_for(request(3)) == WANTED
+    learn(one, request(2), ticket("a"))
+    learn(one, request(3), ticket("b"))
+    assert params(one, request(2)) == {**ticket("a"), **WANTED}
+    assert params(one, request(3, conversation=1)) == WANTED
+    assert params(one, request(4)) == {**ticket("b"), **WANTED}  # left for the next one, too
+    assert params(one, request(3)) == {**ticket("b"), "do_remote_decode": False}
+    assert params(one, request(3)) == WANTED
 
 
 def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
     one = router()
     for count in range(1, KNOWN_TICKETS + 2):
-        one.learn(request(1, conversation=count), ticket(f"old {count}"), ())
-    one.learn(request(1, conversation=2), ticket("new"), ())
+        learn(one, request(1, conversation=count), ticket(f"old {count}"))
+    learn(one, request(1, conversation=2), ticket("new"))
     assert given(one, request(1, conversation=1)) is None
     assert given(one, request(1, conversation=2)) == "new"
     rest = [given(one, request(1, conversation=count)) for count in range(3, KNOWN_TICKETS + 2)]
@@ -64,7 +76,7 @@ def test_the_newest_ticket_of_a_prompt_counts_and_few_are_known() -> None:
 def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> None:
     one = router()
     for tokens, name in ((2, "old"), (3, "longer"), (2, "new")):
-        one.learn(request(tokens), ticket(name), ())
+        learn(one, request(tokens), ticket(name))
     assert given(one, request(4)) == "new"
     assert given(one, request(4)) == "longer"
 
@@ -73,7 +85,7 @@ def test_of_the_prompts_that_it_begins_with_the_one_that_ended_last_counts() -> 
 def test_a_fair_router_looks_at_the_whole_prompt_its_salt_and_its_adapter(is_fair: bool) -> None:
     for other in (request(6), request(5, salt="s"), request(5, adapter="s")):
         one = router(is_fair=is_fair)
-        one.learn(request(5), ticket("a"), ())
+        learn(one, request(5), ticket("a"))
         assert given(one, other) == (None if is_fair else "a")
         assert given(one, request(5)) == ("a" if is_fair else None)
 
@@ -82,10 +94,10 @@ def test_a_fair_router_gives_each_ticket_once_and_asks_for_one_or_the_other() ->
     one = router(is_fair=True)
     said = []
     for number in range(9):
-        one.learn(request(5), ticket(str(number)), ())
-        said += [one.params_for(request(5)), one.params_for(request(5))]
+        learn(one, request(5), ticket(str(number)))
+        said += [params(one, request(5)), params(one, request(5))]
     assert said[::2] == [{**ticket(str(number)), "do_remote_decode": False} for number in range(9)]
-    assert [params["do_remote_decode"] for params in said[1::2]] == [number % 2 == 0 for number in range(9)]
+    assert [got["do_remote_decode"] for got in said[1::2]] == [number % 2 == 0 for number in range(9)]
     assert [*map(len, said[1::2])] == [1] * 9
 
 
@@ -93,20 +105,20 @@ def test_no_more_is_wanted_by_a_fair_router_than_can_be_held_beside_the_longest_
     """Of 60 blocks 3 are spare and 12 for the longest; with 45 tokens and one to sample each holds 12."""
     for blocks, spec_tokens, most in ((51, 0, 2), (52, 0, 3), (52, 2, 2)):
         config = WorldConfig(num_blocks=blocks, spec_tokens=spec_tokens)
-        one = Router(World(config, P2P).engine, is_fair=True)
+        one = Router(World(config, P2P).engines, is_fair=True)
         others = [request(45, conversation=number % 5, salt=str(number)) for number in range(9)]
-        assert sum(one.params_for(other)["do_remote_decode"] for other in others) == most
+        assert sum(params(one, other)["do_remote_decode"] for other in others) == most
         for ended in others:
             ended.status = Status.FINISHED_STOPPED
         others[0].is_held = True
         again = [request(45, salt="again"), request(45, salt="more"), request(45, salt="most")]
-        assert sum(one.params_for(other)["do_remote_decode"] for other in again) == most - 1
+        assert sum(params(one, other)["do_remote_decode"] for other in again) == most - 1
 
 
 def test_of_a_session_no_ticket_is_wanted_by_a_fair_router() -> None:
     session = request(5, turns=(Turn(1, 1, 1),))
-    assert router(is_fair=True).params_for(session) == {"do_remote_decode": False}
-    assert router().params_for(session) == WANTED
+    assert params(router(is_fair=True), session) == {"do_remote_decode": False}
+    assert params(router(), session) == WANTED
 
 
 # -- at the end --------------------------------------------------------------------------------
@@ -116,14 +128,17 @@ def test_who_comes_last_comes_once_for_each_that_is_held() -> None:
     one = router(is_fair=True)
     held, gone = request(5, turns=(Turn(1, 1, 1),)), request(6)
     held.is_held = True
-    one.learn(gone, ticket("gone"), ())
-    one.learn(held, ticket("held"), ())
+    learn(one, gone, ticket("gone"))
+    learn(one, held, ticket("held"))
     assert given(one, request(5)) == "held"
-    spec = one.last_claim()
+    found = one.last_claim()
+    assert found is not None
+    engine, spec = found
+    assert engine is one.engines[0]
     assert spec == RequestSpec("last-2", 0, 5, 0, 1, 1)
     assert one.last_claim() is None
     claim = SimRequest(spec, 4, 40)
-    assert one.params_for(claim) == {**ticket("held"), "do_remote_decode": False}
+    assert params(one, claim) == {**ticket("held"), "do_remote_decode": False}
     assert given(one, SimRequest(spec, 4, 40)) is None
 
 
@@ -166,3 +181,97 @@ def test_what_is_held_for_ever_is_told() -> None:
         match=r"LIVENESS.*after 400 quiet steps there are still requests: <request r1 stopped 9/10, held, ",
     ):
         world.rest()
+
+
+# -- two engines -------------------------------------------------------------------------------
+
+
+def between_two(role: Role = "kv_producer", *, is_fair: bool = True) -> Router:
+    """The second has the other role."""
+    return Router(World(WorldConfig(num_blocks=80, engines=2, role=role), P2P_TWO).engines, is_fair=is_fair)
+
+
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_ticket_goes_to_the_other_engine_alone(is_fair: bool) -> None:
+    one = between_two("kv_both", is_fair=is_fair)
+    for holder, other in (one.engines, reversed(one.engines)):
+        one.learn(holder, request(5), ticket("a"), ())
+        assert "remote_request_id" not in one.params_for(holder, request(5))
+        assert one.params_for(other, request(5))["remote_request_id"] == "a"
+
+
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_a_producer_gets_none_from_a_fair_router(is_fair: bool) -> None:
+    one = between_two("kv_consumer", is_fair=is_fair)
+    one.learn(one.engines[0], request(5), ticket("a"), ())
+    assert ("remote_request_id" in one.params_for(one.engines[1], request(5))) is not is_fair
+
+
+def test_a_fair_router_asks_a_producer_to_hold_and_for_one_token() -> None:
+    more = SimRequest(RequestSpec("more", 0, 5, 0, 1, 2), 4, 40)
+    one = between_two()
+    asked = [(engine, asks) for engine in one.engines for asks in (request(5), more)]
+    assert [one.params_for(*each)["do_remote_decode"] for each in asked] == [True, False, False, False]
+    one = between_two(is_fair=False)
+    assert [one.params_for(*each)["do_remote_decode"] for each in asked] == [True, True, True, False]
+
+
+def test_what_one_holds_takes_no_room_of_the_other() -> None:
+    one = between_two("kv_both")
+    others = [request(45, conversation=number % 5, salt=str(number)) for number in range(12)]
+    wanted = [sum(one.params_for(at, other)["do_remote_decode"] for other in others) for at in one.engines]
+    assert wanted == [5, 5]
+
+
+def test_what_is_held_goes_next_to_the_other_engine() -> None:
+    one = between_two()
+    held, later, gone = request(5), request(6), request(7)
+    held.is_held = later.is_held = True
+    for each in (held, later, gone):
+        one.learn(one.engines[0], each, ticket(each.request_id), ())
+    assert [one.newest_for(engine) for engine in one.engines] == [None, later.spec]
+    assert one.params_for(one.engines[1], request(6))["remote_request_id"] == "r6"
+    assert one.newest_for(one.engines[1]) == held.spec
+    alone = router(is_fair=True)
+    learn(alone, held, ticket("held"))
+    assert alone.newest_for(alone.engines[0]) is None
+
+
+def test_who_comes_last_comes_to_the_other_engine() -> None:
+    one = between_two("kv_both")
+    for number, engine in enumerate(one.engines, 5):
+        held = request(number)
+        held.is_held = True
+        one.learn(engine, held, ticket(str(number)), ())
+    claims = [one.last_claim(), one.last_claim()]
+    assert [(claim[0], claim[1].request_id) for claim in claims if claim] == [
+        (one.engines[1], "last-1"),
+        (one.engines[0], "last-2"),
+    ]
+
+
+@pytest.mark.parametrize(("engines", "forgets"), [(1, True), (2, False)])
+def test_only_where_there_is_one_engine_does_it_forget(
+    engines: int, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = router(is_fair=True) if engines == 1 else between_two()
+    forgotten: list[set[int]] = []
+    monkeypatch.setattr(BlockPool, "evict_blocks", lambda pool, blocks: forgotten.append(blocks))
+    for number in range(2):
+        one.learn(one.engines[0], request(9), ticket(str(number)), ([1, 2, 3],))
+    assert forgotten == ([{2, 3}] if forgets else [])
+
+
+def test_who_goes_on_from_what_is_held_has_its_prompt_and_room_for_some_tokens() -> None:
+    held = RequestSpec("r1", 3, 21, 1, 1, 1, salt="s", adapter="s")
+    config = WorldConfig(num_blocks=9, spec_tokens=1, silent=frozenset({"same_id"}))
+    arrivals, random, goes_on = Arrivals(config, of_peers=True), Random(3), []
+    for _ in range(400):
+        spec = arrivals.draw(random, (), held)
+        if (spec.conversation, spec.shared_tokens, spec.salt, spec.adapter) == (3, 21, "s", "s"):
+            goes_on.append(spec)
+        assert spec.total_tokens <= config.longest_request
+    assert 0.5 < len(goes_on) / 400 < 0.7
+    assert {spec.output_tokens for spec in goes_on} == {1, 2, 3, 4, 5}
+    assert all((spec.own_tokens, spec.max_tokens) == (1, spec.output_tokens) for spec in goes_on)
+    assert len({spec.request_id for spec in goes_on}) == len(goes_on)

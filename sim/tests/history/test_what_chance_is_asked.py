@@ -351,7 +351,7 @@ OF_PEERS = {"add": 24, "step": 90, "reset": 6, "fail": 16, "lose": 12, "find": 1
 def test_so_much_more_often_is_one_kind_picked_than_another(
     subject: Subject, trouble: int, weights: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_sim.history.choices.legal_choices", lambda world: {kind: {} for kind in Kind})
+    monkeypatch.setattr("kv_sim.history.choices.legal_choices", lambda world, at: {kind: {} for kind in Kind})
     chance = Asked(nth=3)
     assert pick(World(WorldConfig(trouble=trouble), subject), chance) == Action(Kind.STEP)
     ((_, asked),) = chance.asked

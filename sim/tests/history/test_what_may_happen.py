@@ -109,10 +109,10 @@ def test_an_id_is_taken_as_long_as_anything_of_it_is_under_way() -> None:
     made = World(CONFIG, LATER)
     assert all(legal(made, add("r1"), act("schedule"), act("abort", request="r1")))
     assert "r1" not in {r.request_id for r in made.engine.scheduler.requests.values() if not r.status.is_finished}
-    assert made.taken_ids() == {"r1"}
+    assert made.sites[0].taken_ids() == {"r1"}
     assert legal(made, act("abort", request="r1"), add("r1"), add("r2")) == [False, False, True]
     made.rest()
-    assert made.taken_ids() == set()
+    assert made.sites[0].taken_ids() == set()
     assert legal(made, add("r1")) == [True]
 
 
@@ -291,10 +291,10 @@ def test_loads_that_end_within_a_block_are_counted(
     tails = {"hashes_per_block": 2, "groups": (GroupConfig(), STATE), "hands_over_states": True}
     made = World(replace(CONFIG, **tails) if has_tails else CONFIG, OFFLOAD)
     asked = made.engine.add(RequestSpec("r1", 0, 9, 0, 1, 1))
-    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), answer)
+    made._called(made.sites[0], "scheduler", "get_num_new_matched_tokens", (asked, local), answer)
     assert made.coverage.situations["match: a load ends within a block"] == (ends_within and has_tails)
     before = made.digest
-    made._called("scheduler", "get_num_new_matched_tokens", (asked, local), (None, False))
+    made._called(made.sites[0], "scheduler", "get_num_new_matched_tokens", (asked, local), (None, False))
     assert made.coverage.situations["match: ask again"] == 1
     assert made.digest != before
 

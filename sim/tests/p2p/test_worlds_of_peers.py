@@ -79,10 +79,10 @@ def test_the_rest_is_pulled_by_who_has_the_beginning() -> None:
     asked: list[tuple[int, int]] = []
     hear = world.tickets.hear
 
-    def hears(name: str, args: tuple[Any, ...], answer: Any) -> None:
+    def hears(name: str, args: tuple[Any, ...], answer: Any, role: str) -> None:
         if name == "get_num_new_matched_tokens":
             asked.append((args[1], answer[0]))
-        hear(name, args, answer)
+        hear(name, args, answer, role)
 
     world.tickets.hear = hears  # type: ignore[method-assign]
     add(world, "r3")
@@ -195,9 +195,9 @@ def test_who_pulls_is_aborted_more_often_where_all_copies_are_lost(subject: Subj
     (device,) = world.engine.devices
     (copy,) = device.copies.running.values()
     assert weight(world, Kind.ABORT) == 1
-    assert not world.stands_still
+    assert not world.sites[0].stands_still
     device.lose(copy)
-    assert world.stands_still
+    assert world.sites[0].stands_still
     assert weight(world, Kind.ABORT) == (6 if subject is P2P else 1)
     assert weight(world, Kind.RESET) == (6 * 3 if subject is P2P else 6)
     said = "a load that stands still is aborted"

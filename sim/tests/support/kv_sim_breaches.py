@@ -132,7 +132,7 @@ def bytes_that_are_not_counted_at_rest(referee: Referee) -> None:
     forget = made.engine.reset
 
     def reset(**how: bool) -> bool | None:
-        made.counted._sums["vllm:kv_offload_load_bytes"] -= 1
+        made.sites[0].counted._sums["vllm:kv_offload_load_bytes"] -= 1
         return forget(**how)
 
     made.engine.reset = reset  # type: ignore[method-assign]

@@ -127,14 +127,14 @@ def tokens_of_another_block(referee: Referee) -> None:
 
 def bytes_that_are_not_counted(referee: Referee) -> None:
     made = stored_once(referee)
-    made.counted._sums["vllm:kv_offload_store_size_sum"] -= 32
+    made.sites[0].counted._sums["vllm:kv_offload_store_size_sum"] -= 32
     rest(made)
 
 
 def a_share_that_stays_in_use(referee: Referee) -> None:
     made = stored_once(referee)
-    made.counted._shares[""]["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
-    made.counted.check(made.engine.devices, made.config.block_bytes)
+    made.sites[0].counted._shares[""]["vllm:kv_offload_cpu_cache_read_usage_perc"] = 0.25
+    made.sites[0].counted.check(made.engine.devices, made.config.block_bytes)
 
 
 def a_whole_that_is_not_its_parts(referee: Referee) -> None:

@@ -15,7 +15,9 @@ from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.watching.brief import brief
-from kv_sim.watching.log import MOST_WIDTH, Log, describe, describe_world
+from kv_sim.watching.describe import describe, describe_world
+from kv_sim.watching.engine_lines import MOST_WIDTH
+from kv_sim.watching.log import Log
 from kv_sim.watching.watch import WatchedWorld
 
 

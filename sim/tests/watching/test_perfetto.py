@@ -20,18 +20,10 @@ from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
-from kv_sim.watching.log import describe_world
-from kv_sim.watching.perfetto import (
-    ACTION_US,
-    BLOCKS,
-    COPIES,
-    MOST_BLOCKS,
-    REQUESTS,
-    STEPS,
-    WORLD,
-    Perfetto,
-    Tracks,
-)
+from kv_sim.watching.describe import describe_world
+from kv_sim.watching.engine_tracks import BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS
+from kv_sim.watching.perfetto import WORLD, Perfetto
+from kv_sim.watching.tracks import ACTION_US, Tracks
 from kv_sim.watching.watch import WatchedWorld
 
 Event = dict[str, Any]

@@ -18,8 +18,11 @@ from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject
 from kv_sim.watching.brief import brief
-from kv_sim.watching.log import Log, describe, describe_state
-from kv_sim.watching.perfetto import BLOCKS, COPIES, REQUESTS, Perfetto, Tracks
+from kv_sim.watching.describe import describe, describe_state
+from kv_sim.watching.engine_tracks import BLOCKS, COPIES, REQUESTS
+from kv_sim.watching.log import Log
+from kv_sim.watching.perfetto import Perfetto
+from kv_sim.watching.tracks import Tracks
 from kv_sim.watching.watch import Tracker, WatchedWorld, Watcher
 from kv_sim.world import World
 

@@ -28,8 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fuzz.add_argument("--connector", metavar="NAME", help="another one: module:Class, or a name that vLLM knows")
     fuzz.add_argument("--extra", metavar="JSON", help="settings to add to its kv_connector_extra_config")
     fuzz.add_argument("--traits", metavar="A,B", help="what it claims to withstand, or none (the default)")
+    by_tickets = "it serves other engines by tickets in kv_transfer_params"
+    fuzz.add_argument("--serves-peers", action="store_const", const=1, help=by_tickets)
     fuzz.add_argument(
-        "--serves-peers", action="store_true", help="it serves other engines by tickets in kv_transfer_params"
+        "--two-engines",
+        dest="serves_peers",
+        action="store_const",
+        const=2,
+        help="the same with two engines in a world: for one that can't pull from itself",
     )
     fuzz.add_argument(
         "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"

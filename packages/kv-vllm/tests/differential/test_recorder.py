@@ -146,7 +146,8 @@ def test_what_is_rare_is_done_more_often(monkeypatch, rolls, change, done):
     copies = [SimpleNamespace(copy_id=n, direction=way) for n, way in directions.items() if loads or n == 7]
     device = SimpleNamespace(rank=1, copies=SimpleNamespace(startable=lambda: copies))
     world, acts = object.__new__(RecordedWorld), []
-    world.engine = SimpleNamespace(scheduler=SimpleNamespace(loaded={*loaded}), devices=[device])
+    engine = SimpleNamespace(scheduler=SimpleNamespace(loaded={*loaded}), devices=[device])
+    world.sites = [SimpleNamespace(engine=engine)]
     world.config, world.subject = SimpleNamespace(silent=silent), SimpleNamespace(traits=traits)
     monkeypatch.setattr(World, "act", lambda self, random: acts.append("anything"))
     monkeypatch.setattr(
@@ -298,7 +299,7 @@ def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer)
 def test_of_the_calls_only_those_of_the_schedulers_connector_and_of_a_turn_are_recorded(monkeypatch):
     """And all are logged, as without a record."""
     notes, logged = [], []
-    monkeypatch.setattr(Engine, "__init__", lambda self, config, subject, referee, note: notes.append(note))
+    monkeypatch.setattr(Engine, "__init__", lambda self, config, subject, referee, note, place: notes.append(note))
     engine = RecordingEngine("config", "subject", "referee", lambda *call: logged.append(call))
     calls = [
         ("scheduler", "reset_cache", (), True),

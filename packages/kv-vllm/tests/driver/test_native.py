@@ -198,12 +198,13 @@ def test_each_worker_knows_its_rank():
 
 
 def test_worlds_are_deployments_of_their_own():
+    from kv_sim.engine.place import Place
     from kv_vllm.driver.ledger import Ledger
     from kv_vllm.driver.setup import Setup
 
     world, referee = WorldConfig(engine="vllm"), Referee()
     ledger = SimpleNamespace(spec=Ledger)
-    parts = [Setup(world, threaded("ThreadedConnector"), referee, print, ledger) for _ in range(2)]
+    parts = [Setup(world, threaded("ThreadedConnector"), referee, print, ledger, Place()) for _ in range(2)]
     names = [[part._config(rank).model_config.model for rank in range(2)] for part in parts]
     assert names[0][0] == names[0][1] != names[1][0] == names[1][1]
 

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from kv_sim.checkers.left_open import Holdings, Segment
 from kv_sim.engine.engine import Engine
 from kv_sim.guard import HistoryEnds
-from kv_sim.violation import Invariant, TestbedError, Violation
+from kv_sim.violation import Invariant, Referee, TestbedError, Violation
 
 PATIENCE_SECONDS: Final = 1.0
 """A thread or process that was told to end may take so long for it."""
@@ -38,34 +38,42 @@ Again: TypeAlias = Callable[[], Counter[str] | None]
 class Ending:
     """The end of a history that begins now."""
 
+    _left_before: ClassVar[bool] = False
+    """Whether a history before this one left something open. Who had it can be reached no more: it is closed."""
+
     def __init__(self) -> None:
+        if Ending._left_before:
+            Ending._left_before = False
+            _close_what_nobody_can_reach()
         self._threads_before = threading.enumerate()
         self._before = Holdings.now()
         self._made: set[Segment] = set()
         """Shared memory that this process had at the end of the history."""
 
-    def judge(self, engine: Engine, again: Again) -> None:
+    def judge(self, engines: Sequence[Engine], referee: Referee, again: Again) -> None:
         """Shut everything down, and judge what is left."""
         self._made = Holdings.now().segments_since(self._before)
         raised = []
-        for guard in engine.guards:
+        for guard in _guards(engines):
             try:
                 guard.shutdown()
             except (Violation, HistoryEnds) as found:
                 raised.append(found)
+        Ending._left_before = bool(Holdings.now().since(self._before, self._made))
         if raised:
             raise raised[0]
-        if Invariant.CONSERVATION not in engine.referee.silent:
-            self._check_threads(engine)
-            self._check_left_open(engine, again)
+        if Invariant.CONSERVATION not in referee.silent:
+            self._check_threads(referee)
+            self._check_left_open(referee, again)
 
-    def break_off(self, engine: Engine) -> None:
+    def break_off(self, engines: Sequence[Engine]) -> None:
         """Shut everything down after something else was found, which is what is told."""
         self._made = Holdings.now().segments_since(self._before)
-        for guard in engine.guards:
+        for guard in _guards(engines):
             with suppress(Violation, HistoryEnds, TestbedError):
                 guard.shutdown()
         if Holdings.now().since(self._before, self._made):
+            Ending._left_before = True
             _close_what_nobody_can_reach()
 
     def left_open(self) -> Counter[str]:
@@ -82,7 +90,7 @@ class Ending:
                 time.sleep(PATIENCE_SECONDS / LOOKS)
         return left
 
-    def _check_left_open(self, engine: Engine, again: Again) -> None:
+    def _check_left_open(self, referee: Referee, again: Again) -> None:
         first = self.left_open()
         second = again() if first else None
         left = first if second is None else second
@@ -90,20 +98,18 @@ class Ending:
             names = ", ".join(
                 f"{name} ({count} times)" if count > 1 else name for name, count in sorted(left.items())
             )
-            engine.referee.fail(
-                Invariant.CONSERVATION, f"every side was shut down, and these are still open: {names}"
-            )
+            referee.fail(Invariant.CONSERVATION, f"every side was shut down, and these are still open: {names}")
 
     def _new_threads(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread not in self._threads_before]
 
-    def _check_threads(self, engine: Engine) -> None:
+    def _check_threads(self, referee: Referee) -> None:
         left = [thread for thread in threading.enumerate() if self._should_end(thread)]
         for thread in left:
             thread.join(PATIENCE_SECONDS)
         names = [re.sub(r"\d+", "…", thread.name) for thread in left if thread.is_alive()]
         if names:
-            engine.referee.fail(
+            referee.fail(
                 Invariant.CONSERVATION,
                 f"every side was shut down, and threads still run that are no daemons: {', '.join(sorted(names))}",
             )
@@ -111,6 +117,11 @@ class Ending:
     def _should_end(self, thread: threading.Thread) -> bool:
         pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
         return not thread.daemon and thread not in self._threads_before and thread not in pools
+
+
+def _guards(engines: Sequence[Engine]) -> Iterator[Any]:
+    for engine in engines:
+        yield from engine.guards
 
 
 def _close_what_nobody_can_reach() -> None:

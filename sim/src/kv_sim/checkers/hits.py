@@ -24,9 +24,9 @@ from kv_sim.config import STATE
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.memory.copies import State
+from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
-from kv_sim.world_state import WorldState
 
 MOST_PROBES = 4
 """Requests that come once more. Most prompts are prefixes of others."""
@@ -44,44 +44,44 @@ class Again(RequestSpec):
         return (*self.told, *own)
 
 
-def check_kept(world: WorldState, settle: Callable[[], bool]) -> None:
+def check_kept(site: Site, settle: Callable[[], bool]) -> None:
     """Ask again for what must be there, and after a reset for what must not. ``settle`` lets all requests end."""
-    engine, traits = world.engine, world.subject.traits
-    tells = Trait.EVENTS in traits and world.config.role != "kv_producer"  # which may have it and not find it
+    engine, traits = site.engine, site.subject.traits
+    tells = Trait.EVENTS in traits and site.config.role != "kv_producer"  # which may have it and not find it
     if Trait.KEEPS not in traits:
         return
-    if any(group.window for group in world.config.groups):
+    if any(group.window for group in site.config.groups):
         if not engine.has_work:
-            _check_windows(world, settle)
+            _check_windows(site, settle)
         return
     ended = list(engine.outcome.ended)
-    room = _room_for_all(world, ended) if _nothing_was_left_out(world) else None
+    room = _room_for_all(site, ended) if _nothing_was_left_out(site) else None
     is_complete = room is not None
     times = Counter(h for r in ended if engine.served.is_fair(r) for h in r.prompt_hashes)
-    stored = {h for h, count in times.items() if count >= world.subject.keeps_from} if is_complete else set()
-    probes = _probes(ended, world.config.longest_request)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
+    stored = {h for h, count in times.items() if count >= site.subject.keeps_from} if is_complete else set()
+    probes = _probes(ended, site.config.longest_request)[: MOST_PROBES if is_complete else MOST_PROBES // 2]
     for spec in probes:
         engine.take_events()
         told = {key[-1] for key in engine.mirror.blocks}
         failed = _count_failed(engine)
-        found, request = _ask_again(world, spec, settle)
-        _compare(world, request, found, stored, room)
+        found, request = _ask_again(site, spec, settle)
+        _compare(site, request, found, stored, room)
         if tells and _count_failed(engine) == failed:  # else something was dropped since
-            _compare_events(world, request, found, told)
-    if world.subject.evicts_oldest and world.config.role == "kv_both" and probes and not engine.has_work:
-        _check_recent(world, probes[0], settle)
+            _compare_events(site, request, found, told)
+    if site.subject.evicts_oldest and site.config.role == "kv_both" and probes and not engine.has_work:
+        _check_recent(site, probes[0], settle)
     if Trait.RESET in traits and probes and not engine.has_work and engine.reset(running=False, connector=True):
-        _ask_again(world, probes[0], settle)
+        _ask_again(site, probes[0], settle)
 
 
 def _count_failed(engine: Engine) -> int:
     return sum(copy.state is State.FAILED for device in engine.devices for copy in device.copies.ended)
 
 
-def _nothing_was_left_out(world: WorldState) -> bool:
+def _nothing_was_left_out(site: Site) -> bool:
     """Whether every copy that a connector may have made ended well."""
-    engine = world.engine
-    if world.config.role != "kv_both":
+    engine = site.engine
+    if site.config.role != "kv_both":
         return False  # a consumer need not store, a producer need not load
     return not any(
         copies.running
@@ -91,14 +91,14 @@ def _nothing_was_left_out(world: WorldState) -> bool:
     )
 
 
-def _room_for_all(world: WorldState, ended: Iterable[SimRequest]) -> int | None:
+def _room_for_all(site: Site, ended: Iterable[SimRequest]) -> int | None:
     """Host slots that all of it takes at most. None: there aren't so many."""
     # Two chunks that differ in their last block only have room for the others twice.
-    size = world.subject.blocks_per_chunk
+    size = site.subject.blocks_per_chunk
     chunks = {chunk for request in ended for turn in request.known_hashes() for chunk in turn[size - 1 :: size]}
     # What a reset forgot may still be in use by a copy, so each one may need the room once more.
-    slots = len(chunks) * size * (1 + world.engine.served.resets)
-    return slots if slots <= world.config.host_slots else None
+    slots = len(chunks) * size * (1 + site.engine.served.resets)
+    return slots if slots <= site.config.host_slots else None
 
 
 def _probes(ended: Iterable[SimRequest], most_tokens: int) -> list[RequestSpec]:
@@ -139,9 +139,9 @@ def _whole(request: SimRequest) -> RequestSpec:
     )
 
 
-def _ask_again(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
+def _ask_again(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> tuple[int, SimRequest]:
     """Let a request come once more, to an empty GPU cache. Returns how many of its tokens were found."""
-    engine = world.engine
+    engine = site.engine
     engine.scheduler.blocks.block_pool.reset()
     engine.served.found.pop(spec.request_id, None)
     request = engine.add(spec)
@@ -149,17 +149,17 @@ def _ask_again(world: WorldState, spec: RequestSpec, settle: Callable[[], bool])
     return engine.served.found.get(spec.request_id, 0), request
 
 
-def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], bool]) -> None:
+def _check_recent(site: Site, spec: RequestSpec, settle: Callable[[], bool]) -> None:
     """A request and two that nobody has seen all stay, if there is room for them.
 
     The new ones, one of them short, end with a chunk and come again with a token more: a hit ends before the last.
     """
-    engine, config = world.engine, world.config
+    engine, config = site.engine, site.config
     if any(device.copies.running for device in engine.devices):
         return  # what is lost keeps its room
-    chunk_tokens = world.subject.blocks_per_chunk * config.block_size
+    chunk_tokens = site.subject.blocks_per_chunk * config.block_size
     prompt = spec.shared_tokens + spec.own_tokens
-    room = config.host_slots // world.subject.blocks_per_chunk - prompt // chunk_tokens
+    room = config.host_slots // site.subject.blocks_per_chunk - prompt // chunk_tokens
     room = min(room, (config.longest_request - 2) // chunk_tokens)
     if room < 1:
         return
@@ -167,17 +167,17 @@ def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], boo
     sizes = {"unseen": room - 1, "short": 1} if room > 1 else {"short": 1}
     unseen = [RequestSpec(name, 0, 0, chunks * chunk_tokens, 1, 1) for name, chunks in sizes.items()]
     for one in (spec, *unseen):
-        for _ in range(world.subject.keeps_from):
-            _ask_again(world, one, settle)
+        for _ in range(site.subject.keeps_from):
+            _ask_again(site, one, settle)
             if engine.has_work:
                 return  # one never ends, which is LIVENESS
     longer = [(replace(one, own_tokens=one.own_tokens + 1), one.own_tokens) for one in unseen]
     for again, least in ((spec, (prompt - 1) // chunk_tokens * chunk_tokens), *longer):
-        found, request = _ask_again(world, again, settle)
+        found, request = _ask_again(site, again, settle)
         if engine.has_work:
             return
         if found < least and _count_failed(engine) == failed:
-            world.referee.fail(
+            site.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {least} tokens are "
                 f"found, but {spec.request_id} and new ones of {room} chunks came last, and all have room in "
@@ -185,13 +185,13 @@ def _check_recent(world: WorldState, spec: RequestSpec, settle: Callable[[], boo
             )
 
 
-def _check_windows(world: WorldState, settle: Callable[[], bool]) -> None:
+def _check_windows(site: Site, settle: Callable[[], bool]) -> None:
     """Prompts that nobody has seen come, one after the other, and each again at once, with a token more.
 
     They end with a chunk, so whoever stores them when they have ended still has their last window: unless that
     begins behind the first block of a chunk, which has lost its beginning then.
     """
-    engine, config, subject = world.engine, world.config, world.subject
+    engine, config, subject = site.engine, site.config, site.subject
     chunk_tokens = subject.blocks_per_chunk * config.block_size
     windows = [group.window for group in config.groups if group.window]
     lost = any((1 - window) % chunk_tokens >= config.block_size for window in windows)
@@ -203,16 +203,16 @@ def _check_windows(world: WorldState, settle: Callable[[], bool]) -> None:
         return  # what is lost keeps its room
     failed = _count_failed(engine)
     for chunks in sorted({1, (most + 1) // 2, most}):
-        if not subject.evicts_oldest and not _empty(world):
+        if not subject.evicts_oldest and not _empty(site):
             return
         new = RequestSpec(f"unseen-{chunks}", 0, 0, chunks * chunk_tokens, 1, 1)
         for _ in range(subject.keeps_from):
-            _ask_again(world, new, settle)
-        found, request = _ask_again(world, replace(new, own_tokens=new.own_tokens + 1), settle)
+            _ask_again(site, new, settle)
+        found, request = _ask_again(site, replace(new, own_tokens=new.own_tokens + 1), settle)
         if engine.has_work:
             return  # one never ends, which is LIVENESS
         if found < new.own_tokens and _count_failed(engine) == failed:
-            world.referee.fail(
+            site.referee.fail(
                 Invariant.HITS,
                 f"request {request.request_id} comes again at rest: {found} of its first {new.own_tokens} tokens "
                 f"are found, but they were computed just now, and {room} chunks of each group have room in "
@@ -220,34 +220,34 @@ def _check_windows(world: WorldState, settle: Callable[[], bool]) -> None:
             )
 
 
-def _empty(world: WorldState) -> bool:
+def _empty(site: Site) -> bool:
     """Have the connector forget everything, if it can."""
-    return Trait.RESET in world.subject.traits and bool(world.engine.reset(running=False, connector=True))
+    return Trait.RESET in site.subject.traits and bool(site.engine.reset(running=False, connector=True))
 
 
-def _compare(world: WorldState, request: SimRequest, found: int, stored: set[bytes], room: int | None) -> None:
-    size = world.config.block_size
+def _compare(site: Site, request: SimRequest, found: int, stored: set[bytes], room: int | None) -> None:
+    size = site.config.block_size
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     run = next((index for index, block_hash in enumerate(hashes) if block_hash not in stored), len(hashes))
-    run -= run % world.subject.blocks_per_chunk
+    run -= run % site.subject.blocks_per_chunk
     if found < run * size:
-        world.referee.fail(
+        site.referee.fail(
             Invariant.HITS,
             f"request {request.request_id} comes again at rest: {found} of its {request.num_prompt_tokens} tokens "
             f"are found, but the first {run * size} belong to requests that ended well, no copy failed, and there "
-            f"was room for all: at most {room} of {world.config.host_slots} host slots were needed",
+            f"was room for all: at most {room} of {site.config.host_slots} host slots were needed",
         )
 
 
-def _compare_events(world: WorldState, request: SimRequest, found: int, told: set[bytes]) -> None:
+def _compare_events(site: Site, request: SimRequest, found: int, told: set[bytes]) -> None:
     """What was found had been announced, and the first block that wasn't found had not."""
-    size, factor = world.config.block_size, world.subject.blocks_per_chunk
+    size, factor = site.config.block_size, site.subject.blocks_per_chunk
     hashes = request.prompt_hashes[: (request.num_prompt_tokens - 1) // size]
     for index in range(factor - 1, len(hashes), factor):  # a chunk is told by its last block
         block_hash, is_found = hashes[index], (index + 1) * size <= found
         if is_found != (block_hash in told):
             has, says = ("is found", "is not stored") if is_found else ("is not found", "is stored")
-            world.referee.fail(
+            site.referee.fail(
                 Invariant.ACCOUNTING,
                 f"request {request.request_id} comes again at rest: block {index} of its prompt {has}, but by the "
                 f"events so far it {says}",

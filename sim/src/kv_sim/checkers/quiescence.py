@@ -3,6 +3,7 @@
 from kv_sim.checkers import conservation, geometry, hits
 from kv_sim.checkers.room import check_room
 from kv_sim.rest import MOST_STEPS, come_to_rest
+from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
 from kv_sim.world_state import WorldState
@@ -12,20 +13,26 @@ def check(world: WorldState) -> None:
     """Let copies and requests end, which must be possible, and judge what there is then."""
     if not _comes_to_rest(world):
         return
-    engine = world.engine
+    for site in world.sites:
+        _judge(world, site)
+
+
+def _judge(world: WorldState, site: Site) -> None:
+    """What is left at one engine."""
+    engine = site.engine
     engine.check()
     conservation.check_engine(engine)
     conservation.check_connectors(engine)
     conservation.check_books(engine)
     conservation.check_halves(engine)
     geometry.check_ranks(engine)
-    world.counted.check(engine.devices, world.config.block_bytes)
-    hits.check_kept(world, lambda: _comes_to_rest(world))
+    site.counted.check(engine.devices, site.config.block_bytes)
+    hits.check_kept(site, lambda: _comes_to_rest(world))
     if not engine.has_work:  # what was asked and reset since has come to rest, too
         conservation.check_books(engine)
-        world.counted.check(engine.devices, world.config.block_bytes)
+        site.counted.check(engine.devices, site.config.block_bytes)
         lost = any(device.copies.running for device in engine.devices)
-        if Trait.RESET in world.subject.traits and not lost:  # what is lost is in use for ever
+        if Trait.RESET in site.subject.traits and not lost:  # what is lost is in use for ever
             check_room(engine.connectors[-1], engine.referee)
             conservation.check_books(engine)
 
@@ -33,7 +40,7 @@ def check(world: WorldState) -> None:
 def _comes_to_rest(world: WorldState) -> bool:
     if come_to_rest(world):
         return True
-    stuck = ", ".join(repr(r) for r in world.engine.scheduler.requests.values())
+    stuck = ", ".join(repr(r) for engine in world.engines for r in engine.scheduler.requests.values())
     what = f"there are still requests: {stuck}" if stuck else "no request is left, but the engine has to go on"
     world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps {what}")
     return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kv_api import CacheHitSource, KVConnectorOutput
-from kv_sim.config import NULL, WorldConfig
+from kv_sim.config import NULL, Role, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.subject import TICKET, WANTED
 from kv_sim.violation import Invariant, Referee
@@ -80,12 +80,13 @@ class Tickets:
         """Whether something is held still that was held when the cache was reset."""
         return any(self._holders[name].is_held for name in self._reset)
 
-    def hear(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
-        """The scheduler's side was called, and answered."""
+    def hear(self, name: str, args: tuple[Any, ...], answer: Any, role: Role | None = None) -> None:
+        """The scheduler's side of an engine was called, and answered. Its role, if it isn't the first one's."""
         if not self._is_on:
             return
+        role = role or self._config.role
         if name == "on_new_request":
-            self._arrives(args[0])
+            self._arrives(args[0], role)
         elif name == "get_num_new_matched_tokens":
             self._check_match(args[0], args[1], answer[0])
         elif name == "update_state_after_alloc":
@@ -93,7 +94,7 @@ class Tickets:
         elif name in ENDS:
             self._spend(args[0].request_id)
             first_tokens = [self._first_token(table) for table in tables_told(name, args)]
-            self._ends(args[0], answer[1] or {}, first_tokens, is_held=answer[0])
+            self._ends(args[0], answer[1] or {}, first_tokens, role, is_held=answer[0])
         elif name == "reset_cache":  # whatever it says: a MultiConnector's children may differ
             self._reset.update(name for name, issued in self._issued.items() if issued.request.is_held)
             self._stale.update(self._carries)
@@ -107,7 +108,7 @@ class Tickets:
         elif name == "update_connector_output":
             self._check_pulled(args[0])
 
-    def _arrives(self, request: SimRequest) -> None:
+    def _arrives(self, request: SimRequest, role: Role) -> None:
         params = request.kv_transfer_params or {}
         self._stale.discard(request.request_id)
         self._too_late.discard(request.request_id)
@@ -117,7 +118,7 @@ class Tickets:
         issued = self._issued.get(_name_of(params)) if params.get(TICKET) else None
         if issued is None:
             return
-        if self._config.role == "kv_producer" or not self._is_of(issued, request):
+        if role == "kv_producer" or not self._is_of(issued, request):
             issued.is_spent = True  # it will be refused
         else:
             self._brought[request.request_id] = issued
@@ -191,12 +192,18 @@ class Tickets:
         return True
 
     def _ends(
-        self, request: SimRequest, ticket: dict[str, Any], first_tokens: Sequence[int], *, is_held: bool
+        self,
+        request: SimRequest,
+        ticket: dict[str, Any],
+        first_tokens: Sequence[int],
+        role: Role,
+        *,
+        is_held: bool,
     ) -> None:
         if ticket.get(TICKET):
             self._leaves(request, _name_of(ticket), first_tokens, is_held=is_held)
             return
-        is_wanted = (request.kv_transfer_params or {}).get(WANTED) and self._config.role != "kv_consumer"
+        is_wanted = (request.kv_transfer_params or {}).get(WANTED) and role != "kv_consumer"
         tokens = request.num_prompt_tokens
         is_there = request.num_computed_tokens >= tokens and self._is_held(self._goes_on_at(tokens), first_tokens)
         if self._holds and is_wanted and is_there and request.status is Status.FINISHED_STOPPED:

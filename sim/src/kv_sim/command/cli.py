@@ -167,7 +167,7 @@ def _line_to_paste(options: argparse.Namespace, name: str, seed: int, without: f
         seed,
         extra=options.extra,
         traits=options.traits,
-        serves_peers=getattr(options, "serves_peers", False),
+        serves_peers=getattr(options, "serves_peers", None),
         engine=options.engine,
         actions=options.actions,
         without=without,

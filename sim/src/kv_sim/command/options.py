@@ -10,7 +10,7 @@ from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
-from kv_sim.subject import Trait
+from kv_sim.subject import PEERS, Trait
 
 USUAL_HISTORIES: Final = 300
 USUAL_MINUTES: Final = 10.0
@@ -138,9 +138,17 @@ def _add_claims(parser: argparse.ArgumentParser) -> None:
 
 def _add_peers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--serves-peers",
-        action="store_true",
+        PEERS[1],
+        action="store_const",
+        const=1,
         help="it serves other engines by tickets in kv_transfer_params; here it pulls from itself",
+    )
+    parser.add_argument(
+        PEERS[2],
+        dest="serves_peers",
+        action="store_const",
+        const=2,
+        help="the same with two engines in a world: for one that can't pull from itself",
     )
 
 

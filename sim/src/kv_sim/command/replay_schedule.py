@@ -12,6 +12,7 @@ from kv_sim.engines import find_engine
 from kv_sim.failures import report
 from kv_sim.failures.schedule_file import Schedule, read_schedule
 from kv_sim.fuzz import replay
+from kv_sim.subject import PEERS
 
 
 def replay_schedule(options: argparse.Namespace) -> int:
@@ -26,7 +27,7 @@ def replay_schedule(options: argparse.Namespace) -> int:
         )
         schedule = replace(schedule, subject=subject)
     elif options.extra is not None or options.traits is not None or options.serves_peers:
-        about = "--extra, --traits and --serves-peers are about another connector"
+        about = f"--extra, --traits, {PEERS[1]} and {PEERS[2]} are about another connector"
         raise ConfigError(f"{about}: name it with --connector")
     missing = selection.unclaimed(schedule)
     if missing:

@@ -25,7 +25,7 @@ from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for
 from kv_sim.guard import NotCreated
 from kv_sim.media import why_not_driven
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import PEERS, Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
 
@@ -42,11 +42,12 @@ def choose_subjects(
     traits: str | None,
     engine: str = BUILTIN_ENGINE,
     *,
-    serves_peers: bool = False,
+    serves_peers: int | None = None,
 ) -> dict[str, Subject]:
     """The subjects to run, by name; the whole catalogue if no connector is named."""
     if connector is None:
-        for option, given in (("--extra", extra), ("--traits", traits), ("--serves-peers", serves_peers or None)):
+        peers = PEERS[serves_peers or 1]
+        for option, given in (("--extra", extra), ("--traits", traits), (peers, serves_peers)):
             if given is not None:
                 raise ConfigError(f"{option} is about one connector: name it with --connector")
         return dict(SUBJECTS)
@@ -68,19 +69,22 @@ def choose_subject(
     traits: str | None = None,
     engine: str = BUILTIN_ENGINE,
     *,
-    serves_peers: bool = False,
+    serves_peers: int | None = None,
 ) -> Subject:
-    """One subject, for one engine: which connectors there are depends on that."""
+    """One subject, for one engine: which connectors there are depends on that.
+
+    ``serves_peers``: with how many engines in a world it does; None: as it is known to.
+    """
     subject = _named(connector, engine)
     if serves_peers:
-        subject = replace(subject, serves_peers=True)
+        subject = replace(subject, serves_peers=True, engines=serves_peers)
     if extra is not None:
         subject = replace(subject, extra_config={**subject.extra_config, **parse_extra(extra)})
         subject = _with_what_is_kept(subject, parse_extra(extra), engine)
     if traits is not None:
         subject = replace(subject, traits=parse_traits(traits))
     for trait in sorted(subject.traits.difference(subject.possible_traits)):
-        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve other engines: --serves-peers")
+        raise ConfigError(f"--traits: {trait.value!r} is of connectors that serve other engines: {PEERS[1]}")
     _check_class(connector, subject, engine)
     if extra is not None:
         _check_medium(connector, parse_extra(extra), subject, engine)

@@ -13,7 +13,7 @@ from kv_sim.conformance import scenarios
 from kv_sim.conformance.report import row_of, scenario_table, summary_lines, tell_failure
 from kv_sim.engines import find_engine
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.subject import Subject
+from kv_sim.subject import PEERS, Subject
 
 
 def conform(options: argparse.Namespace) -> int:
@@ -74,5 +74,5 @@ def again(options: argparse.Namespace, outcome: scenarios.Outcome) -> str:
         ("--actions", options.actions, USUAL_ACTIONS),
     )
     words = [word for option, value, usual in asked if value != usual for word in (option, str(value))]
-    words += ["--serves-peers"] if options.serves_peers else []
+    words += [PEERS[options.serves_peers]] if options.serves_peers else []
     return shlex.join(["kv-sim", "conform", *([options.name] if options.name else []), *words])

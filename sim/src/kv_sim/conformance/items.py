@@ -113,7 +113,7 @@ def _subject(config: pytest.Config, engine: str) -> tuple[str, Subject, str | No
     if spec is not None:
         extra = _checked(values.with_spec, spec, extra)
     name = connector or MEDIUM_CONNECTOR
-    choose = partial(selection.choose_subject, serves_peers=bool(config.getoption("--kv-serves-peers")))
+    choose = partial(selection.choose_subject, serves_peers=config.getoption("--kv-serves-peers"))
     return spec or name, _checked(choose, name, extra, traits, engine), extra
 
 

@@ -108,7 +108,7 @@ def tell_failure(
         failure.seed,
         extra=extra,
         traits=traits,
-        serves_peers=failure.subject.serves_peers,
+        serves_peers=failure.subject.engines if failure.subject.serves_peers else None,
         engine=failure.config.engine,
     )
     telling.tell(failure, line, folder, file_stem(name, failure.seed), say=say, note=note)

@@ -11,7 +11,7 @@
 ``crossing``                 what both sides send each other, where that goes to another process
 ``outcome``                  what comes of a step: tokens, ends, failed loads, finished transfers
 ``request``                  one request; ``settings``: what a connector is told about the engine, ``own_folder``
-                             where that is a folder of its own
+                             where that is a folder of its own; ``place``: which of a world's engines one is
 ============================ ==============================================================================
 
 The device itself is in ``kv_sim.memory``. Who judges what the engine and a connector do is in ``kv_sim.checkers``.

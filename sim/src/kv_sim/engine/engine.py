@@ -28,6 +28,7 @@ from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
 from kv_sim.engine.own_folder import with_own_folder
+from kv_sim.engine.place import Place
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
@@ -77,8 +78,16 @@ class Engine:
 
     # -- making one ----------------------------------------------------------------------------
 
-    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        referee: Referee,
+        log: LogCall,
+        place: Place | None = None,
+    ) -> None:
         self.config = config
+        self.place = place or Place()
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
@@ -123,7 +132,7 @@ class Engine:
 
     def describe(self, subject: Subject, rank: int) -> Any:
         """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
-        return vllm_config(self.config, subject, rank)
+        return vllm_config(self.config, subject, rank, self.place.engine_id)
 
     def describe_caches(self) -> Any:
         """What a connector is told of the KV caches; fits ``kv_api.KVCacheConfig``."""

@@ -14,10 +14,10 @@ KINDS = {
 }
 
 
-def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0) -> Any:
+def vllm_config(config: WorldConfig, subject: Subject, rank: int = 0, engine_id: str = "world") -> Any:
     """The configuration as the worker of ``rank`` gets it; the scheduler's says rank 0."""
     return SimpleNamespace(
-        kv_transfer_config=subject.transfer_config(config),
+        kv_transfer_config=subject.transfer_config(config, engine_id),
         cache_config=SimpleNamespace(block_size=config.block_size, enable_prefix_caching=config.prefix_caching),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=config.tp_size,

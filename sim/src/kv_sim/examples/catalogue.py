@@ -75,6 +75,7 @@ def several(
         blocks_per_chunk=grain,
         keeps_from=times,
         serves_peers=serve_peers,
+        engines=max(child.engines for child in children),
     )
 
 
@@ -147,6 +148,7 @@ P2P: Final = Subject(
 )
 P2P_HASTY: Final = replace(P2P, extra_config={"hold_seconds": 1, "pull_seconds": 1})
 """Gives up at once what is lost, which may be found later."""
+P2P_TWO: Final = replace(P2P, engines=2)
 
 SURVIVES: Final = {"on_child_error": "quarantine"}
 
@@ -182,5 +184,6 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "in-step+later": several(OFFLOAD_IN_STEP, LATER),
     "p2p": P2P,
     "p2p-hasty": P2P_HASTY,
+    "p2p-two-engines": P2P_TWO,
     "p2p+offload": several(P2P, OFFLOAD),
 }

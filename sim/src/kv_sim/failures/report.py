@@ -17,8 +17,9 @@ from typing import Final
 from kv_sim.actions import Action
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.fuzz import Failure
+from kv_sim.subject import PEERS
 from kv_sim.violation import Invariant
-from kv_sim.watching.log import describe
+from kv_sim.watching.describe import describe
 
 MOST_ACTIONS: Final = 12
 USUAL_ACTIONS: Final = 80
@@ -56,7 +57,7 @@ def replay_line(
     *,
     extra: str | None = None,
     traits: str | None = None,
-    serves_peers: bool = False,
+    serves_peers: int | None = None,
     engine: str = BUILTIN_ENGINE,
     actions: int = USUAL_ACTIONS,
     without: frozenset[Invariant] = frozenset(),
@@ -66,7 +67,7 @@ def replay_line(
     for option, value in (("--extra", extra), ("--traits", traits)):
         if value is not None:
             words += [option, value]
-    words += ["--serves-peers"] if serves_peers else []
+    words += [PEERS[serves_peers]] if serves_peers else []
     if engine != BUILTIN_ENGINE:
         words += ["--engine", engine]
     words += ["--seed", str(seed)]

@@ -14,7 +14,7 @@ from typing import Any, Final, get_type_hints
 
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.config import MOST_ENGINES, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.failures import limits
 from kv_sim.fuzz import Failure
@@ -45,10 +45,10 @@ ARGUMENTS: Final[Mapping[Kind, Mapping[str, Any]]] = {
     Kind.RESTART: {"rank": int, "memory": bool},
     Kind.RESET: {"running": bool, "connector": bool},
 }
-"""The arguments of each kind of action."""
+"""The arguments of each kind of action; each has ``engine``, too, where a world has several."""
 
-OPTIONAL: Final = frozenset({"rejects", "load"})
-"""Arguments that are left out when they are empty, or false."""
+OPTIONAL: Final = frozenset({"engine", "rejects", "load"})
+"""Arguments that are left out when they are empty, or false, or of the first engine."""
 
 
 MAY_BE_NOTHING: Final = frozenset({"run_ahead", "spec_tokens", "host_slots", "trouble"})
@@ -194,11 +194,13 @@ def _subject(values: dict[str, Any]) -> Subject:
         "keeps_from": int,
         "evicts_oldest": bool,
         "serves_peers": bool,
+        "engines": int,
     }
     check_keys("subject", values, wanted, optional={*wanted} - {"kv_connector", "traits"})
-    for key in ("blocks_per_chunk", "keeps_from"):
+    for key in ("blocks_per_chunk", "keeps_from", "engines"):
         if values.get(key, 1) < 1:
             raise Bad(f"subject.{key}: at least 1, got {values[key]}")
+    limits.check_most("subject.engines", values.get("engines", 1), MOST_ENGINES)
     limits.check_most("subject.keeps_from", values.get("keeps_from", 1), limits.MOST_KEEPS_FROM)
     read_names("subject.traits", values["traits"], Trait)
     return Subject.from_json(values)
@@ -239,7 +241,7 @@ def _action(values: dict[str, Any], config: WorldConfig) -> Action:
     check_keys(
         name,
         values,
-        {"action": str, **{k: dict if v is RequestSpec else v for k, v in wanted.items()}},
+        {"action": str, "engine": int, **{k: dict if v is RequestSpec else v for k, v in wanted.items()}},
         optional=OPTIONAL,
     )
     if "spec" in wanted:
@@ -255,6 +257,8 @@ def _action(values: dict[str, Any], config: WorldConfig) -> Action:
     for key, value in values.items():
         if type(value) is int and value < 0:
             raise Bad(f"{name}.{key}: not less than 0, got {value}")
+    if values.get("engine", 0) >= config.engines:
+        raise Bad(f"{name}.engine: the world has {config.engines}, numbered from 0; got {values['engine']}")
     return Action.from_json(values)
 
 

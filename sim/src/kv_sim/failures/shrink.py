@@ -138,7 +138,7 @@ class Shrinker:
                 while start + length <= len(self.best.history):
                     part = self.best.history[start : start + length]
                     if length > 1 or (part[0].kind is not Kind.ADD and _rank(part[0]) > rank):
-                        self._try_at(start, length, macro)
+                        self._try_at(start, length, _at_engine_of(part[0], macro))
                     start += 1
 
     def simplify_world(self) -> None:
@@ -188,6 +188,12 @@ class Shrinker:
                     break
                 if self._try_at(index, 1, Action(action.kind, {**action.args, "rank": rank, "copy": copy})):
                     break
+
+
+def _at_engine_of(action: Action, macro: Action) -> Action:
+    """A macro where an action happened."""
+    where = {name: value for name, value in action.args.items() if name == "engine"}
+    return Action(macro.kind, {**where, **macro.args})
 
 
 def _rank(action: Action) -> int:

@@ -4,7 +4,7 @@ Prompts come from a few conversations, the first ones much more often than the l
 to multiples of a block and of several; some ids come back. Some are sessions, in a world that has them. Where an
 engine finds nothing in its own blocks, or serves others, most prompts came before; and if it has windows, too,
 half of the requests want one token: with each one more that is made, less is left of what the last one of the
-prompt read.
+prompt read. So do they where there are two engines: that is what one is asked for that is to hold a prompt.
 """
 
 from collections.abc import Container
@@ -18,6 +18,9 @@ CONVERSATIONS = 5
 MOST_BLOCKS = 12
 """Blocks of the longest request: enough for every boundary, and few steps."""
 
+OF_HELD = 0.6
+"""How often a request goes on from a prompt that another engine holds, if one does."""
+
 
 class Arrivals:
     """Draws requests for one world."""
@@ -29,8 +32,8 @@ class Arrivals:
         self._turns: list[int] = [0] * CONVERSATIONS
         self._before: RequestSpec | None = None
 
-    def draw(self, random: Random, taken: Container[str]) -> RequestSpec:
-        """One more request; its id is not in ``taken``."""
+    def draw(self, random: Random, taken: Container[str], held: RequestSpec | None = None) -> RequestSpec:
+        """One more request; its id is not in ``taken``. Maybe with a prompt that another engine holds for it."""
         config = self._config
         room = min(config.max_model_len, MOST_BLOCKS * config.block_size)
         conversation = random.choices(range(CONVERSATIONS), [60, 30, 20, 15, 12])[0]
@@ -54,9 +57,11 @@ class Arrivals:
             adapter=random.choices([None, "s"], [8, 1])[0],
             skip_reading_prefix_cache=random.random() < 0.04,
         )
+        if held is not None and random.random() < OF_HELD:
+            return self._to_go_on(held, spec)
         if self._come_again:
             spec = self._maybe_again(random, spec)
-            if any(group.window for group in config.groups) and random.random() < 0.5:
+            if (config.engines > 1 or any(group.window for group in config.groups)) and random.random() < 0.5:
                 spec = replace(spec, output_tokens=1, max_tokens=1)
         return self._as_session(random, room, spec) if config.sessions and random.random() < 0.5 else spec
 
@@ -75,6 +80,12 @@ class Arrivals:
             max_tokens=before.max_tokens - own,
             skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
         )
+
+    def _to_go_on(self, held: RequestSpec, spec: RequestSpec) -> RequestSpec:
+        """One with the prompt that is held, and as many tokens as it may come to of those that were drawn."""
+        room = self._config.longest_request - held.shared_tokens - held.own_tokens - 2 * self._config.spec_tokens
+        output = max(1, min(spec.output_tokens, room))
+        return replace(held, request_id=spec.request_id, output_tokens=output, max_tokens=output)
 
     def _as_session(self, random: Random, room: int, spec: RequestSpec) -> RequestSpec:
         """The same with up to three more turns, as far as there is room for all that they add."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.request import SimRequest
+from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.world_state import WorldState
 
@@ -71,52 +72,54 @@ OF_PULLS: Mapping[Kind, int] = {
 """How much more often this happens where blocks are pulled: somebody must have ended before, and few are."""
 
 
-def pick(world: WorldState, random: Random) -> Action:
-    """One legal action."""
-    choices = legal_choices(world)
+def pick(world: WorldState, random: Random, at: int = 0) -> Action:
+    """One legal action at one of a world's engines."""
+    site = world.sites[at]
+    choices = legal_choices(world, at)
     kinds = list(choices)
-    weights = [_weight(world, kind) for kind in kinds]
+    weights = [_weight(site, kind) for kind in kinds]
     kind = random.choices(kinds, weights)[0]
     args = choices[kind]
-    return Action(kind, args(random) if callable(args) else args)
+    return Action(kind, {**site.where, **(args(random) if callable(args) else args)})
 
 
-def _weight(world: WorldState, kind: Kind) -> int:
+def _weight(site: Site, kind: Kind) -> int:
     weight = WEIGHTS[kind]
-    if world.subject.serves_peers:
+    if site.subject.serves_peers:
         weight *= OF_PULLS.get(kind, 1)
-        if kind is Kind.ADD and world.tickets.has_revoked:
+        if kind is Kind.ADD and site.tickets.has_revoked:
             weight *= AFTER_RESET
-        if kind is Kind.ABORT and _is_loading(world) and world.stands_still:
+        if kind is Kind.ABORT and _is_loading(site) and site.stands_still:
             weight *= WHERE_COPIES_ARE_LOST
     if kind in TROUBLE:
-        trouble = world.config.trouble
-        if trouble and kind is Kind.SPOIL and _has_loaded_in_step(world):
+        trouble = site.config.trouble
+        if trouble and kind is Kind.SPOIL and _has_loaded_in_step(site):
             trouble = max(trouble, WHERE_STEPS_LOAD)
         return weight * trouble
-    if kind is Kind.RESET and _may(world, "reset_all", Trait.RESET):
-        if _is_loading(world):
+    if kind is Kind.RESET and _may(site, "reset_all", Trait.RESET):
+        if _is_loading(site):
             weight *= WHILE_LOADING
-        if world.tickets.has_held:
-            weight *= WHILE_UNTOLD if world.tickets.has_untold else WHILE_HELD
+        if site.tickets.has_held:
+            weight *= WHILE_UNTOLD if site.tickets.has_untold else WHILE_HELD
     return weight
 
 
-def _is_loading(world: WorldState) -> bool:
-    return any(request.awaits_load for request in world.engine.scheduler.requests.values())
+def _is_loading(site: Site) -> bool:
+    return any(request.awaits_load for request in site.engine.scheduler.requests.values())
 
 
-def _has_loaded_in_step(world: WorldState) -> bool:
-    return world.coverage.situations["match: load in the step"] > 0
+def _has_loaded_in_step(site: Site) -> bool:
+    return site.coverage.situations["match: load in the step"] > 0
 
 
-def legal_choices(world: WorldState) -> Choices:
-    """Every kind of action that is legal now."""
-    engine, config = world.engine, world.config
+def legal_choices(world: WorldState, at: int = 0) -> Choices:
+    """Every kind of action that is legal now at one of a world's engines."""
+    site = world.sites[at]
+    engine, config = site.engine, site.config
     choices: Choices = {}
     unfinished = [r for r in engine.scheduler.requests.values() if not r.status.is_finished]
     if len(unfinished) < 2 * config.max_running + 2:
-        choices[Kind.ADD] = lambda random: {"spec": world.arrivals.draw(random, world.taken_ids()).to_json()}
+        choices[Kind.ADD] = lambda random: {"spec": world.draw_request(random, at).to_json()}
     sessions = [r.request_id for r in unfinished if r.may_hear_more]
     if sessions:
         choices[Kind.TURN] = lambda random: {"request": random.choice(sessions)}
@@ -124,19 +127,19 @@ def legal_choices(world: WorldState) -> Choices:
         choices[Kind.STEP] = {}
         if engine.can_schedule and config.run_ahead:
             choices[Kind.SCHEDULE] = {}
-    _add_work_of_ranks(world, choices)
+    _add_work_of_ranks(site, choices)
     if engine.processable():
         choices[Kind.PROCESS] = {}
-    _add_copies(world, choices)
-    _add_lost_copies(world, choices)
-    _add_trouble_of_ranks(world, choices)
+    _add_copies(site, choices)
+    _add_lost_copies(site, choices)
+    _add_trouble_of_ranks(site, choices)
     if unfinished:
         choices[Kind.ABORT] = lambda random: {"request": _whom_to_abort(random, unfinished)}
     # While something is held, vLLM raises at a reset with the running requests.
-    with_running = 0.2 if world.tickets.has_held else 0.5
+    with_running = 0.2 if site.tickets.has_held else 0.5
     choices[Kind.RESET] = lambda random: {
         "running": random.random() < with_running,
-        "connector": _may(world, "reset_all", Trait.RESET) and random.random() < 0.5,
+        "connector": _may(site, "reset_all", Trait.RESET) and random.random() < 0.5,
     }
     for kind in (Kind.ADVANCE, Kind.ABORT, Kind.RESET):
         if kind.value in config.silent:
@@ -144,33 +147,33 @@ def legal_choices(world: WorldState) -> Choices:
     return choices
 
 
-def _add_work_of_ranks(world: WorldState, choices: Choices) -> None:
-    ranks = range(world.config.world_size)
-    executable = [rank for rank in ranks if world.engine.executable(rank)]
+def _add_work_of_ranks(site: Site, choices: Choices) -> None:
+    ranks = range(site.config.world_size)
+    executable = [rank for rank in ranks if site.engine.executable(rank)]
     if executable:
         choices[Kind.EXECUTE] = lambda random: {"rank": random.choice(executable)}
-    retirable = [rank for rank in ranks if world.engine.devices[rank].queue]
+    retirable = [rank for rank in ranks if site.engine.devices[rank].queue]
     if retirable:
         choices[Kind.RETIRE] = lambda random: {"rank": random.choice(retirable)}
 
 
-def _add_trouble_of_ranks(world: WorldState, choices: Choices) -> None:
-    ranks, run_ahead = range(world.config.world_size), world.config.run_ahead
+def _add_trouble_of_ranks(site: Site, choices: Choices) -> None:
+    ranks, run_ahead = range(site.config.world_size), site.config.run_ahead
     # Under run-ahead vLLM itself can't take back a load within the step: later steps rest on it already.
-    if _may(world, "fail", Trait.FAILURES) and not run_ahead:
+    if _may(site, "fail", Trait.FAILURES) and not run_ahead:
         choices[Kind.SPOIL] = lambda random: {
             "rank": random.choice(ranks),
-            **({"load": True} if _has_loaded_in_step(world) and random.random() < OF_LOADS else {}),
+            **({"load": True} if _has_loaded_in_step(site) and random.random() < OF_LOADS else {}),
         }
-    if _may(world, "restart", Trait.FAILURES):
+    if _may(site, "restart", Trait.FAILURES):
         choices[Kind.RESTART] = lambda random: {
             "rank": random.choice(ranks),
             "memory": not run_ahead and random.random() < 0.5,
         }
 
 
-def _add_copies(world: WorldState, choices: Choices) -> None:
-    startable = [(d.rank, copy) for d in world.engine.devices for copy in d.copies.startable()]
+def _add_copies(site: Site, choices: Choices) -> None:
+    startable = [(d.rank, copy) for d in site.engine.devices for copy in d.copies.startable()]
     if not startable:
         return
 
@@ -181,12 +184,12 @@ def _add_copies(world: WorldState, choices: Choices) -> None:
     choices[Kind.SETTLE] = {}
     choices[Kind.FINISH] = one
     choices[Kind.ADVANCE] = lambda random: {**one(random), "pages": random.randint(1, 2)}
-    if _may(world, "fail", Trait.FAILURES):
+    if _may(site, "fail", Trait.FAILURES):
         choices[Kind.FAIL] = one
-    if _may(world, "lose", Trait.LOSSES):
+    if _may(site, "lose", Trait.LOSSES):
         choices[Kind.LOSE] = one
-    ended = [(d.rank, copy) for d in world.engine.devices for copy in d.copies.ended[-3:]]
-    if ended and _may(world, "repeat", Trait.REPEATS):
+    ended = [(d.rank, copy) for d in site.engine.devices for copy in d.copies.ended[-3:]]
+    if ended and _may(site, "repeat", Trait.REPEATS):
 
         def again(random: Random) -> Args:
             rank, copy = random.choice(ended)
@@ -195,16 +198,16 @@ def _add_copies(world: WorldState, choices: Choices) -> None:
         choices[Kind.REPEAT] = again
 
 
-def _add_lost_copies(world: WorldState, choices: Choices) -> None:
-    if world.config.writes_before_fences or not _may(world, "lose", Trait.LOSSES):
+def _add_lost_copies(site: Site, choices: Choices) -> None:
+    if site.config.writes_before_fences or not _may(site, "lose", Trait.LOSSES):
         return
-    lost = [(device.rank, copy.copy_id) for device in world.engine.devices for copy in device.copies.lost()]
+    lost = [(device.rank, copy.copy_id) for device in site.engine.devices for copy in device.copies.lost()]
     if lost:
         choices[Kind.FIND] = lambda random: dict(zip(("rank", "copy"), random.choice(lost), strict=True))
 
 
-def _may(world: WorldState, kind: str, trait: Trait) -> bool:
-    return kind not in world.config.silent and trait in world.subject.traits
+def _may(site: Site, kind: str, trait: Trait) -> bool:
+    return kind not in site.config.silent and trait in site.subject.traits
 
 
 def _whom_to_abort(random: Random, unfinished: list[SimRequest]) -> str:

@@ -1,18 +1,21 @@
 """``Router``: what stands between two engines, where a connector serves others; vLLM's words.
 
-There is one engine, which pulls from itself. A request that is to be held for another engine says so, and leaves
-a ticket when it ends; one that comes later brings that along. A router is **fair** if each ticket goes once, to a
-request for exactly the prompt that it is of, and if no more is wanted than can be held beside the longest request:
-then it may be trusted, and nobody needs a time after which a hold ends. One that isn't, for a connector that
-claims to withstand it (the trait ``tickets``), gives a ticket also to who only begins with its prompt, to two,
-whatever their salt, and long after.
+A request that is to be held for another engine says so, and leaves a ticket when it ends; one that comes later, to
+another engine, brings that along. Where there is one engine it pulls from itself.
 
-An engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
+A router is **fair** if each ticket goes once, to a request for exactly the prompt that it is of, and if no more is
+wanted than can be held beside the longest request: then it may be trusted, and nobody needs a time after which a
+hold ends. Of two engines it asks the one that is to hold for one token, as vLLM's routers do. One that isn't fair,
+for a connector that claims to withstand it (the trait ``tickets``), gives a ticket also to who only begins with
+its prompt, to two, whatever their salt, and long after.
+
+One engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
 within a block. Of every other hold it forgets the second half, as if another engine had computed that.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from kv_sim.config import NULL
@@ -40,13 +43,17 @@ class Known:
     number: int
     ticket: dict[str, Any]
     request: SimRequest
+    engine: Engine
+    """Where they are held."""
 
 
 class Router:
     """Knows the tickets of requests that ended, by prompt; each is given to one that comes later, or to two."""
 
-    def __init__(self, engine: Engine, *, is_fair: bool, comes_again: bool = True) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[Engine], *, is_fair: bool, comes_again: bool = True) -> None:
+        self.engines = engines
+        for engine in engines:
+            engine.params_for = partial(self.params_for, engine)
         self._comes_again = comes_again
         """Whether somebody comes at the end also for what somebody had a ticket of, who took nothing."""
         self._is_fair = is_fair
@@ -55,22 +62,22 @@ class Router:
         """All that are left, by number, until somebody comes for them at the end."""
         self._claims: dict[str, Known] = {}
         """By request that comes at the end: what it comes for."""
-        self._wanted: list[SimRequest] = []
-        """Who is wanted, and hasn't ended or is held, if the router is fair."""
+        self._wanted: list[tuple[Engine, SimRequest]] = []
+        """Where, and who, is wanted, and hasn't ended or is held, if the router is fair."""
         self._arrived = 0
         self.learned = 0
         """How many tickets it was told of."""
 
-    def params_for(self, request: SimRequest) -> dict[str, Any]:
-        """What a request comes with: the newest ticket of its prompt or the beginning of it, and a wish."""
+    def params_for(self, engine: Engine, request: SimRequest) -> dict[str, Any]:
+        """What a request comes to an engine with: the newest ticket of its prompt or its beginning, and a wish."""
         claimed = self._claims.pop(request.request_id, None)
         if claimed is not None:
             return {**claimed.ticket, WANTED: False}
         self._arrived += 1
         wanted = self._arrived % UNWANTED != 0
-        found = self._newest(request)
+        found = self._newest(engine, request)
         if found is None:
-            return {WANTED: wanted and (not self._is_fair or self._has_room_for(request))}
+            return {WANTED: wanted and (not self._is_fair or self._may_hold(engine, request))}
         known = self._known[found]
         if self._is_fair or self._arrived % GIVEN_TWICE:
             del self._known[found]
@@ -79,26 +86,36 @@ class Router:
         # To vLLM's routers a request is one or the other: it is computed for another engine, or goes on from one.
         return {**known.ticket, WANTED: wanted and not self._is_fair}
 
-    def _newest(self, request: SimRequest) -> tuple[Any, ...] | None:
+    def _newest(self, engine: Engine, request: SimRequest) -> tuple[Any, ...] | None:
         """By what the ticket is known that a request gets."""
         key = self._key_of(request)
         if self._is_fair:
-            return key if key in self._known else None
-        return next((prompt for prompt in reversed(self._known) if prompt == key[: len(prompt)]), None)
+            return key if key in self._known and self._may_pull(engine, self._known[key]) else None
+        known = (prompt for prompt, one in reversed(self._known.items()) if self._may_pull(engine, one))
+        return next((prompt for prompt in known if prompt == key[: len(prompt)]), None)
 
-    def _has_room_for(self, request: SimRequest) -> bool:
-        """Whether the engine can hold one more until somebody comes for it, which is counted then; no session."""
-        if request.spec.turns is not None:
+    def _may_pull(self, engine: Engine, known: Known) -> bool:
+        """Whether an engine may be sent somebody with a ticket: what holds it is another one, if there is one."""
+        if len(self.engines) == 1:
+            return True
+        return known.engine is not engine and (not self._is_fair or engine.config.role != "kv_producer")
+
+    def _may_hold(self, engine: Engine, request: SimRequest) -> bool:
+        """Whether an engine can hold one more until somebody comes for it, which is counted then; no session."""
+        config = engine.config
+        if request.spec.turns is not None or config.role == "kv_consumer":
             return False
-        config = self._engine.config
+        if len(self.engines) > 1 and request.spec.max_tokens > 1:
+            return False
         longest = min(config.longest_request, MOST_BLOCKS * config.block_size)
-        self._wanted = [one for one in self._wanted if one.is_held or not one.status.is_finished]
-        tokens = [longest, *(one.spec.total_tokens for one in [*self._wanted, request])]
+        self._wanted = [(at, one) for at, one in self._wanted if one.is_held or not one.status.is_finished]
+        here = [one for at, one in self._wanted if at is engine]
+        tokens = [longest, *(one.spec.total_tokens for one in [*here, request])]
         drafts = 2 * config.spec_tokens
         blocks = sum(-(-(count + drafts) // config.block_size) for count in tokens) * len(config.groups)
         if blocks + SPARE >= config.num_blocks:
             return False
-        self._wanted.append(request)
+        self._wanted.append((engine, request))
         return True
 
     def _key_of(self, request: SimRequest) -> tuple[Any, ...]:
@@ -106,25 +123,39 @@ class Router:
         tokens = tuple(request.all_token_ids[: request.num_prompt_tokens])
         return (request.spec.salt, request.spec.adapter, *tokens) if self._is_fair else tokens
 
-    def learn(self, request: SimRequest, ticket: dict[str, Any], tables: Sequence[Sequence[int]]) -> None:
+    def newest_for(self, engine: Engine) -> RequestSpec | None:
+        """Whose prompt the other engine holds, last of all: as a rule that comes to this one next."""
+        if len(self.engines) == 1:
+            return None
+        there = (one for one in reversed(self._known.values()) if one.request.is_held)
+        return next((one.request.spec for one in there if self._may_pull(engine, one)), None)
+
+    def learn(
+        self, engine: Engine, request: SimRequest, ticket: dict[str, Any], tables: Sequence[Sequence[int]]
+    ) -> None:
         """A request with these blocks has ended and left a ticket."""
         self.learned += 1
         key = self._key_of(request)
         self._known.pop(key, None)
-        self._known[key] = self._left[self.learned] = Known(self.learned, ticket, request)
+        self._known[key] = self._left[self.learned] = Known(self.learned, ticket, request, engine)
         for oldest in list(self._known)[:-KNOWN_TICKETS]:
             del self._known[oldest]
-        if self.learned % HALF_KNOWN == 0:
-            kept = request.num_prompt_tokens // self._engine.config.block_size // 2
-            pool = self._engine.scheduler.blocks.block_pool
+        if len(self.engines) == 1 and self.learned % HALF_KNOWN == 0:
+            kept = request.num_prompt_tokens // engine.config.block_size // 2
+            pool = engine.scheduler.blocks.block_pool
             pool.evict_blocks({block for table in tables for block in table[kept:] if block != NULL})
 
-    def last_claim(self) -> RequestSpec | None:
-        """One that comes for what is held when all else has ended. None: nothing is for which nobody has come."""
+    def last_claim(self) -> tuple[Engine, RequestSpec] | None:
+        """One that comes for what is held when all else has ended, and where it comes.
+
+        None: nothing is for which nobody has come.
+        """
         for number, known in list(self._left.items()):
             del self._left[number]
-            if known.request.is_held:
+            engine = next((engine for engine in self.engines if self._may_pull(engine, known)), None)
+            if known.request.is_held and engine is not None:
                 name = f"last-{number}"
                 self._claims[name] = known
-                return replace(known.request.spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
+                spec = replace(known.request.spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
+                return engine, spec
         return None

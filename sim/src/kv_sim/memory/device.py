@@ -9,6 +9,7 @@ import threading  # noqa: TID251 - asks which thread this is, and makes none
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,12 @@ class Device:
         self.host: Words = np.empty((0, *self.memory.shape[1:]), dtype=np.uint64)
         self.queue: deque[LaunchedStep] = deque()
         self.waited_steps = 0
-        """Steps that this rank's worker executed while no copy was under way that can end: what stands for time.
-        A copy that is only late is none that a timeout may give up."""
+        """Steps that this rank's worker executed while no copy was under way that can end, here or at another
+        engine: what stands for time. A copy that is only late is none that a timeout may give up."""
+        self.others: list[Device] = []
+        """Of the same rank, at the other engines of the world."""
+        self.wires: list[Any] = []
+        """What moves bytes between them and this one, in the order in which it was set up."""
         self.settled = Settled()
         self.copies = CopyEngine(self)
         self._thread = threading.get_ident()
@@ -100,7 +105,8 @@ class Device:
 
     def begin_step(self, new_blocks: Iterable[int], handed: Iterable[Offer]) -> None:
         """The rank's worker begins with a step, which gets new blocks and hands over ends of prompts."""
-        self.waited_steps += all(copy.state is State.LOST for copy in self.copies.running.values())
+        copies = (copy for device in (self, *self.others) for copy in device.copies.running.values())
+        self.waited_steps += all(copy.state is State.LOST for copy in copies)
         self.settled.begin_step(new_blocks, handed)
 
     def take_over(self, blocks: Iterable[int]) -> None:

@@ -2,7 +2,8 @@
 
 Blocks are moved by two copies of the world's: from a block that is held to a page of host memory, as if it had
 been sent, and from there to the block that it is for. Both fail, tear, get lost or are reported twice as the world
-likes.
+likes. In a world of two engines the first one is a copy of the engine that holds the blocks, whose worker hears of
+its end, and then the page is one of the other engine's.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,12 @@ class OnTheWay:
     """A pull: its blocks are sent, and then received."""
 
     pull: Pull
+    to: "WorldWire"
+    """Whose blocks are filled."""
     slots: range
+    """Where it is in host memory there."""
+    sent_slots: range
+    """Where it is in host memory before, at the engine that holds it; the same if that is one."""
 
 
 @dataclass
@@ -45,6 +51,17 @@ class WorldWire:
 
     def __post_init__(self) -> None:
         self.copies = self.device.copies.open()
+        self._number = len(self.device.wires)
+        self.device.wires.append(self)
+
+    @property
+    def _reachable(self) -> list["WorldWire"]:
+        """This one, and those of other engines. Where a connector has several, each reaches its like."""
+        return [self, *(other.wires[self._number] for other in self.device.others)]
+
+    def _at(self, hold_id: str) -> "WorldWire | None":
+        """The wire of the engine that has the hold, if any does."""
+        return next((wire for wire in self._reachable if hold_id in wire.holds), None)
 
     def serve(self, hold: Hold) -> None:
         """Know it."""
@@ -62,19 +79,21 @@ class WorldWire:
 
     def pull(self, pull: Pull) -> None:
         """Send the blocks of the hold, if it is known and what is meant; else receiving them fails at once."""
-        hold = self.holds.get(pull.source.hold_id) if pull.source.hold_id not in self.closed else None
-        count = len(pull.block_ids)
-        slot = self.device.allocate_host(count)
-        on_the_way = OnTheWay(pull, range(slot, slot + count))
-        is_meant = hold is not None and hold.digest == pull.source.digest
-        there = self._there(hold, pull) if hold is not None and is_meant else None
-        if there is not None:
-            pairs = list(zip(there, on_the_way.slots, strict=True))
-            copy = self.copies.submit(Direction.STORE, pairs)
-            self.sent[copy] = self.begun[copy] = on_the_way
+        hold_id, count = pull.source.hold_id, len(pull.block_ids)
+        holder = self._at(hold_id)
+        slots = _allocate(self.device, count)
+        hold = holder.holds[hold_id] if holder is not None and hold_id not in holder.closed else None
+        there = self._there(hold, pull) if hold is not None and hold.digest == pull.source.digest else None
+        if holder is not None and there is not None:
+            sent_slots = slots if holder is self else _allocate(holder.device, count)
+            holder._send(there, OnTheWay(pull, self, slots, sent_slots))
         else:
-            copy = self._receive(on_the_way)
+            copy = self._receive(OnTheWay(pull, self, slots, slots))
             self.device.copies.fail(self.device.copies.running[copy])
+
+    def _send(self, blocks: list[int], on_the_way: OnTheWay) -> None:
+        copy = self.copies.submit(Direction.STORE, list(zip(blocks, on_the_way.sent_slots, strict=True)))
+        self.sent[copy] = self.begun[copy] = on_the_way
 
     def _there(self, hold: Hold, pull: Pull) -> list[int] | None:
         """The blocks of the hold that fill those of the pull. None: not all are held, which its ticket denied."""
@@ -95,17 +114,23 @@ class WorldWire:
         """Forget it, if no copy writes its blocks."""
         if any(on_the_way.pull.request_id == request_id for on_the_way in self._that_move(self.received)):
             return False
-        for kind in (self.sent, self.received):
-            for copy in [copy for copy, one in kind.items() if one.pull.request_id == request_id]:
-                self.copies.give_up([copy])
-                del kind[copy]
+        for wire in self._reachable:
+            for kind in (wire.sent, wire.received):
+                for copy in [c for c, one in kind.items() if one.to is self and one.pull.request_id == request_id]:
+                    wire.copies.give_up([copy])
+                    del kind[copy]
         return True
 
     def decline(self, source: Source) -> None:
         """End the hold, if it is known and no copy reads it."""
-        hold = self.holds.get(source.hold_id)
-        if hold is not None and hold.digest == source.digest and self.withdraw(source.hold_id):
-            self.ended.served.append(source.hold_id)
+        holder = self._at(source.hold_id)
+        if holder is not None and holder.holds[source.hold_id].digest == source.digest:
+            holder._end(source.hold_id)
+
+    def _end(self, hold_id: str) -> None:
+        """A hold of this engine was pulled, or nobody wants it."""
+        if self.withdraw(hold_id):
+            self.ended.served.append(hold_id)
 
     def poll(self) -> Ended:
         """What ended. What was sent is received next."""
@@ -120,10 +145,20 @@ class WorldWire:
         return ended
 
     def _sent(self, on_the_way: OnTheWay, *, success: bool) -> None:
-        if not success:
-            self.ended.failed.append((on_the_way.pull.request_id, "it was not sent"))
+        to = on_the_way.to
+        if not success or not (to is self or self._carry(on_the_way)):
+            to.ended.failed.append((on_the_way.pull.request_id, "it was not sent"))
             return
-        self._receive(on_the_way)
+        to._receive(on_the_way)
+
+    def _carry(self, on_the_way: OnTheWay) -> bool:
+        """From this engine's host memory to the other's. False: a restart lost some of it."""
+        pages = [self.device.read_host(slot) for slot in on_the_way.sent_slots]
+        for slot, page in zip(on_the_way.slots, pages, strict=True):
+            if page is None:
+                return False
+            on_the_way.to.device.write_host(slot, page)
+        return True
 
     def _receive(self, on_the_way: OnTheWay) -> int:
         pairs = list(zip(on_the_way.pull.block_ids, on_the_way.slots, strict=True))
@@ -138,8 +173,8 @@ class WorldWire:
             return
         self.ended.pulled.append(request_id)
         hold_id = on_the_way.pull.source.hold_id
-        if hold_id in self.holds and self.withdraw(hold_id):
-            self.ended.served.append(hold_id)
+        if (holder := self._at(hold_id)) is not None:
+            holder._end(hold_id)
 
     def _that_move(self, kind: dict[int, OnTheWay]) -> list[OnTheWay]:
         """Those whose copy may still move something."""
@@ -167,3 +202,8 @@ class WorldWire:
     def close(self) -> None:
         """Let everything end."""
         self.copies.wait([*self.sent, *self.received])
+
+
+def _allocate(device: Device, count: int) -> range:
+    first = device.allocate_host(count)
+    return range(first, first + count)

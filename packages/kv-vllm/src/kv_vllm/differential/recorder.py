@@ -15,6 +15,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
+from kv_sim.engine.place import Place
 from kv_sim.engine.request import RequestSpec, SimRequest, Status
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
@@ -42,7 +43,14 @@ from kv_vllm.differential.trace import (
 class RecordingEngine(Engine):
     """An engine that records. ``turns`` is what happened so far."""
 
-    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        referee: Referee,
+        log: LogCall,
+        place: Place | None = None,
+    ) -> None:
         self.turns: list[Turn] = []
         self._report: dict[str, list[Any]] = {}
 
@@ -51,7 +59,7 @@ class RecordingEngine(Engine):
             if side == "scheduler" and self.turns and name in COMPARED:
                 self._note(name, args, answer)
 
-        super().__init__(config, subject, referee, note)
+        super().__init__(config, subject, referee, note, place)
 
     def _note(self, name: str, args: tuple[Any, ...], answer: Any) -> None:
         if name == "update_connector_output":

@@ -7,5 +7,6 @@ connectors of vLLM's that can be driven: over ``tensors`` that are the testbed's
 (``host_copy``, ``world_offload``). ``hunt`` looks for failures until time is up.
 
 Any other connector of vLLM's base class is found by ``classes``; of what it would have in a server it gets a rank
-(``ranks``), streams and events (``streams``) and a ``device`` that waits for nobody.
+(``ranks``), attention layers (``layers``), ``ports`` to listen on, streams and events (``streams``) and a
+``device`` that waits for nobody.
 """

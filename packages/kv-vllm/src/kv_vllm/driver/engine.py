@@ -27,6 +27,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
+from kv_sim.engine.place import Place
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import LogCall
@@ -83,8 +84,16 @@ class VllmEngine(Engine):
         """As its class says, or its children."""
         return classes.supports_groups(transfer)
 
-    def __init__(self, config: WorldConfig, subject: Subject, referee: Referee, log: LogCall) -> None:
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        referee: Referee,
+        log: LogCall,
+        place: Place | None = None,
+    ) -> None:
         self.config = config
+        self.place = place or Place()
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
         self.mirror = Mirror(referee)
@@ -95,7 +104,7 @@ class VllmEngine(Engine):
         self.forgiven: dict[int, int] = {}
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
-        setup = Setup(config, subject, referee, self._logged(log), self.ledger)
+        setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
         self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import weakref
 from typing import Any
-from uuid import uuid4
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as VllmFactory
@@ -22,6 +21,7 @@ from vllm.v1.request import Request
 from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import STATE, GroupConfig, WorldConfig
+from kv_sim.engine.place import Place
 from kv_sim.engine.request import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.subject import Subject
@@ -30,7 +30,9 @@ from kv_vllm.driver.classes import is_vllms
 from kv_vllm.driver.connector import BEHIND_KEY
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
+from kv_vllm.driver.layers import attention_layers
 from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.ports import free_ports, listening_on
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.driver.streams import stand_in_for_streams
 from kv_vllm.driver.tensors import device_tensor, state_tensors
@@ -90,19 +92,27 @@ class Setup:
     """The parts of one engine."""
 
     def __init__(
-        self, world: WorldConfig, subject: Subject, referee: Referee, log: LogCall, ledger: Ledger
+        self,
+        world: WorldConfig,
+        subject: Subject,
+        referee: Referee,
+        log: LogCall,
+        ledger: Ledger,
+        place: Place,
     ) -> None:
         self.connectors: list[Any] = []
         self._world = world
         self._referee = referee
         self._log = log
         self._ledger = ledger
-        self._model = f"kv-sim/{uuid4().hex}"
+        self._model = f"kv-sim/{place.deployment}"
+        self._engine_id = place.engine_id
+        self._ports = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
 
     def _transfer_values(self, subject: Subject) -> dict[str, Any]:
-        config = subject.transfer_config(self._world)
+        config = subject.transfer_config(self._world, self._engine_id)
         return {
             "kv_connector": config.kv_connector,
             "kv_role": config.kv_role,
@@ -129,6 +139,7 @@ class Setup:
     def _config(self, rank: int = 0) -> WorldVllmConfig:
         config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
         config.model_config.model = config.model_config.served_model_name = self._model
+        config.compilation_config.static_forward_context = attention_layers(self._world, config)
         return config
 
     def _driven(self, guard: Guard, told: Any, connector: str, rank: int = 0) -> WorldVllmConfig:
@@ -146,7 +157,7 @@ class Setup:
         if not self._is_vllms:
             made: Any = create(config, KVConnectorRole[role], cache_config, self._referee)
         else:
-            with crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
+            with listening_on(self._ports), crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
                 made = VllmFactory.create_connector(config, VllmRole[role], cache_config)
         self.connectors.append(made)
         return made

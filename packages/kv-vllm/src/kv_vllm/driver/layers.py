@@ -1,0 +1,56 @@
+"""The attention layers of a world, as far as a connector asks them: which backend computes them.
+
+Backends of real machines want blocks of many tokens. Nothing is computed here, and a world's blocks are small on
+purpose, so that of a world takes any.
+"""
+
+from functools import cache
+from typing import Any
+
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.selector import get_attn_backend
+
+from kv_sim.config import STATE, WorldConfig
+from kv_vllm.vllm_world import layer_name
+
+
+@cache
+def _backend(head_size: int, dtype: Any, cache_dtype: str) -> type[AttentionBackend]:
+    """That of this machine, but for the blocks that it wants."""
+    found = get_attn_backend(head_size=head_size, dtype=dtype, kv_cache_dtype=cache_dtype, use_mla=False)
+
+    class WorldBackend(found):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def get_supported_kernel_block_sizes(*args: Any) -> list[int | MultipleOf]:
+            return [MultipleOf(1)]
+
+    return WorldBackend
+
+
+class WorldLayer(AttentionLayerBase):  # type: ignore[misc]
+    """Computes nothing."""
+
+    def __init__(self, backend: type[AttentionBackend]) -> None:
+        self._backend = backend
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return self._backend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        """Nobody asks: the groups are the world's."""
+        return None
+
+
+def attention_layers(world: WorldConfig, config: Any) -> dict[str, Any]:
+    """By name: those of all groups that aren't of states."""
+    model = config.model_config
+    with set_current_vllm_config(config):
+        backend = _backend(model.get_head_size(), model.dtype, config.cache_config.cache_dtype)
+    return {
+        layer_name(number, layer): WorldLayer(backend)
+        for number, group in enumerate(world.groups)
+        if group != STATE
+        for layer in range(world.layers)
+    }

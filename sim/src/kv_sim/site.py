@@ -1,0 +1,70 @@
+"""``Site``: one engine of a world, with its connector, what acts on it, and who judges it by itself.
+
+What the engines of a world share is the world's: the requests that arrive, the router that brings tickets from one
+to another, who hears of these, what was reached, and what happened.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kv_sim.checkers.accounting import Counted
+from kv_sim.checkers.tickets import Tickets
+from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.place import Place
+from kv_sim.history.coverage import Coverage
+from kv_sim.history.effects import Effects, stands_still, taken_ids
+from kv_sim.subject import Subject, Trait
+from kv_sim.violation import Referee
+
+Called = Callable[["Site", str, str, tuple[Any, ...], Any], None]
+"""(site, side, method, arguments, answer)"""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What there is once in a world."""
+
+    referee: Referee
+    coverage: Coverage
+    tickets: Tickets
+
+
+class Site:
+    """Where an action happens."""
+
+    def __init__(
+        self,
+        place: Place,
+        config: WorldConfig,
+        subject: Subject,
+        engine_class: type[Engine],
+        shared: Shared,
+        called: Called,
+    ) -> None:
+        self.place = place
+        self.config = config
+        self.subject = subject
+        self.tickets, self.coverage = shared.tickets, shared.coverage
+        self.referee = shared.referee if place.count == 1 else Referee(place.words, shared.referee.silent)
+        self.counted = Counted(self.referee, is_on=Trait.COUNTS in subject.traits)
+        self.engine = engine_class(config, subject, self.referee, self._log(called), place)
+        self.effects = Effects(self.engine, config, shared.coverage)
+
+    def _log(self, called: Called) -> Callable[[str, str, tuple[Any, ...], Any], None]:
+        return lambda side, name, args, answer: called(self, side, name, args, answer)
+
+    @property
+    def where(self) -> dict[str, int]:
+        """The argument of an action that says that it happens here. The first engine needn't be named."""
+        return {"engine": self.place.number} if self.place.number else {}
+
+    def taken_ids(self) -> set[str]:
+        """Ids that must not be added now: requests that the engine has, or that a step under way computes."""
+        return taken_ids(self.engine)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether copies are under way, and all of them are lost."""
+        return stands_still(self.engine)

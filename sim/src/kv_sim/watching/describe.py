@@ -1,0 +1,79 @@
+"""What a world, an action, a request and a copy are in a line: for the log and for traces."""
+
+from typing import Any, Final
+
+from kv_api import Direction
+from kv_sim.actions import Action, Kind
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import SimRequest
+from kv_sim.watching.brief import brief
+
+MOST_PAGES: Final = 5
+
+
+def describe_state(request: SimRequest) -> str:
+    """Where a request is in its life."""
+    turn = f", turn {request.turn + 1}" if request.turn else ""
+    return request.status.value + turn + (" and held" if request.is_held else "")
+
+
+def describe_world(config: WorldConfig) -> str:
+    """The sizes of a world in a line."""
+    groups = ", ".join(f"{g.kind} {g.window}" if g.window else g.kind for g in config.groups)
+    parts = [
+        f"{config.num_blocks} blocks of {config.block_size}",
+        f"groups: {groups}",
+        f"tp {config.tp_size} pp {config.pp_size}",
+        f"run-ahead {config.run_ahead}" + (" asynchronous" if config.async_scheduling else ""),
+        f"runner V{config.runner}" + (" zeroing new blocks" if config.zero_new_blocks else ""),
+        f"at most {config.max_running} running, {config.max_step_tokens} tokens a step",
+        f"{config.host_slots} host slots",
+        f"{config.role}, failed loads: {config.failure_policy}",
+    ]
+    if config.engines > 1:
+        other = config.at(1)
+        parts.append(f"{config.engines} engines, the second {other.role} with {other.num_blocks} blocks")
+    if config.hashes_per_block > 1:
+        parts.append(f"{config.hashes_per_block} hashes a block")
+    if config.spec_tokens:
+        parts.append(f"{config.spec_tokens} draft tokens")
+    return "; ".join(parts)
+
+
+def describe(action: Action) -> str:
+    """An action in a line."""
+    args = dict(action.args)
+    number = args.pop("engine", None)
+    return _describe(action.kind, args) + ("" if number is None else f", at engine {number}")
+
+
+def _describe(kind: Kind, args: dict[str, Any]) -> str:
+    if kind is Kind.ADD:
+        spec = args["spec"]
+        extras = [f"{name} {spec[name]}" for name in ("salt", "adapter") if spec.get(name) is not None]
+        if spec.get("skip_reading_prefix_cache"):
+            extras.append("skips reading caches")
+        prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"
+        own = f" + {spec['own_tokens']} own" if spec["own_tokens"] else ""
+        samples = f"samples {spec['output_tokens']} of at most {spec['max_tokens']}"
+        if spec.get("turns") is not None:
+            turns = [f"{turn['tokens']} more, samples {turn['output_tokens']}" for turn in spec["turns"]]
+            extras.append("; ".join(["a session", *turns]))
+        return f"add      {', '.join([prompt + own, samples, *extras])}"
+    if kind is Kind.RESET:
+        what = [word for word in ("running", "connector") if args[word]]
+        return "reset    " + " and ".join(["the prefix cache", *what])
+    if kind is Kind.RESTART:
+        return f"restart  rank {args['rank']}" + (", its host memory is lost" if args["memory"] else "")
+    words = {"request": "", "rank": "rank ", "copy": "copy ", "pages": "pages ", "rejects": "rejects "}
+    return f"{kind.value:<8} " + ", ".join(f"{words.get(k, k + ' ')}{brief(v)}" for k, v in args.items())
+
+
+def describe_pairs(direction: Direction, pairs: tuple[tuple[int, int], ...]) -> str:
+    """Where the pages of a copy go."""
+    is_store = direction is Direction.STORE
+    texts = [
+        f"block {block} → host {slot}" if is_store else f"host {slot} → block {block}"
+        for block, slot in pairs[:MOST_PAGES]
+    ]
+    return ", ".join(texts) + (f", … {len(pairs)} in all" if len(pairs) > MOST_PAGES else "")
