@@ -17,11 +17,13 @@ from kv_api import (
     KVCacheEvent,
     KVConnectorStats,
 )
+from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting
 from kv_sim.checkers.accounting import Counted, Mirror
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
-from kv_sim.examples.catalogue import OFFLOAD
+from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS
+from kv_sim.fuzz import replay
 from kv_sim.memory.copies import Copy, State
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -101,7 +103,11 @@ BLOCK_BYTES = 64
 def devices(*ranks: tuple[list[Copy], list[Copy]]) -> Any:
     """What devices tell of their copies: of each rank those that ended and those under way."""
     return [
-        SimpleNamespace(copies=SimpleNamespace(ended=ended, running={copy.copy_id: copy for copy in running}))
+        SimpleNamespace(
+            copies=SimpleNamespace(
+                ended=ended, running={copy.copy_id: copy for copy in running}, has_unheard=False
+            )
+        )
         for ended, running in ranks
     ]
 
@@ -177,6 +183,17 @@ def test_shares_of_the_memory_add_up(shares: tuple[float | None, ...], adds_up: 
     assert notes.told == ([] if adds_up else [told])
 
 
+def test_of_a_copy_that_was_found_after_the_last_step_nobody_has_heard() -> None:
+    """It was given up, so the engine doesn't go on for it, and its chunks stay in use until that is told."""
+    history = [Action(Kind.ADD, {"spec": RequestSpec("r1", 0, 9, 0, 1, 1).to_json()}), *[Action(Kind.STEP)] * 2]
+    the_store = {"rank": 0, "copy": 0}
+    late = [Action(Kind.LOSE, the_store), Action(Kind.STEP), Action(Kind.FIND, the_store)]
+    made, violation = replay(SUBJECTS["offload-hasty"], WorldConfig(), [*history, *late])
+    assert violation is None
+    assert made is not None
+    assert made.history[-1].kind is Kind.FIND
+
+
 def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     notes = Notes()
     counted = Counted(notes, is_on=True)
@@ -187,6 +204,10 @@ def test_the_last_shares_are_nothing_if_nothing_is_under_way() -> None:
     busy[0].copies.ended.append(copy(5, STORE, 3, State.DONE))
     counted.check(busy, BLOCK_BYTES)
     assert notes.take() == []
+    HAPPENED[0].copies.has_unheard = True
+    counted.check(HAPPENED, BLOCK_BYTES)
+    assert notes.take() == []
+    HAPPENED[0].copies.has_unheard = False
     counted.check(HAPPENED, BLOCK_BYTES)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
     assert notes.take() == [f"ACCOUNTING  nothing is under way, but these shares are in use: {shown}"]
@@ -214,6 +235,10 @@ def test_what_children_count_adds_up() -> None:
     rest = {**dict.fromkeys(STORED, 2 * BLOCK_BYTES), **dict.fromkeys(LOADED, BLOCK_BYTES), WHOLE: 0.0}
     counted.take(Stats({"a": some, "quarantined": {"b": "broke down"}}))
     counted.take(Stats({"c": {"d": rest}}))
+    HAPPENED[0].copies.has_unheard = True
+    counted.check(HAPPENED, BLOCK_BYTES)
+    assert notes.take() == []
+    HAPPENED[0].copies.has_unheard = False
     counted.check(HAPPENED, BLOCK_BYTES)
     shown = {WHOLE: 0.5, WRITTEN: 0, READ: 0.5}
     assert notes.take() == [f"ACCOUNTING  a: nothing is under way, but these shares are in use: {shown}"]

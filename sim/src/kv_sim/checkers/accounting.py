@@ -100,7 +100,7 @@ class Counted:
             )
 
     def check(self, devices: Sequence[Device], block_bytes: int) -> None:
-        """Compare with what happened, when nothing is under way but what was lost."""
+        """Compare with what happened, when nothing is under way but what was lost; or it was found too late."""
         if not self._is_on:
             return
         copies = [copy for device in devices for copy in device.copies.ended]
@@ -115,7 +115,7 @@ class Counted:
                         f"{name} adds up to {self._sums[name]}, but {len(done)} {direction.value} copies that "
                         f"ended well moved {moved} bytes",
                     )
-        is_busy = any(device.copies.running for device in devices)
+        is_busy = any(device.copies.running or device.copies.has_unheard for device in devices)
         for whose, shares in self._shares.items() if not is_busy else ():
             if any(shares.values()):
                 self._referee.fail(

@@ -125,6 +125,11 @@ class CopyQueue:
         """Let these copies end now; returns the ids that never will. The results come through ``poll``."""
         return {copy_id for copy_id in copy_ids if not self._engine.force(copy_id)}
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether copies ended since the last ``poll``."""
+        return bool(self._reports)
+
     def report(self, result: Result) -> None:
         """The engine's word that a copy ended."""
         self._reports.append(result)
@@ -150,6 +155,11 @@ class CopyEngine:
     waited: list[Copy] = field(default_factory=list)
     """Copies that were waited for while they ran, since somebody last cleared this."""
     _queues: dict[int, CopyQueue] = field(default_factory=dict)
+
+    @property
+    def has_unheard(self) -> bool:
+        """Whether a copy has ended of whose end its worker hasn't heard: no step came after it."""
+        return any(queue.has_reports for queue in self._queues.values())
 
     def open(self) -> CopyQueue:
         """A queue for one worker."""
