@@ -136,6 +136,7 @@ def test_all_that_can_happen_happens_at_both() -> None:
         assert min(done[kind, 0], done[kind, 1]) > 0, kind
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("subject", "least"), [(P2P_TWO, 45), (FAIR, 15)], ids=["any tickets", "fair"])
 def test_nothing_is_wrong_and_blocks_are_pulled(subject: Subject, least: int) -> None:
     runs = [run_seed(subject, seed) for seed in range(25)]
