@@ -7,7 +7,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
-from kv_sim.replay.kv_model import KVModel
+from kv_sim.replay.kv_model import DTYPES, KVModel
 from kv_sim.replay.model_config import model_of, read_model
 from kv_sim.replay.models import MODELS, find_model
 
@@ -185,3 +185,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     assert main([*replay, "--model", str(tmp_path), "--fidelity", "engine"]) == 2
     assert "only its KV cache is known; with parameters and heads, too: Llama-3.1" in capsys.readouterr().err
+
+
+def test_what_a_number_of_each_type_takes() -> None:
+    one = KVModel(layers=1, heads=1, head_size=1, tensors=1)
+    assert {dtype: one.bytes_per_token(dtype) for dtype in DTYPES} == {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
