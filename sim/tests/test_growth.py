@@ -204,6 +204,7 @@ def test_what_is_measured_in_a_situation(
     assert not made.engine.has_work
 
 
+@pytest.mark.once
 def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = []
 
@@ -231,6 +232,7 @@ def test_growth(works: tuple[float, float], grows: float) -> None:
     assert growth_of([UnitWork(work, "") for work in works]) == pytest.approx(grows)
 
 
+@pytest.mark.once
 def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, str]]) -> None:
     code, out = growth("later")
     assert (code, out.splitlines()[-1]) == (0, "nothing grows")
@@ -271,6 +273,7 @@ def test_the_table_is_what_was_measured(
     ]
 
 
+@pytest.mark.once
 def test_what_grows_is_named_with_the_method_that_does_it(growth: Callable[..., tuple[int, str]]) -> None:
     code, out = growth("broken_connectors:Growing", "--traits", "none")
     assert code == 1

@@ -233,6 +233,7 @@ def run_child(folder, rank, fatal):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_process_killed_at_any_moment_leaves_nothing_that_the_next_start_keeps(tmp_path, others):
     """Kills a worker at each of its steps in turn, while its peer is attached or isn't."""

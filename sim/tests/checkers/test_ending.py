@@ -176,6 +176,7 @@ def test_a_world_that_growth_is_measured_in_ends(monkeypatch: pytest.MonkeyPatch
     assert calls[-2:] == ["shutdown", "shutdown"]
 
 
+@pytest.mark.once
 def test_a_child_is_shut_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A MultiConnector shuts a child down when it switches it off, and leaves it out at the end."""
     subject = SUBJECTS["later+flaky"]

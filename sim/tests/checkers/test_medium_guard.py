@@ -442,6 +442,7 @@ def test_what_a_medium_raises_at_rest_is_told_as_such() -> None:
         check_room(connector, world.referee)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("resets", [False, True])
 def test_a_history_ends_with_a_look_at_the_room(monkeypatch: pytest.MonkeyPatch, resets: bool) -> None:
     looked = list[object]()
@@ -452,6 +453,7 @@ def test_a_history_ends_with_a_look_at_the_room(monkeypatch: pytest.MonkeyPatch,
     assert len(looked) == 4 * resets
 
 
+@pytest.mark.once
 def test_what_a_lost_copy_uses_is_in_use_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[object]()
     monkeypatch.setattr(quiescence, "check_room", lambda connector, referee: looked.append(connector))

@@ -43,6 +43,7 @@ def first_failure(silent: frozenset[Invariant] = frozenset()) -> Failure | None:
     return next((run.failure for run in runs if run.failure is not None), None)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "answer", "told"),
     [

@@ -62,6 +62,7 @@ def test_a_sound_connector_passes(kv_sim: Callable[[str], Result], tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.once
 def test_all_subjects_are_run_by_default(kv_sim: Callable[[str], Result]) -> None:
     _, out, _ = kv_sim("kv-sim fuzz --histories 2 --actions 10")
     assert [line.partition(":")[0] for line in out.splitlines()] == list(SUBJECTS)
@@ -222,6 +223,7 @@ def test_an_interrupt_says_where_it_was(
     assert err == f"note: interrupted in scheduler side, request_finished, {where.format(begun[2])}\n"
 
 
+@pytest.mark.once
 def test_a_checker_can_be_switched_off(kv_sim: Callable[[str], Result], tmp_path: Path) -> None:
     _, out, _ = kv_sim(f"kv-sim fuzz --connector {HASTY} --seeds 0-50 --without protocol OWNERSHIP")
     head, shrunk, *_, replay_line, schedule_line = out.splitlines()[1:]
@@ -383,6 +385,7 @@ def test_what_a_command_does_not_know_is_refused_with_its_usage(
     assert err.endswith(f"error: unrecognized arguments: {unknown}\n")
 
 
+@pytest.mark.once
 def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[str], Result]) -> None:
     choosy = "kv-sim fuzz --connector broken_connectors:Choosy"
     code, out, _ = kv_sim(f"{choosy} --traits ranks --histories 20")
@@ -395,6 +398,7 @@ def test_what_can_be_created_in_some_worlds_only_is_a_crash(kv_sim: Callable[[st
     assert code == 0
 
 
+@pytest.mark.once
 def test_an_engine_of_another_package(kv_sim: Callable[[str], Result]) -> None:
     """It is found by name, makes the worlds fit, and a schedule remembers it."""
     offer = Offer("strange", Target("strange_engine", "StrangeEngine"), "a test")
@@ -556,6 +560,7 @@ def run_process(line: str, folder: Path, **environment: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.once
 def test_the_module_is_the_command(tmp_path: Path) -> None:
     """Also where it starts processes, which import the module that was started."""
     line = "replay mooncake-synthetic --requests 50 --capacity 100blocks,200blocks --jobs 2"
@@ -569,6 +574,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert subprocess.run(wrong, cwd=tmp_path, capture_output=True, check=False).returncode == 2
 
 
+@pytest.mark.once
 def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
     runs = [run_process("fuzz --seed 3 --digest", tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
     assert runs[0].stdout == runs[1].stdout
@@ -580,6 +586,7 @@ def test_a_digest_does_not_depend_on_the_process(tmp_path: Path) -> None:
     assert digests["memory"] == run_seed(SUBJECTS["memory"], 3).digest
 
 
+@pytest.mark.once
 def test_a_log_does_not_depend_on_the_process(tmp_path: Path) -> None:
     log = "fuzz --connector later+offload --seed 5 --log"
     runs = [run_process(log, tmp_path, PYTHONHASHSEED=seed) for seed in ("1", "2")]
@@ -606,6 +613,7 @@ def test_a_reader_may_leave_early(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.once
 def test_that_nothing_was_ever_found_is_said(kv_sim: Callable[[str], Result]) -> None:
     """After as many histories as should have shown a load; a connector that stores nothing breaks nothing."""
     nothing = "note: no match ever found anything, so no load was tried: does it store what it should?\n"

@@ -69,6 +69,7 @@ def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     assert "FAIL" not in out
 
 
+@pytest.mark.once
 def test_the_line_below_a_probe_that_broke_shows_how(conform: Callable[..., tuple[int, str]]) -> None:
     _, out = conform("later", "--traits=none", "--seed=0x3", "--actions=20", "--probe", "--histories=5")
     rows = out.splitlines()

@@ -271,6 +271,7 @@ def test_nothing_breaks_in_ours() -> None:
     assert copies > 3
 
 
+@pytest.mark.once
 def test_who_takes_a_hash_for_a_block_is_caught() -> None:
     hasty = replace(MEMORY, traits=frozenset({Trait.FINE}))
     found = (run_seed(hasty, seed).failure for seed in range(40))

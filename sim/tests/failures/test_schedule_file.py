@@ -78,6 +78,7 @@ def test_a_schedule_replays_to_the_same_world(tmp_path: Path) -> None:
         assert (str(violation) if violation else None) == schedule.violation
 
 
+@pytest.mark.once
 def test_every_action_has_its_arguments() -> None:
     assert set(ARGUMENTS) == set(Kind)
     seen: dict[str, set[str]] = {}

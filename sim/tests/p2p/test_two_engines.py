@@ -208,6 +208,7 @@ def failure_of(name: str) -> Failure:
     return next(f for f in (run_seed(subject, seed).failure for seed in range(100)) if f is not None)
 
 
+@pytest.mark.once
 def test_it_gets_short_and_a_file_of_it_replays() -> None:
     failure = failure_of("BrokenPullIsFine")
     short = shrink(failure)

@@ -196,6 +196,7 @@ def test_json_that_is_printed_is_written_nowhere(small, capsys, tmp_path, monkey
     assert {*tmp_path.iterdir()} == before
 
 
+@pytest.mark.once
 def test_json_has_everything(small, capsys, tmp_path):
     command = ["replay", str(small), "--capacity", "5blocks", "--gpu-capacity", "2blocks", "--policy", "all"]
     assert main([*command, "--json", "-"]) == 0
@@ -309,6 +310,7 @@ def test_a_size_without_bytes_says_how_to_get_a_configuration(small, capsys):
     assert "  for GiB and a configuration to paste: --model NAME or --bytes-per-token N\n" in out
 
 
+@pytest.mark.once
 def test_nothing_comes_back(tmp_path, capsys):
     file = tmp_path / "csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,1\n0,70,1\n")
@@ -327,6 +329,7 @@ def test_nothing_comes_back(tmp_path, capsys):
     assert main(["replay", str(file), *options]) == 0
 
 
+@pytest.mark.once
 def test_nothing_comes_back_beside_the_gpu(small, capsys):
     options = ["--policy", "lru", "--bytes-per-token", "1000"]
     assert main(["size", str(small), *options, "--gpu-capacity", "9blocks"]) == 0

@@ -18,6 +18,7 @@ def synthetic():
     return open_trace("mooncake-synthetic")
 
 
+@pytest.mark.once
 def test_a_budget_bounds_what_is_recommended(synthetic):
     free = size(synthetic, ["lru"], points=12)
     assert free.recommended.capacity > 1000 and free.reason.startswith("the knee")
@@ -28,6 +29,7 @@ def test_a_budget_bounds_what_is_recommended(synthetic):
     assert [ratios.token for ratios in bound.curves["lru"]] == sorted(r.token for r in bound.curves["lru"])
 
 
+@pytest.mark.once
 def test_another_policy_has_to_be_worth_it(synthetic):
     shape = shape_of(synthetic)
     sizing = size(synthetic, ["lru", "arc"], [4392, 10981, 30000])

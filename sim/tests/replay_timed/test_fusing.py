@@ -210,6 +210,7 @@ print(answers.digest, answers.cpu_hit_blocks > 10, answers.fused_steps > 100)
 """
 
 
+@pytest.mark.once
 def test_the_digest_does_not_depend_on_the_process() -> None:
     printed = {
         subprocess.run(

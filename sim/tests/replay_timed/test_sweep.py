@@ -40,6 +40,7 @@ def swept(goals: str = "", trace: Columns | ListedTrace | None = None, **changes
     return sweep_engine(trace or turns(), sizes, parse_goals(goals) if goals else ())
 
 
+@pytest.mark.once
 def test_a_row_is_what_a_replay_of_its_own_says() -> None:
     found = swept()
     for run in found.runs:
@@ -52,6 +53,7 @@ def test_a_row_is_what_a_replay_of_its_own_says() -> None:
     assert (found.recommended, found.can_be_met) == (None, True)
 
 
+@pytest.mark.once
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, shares = [server(20), server(250)], list[float]()
     one = sweep_engine(turns(), sizes, jobs=1)
@@ -66,6 +68,7 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone == replay_engine(turns(), server(250))
 
 
+@pytest.mark.once
 def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[int](), servers.do_all
 
@@ -182,6 +185,7 @@ def test_who_waits_in_the_queue_is_told_so() -> None:
     assert not any("queue" in line for line in said(0.49, 0.9))
 
 
+@pytest.mark.once
 def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     sizes = [server(20, disk_bytes_to_use=300 * BLOCK), server(0, disk_bytes_to_use=300 * BLOCK)]
     found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))
@@ -200,6 +204,7 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     assert "recommended: lru, 1.25 GiB and 18.8 GiB of disk on each of 2 servers" in both
 
 
+@pytest.mark.once
 def test_what_is_written() -> None:
     slow, quick = swept().without.ttft.mean, swept().runs[2].answers.ttft.mean
     found = swept(f"ttft-mean={(quick + slow) / 2 * 1e3:.6f}ms")

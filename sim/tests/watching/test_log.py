@@ -42,6 +42,7 @@ def request(name: str, **changes: Any) -> Action:
     return Action(Kind.ADD, {"spec": {**spec, **changes}})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_watching_changes_nothing(name: str) -> None:
     for seed in seeds(8):

@@ -78,6 +78,7 @@ def check(events: list[Event]) -> dict[tuple[int, int], list[tuple[str, float, f
     return spans
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_trace_is_whole(name: str, tmp_path: Path) -> None:
     for seed in seeds(5):
@@ -85,6 +86,7 @@ def test_a_trace_is_whole(name: str, tmp_path: Path) -> None:
         check(events)
 
 
+@pytest.mark.once
 def test_watching_changes_nothing(tmp_path: Path) -> None:
     for seed in seeds(10):
         make_world = partial(WatchedWorld, watchers=[Perfetto(tmp_path / "trace.json")])

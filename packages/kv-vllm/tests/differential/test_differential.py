@@ -37,6 +37,7 @@ def lines():
     return []
 
 
+@pytest.mark.once
 def test_histories_that_agree_are_counted():
     result = run_cell(CELLS[2], {"later": SUBJECTS["later"]}, range(10), parrot, NEW)
     assert (result.agree, result.diverging) == (10, [])

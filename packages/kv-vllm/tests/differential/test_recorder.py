@@ -44,6 +44,7 @@ def recorded(name, seed, actions=100):
     return record(SUBJECTS[name], config, random, actions), config
 
 
+@pytest.mark.once
 def test_traces_are_the_same_in_every_process():
     def run(hash_seed):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -92,6 +93,7 @@ def test_a_trace_holds_what_a_scheduler_is_told_and_asks():
     assert names >= COMPARED - {"request_finished_all_groups", "reset_cache", "has_pending_block_frees"}
 
 
+@pytest.mark.once
 def test_every_request_samples_what_it_was_given():
     """Tokens that a request takes are a prefix of its whole output; the last one is marked."""
     for seed in range(20):

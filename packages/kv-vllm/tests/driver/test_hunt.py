@@ -60,6 +60,7 @@ def test_one_short_history_of_each_kind_is_kept(tmp_path):
     assert kind_of(replay(again.subject, again.config, again.history)[1]) == kind
 
 
+@pytest.mark.once
 def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
     silent = frozenset({Invariant.PROTOCOL})
     assert all(kind.startswith("PROTOCOL") for kind in found_in("ReportsEveryEnd", 4).counts)

@@ -11,6 +11,7 @@ the wrong blocks on others.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Final
 
 from kv_api import KVConnectorTransferResults
@@ -118,20 +119,32 @@ def step_as_it_is(output: object) -> dict[str, Any]:
     """What a step of this engine holds, to compare with. Of another engine's: nothing."""
     if not isinstance(output, SchedulerOutput):
         return {}
-    return {part.name: _as_it_is(getattr(output, part.name)) for part in fields(output)}
+    return {name: _as_it_is(getattr(output, name)) for name in _names(SchedulerOutput)}
+
+
+_NEVER_CHANGES: Final = frozenset({int, str, bool, type(None)})
 
 
 def _as_it_is(value: Any) -> Any:
     """A copy as deep as a connector can reach; prompts are long, and shown by copies already."""
+    kind = type(value)
+    if kind in _NEVER_CHANGES:
+        return value
     if isinstance(value, dict):
-        return {key: _as_it_is(item) for key, item in value.items()}
+        return {key: item if type(item) in _NEVER_CHANGES else _as_it_is(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_as_it_is(item) for item in value] if value and not isinstance(value[0], int) else list(value)
     if isinstance(value, set):
         return set(value)
     if is_dataclass(value):
-        return {part.name: _as_it_is(getattr(value, part.name)) for part in fields(value)}
+        return {name: _as_it_is(getattr(value, name)) for name in _names(value.__class__)}
     return value
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """What a dataclass holds; each step asks."""
+    return tuple(part.name for part in fields(kind))
 
 
 def check_step(before: Mapping[str, Any], output: object, referee: Referee) -> None:

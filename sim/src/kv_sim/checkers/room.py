@@ -11,6 +11,7 @@ then, so there only an empty one is compared with an empty one, and the same chu
 """
 
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 from itertools import count
 from typing import Any, Final
@@ -103,10 +104,7 @@ class _Room:
     def _some(self, chunks: int) -> list[OffloadKey]:
         """Chunks of all groups in turn that nobody has seen; where it matters which they are, always the same."""
         offer, groups = next(self._offers) if self._has_equal_places else 0, self._group_ids
-        return [
-            make_offload_key(sha256(f"room {offer} {number}".encode()).digest(), groups[number % len(groups)])
-            for number in range(chunks)
-        ]
+        return [_new_chunk(offer, number, groups[number % len(groups)]) for number in range(chunks)]
 
     def _reset(self) -> None:
         self._manager.reset_cache()
@@ -114,3 +112,9 @@ class _Room:
 
     def _fail(self, message: str) -> None:
         self._referee.fail(Invariant.CONSERVATION, f"at rest the medium's {self._name} {message}")
+
+
+@cache
+def _new_chunk(offer: int, number: int, group: int) -> OffloadKey:
+    """One that no request has; each world at rest offers the same."""
+    return make_offload_key(sha256(f"room {offer} {number}".encode()).digest(), group)

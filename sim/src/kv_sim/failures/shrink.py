@@ -56,16 +56,7 @@ def shrink(
     Where a replay takes long, ``goes_on`` says when enough was tried.
     """
     shrinker = Shrinker(failure, silent, most_replays, goes_on)
-    if not shrinker.try_history(failure.history):
-        return failure
-    before = None
-    while before != (shrinker.best.history, shrinker.best.config) and shrinker.may_try:
-        before = (shrinker.best.history, shrinker.best.config)
-        shrinker.remove_chunks()
-        shrinker.simplify_requests()
-        shrinker.simplify_world()
-        shrinker.merge()
-        shrinker.renumber_copies()
+    shrinker.run()
     return shrinker.best
 
 
@@ -80,6 +71,19 @@ class Shrinker:
         self._goes_on = goes_on
         self._silent = silent
         self._tried: set[tuple[WorldConfig, tuple[str, ...]]] = set()
+
+    def run(self) -> None:
+        """Do all that can be done, again and again, until nothing gets simpler or enough was tried."""
+        if not self.try_history(self.best.history):
+            return
+        before = None
+        while before != (self.best.history, self.best.config) and self.may_try:
+            before = (self.best.history, self.best.config)
+            self.remove_chunks()
+            self.simplify_requests()
+            self.simplify_world()
+            self.merge()
+            self.renumber_copies()
 
     @property
     def may_try(self) -> bool:
