@@ -13,6 +13,7 @@ from kv_sim.command.cli import main
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of
+from kv_sim.growth.kept import Kept
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
@@ -26,6 +27,7 @@ def growth(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     sizes = {"blocks": (64, 128, 512), "requests": (2, 8, 32)}
     smaller = {name: each._replace(sizes=sizes[each.of]) for name, each in SITUATIONS.items()}
     monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", smaller)
+    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 6, 10))
 
     def run(*arguments: str) -> tuple[int, str]:
         code = main(["growth", *arguments])
@@ -239,7 +241,14 @@ def test_a_connector_whose_work_does_not_grow(growth: Callable[..., tuple[int, s
     title, header, *rows = out.splitlines()[:-1]
     assert title == "LaterConnector: bytecodes in the calls of its scheduler's side"
     assert header.split() == ["full", "attention", "of", "for", "a", "growth"]
-    assert [row.strip().split("  ")[0] for row in rows] == [*SITUATIONS]
+    works, (kept, header, *sides) = rows[: len(SITUATIONS)], rows[len(SITUATIONS) :]
+    assert [row.strip().split("  ")[0] for row in works] == [*SITUATIONS]
+    assert kept == "things that its objects hold when requests of one prompt have come and gone"
+    assert header == "full attention      2 rounds  6 rounds  10 rounds  a round"
+    assert [(row.split("  ")[1], row.split()[-1]) for row in sides] == [
+        ("scheduler's side", "0.00"),
+        ("worker's side", "0.00"),
+    ]
 
 
 def test_the_table_is_what_was_measured(
@@ -254,11 +263,19 @@ def test_the_table_is_what_was_measured(
         is_plain = make.args[1] is MODELS["full attention"]
         return UnitWork(5.0 * size if is_plain else 5.0 * size - 1, f"f{size}")
 
+    def kept(make: Any) -> list[Kept]:
+        subject, model, engine = make.args
+        assert (subject, engine) == (MEMORY, "builtin")
+        full = {4: Counter(a=3, b=2), 8: Counter(a=9, b=2), 24: Counter(a=9, b=2)}
+        leak = {4: Counter(a=3), 8: Counter(a=3, c=4), 24: Counter(a=3, c=20 * len(model.groups))}
+        return [Kept("scheduler", full), Kept("worker", leak)]
+
     made = {
         "a quiet one": Situation("step", "blocks", (1, 8, 64), measure),
         "a loud one": Situation("request", "requests", (4, 5, 8), double),
     }
     monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", made)
+    monkeypatch.setattr("kv_sim.growth.command.measure_kept", kept)
     assert main(["growth", "memory"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "MemoryConnector: bytecodes in the calls of its scheduler's side",
@@ -268,8 +285,19 @@ def test_the_table_is_what_was_measured(
         "full attention and a window  of                                   for a  growth",
         "  a quiet one                blocks    1: 202  8: 209  64: 265     step    1.31",
         "  a loud one                 requests   4: 19   5: 24    8: 39  request    2.05",
+        "things that its objects hold when requests of one prompt have come and gone",
+        "full attention               4 rounds  8 rounds  24 rounds  a round",
+        "  scheduler's side                  5        11         11     0.00",
+        "  worker's side                     3         7         23     1.00",
+        "full attention and a window  4 rounds  8 rounds  24 rounds  a round",
+        "  scheduler's side                  5        11         11     0.00",
+        "  worker's side                     3         7         43     1.00",
         "GROWS: a loud one, full attention and a window: with 8 requests instead of 4, a request is 2.1 times the "
         "work, most of it in f8",
+        "GROWS: what the worker's side keeps, full attention: after 24 rounds instead of 4 it is 20 things "
+        "instead of 0, in c",
+        "GROWS: what the worker's side keeps, full attention and a window: after 24 rounds instead of 4 it is 40 "
+        "things instead of 0, in c",
     ]
 
 

@@ -12,6 +12,7 @@ from kv_api import Direction, TwoSidedConnector
 from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.checkers import conservation, geometry
 from kv_sim.config import WorldConfig
+from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory.copies import Copy, State
@@ -35,6 +36,7 @@ def engine(*connectors: Any, ended: tuple[str, ...] = (), devices: tuple[Any, ..
     gone = [SimRequest(RequestSpec(name, 0, 4, 0, 1, 1), 4, 0) for name in ended]
     return SimpleNamespace(
         connectors=[*connectors],
+        own_modules=Engine.own_modules,
         referee=Notes(),
         outcome=SimpleNamespace(ended=gone),
         devices=[*devices],
@@ -97,7 +99,7 @@ for _ in range(DEEP - 1):
 
 
 def names_of(**kept: Any) -> list[tuple[str, str]]:
-    return [*conservation._strings(Plain(**kept), "it", set(), 0)]
+    return [*conservation._strings(Plain(**kept), "it", Engine.own_modules, set(), 0)]
 
 
 @pytest.mark.parametrize(

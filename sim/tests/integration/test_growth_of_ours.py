@@ -7,6 +7,7 @@ import pytest
 
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.growth.command import MOST, growth_of
+from kv_sim.growth.kept import ROUNDS
 from kv_sim.growth.models import MODELS, models_for
 from kv_sim.growth.situations import SITUATIONS
 
@@ -44,8 +45,10 @@ def test_a_block_that_is_found_is_nearly_free(model: str, most: int) -> None:
 def test_the_documentation_shows_these_models_and_situations() -> None:
     text = (Path(__file__).parents[3] / "docs" / "testbed.md").read_text(encoding="utf-8")
     _, _, printed = text.partition("$ kv-sim growth memory\n")
-    rows = printed.partition("nothing grows\n")[0].splitlines()[1:]
-    tried = [name for model in models_for(SUBJECTS["memory"]) for name in (model, *SITUATIONS)]
+    works, _, kept = printed.partition("nothing grows\n")[0].partition("things that its objects hold")
+    rows = works.splitlines()[1:]
+    models_for_memory = [*models_for(SUBJECTS["memory"])]
+    tried = [name for model in models_for_memory for name in (model, *SITUATIONS)]
     assert [row.strip().split("  ")[0] for row in rows] == tried
     for row in rows:
         name, of, *works, unit, _ = re.split(r"  +", row.strip())
@@ -53,3 +56,8 @@ def test_the_documentation_shows_these_models_and_situations() -> None:
             known = SITUATIONS[name]
             assert (of, unit) == (known.of, known.unit)
             assert tuple(int(work.partition(":")[0]) for work in works) == known.sizes
+    _, *sides = kept.splitlines()
+    shown = [re.split(r"  +", row.strip()) for row in sides]
+    rounds = [f"{count} rounds" for count in ROUNDS]
+    assert [row[0] for row in shown if row[1:] == [*rounds, "a round"]] == models_for_memory
+    assert [row[0] for row in shown if row[-1] == "0.00"] == ["scheduler's side", "worker's side"] * 2

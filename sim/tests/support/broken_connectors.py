@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from kv_api import KVCaches, Request, TwoSidedConnector
@@ -122,3 +123,32 @@ class Choosy(TwoSidedConnector):
         super().__init__(*args)
         if args[0].parallel_config.rank:
             raise RuntimeError("one rank is enough")
+
+
+class HoardingScheduler(LaterScheduler):
+    """Writes down how long each request was. No id is in it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.lengths: list[int] = []
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self.lengths.append(request.num_tokens)
+        return super().request_finished(request, block_ids)
+
+
+class HoardingWorker(LaterWorker):
+    """Remembers each step by a node that knows the one before."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.newest: Any = None
+
+    def clear_connector_metadata(self) -> None:
+        self.newest = SimpleNamespace(before=self.newest)
+        super().clear_connector_metadata()
+
+
+class Hoarding(TwoSidedConnector):
+    scheduler_class = HoardingScheduler
+    worker_class = HoardingWorker

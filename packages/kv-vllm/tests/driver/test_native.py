@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ from kv_sim.command import selection
 from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
-from kv_sim.growth.situations import SITUATIONS
+from kv_sim.growth.kept import measure_kept
+from kv_sim.growth.models import MODELS
+from kv_sim.growth.situations import SITUATIONS, Server
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
@@ -169,6 +172,20 @@ def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{name}: bytecodes in the calls of its scheduler's side"
     assert out[-1].startswith(said)
+
+
+def test_what_vllm_hands_over_is_not_what_a_connector_keeps(monkeypatch):
+    monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 4, 8))
+    from kv_vllm.driver.subjects import OUR_SUBJECTS, VLLM_SUBJECTS
+
+    for subject in (VLLM_SUBJECTS["vllm-offloading"], OUR_SUBJECTS["our-offloading"]):
+        make = partial(Server, subject, MODELS["full attention"], "vllm")
+        for kept in measure_kept(make):
+            ways = sorted(kept.things[8])
+            # vLLM's heap lets what has gone lie until there are 64.
+            assert kept.growth == 0 or kept.grows_at.endswith("_policy._heap"), f"{kept.side}: {kept.grows_at}"
+            assert len(ways) > 20, ways
+            assert not [way for way in ways if re.search(r"block_pool|\bref_cnt|free_block_queue", way)]
 
 
 # -- threads, events and ranks of its own ------------------------------------------------------

@@ -29,7 +29,7 @@ def check_connectors(engine: Engine) -> None:
     lost = {owner for device in engine.devices for copy in device.copies.running.values() for owner in copy.owners}
     ended = {r.request_id for r in engine.outcome.ended if f"request {r.request_id}" not in lost}
     for connector in engine.connectors:
-        for path, value in _strings(connector, type(connector).__name__, set(), 0):
+        for path, value in _strings(connector, type(connector).__name__, engine.own_modules, set(), 0):
             if value in ended:
                 engine.referee.fail(
                     Invariant.CONSERVATION,
@@ -76,7 +76,9 @@ def owners(connector: Any) -> Iterator[Any]:
 MOST_DEPTH = 6
 
 
-def _strings(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, str]]:
+def _strings(
+    value: Any, path: str, foreign: tuple[str, ...], seen: set[int], depth: int
+) -> Iterator[tuple[str, str]]:
     """Every string that a connector's own objects hold, with the way to it."""
     if isinstance(value, str):
         yield path, value
@@ -86,24 +88,18 @@ def _strings(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tupl
     seen.add(id(value))
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _strings(key, f"{path} (a key)", seen, depth + 1)
-            yield from _strings(item, f"{path}[{key!r}]", seen, depth + 1)
+            yield from _strings(key, f"{path} (a key)", foreign, seen, depth + 1)
+            yield from _strings(item, f"{path}[{key!r}]", foreign, seen, depth + 1)
     elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
         for item in value:
-            yield from _strings(item, f"{path}[…]", seen, depth + 1)
-    elif not _is_foreign(value):
-        for name in (*getattr(value, "__dict__", ()), *_slots(type(value))):
-            yield from _strings(getattr(value, name, None), f"{path}.{name}", seen, depth + 1)
+            yield from _strings(item, f"{path}[…]", foreign, seen, depth + 1)
+    elif not type(value).__module__.startswith((*foreign, "types", "builtins")):
+        for name in (*getattr(value, "__dict__", ()), *slots_of(type(value))):
+            yield from _strings(getattr(value, name, None), f"{path}.{name}", foreign, seen, depth + 1)
 
 
-def _slots(cls: type) -> Iterator[str]:
+def slots_of(cls: type) -> Iterator[str]:
     """The attributes that a class keeps without a ``__dict__``."""
     for base in cls.__mro__:
         declared = base.__dict__.get("__slots__", ())
         yield from (declared,) if isinstance(declared, str) else declared
-
-
-def _is_foreign(value: Any) -> bool:
-    """Engine objects that a connector was handed are not its memory."""
-    module = type(value).__module__
-    return module.startswith(("kv_sim.engine", "kv_sim.memory", "types", "builtins"))

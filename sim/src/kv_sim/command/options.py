@@ -61,7 +61,7 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
     _add_conform(command("conform", "try everything that a connector claims, claim by claim"))
 
-    grows = command("growth", "say whether a connector's work grows with what it should not depend on")
+    grows = command("growth", "say whether a connector's work, or what it keeps, grows")
     _add_name(grows)
     _add_engine(grows, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
 

@@ -50,6 +50,9 @@ class Engine:
 
     scheduler_class: ClassVar[type[Scheduler]] = Scheduler
 
+    own_modules: ClassVar[tuple[str, ...]] = ("kv_sim.engine", "kv_sim.memory")
+    """Where its classes are. What a connector was handed of them is not among what the connector remembers."""
+
     params_for: Callable[[SimRequest], dict[str, Any] | None] = staticmethod(lambda request: None)
     """The ``kv_transfer_params`` that a client sends along."""
 

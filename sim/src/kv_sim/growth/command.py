@@ -1,14 +1,20 @@
-"""``kv-sim growth``: whether a connector's work grows with the length of a prompt or with what happened before."""
+"""``kv-sim growth``: whether a connector's work grows with the length of a prompt or with what happened before.
+
+And whether it keeps something of each request that has come and gone.
+"""
 
 import argparse
+from functools import partial
 from typing import Final, NamedTuple
 
 from kv_sim.command import selection
 from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.command.table import aligned
 from kv_sim.engines import find_engine
+from kv_sim.growth.kept import MOST_LEFT, Kept, measure_kept
 from kv_sim.growth.models import models_for
-from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
+from kv_sim.growth.situations import SITUATIONS, Server, Situation, UnitWork
+from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Violation
 
 MOST: Final = 2.0
@@ -35,19 +41,28 @@ def growth(options: argparse.Namespace) -> int:
     find_engine(options.engine)
     subject = selection.choose_subject(name, extra, options.traits, options.engine)
     rows: list[Row] = []
+    sides: list[tuple[str, Kept]] = []
     for model_name, model in models_for(subject).items():
-        for row, situation in SITUATIONS.items():
-            try:
+        what = ""
+        try:
+            for what, situation in SITUATIONS.items():
                 works = [situation.measure(subject, model, size, options.engine) for size in situation.sizes]
-            except Violation as violation:
-                say(f"FAIL {row}, {model_name}: {violation}")
-                say(f"it is no use to measure what is wrong: kv-sim conform {name}")
-                return FAILED
-            rows.append(Row(model_name, row, situation, works))
+                rows.append(Row(model_name, what, situation, works))
+            what = "requests that come and go"
+            kept = measure_kept(partial(Server, subject, model, options.engine))
+            sides += [(model_name, side) for side in kept]
+        except (Violation, HistoryEnds) as error:
+            say(f"FAIL {what}, {model_name}: {error}")
+            say(f"it is no use to measure what is wrong: kv-sim conform {name}")
+            return FAILED
     say(f"{subject.kv_connector}: bytecodes in the calls of its scheduler's side")
     for text in aligned(_cells(rows), left=2):
         say(text)
+    say("things that its objects hold when requests of one prompt have come and gone")
+    for text in aligned(_kept_cells(sides)):
+        say(text)
     grown = [_complaint(row) for row in rows if row.growth > MOST]
+    grown += [_kept_complaint(model, side) for model, side in sides if side.growth > MOST_LEFT]
     for text in grown or ["nothing grows"]:
         say(text)
     return FAILED if grown else FINE
@@ -78,4 +93,26 @@ def _complaint(row: Row) -> str:
     return (
         f"GROWS: {row.name}, {row.model}: with {last} {situation.of} instead of {first}, a {situation.unit} is "
         f"{row.growth:.1f} times the work, most of it in {works[-1].most}"
+    )
+
+
+def _kept_cells(sides: list[tuple[str, Kept]]) -> list[list[str]]:
+    """The same of what is held."""
+    cells: list[list[str]] = []
+    known = ""
+    for model, kept in sides:
+        if model != known:
+            known = model
+            cells.append([model, *[f"{rounds} rounds" for rounds in kept.things], "a round"])
+        counts = [str(things.total()) for things in kept.things.values()]
+        cells.append([f"  {kept.side}'s side", *counts, f"{kept.growth:.2f}"])
+    return cells
+
+
+def _kept_complaint(model: str, kept: Kept) -> str:
+    few, *_, many = kept.things
+    first, last = kept.things[few][kept.grows_at], kept.things[many][kept.grows_at]
+    return (
+        f"GROWS: what the {kept.side}'s side keeps, {model}: after {many} rounds instead of {few} it is {last} "
+        f"things instead of {first}, in {kept.grows_at}"
     )

@@ -93,6 +93,23 @@ class Server:
         """The same, all at once."""
         return [*self.steps()]
 
+    def abort(self, *, after_steps: int) -> None:
+        """The newest request is aborted after some steps whose copies have not ended."""
+        for _ in range(after_steps):
+            self._apply(Kind.STEP)
+        self._apply(Kind.ABORT, request=f"r{self._added}")
+
+    @property
+    def halves(self) -> dict[str, Any]:
+        """The connector's objects, by the side that they are of."""
+        worker, scheduler = self._world.engine.connectors
+        return {"scheduler": scheduler, "worker": worker}
+
+    @property
+    def own_modules(self) -> tuple[str, ...]:
+        """Where the engine's classes are."""
+        return self._world.engine.own_modules
+
     @property
     def running(self) -> int:
         """How many requests run."""

@@ -57,6 +57,7 @@ class VllmEngine(Engine):
     """One engine of vLLM's with one connector."""
 
     goes_on_after_known_faults = False
+    own_modules = (*Engine.own_modules, "kv_vllm.driver", "vllm.v1.core")
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:

@@ -1,0 +1,192 @@
+"""What stays in a connector's objects when requests have come and gone: what is counted, and what is said."""
+
+import threading
+from array import array
+from collections import Counter, OrderedDict, deque
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kv_sim.actions import Kind
+from kv_sim.command.cli import main
+from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.examples.catalogue import LATER, SUBJECTS
+from kv_sim.growth import kept
+from kv_sim.growth.kept import Kept, measure_kept, things_of
+from kv_sim.growth.models import MODELS, models_for
+from kv_sim.growth.situations import Server
+from kv_sim.offload import TimedWorkerSide
+from kv_sim.world import World
+
+
+class Half:
+    """Something to look into."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)
+
+
+class Slotted:
+    __slots__ = ("empty", "part")
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+
+class WithMethod:
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def method(self) -> None:
+        """Nothing."""
+
+
+def closure(part: Any) -> Any:
+    def function() -> Any:
+        return part, never
+
+    if part is None:
+        never = 1
+    return function
+
+
+@pytest.mark.parametrize(
+    ("part", "things"),
+    [
+        (7, {}),
+        ("a name", {}),
+        (b"x" * 63, {}),
+        (b"x" * 200, {"part": 3}),
+        (bytearray(64), {"part": 1}),
+        (np.zeros(32), {"part": 4}),
+        ([1, 2, 3], {"part": 3}),
+        ([[1, 2], [3]], {"part": 2, "part[…]": 3}),
+        ({1: [2]}, {"part": 1, "part[…]": 1}),
+        ({("a", (1,)): 2}, {"part": 1}),
+        (OrderedDict(a=1, b=2), {"part": 2}),
+        (MappingProxyType({1: {2, 3}}), {"part": 1, "part[…]": 2}),
+        (deque([{1}, {2}]), {"part": 2, "part[…]": 2}),
+        (({1: 2}, frozenset({3})), {"part[…]": 1}),
+        (Half(a=[1], b=Half()), {"part": 1, "part.a": 1, "part.b": 1}),
+        (Slotted([1, 2]), {"part": 1, "part.part": 2}),
+        (WithMethod([1]).method, {"part": 1, "part.part": 1}),
+        (partial(print, [1], end=[2, 3]), {"part[…]": 3, "part": 1}),
+        (closure([1, 2]), {"part": 2}),
+        (threading.Lock(), {}),
+        (TimedWorkerSide, {}),
+        (print, {}),
+        (np, {}),
+    ],
+)
+def test_what_counts(part: Any, things: dict[str, int]) -> None:
+    assert things_of(Half(part=part)) == {"Half": 1, **{f"Half.{way}": count for way, count in things.items()}}
+
+
+def test_each_thing_counts_once() -> None:
+    shared = [1, 2]
+    around = Half(first=shared, second=[shared])
+    around.self = around  # type: ignore[attr-defined]
+    assert things_of(around).total() == 1 + 2 + 1
+
+
+def test_a_chain_of_nodes_counts_although_its_way_has_an_end() -> None:
+    node = None
+    for _ in range(5000):
+        node = Half(before=node)
+    things = things_of(Half(newest=node))
+    assert things.total() == 5001
+    assert max(things.values()) > 4900
+    assert max(way.count(".") for way in things) < 20
+
+
+def test_what_the_engine_handed_over_is_not_looked_into() -> None:
+    request = SimRequest(RequestSpec("r1", 0, 8, 0, 1, 1), 4, 8)
+    half = Half(known=[request])
+    assert things_of(half) == things_of(half, ("kv_sim.engine",)) == {"Half": 1, "Half.known": 1}
+    handed = Half(known=Half(array=array("q", [1])))
+    assert things_of(handed, (__name__,)) == {}
+    for module, held in (
+        ("kv_sim.examples.memory", 2),
+        ("kv_sim.zoo.offload_books", 2),
+        ("kv_sim.memory.copies", 0),
+    ):
+        books = type("Books", (), {"__module__": module})()
+        books.entries = [1, 2]
+        assert things_of(Half(books=books))["Half.books.entries"] == held, module
+    side = TimedWorkerSide.__new__(TimedWorkerSide)
+    side.__dict__.update(jobs=[1, 2])
+    assert things_of(side)["TimedWorkerSide.jobs"] == 2, "the testbed's, but it extends a connector's"
+
+
+@pytest.mark.parametrize(
+    ("counts", "growth"),
+    [
+        ((5, 9, 25), 1.0),  # one each round
+        ((5, 13, 25), 0.75),  # slower later: it may be getting full
+        ((5, 6, 40), 0.25),
+        ((5, 9, 9), 0.0),
+        ((5, 9, 4), -0.3125),
+    ],
+)
+def test_it_grows_if_it_always_does(counts: tuple[int, ...], growth: float) -> None:
+    things = {rounds: Counter(a=count, b=3) for rounds, count in zip((4, 8, 24), counts, strict=True)}
+    one = Kept("scheduler", things)
+    assert one.growth == max(growth, 0.0)
+    assert one.grows_at == ("a" if growth > 0 else "b" if growth < 0 else "a")
+    assert Kept("scheduler", {rounds: Counter() for rounds in (4, 8, 24)}).growth == 0
+
+
+def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = []
+
+    class Watched(World):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            worlds.append(self)
+
+    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", Watched)
+    monkeypatch.setattr(kept, "ROUNDS", (1, 2))
+    sides = measure_kept(partial(Server, LATER, MODELS["full attention"], "builtin"))
+    assert [(one.side, list(one.things)) for one in sides] == [("scheduler", [1, 2]), ("worker", [1, 2])]
+    for world, rounds in zip(worlds, (1, 2), strict=True):
+        happened = [action.kind for action in world.history]
+        adds = [index for index, kind in enumerate(happened) if kind is Kind.ADD]
+        ends = [happened[index + 1 : after] for index, after in zip(adds, [*adds[1:], None], strict=True)]
+        steps = [kinds.index(Kind.ABORT) if Kind.ABORT in kinds else None for kinds in ends]
+        assert steps == [None, 0, 1, 2] * rounds
+        assert all(set(kinds[:count]) <= {Kind.STEP} for kinds, count in zip(ends, steps, strict=True) if count)
+        assert all(happened[index - 1] is Kind.RESET for index in adds)
+    specs = [action.args["spec"] for world in worlds for action in world.history if action.kind is Kind.ADD]
+    assert {(spec["conversation"], spec["shared_tokens"], spec["own_tokens"]) for spec in specs} == {(1, 32, 1)}
+    assert not any(world.engine.has_work for world in worlds)
+
+
+def test_what_is_kept_of_each_request_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", {})
+    monkeypatch.setattr(kept, "ROUNDS", (2, 6, 10))
+    assert main(["growth", "broken_connectors:Hoarding", "--traits", "none"]) == 1
+    *_, hoards, remembers = capsys.readouterr().out.splitlines()
+    assert hoards == (
+        "GROWS: what the scheduler's side keeps, full attention: after 10 rounds instead of 2 it is 40 things "
+        "instead of 8, in Hoarding._scheduler.lengths"
+    )
+    assert remembers.startswith(
+        "GROWS: what the worker's side keeps, full attention: after 10 rounds instead of 2 it is "
+    )
+    assert ", in Hoarding._worker.newest.before.before." in remembers
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "name", ["memory", "patient", "offload-chunks", "offload-file", "later+flaky", "p2p+offload"]
+)
+def test_ours_keep_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "ROUNDS", (2, 4, 8))
+    for model in models_for(SUBJECTS[name]):
+        for side in measure_kept(partial(Server, SUBJECTS[name], MODELS[model], "builtin")):
+            assert side.growth == 0, f"{model}, {side.side}: {side.grows_at}"
