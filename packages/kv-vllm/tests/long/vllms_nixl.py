@@ -1,4 +1,4 @@
-"""vLLM's own NixlConnector, as it is, between two engines of the testbed: real NIXL, vLLM's schedulers.
+"""vLLM's own NixlConnector and NixlPushConnector, as they are, between two engines of the testbed: real NIXL.
 
 Run by the session `vllm-long`, which installs NIXL. Both engines are in this process; NIXL moves their blocks as
 it does between two servers of one machine.
@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main as kv_sim
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
@@ -17,8 +20,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 NIXL = Subject("NixlConnector", MODULE, traits=frozenset(), serves_peers=True, engines=2)
+PUSH = replace(NIXL, kv_connector="NixlPushConnector")
 LEFT_OPEN = frozenset({Invariant.CONSERVATION})
 """Its agents stay open until nobody knows them any more."""
+HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
+PROMPT = RequestSpec("r1", 0, 9, 0, 1, 1)
+HELD = [Action(Kind.ADD, {"spec": PROMPT.to_json()}), *[Action(Kind.STEP)] * 3]
+ABORTED = Action(Kind.ABORT, {"engine": 1, "request": "r1-00000001"})
 
 
 def run(subject, seeds, silent=LEFT_OPEN):
@@ -32,11 +40,51 @@ def run(subject, seeds, silent=LEFT_OPEN):
     return None, pulled
 
 
-@pytest.mark.parametrize("traits", [(), (Trait.RANKS, Trait.ZEROING)], ids=["plain", "claims"])
-def test_what_it_pulls_is_right(traits):
-    failure, pulled = run(replace(NIXL, traits=frozenset(traits)), range(10))
+@pytest.mark.parametrize(
+    ("subject", "traits"),
+    [
+        (NIXL, ()),
+        (NIXL, (Trait.RANKS, Trait.ZEROING, Trait.HOLDS)),
+        (PUSH, (Trait.RANKS, Trait.ZEROING)),
+    ],
+    ids=["plain", "claims", "push"],
+)
+def test_what_it_moves_is_right(subject, traits):
+    failure, pulled = run(replace(subject, traits=frozenset(traits)), range(10))
     assert failure is None, failure.violation
     assert pulled > 15
+
+
+def test_two_pipeline_ranks_pull():
+    """To vLLM they are two tensor ranks, and each asks for its like at the other engine."""
+    config = WorldConfig(engine="vllm", engines=2, pp_size=2, role="kv_producer", prefix_caching=False)
+    _, violation = replay(replace(NIXL, traits=HOLDS), config, [*HELD, bearer()], LEFT_OPEN)
+    assert violation is None
+
+
+def bearer(*, reads: bool = True):
+    """Who comes to the other engine with the ticket of the prompt."""
+    spec = replace(PROMPT, request_id="r1-00000001", skip_reading_prefix_cache=not reads)
+    return Action(Kind.ADD, {"engine": 1, "spec": spec.to_json()})
+
+
+@pytest.mark.parametrize(
+    "comes_to_nothing",
+    [[bearer(), ABORTED], [bearer(reads=False)]],
+    ids=["aborted before it is scheduled", "takes nothing that is cached"],
+)
+@pytest.mark.parametrize(
+    ("subject", "is_left"),
+    [(NIXL, False), (PUSH, True), (replace(PUSH, extra_config={"kv_lease_duration": 1}), False)],
+    ids=["pull", "push", "push, for a second"],
+)
+def test_a_ticket_that_comes_to_nothing(subject, is_left, comes_to_nothing):
+    """Who would have been pushed to tells nobody: the blocks stay until their lease is over."""
+    config = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
+    history = [*HELD, *comes_to_nothing]
+    _, violation = replay(replace(subject, traits=HOLDS), config, history, LEFT_OPEN)
+    held = "LIVENESS  after 400 quiet steps there are still requests: <request r1 stopped 9/10, held, waits for "
+    assert str(violation).startswith(held) if is_left else violation is None, violation
 
 
 @pytest.mark.parametrize(
