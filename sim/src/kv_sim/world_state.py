@@ -92,7 +92,8 @@ class WorldState:
         """One that may arrive at an engine now. No two engines of a world know a request by the same id."""
         taken = set().union(*(site.taken_ids() for site in self.sites))
         held = self.router.newest_for(self.engines[at]) if self.router is not None else None
-        return self.arrivals.draw(random, taken, held)
+        spec = self.arrivals.draw(random, taken, held)
+        return spec if self.router is None else self.router.named(self.engines[at], spec)
 
     # -- applying ------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 from kv_api import Request
 from kv_p2p import P2PSchedulerSide
 from kv_sim.config import Role, WorldConfig
+from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
 from kv_sim.examples.catalogue import P2P, P2P_TWO
@@ -191,20 +192,65 @@ def between_two(role: Role = "kv_producer", *, is_fair: bool = True) -> Router:
     return Router(World(WorldConfig(num_blocks=80, engines=2, role=role), P2P_TWO).engines, is_fair=is_fair)
 
 
+def arriving(one: Router, engine: Engine, tokens: int, **more: Any) -> SimRequest:
+    """One of so many tokens as it comes to an engine: by which name, the router says."""
+    return SimRequest(one.named(engine, request(tokens, **more).spec), 4, 40)
+
+
 @pytest.mark.parametrize("is_fair", [True, False])
 def test_a_ticket_goes_to_the_other_engine_alone(is_fair: bool) -> None:
     one = between_two("kv_both", is_fair=is_fair)
     for holder, other in (one.engines, reversed(one.engines)):
         one.learn(holder, request(5), ticket("a"), ())
-        assert "remote_request_id" not in one.params_for(holder, request(5))
-        assert one.params_for(other, request(5))["remote_request_id"] == "a"
+        assert "remote_request_id" not in one.params_for(holder, arriving(one, holder, 5))
+        assert one.params_for(other, arriving(one, other, 5))["remote_request_id"] == "a"
 
 
 @pytest.mark.parametrize("is_fair", [True, False])
 def test_a_producer_gets_none_from_a_fair_router(is_fair: bool) -> None:
     one = between_two("kv_consumer", is_fair=is_fair)
     one.learn(one.engines[0], request(5), ticket("a"), ())
-    assert ("remote_request_id" in one.params_for(one.engines[1], request(5))) is not is_fair
+    comes = arriving(one, one.engines[1], 5)
+    assert ("remote_request_id" in one.params_for(one.engines[1], comes)) is not is_fair
+
+
+def test_who_goes_on_between_two_engines_bears_the_name_of_whom_it_goes_on_from() -> None:
+    one = between_two("kv_both")
+    here, there = one.engines
+    one.learn(here, request(5), ticket("a"), ())
+    one.learn(here, request(6), ticket("b"), ())
+    names = {
+        (engine, tokens, salt): arriving(one, engine, tokens, salt=salt).request_id
+        for engine in (here, there)
+        for tokens in (5, 6, 7)
+        for salt in (None, "s")
+    }
+    changed = {(there, 5, None): "r5-00000001", (there, 6, None): "r6-00000002"}
+    assert names == {**{each: f"r{each[1]}" for each in names}, **changed}
+    for alone in (router(is_fair=True), between_two(is_fair=False)):
+        alone.learn(alone.engines[0], request(5), ticket("a"), ())
+        assert arriving(alone, alone.engines[-1], 5).request_id == "r5", "one engine, or any ticket for anybody"
+
+
+@pytest.mark.parametrize(
+    ("name", "gets"),
+    [
+        ("r5", None),
+        ("r6", None),
+        ("r5-0000001", None),
+        ("r55-00000001", None),
+        ("r5-00000001-00000001", None),
+        ("r5-00000001", "a"),
+        ("r5-0000000a", "a"),
+    ],
+)
+def test_who_bears_another_name_gets_no_ticket(name: str, gets: str | None) -> None:
+    one = between_two()
+    one.learn(one.engines[0], request(5), ticket("a"), ())
+    comes = SimRequest(RequestSpec(name, 0, 5, 0, 1, 1), 4, 40)
+    assert one.params_for(one.engines[1], comes).get("remote_request_id") == gets
+    left = one.params_for(one.engines[1], arriving(one, one.engines[1], 5)).get("remote_request_id")
+    assert left == (None if gets else "a")
 
 
 def test_a_fair_router_asks_a_producer_to_hold_and_for_one_token() -> None:
@@ -230,7 +276,7 @@ def test_what_is_held_goes_next_to_the_other_engine() -> None:
     for each in (held, later, gone):
         one.learn(one.engines[0], each, ticket(each.request_id), ())
     assert [one.newest_for(engine) for engine in one.engines] == [None, later.spec]
-    assert one.params_for(one.engines[1], request(6))["remote_request_id"] == "r6"
+    assert one.params_for(one.engines[1], arriving(one, one.engines[1], 6))["remote_request_id"] == "r6"
     assert one.newest_for(one.engines[1]) == held.spec
     alone = router(is_fair=True)
     learn(alone, held, ticket("held"))
@@ -245,8 +291,8 @@ def test_who_comes_last_comes_to_the_other_engine() -> None:
         one.learn(engine, held, ticket(str(number)), ())
     claims = [one.last_claim(), one.last_claim()]
     assert [(claim[0], claim[1].request_id) for claim in claims if claim] == [
-        (one.engines[1], "last-1"),
-        (one.engines[0], "last-2"),
+        (one.engines[1], "r5-80000001"),
+        (one.engines[0], "r6-80000002"),
     ]
 
 

@@ -31,6 +31,8 @@ from kv_sim.zoo.registry import PLANTED
 TWO = WorldConfig(num_blocks=40, engines=2, role="kv_producer")
 FAIR = replace(P2P_TWO, traits=P2P.traits - {Trait.TICKETS})
 PROMPT = RequestSpec("r1", 0, 9, 0, 1, 1)
+GOES_ON = replace(PROMPT, request_id="r1-00000001")
+"""Who comes with its ticket to the other engine, by name."""
 BLIND = ("TicketsSurviveReset", "HoldsSurviveReset", "NewHoldsSurviveReset")
 """What a reset takes back is judged where there is one engine."""
 RARE = ("LastTokenFromAWindowPassed", "PromisesWhatSlid")
@@ -105,14 +107,14 @@ def test_what_one_holds_the_other_pulls() -> None:
     assert world.apply(add(PROMPT))
     settled_steps(world, 0, 3)
     assert world.engine.scheduler.requests["r1"].is_held
-    assert world.apply(add(replace(PROMPT, request_id="r2"), 1))
+    assert world.apply(add(GOES_ON, 1))
     other = world.sites[1].engine
     world.take(Kind.STEP, engine=1)
     [copy] = world.engine.devices[0].copies.running.values()
     assert (len(copy.pairs), [*other.devices[0].copies.running]) == (3, [])
     world.rest()
     assert [*world.engine.scheduler.requests, *other.scheduler.requests] == []
-    [pulled] = [request for request in other.outcome.ended if request.request_id == "r2"]
+    [pulled] = [request for request in other.outcome.ended if request.request_id == GOES_ON.request_id]
     assert pulled.num_computed_tokens == 9
     assert world.coverage.situations["match: asynchronous load"] == 1
 
@@ -164,7 +166,7 @@ def test_who_comes_at_the_end_comes_to_the_other_engine() -> None:
     world = World(TWO, replace(FAIR, extra_config={"hold_seconds": 1000, "pull_seconds": 6}), observe=observe)
     world.engine.add(PROMPT)
     world.rest()
-    assert arrived == [("engine 0 scheduler", "r1"), ("engine 1 scheduler", "last-1")]
+    assert arrived == [("engine 0 scheduler", "r1"), ("engine 1 scheduler", "r1-80000001")]
 
 
 # -- who judges --------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ def test_a_log_says_of_each_line_which_engine_it_is_of() -> None:
     history = [
         add(PROMPT),
         *[Action(Kind.STEP), Action(Kind.SETTLE)] * 3,
-        add(replace(PROMPT, request_id="r2"), 1),
+        add(GOES_ON, 1),
     ]
     make = partial(WatchedWorld, watchers=[Log(lines.append)])
     _, violation = replay(FAIR, TWO, [*history, Action(Kind.STEP, {"engine": 1})], make_world=make)
@@ -270,9 +272,9 @@ def test_a_log_says_of_each_line_which_engine_it_is_of() -> None:
     )
     text = "\n".join(lines)
     for line in (
-        "add      r2: 9 tokens of conversation 0, samples 1 of at most 1, at engine 1\n",
+        "add      r1-00000001: 9 tokens of conversation 0, samples 1 of at most 1, at engine 1\n",
         "     engine 0    r1 new → waiting, 0/9 tokens, blocks []\n",
-        "     engine 1: scheduler get_num_new_matched_tokens r2 after 0 -> 9 tokens, asynchronous\n",
+        "     engine 1: scheduler get_num_new_matched_tokens r1-00000001 after 0 -> 9 tokens, asynchronous\n",
         "     engine 0: rank 0 store copy 0 begins: block 1 → host 0, block 2 → host 1, block 3 → host 2",
         "     engine 1: rank 0 load copy 0 begins: host 0 → block 1, host 1 → block 2, host 2 → block 3\n",
     ):

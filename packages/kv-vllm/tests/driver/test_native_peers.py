@@ -63,3 +63,17 @@ def test_of_every_other_hold_vllms_cache_keeps_the_first_half():
         pool = world.engine.vllm.kv_cache_manager.block_pool.blocks
         found.append([pool[block].block_hash is not None for block in blocks])
     assert found == [[True] * 4 + [False], [True] * 2 + [False] * 3]
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_worker_is_known_by_where_it_stands_to_vllm(tp_size, pp_size):
+    """NIXL's asks for the ranks that a ticket counts: by another place it finds nobody."""
+    world = World(
+        WorldConfig(engine="vllm", tp_size=tp_size, pp_size=pp_size),
+        Subject("TellsWhereItStands", "kv_vllm_peers", traits=frozenset(), serves_peers=True),
+    )
+    connector = world.engine.connectors[-1]
+    sizes = connector.parallel.pipeline_parallel_size, connector.parallel.tensor_parallel_size
+    places = [(pp, tp) for pp in range(sizes[0]) for tp in range(sizes[1])]
+    assert {place: told.place for place, told in connector.heard.items()} == {place: place for place in places}
+    assert len(places) == tp_size * pp_size

@@ -1,4 +1,4 @@
-"""vLLM's own NixlConnector, as it is, between two engines of the testbed: real NIXL, vLLM's schedulers.
+"""vLLM's own NixlConnector and NixlPushConnector, as they are, between two engines of the testbed: real NIXL.
 
 Run by the session `vllm-long`, which installs NIXL. Both engines are in this process; NIXL moves their blocks as
 it does between two servers of one machine.
@@ -8,17 +8,25 @@ from dataclasses import replace
 
 import pytest
 
+from kv_sim.actions import Action, Kind
+from kv_sim.checkers import quiescence
 from kv_sim.command.cli import main as kv_sim
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant
+from kv_sim.violation import Invariant, Violation
+from kv_sim.world import World
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 NIXL = Subject("NixlConnector", MODULE, traits=frozenset(), serves_peers=True, engines=2)
+PUSH = replace(NIXL, kv_connector="NixlPushConnector")
 LEFT_OPEN = frozenset({Invariant.CONSERVATION})
 """Its agents stay open until nobody knows them any more."""
+HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
+CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
 
 
 def run(subject, seeds, silent=LEFT_OPEN):
@@ -32,11 +40,73 @@ def run(subject, seeds, silent=LEFT_OPEN):
     return None, pulled
 
 
-@pytest.mark.parametrize("traits", [(), (Trait.RANKS, Trait.ZEROING)], ids=["plain", "claims"])
-def test_what_it_pulls_is_right(traits):
-    failure, pulled = run(replace(NIXL, traits=frozenset(traits)), range(10))
+@pytest.mark.parametrize(
+    ("subject", "traits"),
+    [
+        (NIXL, ()),
+        (NIXL, (Trait.RANKS, Trait.ZEROING, Trait.HOLDS)),
+        (PUSH, (Trait.RANKS, Trait.ZEROING)),
+    ],
+    ids=["plain", "claims", "push"],
+)
+def test_what_it_moves_is_right(subject, traits):
+    failure, pulled = run(replace(subject, traits=frozenset(traits)), range(10))
     assert failure is None, failure.violation
     assert pulled > 15
+
+
+def held(name):
+    """A prompt of that name is held at the first engine."""
+    return [Action(Kind.ADD, {"spec": RequestSpec(name, 0, 9, 0, 1, 1).to_json()}), *[Action(Kind.STEP)] * 3]
+
+
+def bearer(name, *, reads=True):
+    """Who comes to the other engine with the ticket of that prompt."""
+    spec = RequestSpec(f"{name}-00000001", 0, 9, 0, 1, 1, skip_reading_prefix_cache=not reads)
+    return Action(Kind.ADD, {"engine": 1, "spec": spec.to_json()})
+
+
+def found_in(subject, config, first, then):
+    """What is wrong when everything has come to rest after some actions, and after some more."""
+    world = World(config, replace(subject, traits=HOLDS))
+    try:
+        for actions in (first, then):
+            for action in actions:
+                assert world.apply(action)
+            quiescence.check(world)
+    except Violation as found:
+        return str(found)
+    finally:
+        world.break_off(None)
+    return None
+
+
+def test_two_pipeline_ranks_pull():
+    """To vLLM they are two tensor ranks, and each asks for its like at the other engine."""
+    assert found_in(NIXL, replace(CONFIG, pp_size=2), [*held("r1"), bearer("r1")], []) is None
+
+
+ABORTED = [bearer("r2"), Action(Kind.ABORT, {"engine": 1, "request": "r2-00000001"})]
+READS_NOTHING = [bearer("r2", reads=False)]
+
+
+@pytest.mark.parametrize(
+    ("subject", "have_met", "comes_to_nothing", "is_left"),
+    [
+        pytest.param(NIXL, False, ABORTED, True, id="pull, aborted, unmet"),
+        pytest.param(NIXL, True, ABORTED, False, id="pull, aborted"),
+        pytest.param(NIXL, True, READS_NOTHING, False, id="pull, reads nothing"),
+        pytest.param(PUSH, True, ABORTED, True, id="push, aborted"),
+        pytest.param(PUSH, True, READS_NOTHING, True, id="push, reads nothing"),
+    ],
+)
+def test_whether_a_ticket_that_comes_to_nothing_lets_go(subject, have_met, comes_to_nothing, is_left):
+    """Or is held until the lease of half a minute is over, which no world waits for."""
+    found = found_in(
+        subject, CONFIG, [*held("r1"), bearer("r1")] if have_met else [], [*held("r2"), *comes_to_nothing]
+    )
+    left = "LIVENESS  after 400 quiet steps there are still requests: <request r2 stopped 9/10, held, waits for "
+    assert (found is not None and found.startswith(left)) if is_left else found is None, found
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 
@@ -95,3 +100,21 @@ class KeepsHolding(Peers):
     """A ticket that comes to nothing lets go of nothing."""
 
     lets_go = False
+
+
+@dataclass
+class Stands(KVConnectorHandshakeMetadata):
+    """Where a worker stands: its pipeline rank and its tensor rank."""
+
+    place: tuple[int, int]
+
+
+class TellsWhereItStands(Peers):
+    """Its workers tell others where they stand, and its scheduler's side keeps that."""
+
+    def get_handshake_metadata(self):
+        return Stands((get_pp_group().rank_in_group, get_tensor_model_parallel_rank()))
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata):
+        self.heard = metadata
+        self.parallel = self._vllm_config.parallel_config

@@ -9,6 +9,10 @@ hold ends. Of two engines it asks the one that is to hold for one token, as vLLM
 for a connector that claims to withstand it (the trait ``tickets``), gives a ticket also to who only begins with
 its prompt, to two, whatever their salt, and long after.
 
+Between two engines a fair one goes by name. To vLLM's routers both halves are one request, with one
+``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors know by it what belongs
+together. So who goes on from ``r3`` is called ``r3-00000001``, and who isn't called so doesn't get its ticket.
+
 One engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
 within a block. Of every other hold it forgets the second half, as if another engine had computed that.
 """
@@ -32,6 +36,10 @@ GIVEN_TWICE: Final = 3
 """One request of so many leaves the ticket that it gets for the next one, too, if the router isn't fair."""
 SPARE: Final = 3
 """Blocks that nobody counts: the null block, one to copy from, one in which the next token goes."""
+DIGITS: Final = 8
+"""Hex digits that an engine of vLLM's adds to a name, after a hyphen."""
+AT_THE_END: Final = 1 << 31
+"""What the number in the name of one that comes at the end has more than one before it."""
 HALF_KNOWN: Final = 2
 """Of one hold of so many the engine's own cache keeps the first half alone."""
 
@@ -57,6 +65,7 @@ class Router:
         self._comes_again = comes_again
         """Whether somebody comes at the end also for what somebody had a ticket of, who took nothing."""
         self._is_fair = is_fair
+        self._goes_by_name = is_fair and len(engines) > 1
         self._known: dict[tuple[Any, ...], Known] = {}
         self._left: dict[int, Known] = {}
         """All that are left, by number, until somebody comes for them at the end."""
@@ -75,7 +84,9 @@ class Router:
             return {**claimed.ticket, WANTED: False}
         self._arrived += 1
         wanted = self._arrived % UNWANTED != 0
-        found = self._newest(engine, request)
+        found = self._newest(engine, self._key_of(request))
+        if found is not None and self._goes_by_name and not _goes_on_from(self._known[found], request.spec):
+            found = None
         if found is None:
             return {WANTED: wanted and (not self._is_fair or self._may_hold(engine, request))}
         known = self._known[found]
@@ -86,9 +97,13 @@ class Router:
         # To vLLM's routers a request is one or the other: it is computed for another engine, or goes on from one.
         return {**known.ticket, WANTED: wanted and not self._is_fair}
 
-    def _newest(self, engine: Engine, request: SimRequest) -> tuple[Any, ...] | None:
+    def named(self, engine: Engine, spec: RequestSpec) -> RequestSpec:
+        """One that is to come to an engine, with the name of whom it goes on from, if it will get a ticket."""
+        found = self._newest(engine, self._key(spec, spec.prompt)) if self._goes_by_name else None
+        return spec if found is None else replace(spec, request_id=_name_after(self._known[found]))
+
+    def _newest(self, engine: Engine, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """By what the ticket is known that a request gets."""
-        key = self._key_of(request)
         if self._is_fair:
             return key if key in self._known and self._may_pull(engine, self._known[key]) else None
         known = (prompt for prompt, one in reversed(self._known.items()) if self._may_pull(engine, one))
@@ -119,9 +134,11 @@ class Router:
         return True
 
     def _key_of(self, request: SimRequest) -> tuple[Any, ...]:
+        return self._key(request.spec, tuple(request.all_token_ids[: request.num_prompt_tokens]))
+
+    def _key(self, spec: RequestSpec, tokens: tuple[int, ...]) -> tuple[Any, ...]:
         """What a router compares: all that the KV rests on, or the tokens alone."""
-        tokens = tuple(request.all_token_ids[: request.num_prompt_tokens])
-        return (request.spec.salt, request.spec.adapter, *tokens) if self._is_fair else tokens
+        return (spec.salt, spec.adapter, *tokens) if self._is_fair else tokens
 
     def newest_for(self, engine: Engine) -> RequestSpec | None:
         """Whose prompt the other engine holds, last of all: as a rule that comes to this one next."""
@@ -154,8 +171,17 @@ class Router:
             del self._left[number]
             engine = next((engine for engine in self.engines if self._may_pull(engine, known)), None)
             if known.request.is_held and engine is not None:
-                name = f"last-{number}"
+                name = _name_after(known, AT_THE_END) if self._goes_by_name else f"last-{number}"
                 self._claims[name] = known
                 spec = replace(known.request.spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
                 return engine, spec
         return None
+
+
+def _name_after(known: Known, more: int = 0) -> str:
+    """What one is called that goes on from what is held."""
+    return f"{known.request.request_id}-{known.number + more:0{DIGITS}x}"
+
+
+def _goes_on_from(known: Known, spec: RequestSpec) -> bool:
+    return spec.request_id[: -1 - DIGITS] == known.request.request_id

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput as VllmSchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from kv_api import KVTransferConfig
+from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
 from kv_sim.checkers.tickets import ENDS
@@ -114,6 +114,11 @@ class VllmEngine(Engine):
         self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
         self.outcome = Ended(self.ledger)  # type: ignore[assignment]
+
+    def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
+        """By the places that vLLM's configuration gives the ranks of a world: all are tensor parallel there."""
+        tp_size = self.config.tp_size
+        return {(0, pp * tp_size + tp): told for (pp, tp), told in super()._handshakes().items()}
 
     def let_others_work(self) -> None:
         """A connector of vLLM's may copy by itself, in threads of its own."""
