@@ -179,7 +179,7 @@ def test_what_is_measured_in_a_situation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There is room for all in each group; a step computes sixteen blocks."""
-    worlds, at_rest = [], []
+    worlds, ends = [], []
 
     class Watched(World):
         def __init__(self, *args: Any) -> None:
@@ -188,13 +188,17 @@ def test_what_is_measured_in_a_situation(
 
         def rest(self) -> None:
             super().rest()
-            at_rest.append(self)
+            ends.append((self, "rest"))
+
+        def end(self) -> None:
+            super().end()
+            ends.append((self, "end"))
 
     monkeypatch.setattr("kv_sim.growth.situations.Unguarded", Watched)
     monkeypatch.setattr("kv_sim.growth.situations.Meter", Counted)
     assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
     (made,) = worlds
-    assert at_rest == [made], "what must hold at rest is looked at once"
+    assert ends == [(made, "rest"), (made, "end")], "what must hold at rest is looked at once, and then it ends"
     groups = MODELS[model].groups
     config = made.config
     assert (config.num_blocks, config.host_slots) == (room * len(groups),) * 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kv_api import ConfigError
+from kv_api import ConfigError, KVTransferConfig
 from kv_sim.actions import Action, Kind
 from kv_sim.command import selection, values
 from kv_sim.command.options import parser_of
@@ -191,6 +192,20 @@ def test_a_module_that_needs_vllm_is_sent_to_its_engine(tmp_path: Path, monkeypa
         "No module named 'vllm'; one that is written for vLLM is driven by vLLM's engine, where there is a vLLM: "
         "--engine vllm, in pytest --kv-engine vllm, from the package kv-vllm"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "is_vllms"), [("vllm.distributed", True), ("vllmish", False), ("a.vllm", False)]
+)
+def test_a_class_is_vllms_if_a_base_of_it_is(monkeypatch: pytest.MonkeyPatch, module: str, is_vllms: bool) -> None:
+    base = type("Base", (), {"__module__": module})
+    made = SimpleNamespace(Connector=type("Connector", (base,), {}), function=len)
+    monkeypatch.setitem(sys.modules, "made", made)  # type: ignore[arg-type]
+    for name, expected in (("Connector", is_vllms), ("function", False), ("Other", False)):
+        transfer = KVTransferConfig.from_mapping(
+            {"kv_connector": name, "kv_connector_module_path": "made", "kv_role": "kv_both"}
+        )
+        assert selection._is_vllms(transfer) is expected
 
 
 def test_subjects_by_name() -> None:

@@ -211,6 +211,16 @@ def test_ratios_are_shares_and_nothing_of_nothing_is_nothing():
     assert Hits(11, 22, 33).minus(Hits(10, 20, 30)) == Hits(1, 2, 3)
 
 
+def test_ages_and_times_are_told_in_these_parts():
+    minute, hour = 60, 3600
+    edges = (1, 3, 10, 30, minute, 3 * minute, 10 * minute, hour // 2, hour, 3 * hour, 10 * hour, 24 * hour)
+    assert edges == tally.AGE_EDGES_SECONDS
+    columns = trace_of([[1]] * 3, arrivals=[0.0, 59.5, 60.0])
+    series = tally.series_of(columns, shape_of(columns), replay_cache(columns, Setup("lru", 1)))
+    assert [window.begin_seconds for window in series] == [*range(60)]
+    assert [place for place, window in enumerate(series) for _ in range(window.cpu_hits)] == [59, 59]
+
+
 @pytest.mark.parametrize("was_on", [True, False])
 def test_a_replay_leaves_the_garbage_collector_as_it_was(was_on):
     during = []
@@ -220,6 +230,24 @@ def test_a_replay_leaves_the_garbage_collector_as_it_was(was_on):
         assert (during, gc.isenabled()) == ([False], was_on)
     finally:
         gc.enable()
+
+
+def test_a_manager_hears_of_each_request_from_its_beginning_to_its_end(monkeypatch):
+    class Watched(cache.CPUOffloadingManager):
+        def on_new_request(self, req_context):
+            calls.append(("new", req_context.req_id))
+            return super().on_new_request(req_context)
+
+        def on_request_finished(self, req_context):
+            calls.append(("finished", req_context.req_id))
+            super().on_request_finished(req_context)
+
+    calls = []
+    monkeypatch.setattr(cache, "CPUOffloadingManager", Watched)
+    run = cache.CacheRun(Setup("lru", 4, disk=8))
+    for part in ([[1], [1, 2]], [[3], []]):
+        run.feed(trace_of(part))
+    assert calls == [(what, name) for name in "0123" for what in ("new", "new", "finished", "finished")]
 
 
 def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
@@ -234,6 +262,21 @@ def test_of_a_prompt_that_does_not_fit_the_first_half_is_stored():
     # So below the longest prompt a sweep replays LRU: a curve would say that nothing is found.
     found = sweep(RoutedTrace(columns), ["lru"], [4, 6])
     assert [ratios.block for ratios in found["lru"]] == [3 / 12, 6 / 12]
+
+
+def test_who_says_nothing_of_a_gpu_sweeps_without_one():
+    trace = RoutedTrace(trace_of([[1], [2], [1], [1]]))
+    assert [ratios.block for ratios in sweep(trace, ["arc"], [0, 1])["arc"]] == [0.0, 1 / 4]
+
+
+def test_a_check_finds_more_ids_than_an_input_has_room_for():
+    columns = trace_of([[1, 2, 3]])
+    for tokens in (2 * BLOCK + 1, 3 * BLOCK):
+        columns.inputs[0] = tokens
+        columns.check()
+    columns.inputs[0] = 2 * BLOCK
+    with pytest.raises(AssertionError, match="more ids than blocks fit the input"):
+        columns.check()
 
 
 @example(requests=[[1]], steps=[], capacity=1, gpu_blocks=0, disk=0, windows=2)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay.oracle import RECORD
 from kv_sim.replay.timed.refuse import MOST_BLOCKS, refuse_too_late, refuse_too_much
@@ -116,9 +117,39 @@ def test_a_cache_beyond_all_blocks_answers_as_one_that_holds_them_and_takes_no_m
 def test_as_much_as_a_replay_takes():
     refuse_too_late(0, 1e9)
     settings = EngineSettings()
+    assert MOST_BLOCKS == 2**26
     refuse_too_much(settings, replace(plan(settings, 512), gpu_blocks=MOST_BLOCKS))
     # Who brings a connector has host memory by that one's settings, whatever the default's would be.
     refuse_too_much(replace(settings, connector={}, cpu_bytes_to_use=1 << 60), plan(settings, 512))
+
+
+def test_as_long_as_a_step_may_take():
+    """A day in all: a step's tokens, pairs of them with the longest prompt's, weights, the prompts of all."""
+    day, settings = 86_400 * 10**9, EngineSettings()
+    sizes = replace(plan(settings, 4), gpu_blocks=3, max_step_tokens=100, max_model_len=10, max_running=5)
+    quick = replace(
+        sizes.step,
+        ns_per_token=0,
+        ns_per_pair=0,
+        ns_of_weights=0,
+        ns_per_context_token=0,
+        overhead_ns=0,
+        idle_ns=1,
+    )
+    for slow in (
+        {"ns_per_token": day / 12},  # the GPU has room for three blocks of four
+        {"ns_per_pair": day / 12 / 10},
+        {"ns_per_token": day / 2 / 12, "ns_per_pair": day / 2 / 12 / 10},
+        {"ns_of_weights": day},
+        {"ns_per_context_token": day / 5 / 10},
+        {"ns_of_weights": day / 2, "ns_per_context_token": day / 2 / 5 / 10},
+        {"overhead_ns": day},
+        {"idle_ns": day},
+    ):
+        refuse_too_much(settings, replace(sizes, step=replace(quick, **slow)))
+        slower = {name: ns + max(1, ns // 1000) for name, ns in slow.items()}
+        with pytest.raises(ConfigError, match=r"could take 8\.6[45]e\+04 s, and a replay's clock takes no more"):
+            refuse_too_much(settings, replace(sizes, step=replace(quick, **slower)))
 
 
 def test_a_sweep_reaches_beyond_all_blocks(run, tmp_path):

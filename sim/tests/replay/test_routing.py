@@ -14,7 +14,7 @@ from kv_sim.replay import TraceOptions, columns, open_trace
 from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.fleet import Fleet, Load
 from kv_sim.replay.readers.naming import IdScope
-from kv_sim.replay.routing import REMEMBERED, Routing, make_router, route
+from kv_sim.replay.routing import Routing, make_router, route
 from kv_sim.replay.trace import EngineMemory
 
 
@@ -41,6 +41,24 @@ def test_a_request_of_no_session_is_one_by_itself():
     assert min(chosen.count(server) for server in range(4)) > 70
     router = make_router(Routing.SESSION, 4, BLOCK)
     assert all(chosen[:20] != [router.choose(first + place, [], 1) for place in range(20)] for first in (0, 1))
+
+
+def test_a_session_is_dealt_out_by_a_hash_of_64_bits():
+    def hashed(number):
+        mixed = number * 0x9E3779B97F4A7C15 % 2**64
+        return mixed ^ (mixed // 2**32)
+
+    router = make_router(Routing.SESSION, 97, BLOCK)
+    assert [router.choose(session, [], 1) for session in range(300)] == [hashed(one) % 97 for one in range(300)]
+    # Who is of no session counts down from what no session is.
+    assert choices(router, [[1]] * 50) == [hashed(-2 - place) % 97 for place in range(50)]
+
+
+def test_one_server_needs_no_sessions():
+    needs = {
+        (servers, routing): Fleet(servers, routing).needs_sessions for servers in (1, 2) for routing in Routing
+    }
+    assert [key for key, needed in needs.items() if needed] == [(2, Routing.SESSION)]
 
 
 def test_a_prompt_follows_its_prefix():
@@ -82,7 +100,7 @@ class SlowRouter:
         chosen = costs.index(min(costs))
         self.sent[chosen].update(ids)
         self.loads[chosen] = costs[chosen]
-        self.loads = [load * (1 - 1 / (REMEMBERED * len(self.loads))) for load in self.loads]
+        self.loads = [load * (1 - 1 / (4 * len(self.loads))) for load in self.loads]
         return chosen
 
 
@@ -114,6 +132,14 @@ def test_a_check_finds_a_request_that_nobody_gets():
     trace = routed([[1], [1, 2], [3]], Fleet(2))
     del trace.shares[1]
     with pytest.raises(AssertionError, match="a request is in no share, or in two"):
+        trace.check()
+
+
+def test_a_check_finds_a_shape_that_is_of_other_prompts():
+    trace = routed([[1], [1, 2], [3]], Fleet(2))
+    trace.check()
+    trace.routed_shape.length[0] += 1
+    with pytest.raises(AssertionError):
         trace.check()
 
 

@@ -1,5 +1,6 @@
 """With contents, a replay is a run of the testbed: who corrupts is caught."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from kv_sim_timed_traces import PAGE, ListedTrace, answer, toy, trace_of
 
 from kv_sim.engine.pool import BlockPool
 from kv_sim.replay.timed import Contents
+from kv_sim.replay.timed.engine.engine import TimedEngine
 from kv_sim.replay.timed.engine.sleepers import Sleepers
 from kv_sim.replay.timed.link import Link
 from kv_sim.violation import Violation
@@ -120,6 +122,36 @@ def test_who_keeps_something_at_the_end_is_caught(name: str, message: str) -> No
     with pytest.raises(Violation) as caught:
         answer(ONE, toy(connector=config(name)))
     assert str(caught.value).splitlines()[0] == f"CONSERVATION  {message}"
+
+
+def test_sleepers_are_recounted_while_they_sleep() -> None:
+    sleepers = Sleepers()
+    for index, computed, steps in ((0, 10, 9), (1, 20, 4)):
+        request: Any = SimpleNamespace(index=index, num_computed_tokens=computed, num_output_tokens=1)
+        sleepers.fall_asleep(request, steps)
+        sleepers.check()
+        sleepers.pass_steps(3)
+        sleepers.check()
+    assert (sleepers.context, sleepers.next_alarm()) == (10 + 6 + 1 + 20 + 3 + 1, 7)
+    sleepers.pass_steps(1)
+    [woken] = sleepers.wake_due()
+    assert (woken.index, woken.num_computed_tokens, woken.num_output_tokens) == (1, 24, 5)
+    sleepers.check()
+    sleepers.context += 1
+    with pytest.raises(AssertionError, match="the sleepers read 18 tokens, the sum says 19"):
+        sleepers.check()
+    sleepers.context -= 1
+    sleepers.pass_steps(3)
+    with pytest.raises(AssertionError, match="an alarm at step 9 was missed, it is step 10"):
+        sleepers.check()
+
+
+@pytest.mark.parametrize("of_the_link", [True, False])
+@pytest.mark.parametrize("of_the_disk", [True, False])
+def test_a_copy_may_be_under_way_on_the_link_or_to_the_disk(of_the_link: bool, of_the_disk: bool) -> None:
+    links = SimpleNamespace(_links=[SimpleNamespace(is_idle=idle) for idle in (of_the_link, of_the_disk)])
+    copies_nothing: Any = TimedEngine.__dict__["copies_nothing"]
+    assert copies_nothing.fget(links) is (of_the_link and of_the_disk)
 
 
 @pytest.mark.parametrize("part", [Link, Sleepers, BlockPool])

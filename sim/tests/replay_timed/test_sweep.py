@@ -68,6 +68,12 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone == replay_engine(turns(), server(250))
 
 
+@pytest.mark.parametrize("fleet", [None, Fleet()])
+def test_one_server_gets_a_trace_as_it_is(fleet: Fleet | None) -> None:
+    made = trace_of((0.0, 4, 1, [1]))
+    assert servers.shares_of(made, fleet, None) == servers.Shares((made,))
+
+
 @pytest.mark.once
 def test_processes_that_would_take_longer_to_begin_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[int](), servers.do_all

@@ -181,7 +181,6 @@ def _decoding(make: MakeServer, requests: int) -> UnitWork:
             steps.append(work)
         elif steps:
             break
-    server.run()
     server.end()
     return _per_unit(steps[1:], len(steps[1:]) * requests)  # in the first one, the last of them was admitted
 
@@ -194,7 +193,6 @@ def _beside_others(make: MakeServer, requests: int) -> UnitWork:
     for _ in range(requests):
         server.add(1, outputs=1)
     steps = [server.step() for _ in range(OUTPUTS - 1)]
-    server.run()
     server.end()
     return _per_unit(steps[1:], len(steps[1:]))  # in the first one, the others were told to have arrived
 

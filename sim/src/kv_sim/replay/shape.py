@@ -102,7 +102,7 @@ def uses_again(blocks: Ints, at_once: int = SORT_AT_ONCE) -> Iterator[tuple[Ints
 def _refuse_other_ids(columns: Columns, request_of: Requests, place: Ints, before: Ints) -> None:
     """A prefix id stands at the same place of every prompt, after the same id."""
     depth, old_depth = (at - columns.offsets[request_of[at]] for at in (place, before))
-    parents = columns.blocks[np.maximum(place - 1, 0)] != columns.blocks[np.maximum(before - 1, 0)]
+    parents = columns.blocks[place - 1] != columns.blocks[np.maximum(before - 1, 0)]
     wrong = np.flatnonzero((depth != old_depth) | ((depth > 0) & parents))
     if len(wrong):
         first = wrong[np.argmin(place[wrong])]

@@ -150,7 +150,7 @@ class EngineSweep:
         run = self.recommended
         medium = "host memory or disk" if has_disk else "host memory"
         it = "it" if len(self.goals) == 1 else "all of them"
-        if run is None and self.is_met(self.without):
+        if self.is_met(self.without):
             yield f"recommended: no {medium}, since a server without any meets {it}"
         elif run is None:
             yield f"recommended: nothing, since no {medium} that was tried meets {it}"
