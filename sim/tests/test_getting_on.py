@@ -127,7 +127,7 @@ def test_who_ends_one_after_the_other_is_not_stuck(
 ) -> None:
     """However long it takes altogether: as where each waits for blocks that are held for another's time."""
     monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
-    world = World(WorldConfig(max_running=1), SUBJECTS["memory"])
+    world = World(WorldConfig(num_blocks=16, max_running=1), SUBJECTS["memory"])
     for name in ("r1", "r2", "r3", "r4"):
         world.engine.add(RequestSpec(name, 0, 9, 0, 5, 5, turns=turns or None))
     assert come_to_rest(world)
@@ -135,10 +135,14 @@ def test_who_ends_one_after_the_other_is_not_stuck(
     assert not world.engine.scheduler.requests
 
 
-def test_who_is_stuck_while_others_end_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_blocks", "steps"), [(8, 8), (30, 30)])
+def test_who_is_stuck_while_others_end_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, num_blocks: int, steps: int
+) -> None:
+    """Whoever has many blocks may move one in each step."""
     monkeypatch.setattr("kv_sim.rest.MOST_STEPS", 8)
-    world = World(WorldConfig(max_running=1), SUBJECTS["memory"])
+    world = World(WorldConfig(num_blocks=num_blocks, max_running=1), SUBJECTS["memory"])
     world.engine.add(RequestSpec("r1", 0, 9, 0, 5, 5))
     monkeypatch.setattr(world.engine.scheduler.connector, "has_pending_push_work", lambda: True, raising=False)
     assert not come_to_rest(world)
-    assert world.engine.num_steps == 5 + 8
+    assert world.engine.num_steps == 5 + steps

@@ -334,6 +334,15 @@ def test_what_grows_with_one_model_is_named_with_the_model(growth: Callable[...,
     assert said.endswith("times the work, most of it in build_connector_meta")
 
 
+@pytest.mark.once
+def test_who_looks_at_all_of_a_prompt_that_waits_is_named(growth: Callable[..., tuple[int, str]]) -> None:
+    code, out = growth("broken_connectors:LooksAgain", "--traits", "none")
+    assert code == 1
+    said = [line for line in out.splitlines() if line.startswith("GROWS: ")]
+    assert [line.split(": ")[1] for line in said] == ["a prompt that is being stored, full attention"]
+    assert said[0].endswith("times the work, most of it in get_num_new_matched_tokens")
+
+
 def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -> None:
     code, out = growth("broken_connectors:Stillborn", "--traits", "none")
     assert code == 1
@@ -361,6 +370,7 @@ def test_these_sizes_and_models_are_tried() -> None:
         "a prompt's last steps": (64, 256, 1024),
         "a prompt, from arrival to end": (64, 256, 1024),
         "a prompt that was stored": (64, 256, 1024),
+        "a prompt that is being stored": (64, 256, 1024),
         "requests that decode": (8, 32, 128),
         "a request beside others": (8, 32, 128),
         "a request after others": (8, 32, 128),

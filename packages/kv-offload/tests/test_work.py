@@ -186,6 +186,22 @@ def test_what_is_not_readable_yet_has_nobody_look_at_all_the_rest(connect, answe
     assert len(manager.asked) == len({*manager.asked}) + again
 
 
+def test_waiting_for_chunks_costs_as_much_for_many_as_for_few(connect):
+    """The engine asks again in each step."""
+    work = {}
+    for chunks in (10, 10, 1000):  # what only the first call does is not counted
+        manager = Scripted({})
+        connector, request = connect(manager), Prompt("r", range(4 * chunks + 1))
+        connector.on_new_request(request)
+        manager.known = {key(request, chunk): PENDING if chunk % 2 else HIT for chunk in range(chunks)}
+        assert connector.get_num_new_matched_tokens(request, 0) == (None, False)
+        manager.asked.clear()
+        work[chunks] = work_of(lambda connector=connector, r=request: connector.get_num_new_matched_tokens(r, 0))
+        assert manager.asked == [key(request, chunks - 1)]
+        connector.build_connector_meta(step())
+    assert work[1000] == work[10]
+
+
 def many_are_stored(connector, requests, tables=None, **told):
     """All of them begin in one step, which stores what they have."""
     new, counts = [], {}

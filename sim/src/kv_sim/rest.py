@@ -13,8 +13,9 @@ from kv_sim.site import Site
 from kv_sim.world_state import WorldState
 
 MOST_STEPS = 400
-"""Steps within which one more of a world's few requests must have ended. It needs far fewer: but a connector may
-hold blocks until a time is over, and others may wait for these, one after the other."""
+"""Steps within which one more of a world's few requests must have ended, or as many as an engine has blocks. It
+needs far fewer: but a connector may hold blocks until a time is over, and others may wait for these, one after
+the other; or it may move a block in each."""
 PATIENCE = 25
 """Steps without any progress after which the client of a session that waits for room gives up."""
 LAST_CALL = 8
@@ -24,8 +25,8 @@ LAST_CALL = 8
 def come_to_rest(world: WorldState) -> bool:
     """Take quiet steps until nothing is left to do. False: there always is."""
     stands, last_call = 0, LAST_CALL
-    left, steps = _left(world), 0
-    while steps < MOST_STEPS:
+    left, steps, most = _left(world), 0, most_steps(world)
+    while steps < most:
         for site in world.sites:
             _let_steps_come_back(world, site)
         working = [site for site in world.sites if site.engine.has_work]  # who is held is work
@@ -46,6 +47,11 @@ def come_to_rest(world: WorldState) -> bool:
         left_before, left = left, min(left, _left(world))
         steps = steps + 1 if left == left_before else 0
     return False
+
+
+def most_steps(world: WorldState) -> int:
+    """How many steps may go by until one more request has ended."""
+    return max(MOST_STEPS, *[site.config.num_blocks for site in world.sites])
 
 
 def _let_steps_come_back(world: WorldState, site: Site) -> None:

@@ -17,6 +17,9 @@ OURS = [
     for model in models_for(SUBJECTS[name])
 ]
 
+NOBODY_WAITS = {"offload-held", "later+offload", "patient"}
+"""What they are storing is on the GPU still, or with another connector, or isn't looked for."""
+
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(("name", "model"), OURS)
@@ -24,7 +27,16 @@ def test_ours_do_not_grow(name: str, model: str, situation: str) -> None:
     row = SITUATIONS[situation]
     works = [row.measure(SUBJECTS[name], MODELS[model], size) for size in (row.sizes[0], row.sizes[-1])]
     assert growth_of(works) <= MOST, f"{name}, {model}, {situation}: {works}"
-    assert all(one.work for one in works)
+    is_quiet = situation == "a prompt that is being stored" and name in NOBODY_WAITS
+    assert all(one.work for one in works) is not is_quiet
+
+
+def test_a_slow_medium_does_not_either() -> None:
+    """It takes a step for each chunk, and whoever waits for a chunk asks again in each."""
+    row = SITUATIONS["a prompt that was stored"]
+    few, many = (row.measure(SUBJECTS["offload-file"], MODELS["full attention"], size) for size in row.sizes[::2])
+    assert growth_of([few, many]) <= MOST, (few, many)
+    assert few.work
 
 
 @pytest.mark.parametrize(

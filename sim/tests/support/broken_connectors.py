@@ -1,5 +1,6 @@
 """Connectors with a mistake each, for tests of the command line and of what it prints."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +89,32 @@ class AsksAllScheduler(MemoryScheduler):
 
 class AsksAll(MemoryConnector):
     scheduler_class = AsksAllScheduler
+
+
+class LooksAgainScheduler(MemoryScheduler):
+    """Has a prompt that it knows wait for a while, and goes through all of it whenever it is asked."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.times: Counter[str] = Counter()
+        self.known: set[bytes] = set()
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        self.times[request.request_id] += 1
+        if self.times[request.request_id] > 5 or request.block_hashes[0] not in self.known:
+            return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        for _ in range(request.num_tokens):
+            pass
+        return None, False
+
+    def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        del self.times[request.request_id]
+        self.known.add(request.block_hashes[0])
+        return super().request_finished_all_groups(request, block_ids)
+
+
+class LooksAgain(MemoryConnector):
+    scheduler_class = LooksAgainScheduler
 
 
 class StillbornWorker(LaterWorker):

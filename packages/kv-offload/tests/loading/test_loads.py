@@ -16,6 +16,14 @@ from kv_offload import OffloadingSchedulerSide, TransferJob
 from kv_offload.metrics import LOOKUP_ASYNC_DELAY, LOOKUP_SYNC_DELAY
 
 
+def asked_of(manager):
+    """The keys that it is asked for from now on, one by one and as prefixes."""
+    asked, lookup, lookup_prefix = [], manager.lookup, manager.lookup_prefix
+    manager.lookup = lambda key, context: asked.append(key) or lookup(key, context)
+    manager.lookup_prefix = lambda keys, context: asked.extend(keys) or lookup_prefix(keys, context)
+    return asked
+
+
 class TestLoads:
     def test_the_answer_is_not_the_load(self, fenced):
         connector, manager = fenced(blocks_per_chunk=2)
@@ -242,6 +250,68 @@ class TestLoads:
         connector.update_state_after_alloc(a, Blocks([1]), 0)
         assert connector.get_num_new_matched_tokens(a, 4) == (None, False)
         connector.request_finished(a, [])
+
+    def test_who_waits_asks_for_the_last_chunk_that_is_on_its_way_and_for_no_other(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(17))
+        fill(manager, a, 1)
+        manager.answers.update({key(a, chunk): LookupResult.HIT_PENDING for chunk in (1, 3)})
+        manager.resident[key(a, 2)] = 2
+        connector.on_new_request(a)
+        asked = asked_of(manager)
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        assert {*asked} == {key(a, chunk) for chunk in range(4)}
+        for _ in range(2):
+            asked.clear()
+            assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+            assert asked == [key(a, 3)]
+        manager.resident[key(a, 3)] = 3
+        del manager.answers[key(a, 3)]
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)  # for the other one
+        asked.clear()
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        assert asked == [key(a, 1)]
+        manager.resident[key(a, 1)] = 1
+        manager.answers.clear()
+        assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
+        connector.build_connector_meta(step())
+
+    def test_who_waits_is_answered_when_what_it_waits_for_is_gone(self, fenced):
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        fill(manager, a, 1)
+        manager.answers[key(a, 1)] = LookupResult.HIT_PENDING
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        manager.answers.clear()  # the store failed
+        assert connector.get_num_new_matched_tokens(a, 0) == (4, True)
+        connector.build_connector_meta(step())
+
+    @pytest.mark.parametrize("local", [4, 8])
+    def test_who_has_more_than_when_it_began_to_wait_asks_anew(self, fenced, local):
+        """The engine has found more of its tokens on the GPU, perhaps all that it waited for."""
+        connector, manager = fenced()
+        a = Request("a", range(13))
+        manager.answers.update({key(a, chunk): LookupResult.HIT_PENDING for chunk in (0, 1)})
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        assert connector.get_num_new_matched_tokens(a, local) == ((None, False) if local == 4 else (0, False))
+        connector.build_connector_meta(step())
+
+    def test_nobody_waits_for_what_it_waited_for_before_it_was_answered(self, fenced):
+        connector, manager = fenced(max_deferred_lookups=1)
+        a = Request("a", range(13))
+        fill(manager, a, 3)
+        manager.answers[key(a, 2)] = LookupResult.HIT_PENDING
+        connector.on_new_request(a)
+        assert connector.get_num_new_matched_tokens(a, 0) == (None, False)
+        assert connector.get_num_new_matched_tokens(a, 0) == (8, True)  # it has waited long enough
+        connector.update_state_after_alloc(a, Blocks([1]), 0)
+        del manager.resident[key(a, 0)]
+        asked = asked_of(manager)
+        assert connector.get_num_new_matched_tokens(a, 0) == (0, False)
+        assert asked == [key(a, 0)]
+        connector.build_connector_meta(step())
 
     @pytest.mark.parametrize("how", ["answered", "finished"])
     def test_lookups_and_waiting_are_timed(self, fenced, monkeypatch, how):

@@ -104,8 +104,27 @@ def test_the_highest_boundary_is_found(case):
     }
     manager = Known(known)
     asked = [Answers(manager, ReqContext("r"), of_group) for of_group in keys]
-    assert find_match(groups, asked, local, limit, may_wait) == model(groups, answers, local, limit, may_wait)
+    found, wanted = (
+        find_match(groups, asked, local, limit, may_wait),
+        model(groups, answers, local, limit, may_wait),
+    )
+    assert found._replace(awaited=None) == wanted
+    assert found.awaited in awaited(groups, answers, keys, local, found)
     assert len({*manager.asked}) == len(manager.asked), "a chunk was asked for twice"
+
+
+def awaited(groups, answers, keys, local, found):
+    """Whoever waits may wait for any of these."""
+    if not found.waits:
+        return [None]
+    last = []
+    for group, of_group, names in zip(groups, answers, keys, strict=True):
+        needed = sorted(chunks_needed(group, local, found.boundary))
+        gaps = [chunk for chunk in needed if of_group[chunk] is not HIT]
+        if gaps and of_group[gaps[-1]] is PENDING:
+            last.append(names[gaps[-1]])
+    is_asked = any(RETRY in of_group for of_group in answers)
+    return [None, *last] if is_asked or not last else last
 
 
 @given(st.integers(1, 4).flatmap(lambda per_chunk: any_group(0, per_chunk)), st.integers(0, 4))
@@ -180,8 +199,19 @@ def test_after_one_that_is_not_readable_few_are_asked_for_at_once():
         )
         asked = Answers(manager, ReqContext("r"), keys, {keys[chunk] for chunk in refused}, known)
         boundary = 4 * min(refused, default=16)
-        assert find_match([group], [asked], local, 64, may_wait=True) == Match(boundary, waits=bool(waiting))
+        found = Match(boundary, bool(waiting), awaited=keys[waiting[-1]] if waiting else None)
+        assert find_match([group], [asked], local, 64, may_wait=True) == found
         assert counts == asked_for
+
+
+def test_nothing_is_awaited_while_a_tier_is_asked():
+    """Not even what comes after it: the tier may go on only when it is asked again."""
+    group = Group(0, FULL, 4, 1, 1)
+    keys = keys_of(group, 4)
+    for answers, last in (([PENDING, HIT, PENDING], 2), ([RETRY, HIT, PENDING], None), ([PENDING, RETRY], None)):
+        asked = Answers(Known(dict(zip(keys, answers, strict=False))), ReqContext("r"), keys)
+        found = Match(4 * len(answers), waits=True, awaited=None if last is None else keys[last])
+        assert find_match([group], [asked], 0, 15, may_wait=True) == found
 
 
 def test_a_block_that_a_request_has_a_part_of_is_not_loaded():

@@ -102,7 +102,9 @@ def find(layout, manager, local, limit, tail_limit, may_wait, refused=()):
 def test_the_highest_boundary_is_found(case):
     layout, known, *rest = case
     manager = Known(known)
-    assert find(layout, manager, *rest) == model(layout, known, *rest)
+    found = find(layout, manager, *rest)
+    assert found._replace(awaited=None) == model(layout, known, *rest)
+    assert found.awaited is None or (found.waits and not found.is_tail and known[found.awaited] is PENDING)
     assert len({*manager.asked}) == len(manager.asked), "a key was asked for twice"
 
 

@@ -2,7 +2,7 @@
 
 from kv_sim.checkers import conservation, geometry, hits
 from kv_sim.checkers.room import check_room
-from kv_sim.rest import MOST_STEPS, come_to_rest
+from kv_sim.rest import come_to_rest, most_steps
 from kv_sim.site import Site
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant
@@ -42,5 +42,5 @@ def _comes_to_rest(world: WorldState) -> bool:
         return True
     stuck = ", ".join(repr(r) for engine in world.engines for r in engine.scheduler.requests.values())
     what = f"there are still requests: {stuck}" if stuck else "no request is left, but the engine has to go on"
-    world.referee.fail(Invariant.LIVENESS, f"after {MOST_STEPS} quiet steps {what}")
+    world.referee.fail(Invariant.LIVENESS, f"after {most_steps(world)} quiet steps {what}")
     return False

@@ -23,8 +23,11 @@ STEP_BLOCKS: Final = 16
 """Blocks of a prompt that a step computes."""
 OUTPUTS: Final = 32
 """Tokens that a request samples where decoding is what counts."""
+WAITS: Final = 24
+"""Steps in which a request waits."""
 MOST_STEPS: Final = 500
-"""More than any situation takes until nothing is left to do."""
+"""More than any situation takes until nothing is left to do, or as many as there are blocks for who moves one in
+each."""
 
 
 class UnitWork(NamedTuple):
@@ -46,6 +49,7 @@ class Server:
     def __init__(self, subject: Subject, model: Model, engine: str, blocks: int, max_running: int = 4) -> None:
         """It has room for ``blocks`` of each group, on the GPU and beside it."""
         blocks *= len(model.groups)
+        self._most_steps = max(MOST_STEPS, blocks)
         self._world = Unguarded(
             WorldConfig(
                 num_blocks=blocks,
@@ -76,22 +80,23 @@ class Server:
         }
         self._apply(Kind.ADD, spec=spec)
 
-    def step(self) -> Counter[str]:
-        """A step, and all of its copies; the work of its calls, by method."""
+    def step(self, *, copies: bool = True) -> Counter[str]:
+        """A step, and the end of all copies, if they may; the work of its calls, by method."""
         self._apply(Kind.STEP)
-        self._world.apply(Action(Kind.SETTLE))
+        if copies:
+            self._world.apply(Action(Kind.SETTLE))
         return self._meter.take()
 
-    def steps(self) -> Iterator[Counter[str]]:
+    def steps(self, most: int | None = None, *, copies: bool = True) -> Iterator[Counter[str]]:
         """Step until nothing is left to do. Who keeps the engine busy for ever is found out at the end."""
-        for _ in range(MOST_STEPS):
+        for _ in range(self._most_steps if most is None else most):
             if not self._world.engine.has_work:
                 return
-            yield self.step()
+            yield self.step(copies=copies)
 
-    def run(self) -> list[Counter[str]]:
+    def run(self, most: int | None = None, *, copies: bool = True) -> list[Counter[str]]:
         """The same, all at once."""
-        return [*self.steps()]
+        return [*self.steps(most, copies=copies)]
 
     def abort(self, *, after_steps: int) -> None:
         """The newest request is aborted after some steps whose copies have not ended."""
@@ -109,6 +114,12 @@ class Server:
     def own_modules(self) -> tuple[str, ...]:
         """Where the engine's classes are."""
         return self._world.engine.own_modules
+
+    @property
+    def newest_waits(self) -> bool:
+        """Whether the request that came last has been given nothing yet, blocks or an answer."""
+        request = self._world.engine.scheduler.requests.get(f"r{self._added}")
+        return request is not None and request.status is Status.WAITING
 
     @property
     def running(self) -> int:
@@ -168,6 +179,23 @@ def _known_prompt(make: MakeServer, blocks: int) -> UnitWork:
     steps = server.run()
     server.end()
     return _per_unit(steps, blocks)
+
+
+def _prompt_on_its_way(make: MakeServer, blocks: int) -> UnitWork:
+    """A step of a request whose prompt is still being stored. A connector may have it wait for that."""
+    server = make(2 * blocks + STEP_BLOCKS)
+    server.add(blocks, conversation=1)
+    server.run(blocks // STEP_BLOCKS + 4, copies=False)
+    server.forget()
+    server.add(blocks, conversation=1)
+    steps: list[Counter[str]] = []
+    for work in server.steps(WAITS, copies=False):
+        if not server.newest_waits:
+            break
+        steps.append(work)
+    server.run()
+    server.end()
+    return _per_unit(steps[1:], len(steps[1:]))  # in the first one, all of the prompt is looked for
 
 
 def _decoding(make: MakeServer, requests: int) -> UnitWork:
@@ -232,6 +260,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = MappingProxyType(
         "a prompt's last steps": Situation("step", "blocks", _BLOCKS, _step_of_a_prompt),
         "a prompt, from arrival to end": Situation("block", "blocks", _BLOCKS, _whole_prompt),
         "a prompt that was stored": Situation("block", "blocks", _BLOCKS, _known_prompt),
+        "a prompt that is being stored": Situation("step", "blocks", _BLOCKS, _prompt_on_its_way),
         "requests that decode": Situation("request", "requests", _REQUESTS, _decoding),
         "a request beside others": Situation("step", "requests", _REQUESTS, _beside_others),
         "a request after others": Situation("request", "requests", _REQUESTS, _after_others),

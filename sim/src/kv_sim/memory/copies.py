@@ -219,12 +219,11 @@ class CopyEngine:
 
     def startable(self) -> list[Copy]:
         """Copies whose next page may be moved now."""
-        retired = self.pages.retired_steps
-        return [
-            copy
-            for copy in self.running.values()
-            if copy.state is State.RUNNING and copy.after_step <= retired and not self._before(copy)
-        ]
+        retired, first_of = self.pages.retired_steps, dict[str, Copy]()
+        for copy in self.running.values():
+            if copy.state is State.RUNNING:
+                first_of.setdefault(copy.stream, copy)
+        return [copy for copy in first_of.values() if copy.after_step <= retired]
 
     def advance(self, copy: Copy, pages: int) -> None:
         """Move the next ``pages`` pages; one that has none left is done, one with nothing to load fails."""

@@ -31,6 +31,8 @@ class Match(NamedTuple):
     """The boundary needs chunks that aren't readable yet."""
     is_tail: bool = False
     """It is within a block, at the end of a tail."""
+    awaited: OffloadKey | None = None
+    """A complete chunk of those that aren't readable yet: the one that is likely to be the last."""
 
 
 Counts = Callable[[LookupResult], bool]
@@ -104,6 +106,11 @@ class Answers:
             self._known.update(dict.fromkeys(chunks, LookupResult.HIT))
         else:
             self._hits = chunks
+
+    @property
+    def has_retries(self) -> bool:
+        """Whether of any chunk that was asked for it isn't known whether it is there."""
+        return LookupResult.RETRY in self._known.values()
 
     def first_gap(self, chunks: range, counts: Counts) -> int | None:
         """The first of some chunks whose answer doesn't count. A hit always counts."""
@@ -191,7 +198,7 @@ def find_match(
     if _has_all_of(found, asked, local, tails):
         return found
     if may_wait:
-        return found._replace(waits=True)
+        return found._replace(waits=True, awaited=_last_under_way(found, asked, local))
     return _find(asked, local, limit, _is_readable, tails)
 
 
@@ -232,6 +239,20 @@ def _has_all_of(found: Match, asked: Asked, local: int, tails: TailAnswers | Non
     return boundary <= local or all(
         of_group.first_gap(group.chunks_needed(local, boundary), _is_readable) is None for group, of_group in asked
     )
+
+
+def _last_under_way(found: Match, asked: Asked, local: int) -> OffloadKey | None:
+    """The last chunk that a load needs and that is on its way: chunks of one prompt mostly come in its order.
+
+    None where a tier is still being asked. It may wait for the next question before it goes on.
+    """
+    if found.is_tail or any(of_group.has_retries for _, of_group in asked):
+        return None
+    for group, of_group in asked:
+        chunk = of_group.last_gap(group.chunks_needed(local, found.boundary), _is_readable)
+        if chunk is not None and of_group.of(chunk) is LookupResult.HIT_PENDING:
+            return of_group.keys[chunk]
+    return None
 
 
 def _agree(asked: Asked, local: int, limit: int, counts: Counts) -> int:

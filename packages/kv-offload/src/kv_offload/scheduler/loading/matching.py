@@ -50,30 +50,45 @@ class Matching:
     def _find(self, state: RequestState, local: int) -> Match | None:
         """How far the request can be loaded. None: it pays to ask again later.
 
-        Never to its very end: something has to be computed anyway, and what a window or a state needs for the
-        last token lies before it.
+        Who waits is asked about in each step: as long as the chunk that it waits for isn't there, only for that.
         """
-        books = self._books
-        request, layout = state.request, books.layout
-        limit = wanted = request.num_tokens - 1
-        if state.max_load_tokens is not None and local + state.max_load_tokens < limit:
-            wanted = local + state.max_load_tokens
-            limit = wanted // layout.grain_tokens * layout.grain_tokens
         began = self._clock()
-        first = self._ask_for_the_first(state, local, limit)
-        if LookupResult.MISS in first.values():
-            match = Match(local)
-        else:
-            match = self._find_match(state, local, limit, wanted, first)
+        match = self._unchanged(state, local) or self._look(state, local)
         now = self._clock()
-        books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
+        self._books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
             state.deferrals += 1
+            state.awaited = None if match.awaited is None else (local, match.awaited)
             if state.deferred_since is None:
                 state.deferred_since = began
             return None
         self.end_deferral(state, now)
         return match
+
+    def _unchanged(self, state: RequestState, local: int) -> Match | None:
+        """The last answer, if that was to wait for a chunk, which isn't readable yet."""
+        since, key = state.awaited or (local, None)
+        if key is None or since != local or not self._may_wait(state):
+            return None
+        if self._books.manager.lookup(key, state.context) is not LookupResult.HIT_PENDING:
+            return None
+        return Match(local, waits=True, awaited=key)
+
+    def _look(self, state: RequestState, local: int) -> Match:
+        """How far the request can be loaded, as the medium says now.
+
+        Never to its very end: something has to be computed anyway, and what a window or a state needs for the
+        last token lies before it.
+        """
+        layout = self._books.layout
+        limit = wanted = state.request.num_tokens - 1
+        if state.max_load_tokens is not None and local + state.max_load_tokens < limit:
+            wanted = local + state.max_load_tokens
+            limit = wanted // layout.grain_tokens * layout.grain_tokens
+        first = self._ask_for_the_first(state, local, limit)
+        if LookupResult.MISS in first.values():
+            return Match(local)
+        return self._find_match(state, local, limit, wanted, first)
 
     def _ask_for_the_first(self, state: RequestState, local: int, limit: int) -> dict[int, LookupResult]:
         """The answer for the first chunk that would be loaded, if it isn't there, and where it decides.
@@ -106,11 +121,14 @@ class Matching:
             most = min(wanted, request.num_prompt_tokens - 1)
             hashes, stored = request.block_hashes, books.jobs.is_being_stored
             tails = TailAnswers(books.manager, state.context, layout, hashes, most, state.refused, stored)
-        may_wait = state.deferrals < books.engine.options.max_deferred_lookups
-        return find_match(layout.groups, answers, local, limit, may_wait, tails)
+        return find_match(layout.groups, answers, local, limit, self._may_wait(state), tails)
+
+    def _may_wait(self, state: RequestState) -> bool:
+        return state.deferrals < self._books.engine.options.max_deferred_lookups
 
     def end_deferral(self, state: RequestState, now: float) -> None:
         """The request doesn't wait for an answer any more."""
+        state.awaited = None
         if state.deferred_since is not None:
             self._books.stats.observe(LOOKUP_ASYNC_DELAY, now - state.deferred_since)
             state.deferred_since = None

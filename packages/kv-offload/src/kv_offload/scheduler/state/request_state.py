@@ -58,6 +58,8 @@ class RequestState:
     deferrals: int = 0
     """Queries that were answered "ask again", since it last got blocks."""
     deferred_since: float | None = None
+    awaited: tuple[int, OffloadKey] | None = None
+    """A chunk that isn't readable yet, and the tokens of its own with which the request waits for it."""
     store_refusals: int = 0
     """Offers in a row for which the medium had no room."""
     retry_step: int = 0
