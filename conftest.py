@@ -6,13 +6,16 @@ also when what is tested is an installed wheel.
 * `dev` (the default): enough to notice a mistake while typing.
 * `ci`: what a default run of nox uses. Not derandomized: nox passes the commit as the seed, so that
   runs vary and yet replay.
-* `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of tests
-  with a parameter `seed` every fifth is run then, the first among them, and none that is marked `once`.
+* `again`: what nox uses where the same tests run once more, with another interpreter or other siblings. Of the
+  cases of one test every third is run then, of those that are seeds every fifth, the first among them; and no test
+  that is marked `once`.
 * `nightly`: for a machine that has nothing else to do.
 """
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -25,20 +28,28 @@ settings.register_profile("again", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("nightly", max_examples=10_000, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("dev")
 
-FEWER = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
+FEWER_SEEDS = settings.get_profile("ci").max_examples // settings.get_profile("again").max_examples
 """How many times fewer examples, and seeds, than in the profile `ci`."""
+FEWER_CASES = 3
+"""The same of a test's other cases: each has more of its own than a seed."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what another session runs: most seeds of a test of which others are run, and what is run once."""
+    """Leave out what another session runs: most cases of a test of which others are run, and what is run once."""
     if config.getoption("--hypothesis-profile") == "again":
-        left_out = [item for item in items if _is_left_out(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _is_left_out(item)]
+        kept = {item.nodeid: item for item in _few(items)}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = kept.values()
 
 
-def _is_left_out(item: pytest.Item) -> bool:
-    return _seed_index(item) % FEWER > 0 or item.get_closest_marker("once") is not None
+def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("once") is None and _seed_index(item) % FEWER_SEEDS == 0:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % FEWER_CASES == 0:
+                yield item
+            seen[test] += 1
 
 
 def _seed_index(item: pytest.Item) -> int:

@@ -122,11 +122,20 @@ def install(session: nox.Session, *arguments: str, **options: Any) -> None:
     session.install("--no-sources", f"--constraints={SIBLINGS}", *arguments, **options)
 
 
-def siblings_of(folder: str) -> list[str]:
-    """The folders of the packages that a package declares to need."""
+def needs_of(folder: str) -> set[str]:
+    """The names of what a package declares to need."""
     needs = nox.project.load_toml(ROOT / folder / "pyproject.toml")["project"]["dependencies"]
-    names = {re.split(r"[^a-z0-9-]", need)[0] for need in needs}
-    return [other for other, name in PROJECTS.items() if name in names]
+    return {re.split(r"[^a-z0-9-]", need)[0] for need in needs}
+
+
+def siblings_of(folder: str) -> list[str]:
+    """The folders of those of them that are packages of this repository."""
+    return [other for other, name in PROJECTS.items() if name in needs_of(folder)]
+
+
+def needs_others(folder: str) -> bool:
+    """Whether any of them isn't."""
+    return not needs_of(folder) <= {*PROJECTS.values()}
 
 
 def build_upgraded(session: nox.Session, folder: str) -> Path:
@@ -241,9 +250,9 @@ def tests(session: nox.Session, folder: str) -> None:
 
 
 @nox.session(python=PYTHONS[0])
-@each(list(PROJECTS))
+@each([folder for folder in PROJECTS if needs_others(folder)])
 def lowest(session: nox.Session, folder: str) -> None:
-    """Test one package with the oldest versions it declares."""
+    """Test one package with the oldest versions it declares of what isn't built here."""
     install_one(session, folder, "--resolution=lowest-direct")
     test_alone(session, folder, AGAIN)
 
@@ -251,12 +260,16 @@ def lowest(session: nox.Session, folder: str) -> None:
 @nox.session(python=PYTHONS[0])
 @each([folder for folder in PROJECTS if folder.startswith("packages/") and siblings_of(folder)])
 def upgraded(session: nox.Session, folder: str) -> None:
-    """Test one package while one sibling at a time is a patch release ahead of the others."""
+    """See one package agree to each sibling a patch release ahead alone, and test it with all of them ahead."""
     install_one(session, folder)
-    for sibling in siblings_of(folder):
-        session.install("--no-sources", "--no-deps", str(build_upgraded(session, sibling)))
-        test_alone(session, folder, AGAIN)
+    ahead = {sibling: str(build_upgraded(session, sibling)) for sibling in siblings_of(folder)}
+    for sibling, wheel in ahead.items():
+        session.install("--no-sources", "--no-deps", wheel)
+        session.run("uv", "pip", "check")
+        session.run("python", "-c", f"import {PROJECTS[folder].replace('-', '_')}")
         session.install("--no-sources", "--no-deps", str(built(sibling, ".whl")))
+    session.install("--no-sources", "--no-deps", *ahead.values())
+    test_alone(session, folder, AGAIN)
 
 
 @nox.session(python=NEWEST, default=False)
