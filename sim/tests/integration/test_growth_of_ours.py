@@ -17,6 +17,9 @@ OURS = [
     for model in models_for(SUBJECTS[name])
 ]
 
+MOST_OF_OURS = 1.25
+"""How much more work a unit may be in the second size than in the first, which is a quarter of it: less than what
+`kv-sim growth` lets pass, and found out in less time."""
 NOBODY_WAITS = {"offload-held", "later+offload", "patient"}
 """What they are storing is on the GPU still, or with another connector, or isn't looked for."""
 
@@ -25,8 +28,8 @@ NOBODY_WAITS = {"offload-held", "later+offload", "patient"}
 @pytest.mark.parametrize(("name", "model"), OURS)
 def test_ours_do_not_grow(name: str, model: str, situation: str) -> None:
     row = SITUATIONS[situation]
-    works = [row.measure(SUBJECTS[name], MODELS[model], size) for size in (row.sizes[0], row.sizes[-1])]
-    assert growth_of(works) <= MOST, f"{name}, {model}, {situation}: {works}"
+    works = [row.measure(SUBJECTS[name], MODELS[model], size) for size in row.sizes[:2]]
+    assert growth_of(works) <= MOST_OF_OURS, f"{name}, {model}, {situation}: {works}"
     is_quiet = situation == "a prompt that is being stored" and name in NOBODY_WAITS
     assert all(one.work for one in works) is not is_quiet
 

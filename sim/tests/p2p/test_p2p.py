@@ -288,11 +288,14 @@ def test_much_is_pulled_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorldWire, "poll", polled)
     monkeypatch.setattr(WorldWire, "give_up", given_up)
     monkeypatch.setattr(WorldWire, "withdraw", withdrawn)
-    for seed in range(150):
-        assert run_seed(P2P, seed).failure is None
     least = {"served": 60, "pulled": 30, "it was not sent": 3, "it was not received": 20}
     least |= {"given up True": 1, "withdrawn False": 5, "withdrawn True": 300}
-    assert {name: happened[name] for name in least if happened[name] < least[name]} == {}
+    for seed in range(150):
+        assert run_seed(P2P, seed).failure is None
+        lacking = {name: happened[name] for name in least if happened[name] < least[name]}
+        if not lacking:
+            return
+    pytest.fail(f"too few {lacking}")
 
 
 def test_the_worker_waits_only_where_nothing_is_computed_and_nothing_moves() -> None:

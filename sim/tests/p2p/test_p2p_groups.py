@@ -96,8 +96,9 @@ def test_much_is_held_and_pulled_where_a_window_has_slid(monkeypatch: pytest.Mon
     seeds = [seed for seed in range(300) if len(config_for(P2P, Random(seed)).groups) > 1]
     for seed in seeds:
         assert run_seed(P2P, seed).failure is None
-    assert happened["held"] > 100
-    assert happened["pulled"] > 15
+        if happened["held"] > 100 and happened["pulled"] > 15:
+            return
+    pytest.fail(str(happened))
 
 
 @pytest.mark.once
@@ -119,7 +120,7 @@ def test_groups_that_no_world_is_drawn_with(
         return ended
 
     monkeypatch.setattr(WorldWire, "poll", polled)
-    for seed in range(40):
+    for seed in range(20):
         random = Random(seed)
         config = config_for(P2P, random)
         blocks = config.num_blocks // len(config.groups) * len(groups)
