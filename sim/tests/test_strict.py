@@ -14,6 +14,7 @@ from kv_sim.conformance.scenarios import MOST_SEEDS, Claim, Outcome, Scenario, s
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure
+from kv_sim.history.coverage import NOT_PULLED, PULLED
 from kv_sim.history.legal import FORGETS, SITUATION_NEEDS, SITUATIONS
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word
 from kv_sim.subject import Subject, Trait
@@ -149,6 +150,13 @@ def test_notes() -> None:
     for name in ("match: asynchronous load", "match: load in the step"):
         assert notes(everything, {**enough, name: 1}) == [vacuous]
         assert notes(everything, {**enough, name: 1, FORGETS: 1}) == []
+    peers, loads = replace(everything, serves_peers=True), {**enough, name: 1, FORGETS: 1}
+    assert notes(peers, loads) == []
+    assert notes(peers, {**loads, PULLED: 0, NOT_PULLED: 21}) == [
+        "no load by a ticket ended well (21 failed), and then a prompt is computed: "
+        "nothing shows what other engines get",
+        f"holds: what it is about ({PULLED}) never came up: --histories tries more",
+    ]
     unclaimed = replace(everything, traits=everything.traits - {Trait.RESET})
     assert notes(unclaimed, {**enough, name: 1}) == ["not claimed, so not tried: reset"]
     assert notes(unclaimed, {**enough, name: 1}, frozenset({Trait.RESET})) == [vacuous]

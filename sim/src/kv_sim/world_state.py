@@ -139,6 +139,8 @@ class WorldState:
             self._digest.update(repr((side, name, args[0].request_id, args[1], answer)).encode())
         elif name == "get_kv_connector_stats":
             site.counted.take(answer)
+        elif name == "update_connector_output":
+            self.coverage.reported(site.engine, args[0], self.tickets.bearers)
         if self._observe is not None:
             self._observe(site.place.words + side, name, args, answer)
         self.tickets.hear(name, args, answer, site.config.role)

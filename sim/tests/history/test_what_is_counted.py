@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kv_api import KVConnectorOutput
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.request import Status
 from kv_sim.history.coverage import Coverage
@@ -33,6 +34,28 @@ def test_what_a_match_finds(answer: Any, changes: dict[str, Any], counted: list[
     made = Coverage()
     made.matched(request(**changes), answer)
     assert made.situations == dict.fromkeys((f"match: {name}" for name in counted), 1)
+
+
+@pytest.mark.parametrize(
+    ("output", "counted"),
+    [
+        ({"finished_recving": {"r1", "r2"}}, ["a load by a ticket ends well"]),
+        ({"finished_recving": {"r2"}}, []),  # it came without one
+        ({"finished_recving": {"r3"}}, []),  # it came with one, and is gone
+        ({"finished_sending": {"r1"}}, []),
+        ({"finished_recving": {"r1"}, "failed_recving": {"r1"}}, ["a load by a ticket fails"]),
+        ({"finished_recving": {"r1"}, "failed_recving": {"r2"}}, ["a load by a ticket ends well"]),
+        ({"finished_recving": {"r1"}, "invalid_block_ids": {8}}, ["a load by a ticket fails"]),
+        ({"finished_recving": {"r1"}, "invalid_block_ids": {9}}, ["a load by a ticket ends well"]),
+    ],
+)
+def test_what_became_of_a_ticket(output: dict[str, Any], counted: list[str]) -> None:
+    made, tables = Coverage(), {"r1": SimpleNamespace(groups=[[7], [0, 8]]), "r2": SimpleNamespace(groups=[[9]])}
+    scheduler = SimpleNamespace(requests={"r1": request("r1"), "r2": request("r2")})
+    scheduler.blocks = SimpleNamespace(tables=tables)
+    engine: Any = SimpleNamespace(scheduler=scheduler)
+    made.reported(engine, KVConnectorOutput(**output), {"r1", "r3"})
+    assert made.situations == dict.fromkeys(counted, 1)
 
 
 PAUSED = Status.WAITING_FOR_STREAMING_REQ

@@ -33,6 +33,8 @@ SOMETIMES = {
         "match: less than the end of a block",
     ),
     Trait.STATES: ("a state within a block is handed over", "match: a load ends within a block"),
+    Trait.HOLDS: ("a load by a ticket ends well",),
+    Trait.TICKETS: ("a load by a ticket fails",),
     Trait.FAILURES: ("a copy fails", "a copy is torn", "a restart ends copies", "a restart loses host memory"),
     Trait.LOSSES: ("a copy is lost", "a lost copy is found", "a load that stands still is aborted"),
     Trait.RESET: ("a connector forgets at a reset",),
@@ -68,7 +70,7 @@ def test_all_that_can_be_is_expected_and_the_rest_has_a_reason(claims: str) -> N
     pairs = [(action, state) for action in ACTIONS for state in (*UNFINISHED, *ENDED)]
     reasons = {pair: why_not(*pair, claimed) for pair in pairs}
     can_be = [pair for pair in pairs if reasons[pair] is None]
-    table = expected([Subject("X", traits=claimed)])
+    table = expected([Subject("X", traits=claimed, serves_peers=True)])
     unclaimed = {
         name: f"no subject claims {trait.value!r}"
         for trait, names in SOMETIMES.items()

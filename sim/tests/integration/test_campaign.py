@@ -212,6 +212,8 @@ def test_the_table_knows_every_situation_that_is_counted() -> None:
     source = "".join(map(inspect.getsource, (coverage, effects, world_state)))
     calls = re.findall(r"\.situation\((.*)\)\n", source)
     names = {name for call in calls for name in re.findall(r'(?<!f)"([^"]+)"', call)}
+    assert source.count("self.situation(NOT_PULLED if has_failed else PULLED)\n") == 1
+    names |= {coverage.PULLED, coverage.NOT_PULLED}
     patterns = {name for call in calls for name in re.findall(r'f"([^"{]+)\{', call)}
     assert len(names) > 10
     for name in names:

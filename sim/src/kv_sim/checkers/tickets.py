@@ -11,7 +11,7 @@ After a reset no ticket is taken that came before it, and what was held then is 
 step after the one that told the workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +64,11 @@ class Tickets:
         """By request: the name of the ticket that it came with."""
         self._brought: dict[str, Issued] = {}
         """By request: the ticket that it came with and that it neither took nor refused yet."""
+
+    @property
+    def bearers(self) -> Collection[str]:
+        """Who came with a ticket, whatever became of it."""
+        return self._carries.keys()
 
     @property
     def has_untold(self) -> bool:

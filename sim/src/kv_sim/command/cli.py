@@ -139,7 +139,7 @@ def _fuzz_one(
         raise Told from None
     if not options.digest:
         say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
-        little = why_little_is_shown(situations)
+        little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
         if little is not None and len(seeds) >= ENOUGH_TO_LOAD:
             note(little)
     if options.perfetto and len(seeds) > 1:

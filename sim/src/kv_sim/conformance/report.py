@@ -75,10 +75,10 @@ def notes(
     is_whole: bool = True,
 ) -> list[str]:
     """What one should know before one believes the table; it isn't whole if a broken claim ended it."""
-    little = why_little_is_shown(situations)
+    little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
     found = [] if little is None else [little]
     if is_whole:
-        found += _hardly_shown(subject.traits | tried, situations)
+        found += _hardly_shown((subject.traits | tried).intersection(subject.possible_traits), situations)
     if is_whole and Trait.RESET in subject.traits | tried and not situations.get(FORGETS):
         found.append("no reset_cache answered True, so nothing shows that a reset forgets what was stored")
     unclaimed = [trait.value for trait in subject.possible_traits if trait not in subject.traits | tried]

@@ -1,9 +1,10 @@
 """What a campaign reached: (action, state of a request) pairs, and named situations of the contract."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
+from kv_api import KVConnectorOutput
 from kv_sim.actions import Action, Kind
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
@@ -11,13 +12,21 @@ from kv_sim.engine.request import SimRequest, Status
 
 LOADS: Final = ("match: asynchronous load", "match: load in the step")
 """Situations in which something was found."""
+PULLED: Final = "a load by a ticket ends well"
+NOT_PULLED: Final = "a load by a ticket fails"
 
 
-def why_little_is_shown(situations: Mapping[str, int]) -> str | None:
+def why_little_is_shown(situations: Mapping[str, int], *, serves_peers: bool = False) -> str | None:
     """What one should know before one believes that nothing is wrong."""
-    if any(situations.get(name) for name in LOADS):
-        return None
-    return "no match ever found anything, so no load was tried: does it store what it should?"
+    if not any(situations.get(name) for name in LOADS):
+        return "no match ever found anything, so no load was tried: does it store what it should?"
+    if serves_peers and not situations.get(PULLED):
+        times = situations.get(NOT_PULLED, 0)
+        return (
+            f"no load by a ticket ended well ({times} failed), and then a prompt is computed: "
+            "nothing shows what other engines get"
+        )
+    return None
 
 
 class Coverage:
@@ -55,6 +64,15 @@ class Coverage:
                 self.situation("match: a preempted request loads")
             if request.spec.skip_reading_prefix_cache:
                 self.situation("match: the answer is dropped")
+
+    def reported(self, engine: Engine, output: KVConnectorOutput, carries: Container[str]) -> None:
+        """The connector was told what its workers reported; ``carries`` has who came with a ticket."""
+        for request_id in output.finished_recving or ():
+            if request_id in carries and request_id in engine.scheduler.requests:
+                tables = engine.scheduler.blocks.tables.get(request_id)
+                blocks = [] if tables is None else [block for group in tables.groups for block in group]
+                has_failed = request_id in output.failed_recving or not output.invalid_block_ids.isdisjoint(blocks)
+                self.situation(NOT_PULLED if has_failed else PULLED)
 
     def turn_arrives(self, request: SimRequest) -> None:
         """The next turn of a session arrives, or the end of it."""

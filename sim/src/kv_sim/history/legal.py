@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from kv_sim.actions import Kind
 from kv_sim.engine.request import Status
+from kv_sim.history.coverage import NOT_PULLED, PULLED
 from kv_sim.subject import Subject, Trait
 
 Pair: TypeAlias = tuple[str, str]
@@ -103,6 +104,8 @@ SITUATIONS: Final[Mapping[str, str]] = {
     "drafts are rejected": "note 13: computed tokens include drafts",
     "an empty step": "note 18: steps go on for the connector's sake",
     "a step while a load is under way": "notes 4 and 5",
+    PULLED: "what a ticket is good for",
+    NOT_PULLED: "the other engine is late, or has it no more",
     "a copy fails": "note 9",
     "a copy is torn": "note 9: some pages were moved",
     "a copy is lost": "note 10: below the worker",
@@ -123,6 +126,8 @@ SITUATION_NEEDS: Final[Mapping[str, Trait]] = {
     "match: less than the end of a block": Trait.FINE,
     "a state within a block is handed over": Trait.STATES,
     "match: a load ends within a block": Trait.STATES,
+    PULLED: Trait.HOLDS,
+    NOT_PULLED: Trait.TICKETS,
     "a copy fails": Trait.FAILURES,
     "a copy is torn": Trait.FAILURES,
     "a copy is lost": Trait.LOSSES,
@@ -149,7 +154,9 @@ class Expected:
 
 def expected(subjects: Iterable[Subject]) -> Expected:
     """What a campaign over ``subjects`` must reach."""
-    claimed = frozenset(trait for subject in subjects for trait in subject.traits)
+    claimed = frozenset(
+        trait for subject in subjects for trait in subject.possible_traits if trait in subject.traits
+    )
     excluded = {}
     for kind in Kind:
         for state in STATES:
