@@ -11,9 +11,10 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.command.cli import main as kv_sim
-from kv_sim.config import WorldConfig
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.fuzz import replay, run_seed
+from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World
@@ -34,7 +35,7 @@ def run(subject, seeds, silent=LEFT_OPEN):
     pulled = 0
     for seed in seeds:
         made = run_seed(subject, seed, engine="vllm", silent=silent)
-        pulled += made.coverage.situations["match: asynchronous load"]
+        pulled += made.coverage.situations[PULLED]
         if made.failure is not None:
             return made.failure, pulled
     return None, pulled
@@ -55,14 +56,14 @@ def test_what_it_moves_is_right(subject, traits):
     assert pulled > 15
 
 
-def held(name):
+def held(name, tokens=9):
     """A prompt of that name is held at the first engine."""
-    return [Action(Kind.ADD, {"spec": RequestSpec(name, 0, 9, 0, 1, 1).to_json()}), *[Action(Kind.STEP)] * 3]
+    return [Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}), *[Action(Kind.STEP)] * 3]
 
 
-def bearer(name, *, reads=True):
+def bearer(name, tokens=9, *, reads=True):
     """Who comes to the other engine with the ticket of that prompt."""
-    spec = RequestSpec(f"{name}-00000001", 0, 9, 0, 1, 1, skip_reading_prefix_cache=not reads)
+    spec = RequestSpec(f"{name}-00000001", 0, tokens, 0, 1, 1, skip_reading_prefix_cache=not reads)
     return Action(Kind.ADD, {"engine": 1, "spec": spec.to_json()})
 
 
@@ -84,6 +85,20 @@ def found_in(subject, config, first, then):
 def test_two_pipeline_ranks_pull():
     """To vLLM they are two tensor ranks, and each asks for its like at the other engine."""
     assert found_in(NIXL, replace(CONFIG, pp_size=2), [*held("r1"), bearer("r1")], []) is None
+
+
+@pytest.mark.parametrize("tokens", range(9, 14))
+def test_a_pulled_prompt_whose_next_window_begins_with_a_block_lacks_the_one_before(tokens):
+    """Its last token is computed anew, and reads the token before the window of the next one."""
+    groups = (GroupConfig(), GroupConfig("sliding", 5))
+    config = replace(CONFIG, block_size=2, groups=groups, num_blocks=48)
+    found = found_in(NIXL, config, [*held("r1", tokens), bearer("r1", tokens)], [])
+    begins = tokens - 5 + 1
+    if begins % 2:
+        assert found is None
+    else:
+        block = f"engine 1 request r1-00000001 token {begins - 2}: rank 0 block 0 holds poison"
+        assert found.startswith(f"CONTENT  {block}"), found
 
 
 ABORTED = [bearer("r2"), Action(Kind.ABORT, {"engine": 1, "request": "r2-00000001"})]
