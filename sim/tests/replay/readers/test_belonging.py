@@ -100,9 +100,9 @@ def test_models_don_t_use_each_other_s_blocks(tmp_path):
 
 def test_a_request_without_a_model_has_the_only_one_of_what_it_lies_in(tmp_path):
     file = tmp_path / "trace.jsonl"
-    inner = subagent(5, call(6, [1]), call(7, [1], model="x"), models=["y"])
+    inner = subagent(5, call(6, [1]), call(7, [1], model=7), models=["y"])
     unsaid = subagent(8, call(9, [1]))
-    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=["x"])))) == [0, 0, 1, 1]
+    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=[7])))) == [0, 0, 1, 1]
     columns = open_trace(written(file, session(call(0, [1]), call(1, [1], model="x"), models=["x", "y"])))
     assert shared(columns) == [0, 0]
     assert columns.notes[-1].endswith(": none, x")

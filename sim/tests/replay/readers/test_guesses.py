@@ -6,7 +6,7 @@ import pytest
 
 from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
 from kv_sim.replay.readers.naming import Evidence, as_numbers
-from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
 
 
@@ -21,6 +21,7 @@ def test_times_since_1970_tell_their_unit():
             guessed = small if unit == "s" else unit
             assert found == [None, guessed, guessed, None]
         assert guess_unit(records(None), usual) is None and guess_unit(records(5, 1e18), usual) is None
+    assert guess_unit(records(Moment(1_790_000_000)), 1e-3) is None, "a date has no unit"
     assert guess_unit(records(500_000 * 10**9), 1e-3) is None, "nanoseconds since the machine was started"
 
 
