@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.readers import sessions as sessions_module
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.opening import open_trace
@@ -197,7 +198,9 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
         "2 lookups have the request_id of one before them, and count like any other: a request that was tried "
         "again finds what it stored"
     )
-    assert note in open_trace(file).notes
+    columns = open_trace(file, TraceOptions(sessions=True))
+    assert note in columns.notes
+    assert {*columns.sessions.tolist()} == {NO_SESSION}, "the name is that of one request"
     monkeypatch.setattr(sessions_module, "_RECENT", 2)
     recent = Retries()
     for name in ("a", "b", "c", "a", "c", None, None):

@@ -87,6 +87,12 @@ def test_requests_of_aiperf_count_milliseconds(read, record, tokens):
     assert notes[0] == "format: aiperf"
 
 
+def test_requests_of_aiperf_have_models(read):
+    requests, notes = read(*({"payload": {**ASKED, "model": name}} for name in "ab"))
+    assert shared(*requests) == 0
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: a, b"
+
+
 def test_a_delay_counts_from_the_turn_before(read):
     turns = [{"timestamp": 500}, {"delay": 1500}, {"timestamp": None, "delay": 250.0}]
     requests, notes = read(*({"text_input": SAID, "session_id": "a", **one} for one in turns))
@@ -270,8 +276,9 @@ def test_runs_of_langsmith_name_their_session_in_their_metadata(read, name):
 
 
 def test_messages_of_langchain_lie_in_a_list_or_in_a_batch_of_one(read):
-    ids = [["langchain", "HumanMessage"], ["FunctionMessage"], "no list"]
-    messages = [{"id": one, "kwargs": {"content": SAID}, "role": "user", "content": SAID} for one in ids]
+    ids = [["langchain", "HumanMessage"], ["langchain", "FunctionMessage"]]
+    messages = [{"id": one, "kwargs": {"content": SAID}} for one in ids]
+    messages.append({"id": "no list", "kwargs": {}, **user(SAID)})
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00"}
     text = f"<|user|>{SAID}<|FunctionMessage|>{SAID}<|user|>{SAID}<|assistant|>"
     for found in (messages, [messages]):

@@ -101,6 +101,10 @@ WRONG = {
             "messages: expected a list of messages, got str",
         ),
         (
+            otlp(span(0, {"gen_ai.input.messages": "[]", "gen_ai.system_instructions": '{"type": "text"}'})),
+            "system: expected text or a list of parts, got dict",
+        ),
+        (
             otlp(span(0, {"gen_ai.operation.name": "chat"})),
             "gen_ai.usage.input_tokens: expected a whole number of at least 0, got no such field",
         ),
