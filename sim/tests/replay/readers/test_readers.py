@@ -14,6 +14,7 @@ from kv_sim.replay import columns as columns_module
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.objects import objects_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
@@ -185,6 +186,48 @@ def test_a_format_is_recognized_and_read(tmp_path, name):
     lengths, shared = READ[name]
     assert seen(columns) == (times, lengths, [0, shared])
     assert same(columns, open_trace(file, options_for(name, format=name)))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
+    """Or token ids; then a tokenizer can be given, and ids were made here."""
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    records = [one for _, found in objects_of(file).found for one in FORMATS[name].parse(found)]
+    assert records
+    assert {one.text is not None or one.tokens is not None for one in records} == {FORMATS[name].is_text}
+
+
+NEEDED = {
+    "weka": "id, block_size, requests",
+    "lmcache": "timestamp, chunk_size, seq_len, chunk_hashes",
+    "bailian": "chat_id, parent_chat_id, timestamp, input_length, hash_ids",
+    "recorded": "timestamp, input_length, output_length, block_size, hash_ids",
+    "servegen": "request_id, type, input_length",
+    "lmbench": "timestamp, input_length, hash_ids",
+    "mooncake": "input_length, hash_ids",
+    "aibrix": "timestamp, requests",
+    "langfuse": "type, input, traceId, usageDetails",
+    "langsmith": "run_type, start_time, inputs",
+    "azure": "TIMESTAMP, ContextTokens, GeneratedTokens",
+    "burstgpt": "Timestamp, Request tokens, Response tokens",
+    "vidur": "arrived_at, num_prefill_tokens, num_decode_tokens",
+    "bench": "input_lens, output_lens",
+    "mooncake-lengths": "timestamp, input_length, output_length",
+    "litellm": "call_type, startTime, prompt_tokens, completion_tokens",
+    "splitwise": "arrival_timestamp, prompt_size, token_size",
+}
+"""of a format -> the fields that tell it from others"""
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_one_of_its_fields_a_record_is_of_another_format(tmp_path, name):
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    _, record = next(objects_of(file).found)
+    assert FORMATS[name].is_of(record)
+    for field in NEEDED[name].split(", "):
+        assert not FORMATS[name].is_of({other: record[other] for other in record if other != field}), field
 
 
 @pytest.mark.parametrize("pack", [lzma.open, gzip.open])
