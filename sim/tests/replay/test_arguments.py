@@ -125,6 +125,9 @@ def test_every_option_says_what_it_is():
         "aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, vllm, conversations, openai, openai-table, "
         "azure, burstgpt, vidur, bench, mooncake-lengths, litellm, splitwise" in said["format"]
     )
+    for parser, points in ((parsers[2], 20), (parsers[3], 8)):
+        [text] = [action.help for action in parser._actions if action.dest == "points"]
+        assert text == f"try so many capacities (default {points})"
     timed = {action.dest: action.help for action in parsers[1]._actions}
     assert timed["model"].startswith("default Llama-3.1-8B; known: Llama-3.1-8B, ")
     cache, engine = ({name for one in shown(parser) for name in one.option_strings} for parser in parsers[:2])
@@ -195,6 +198,12 @@ def test_blocks_of_the_gpu():
     ]:
         assert gpu_blocks_of(parsed(*line), Footprint(16, None), None) == alone
         assert gpu_blocks_of(parsed(*line), Footprint(16, None), EngineMemory(64, 63)) == recorded
+
+
+def test_a_fidelity_that_is_missing_is_missed_by_the_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", "trace", "--fidelity"])
+    assert capsys.readouterr().err.endswith("kv-sim replay: error: argument --fidelity: expected one argument\n")
 
 
 @pytest.mark.parametrize(

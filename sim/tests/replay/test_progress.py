@@ -48,7 +48,16 @@ def test_a_bar_is_drawn_on_a_terminal_only():
     assert not pipe.getvalue()
     shown = screen.getvalue().split("\r")
     assert shown[2].startswith("replaying [███████████████···············]  50%")
+    assert shown[4] == "reading: 4,096".ljust(len(shown[3]))
     assert len(shown) == 7 and not shown[-1]
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(-0.5, "  0%"), (0.004, "  0%"), (1.0, "100%"), (1.5, "100%")])
+def test_a_bar_has_two_ends(share, drawn):
+    screen = Terminal()
+    Progress(screen).share("replaying", share)
+    _, text = screen.getvalue().split("\r")
+    assert text.endswith(f"] {drawn}") and len(text) == len("replaying [] 100%") + 30
 
 
 def test_a_bar_that_was_cleared_is_drawn_again():

@@ -315,6 +315,7 @@ def test_what_a_size_says_of_servers(small, capsys, tmp_path):
     assert recommended.endswith(" on each of 2 servers")
     text = page.read_text()
     assert " on each of 2 servers, policy lru</p>" in text and "<dt>servers</dt><dd>2</dd>" in text
+    assert "<dt>reusable tokens</dt><dd>45.6%</dd>" in text and "<dt>reusable on one</dt><dd>45.6%</dd>" in text
     assert "2 servers, routing prefix: " in text and "Sizes are of each server.</li>" in text
     assert main(["size", str(small), "--bytes-per-token", "1000", "--jobs", "1", "--html", str(page)]) == 0
     assert "server" not in capsys.readouterr().out and "servers" not in page.read_text()

@@ -217,6 +217,16 @@ def test_the_json_of_a_stream_is_a_part_of_the_whole_traces(small, capsys):
     assert streamed == {name: whole[name] for name in streamed} | {"runs": runs}
 
 
+def test_sessions_that_count_their_own_time_are_no_stream(tmp_path):
+    """Those of a later session begin before the last ones of the session above it."""
+    file = tmp_path / "sessions.jsonl"
+    file.write_text('{"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 64, "hash_ids": [1]}]}\n')
+    with pytest.raises(ConfigError) as refused:
+        stream.replay_stream(open_stream(file), [Setup("lru", 5)], Footprint(64, None))
+    said = "--stream takes requests in the order of the file, and these have to be sorted first"
+    assert str(refused.value) == f"sessions.jsonl: {said}"
+
+
 @pytest.mark.parametrize("options", list(REFUSED), ids=lambda options: " ".join(options) or "nothing")
 def test_what_a_stream_can_not_do_is_refused(small, capsys, options):
     assert main(["replay", str(small), "--stream", *options]) == 2

@@ -1,11 +1,25 @@
-"""A small trace of each format that is text or lengths under other names, and what is in it."""
+"""A small trace of each format that is text or lengths under other names, what is in it, and how to look at it."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
+
+from kv_sim.replay.trace import TraceRequest
 
 
 def lines(*records: Any) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def lengths(requests: Iterable[TraceRequest]) -> list[tuple[float, int, int]]:
+    """When each request arrives, and the tokens of its prompt and of its answer."""
+    return [(one.arrival_seconds, one.input_tokens, one.output_tokens) for one in requests]
+
+
+def shared(one: TraceRequest, other: TraceRequest) -> int:
+    """How many blocks two prompts begin with."""
+    same = [a == b for a, b in zip(one.blocks, other.blocks, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
 def user(text: str) -> dict[str, str]:
@@ -161,7 +175,7 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
             f'"2026-01-31T10:00:0{second}.5Z","{body}","m","9","{tokens}"\n'
             for second, body, tokens in (
                 (1, json.dumps(ASKED).replace('"', '""'), 7),
-                (4, json.dumps(MORE).replace('"', '""').replace('"', '""'), ""),
+                (4, json.dumps(MORE).replace('"', '""').replace('"', '""'), " "),
             )
         ),
         16,

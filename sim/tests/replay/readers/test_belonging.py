@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kv_sim.replay.columns import NO_SESSION
 from kv_sim.replay.readers import sessions as sessions_module
 from kv_sim.replay.readers.naming import IdMeaning, IdScope
 from kv_sim.replay.readers.opening import open_trace
@@ -100,9 +101,9 @@ def test_models_don_t_use_each_other_s_blocks(tmp_path):
 
 def test_a_request_without_a_model_has_the_only_one_of_what_it_lies_in(tmp_path):
     file = tmp_path / "trace.jsonl"
-    inner = subagent(5, call(6, [1]), call(7, [1], model="x"), models=["y"])
+    inner = subagent(5, call(6, [1]), call(7, [1], model=7), models=["y"])
     unsaid = subagent(8, call(9, [1]))
-    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=["x"])))) == [0, 0, 1, 1]
+    assert shared(open_trace(written(file, session(call(0, [1]), inner, unsaid, models=[7])))) == [0, 0, 1, 1]
     columns = open_trace(written(file, session(call(0, [1]), call(1, [1], model="x"), models=["x", "y"])))
     assert shared(columns) == [0, 0]
     assert columns.notes[-1].endswith(": none, x")
@@ -197,7 +198,9 @@ def test_a_lookup_that_is_there_again_is_counted(tmp_path, monkeypatch):
         "2 lookups have the request_id of one before them, and count like any other: a request that was tried "
         "again finds what it stored"
     )
-    assert note in open_trace(file).notes
+    columns = open_trace(file, TraceOptions(sessions=True))
+    assert note in columns.notes
+    assert {*columns.sessions.tolist()} == {NO_SESSION}, "the name is that of one request"
     monkeypatch.setattr(sessions_module, "_RECENT", 2)
     recent = Retries()
     for name in ("a", "b", "c", "a", "c", None, None):

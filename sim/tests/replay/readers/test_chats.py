@@ -50,7 +50,7 @@ def test_content_may_be_parts(read):
         *(asked(user(content)) for content in (LONG, [text], [text, image], [text, other], None))
     )[0]
     assert plain.blocks == parts.blocks
-    assert 0 < seen.input_tokens - plain.input_tokens < 16
+    assert seen.input_tokens == -(-(8 + 400 + len("<image_url >") + 16 + 13) // 4), "16 letters stand for it"
     assert shares(seen, elsewhere) == 6 < len(seen.blocks)
     assert nothing.input_tokens == -(-(8 + 13) // 4)
 
@@ -193,6 +193,7 @@ def test_what_is_a_conversation_and_what_a_request():
         ({"messages": 3}, "messages: expected a list of messages, got int"),
         ({"body": {}}, "messages: expected a list of messages, got no such field"),
         (asked(user(), "what"), "messages[1]: expected an object, got str"),
+        (asked({"type": "function_call"}), "messages[0]: expected a role (or from) that is text, got none"),
         (asked({"content": "a"}), "messages[0]: expected a role (or from) that is text, got none"),
         (asked(user(role=3)), "messages[0]: expected a role (or from) that is text, got none"),
         (asked(user(7)), "messages[0].content: expected text or a list of parts, got int"),

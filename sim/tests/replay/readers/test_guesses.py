@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from kv_sim.replay.readers.guess import guess_block_tokens, guess_unit
+from kv_sim.replay.readers.guess import agreement, guess_block_tokens, guess_unit
 from kv_sim.replay.readers.naming import Evidence, as_numbers
-from kv_sim.replay.readers.record import Record
+from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import Sharer, Sharing, parse_sharing
 
 
@@ -21,6 +21,7 @@ def test_times_since_1970_tell_their_unit():
             guessed = small if unit == "s" else unit
             assert found == [None, guessed, guessed, None]
         assert guess_unit(records(None), usual) is None and guess_unit(records(5, 1e18), usual) is None
+    assert guess_unit(records(Moment(1_790_000_000)), 1e-3) is None, "a date has no unit"
     assert guess_unit(records(500_000 * 10**9), 1e-3) is None, "nanoseconds since the machine was started"
 
 
@@ -46,6 +47,10 @@ def test_blocks_have_the_size_that_most_requests_agree_with():
     # One of twenty may be wrong, not two.
     assert [guess_block_tokens(records(64, *[64 * 9] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [64, 512]
     assert [guess_block_tokens(records(24, *[24 * 40] * (20 - odd), odd=odd), 512) for odd in (1, 2)] == [24, 512]
+
+
+def test_without_ids_every_size_agrees():
+    assert agreement([], 16) == agreement([Record(0, 9, 1, [])], 16) == 1
 
 
 def test_ids_are_looked_at_until_there_are_enough():

@@ -25,10 +25,11 @@ DIGITS = 5000 * "1"
     [
         f"  {GOOD}\n\t{GOOD}\n",
         f"\n  [\n{GOOD},\n{GOOD}]\n",
+        f"[{GOOD}\n,{GOOD}]\n",
         f"X,{HEADER}\n1,2,3,4\n1,2,3,4\n",
         f" {HEADER}\n2,3,4\n2,3,4\n",
     ],
-    ids=["lines", "document", "table", "indented table"],
+    ids=["lines", "document", "document of lines", "table", "indented table"],
 )
 def test_the_first_letter_tells_how_records_lie_in_a_file(tmp_path, text):
     file = tmp_path / "trace"
@@ -62,8 +63,9 @@ def test_several_broken_lines_may_come_first(tmp_path):
         (f'[\n{GOOD},\n{{"who": "Zo\udceb"}},\n{GOOD}]\n', ":3: this is not text in UTF-8"),
         (f'\n[\n{GOOD},\n{{"who": "Zo\udceb"}}]\n', ":4: this is not text in UTF-8"),
         (f"{HEADER},num_decode_tokens\n1,2,3,4\n", ":1: two columns are called 'num_decode_tokens'"),
+        (f"{99 * 'n'},{99 * 'n'}\n1,2\n", f":1: two columns are called '{59 * 'n'}"),
     ],
-    ids=["digits", "pit", "bytes", "bytes after a blank line", "columns"],
+    ids=["digits", "pit", "bytes", "bytes after a blank line", "columns", "long columns"],
 )
 def test_where_a_file_is_broken(tmp_path, text, said):
     file = tmp_path / "trace"

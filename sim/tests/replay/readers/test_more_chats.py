@@ -45,6 +45,20 @@ def test_input_that_is_text_is_what_a_user_says(tmp_path):
     assert prompts(written(tmp_path, asked)) == prompts(written(tmp_path, said))
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"role": "user", "content": "a"}, 5]'])
+def test_also_where_it_is_json_that_is_no_list_of_messages(tmp_path, text):
+    asked = {"url": "/v1/responses", "body": {"input": text}}
+    said = {"messages": [{"role": "user", "content": text}]}
+    assert prompts(written(tmp_path, asked)) == prompts(written(tmp_path, said))
+
+
+@pytest.mark.parametrize(
+    "beside", [{"messages": SAID, "input": "z"}, {"messages": SAID, "prompt": "z"}, {"input": SAID, "prompt": "z"}]
+)
+def test_messages_come_before_all_else_that_is_asked(tmp_path, beside):
+    assert prompts(written(tmp_path, {"body": beside})) == prompts(written(tmp_path, {"body": {"messages": SAID}}))
+
+
 def test_a_call_among_the_input_counts_as_its_json(tmp_path):
     [(tokens, _)] = prompts(written(tmp_path, {"input": [SAID[0], CALL]}))
     text = f"<|user|>{'x' * 100}<|function_call|>{json.dumps(CALL, sort_keys=True)}<|assistant|>"

@@ -1,26 +1,15 @@
-"""What logs, load generators and their reports say of requests: what counts, what turns add, what is refused."""
+"""What logs, load generators and their reports say of requests: what counts, and what turns add."""
 
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, CASES, MORE, SAID, otlp, span, user
+from kv_sim_more_traces import ASKED, MORE, SAID, lengths, otlp, shared, span, user
 
 from kv_api import ConfigError
-from kv_sim.replay.readers.opening import open_trace
-from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.own_columns import parse_columns
+from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.sharing import parse_sharing
 
 ADDS = "a later turn of a session is what it adds to the one before and its answer (--turns)"
-
-
-def lengths(requests):
-    return [(one.arrival_seconds, one.input_tokens, one.output_tokens) for one in requests]
-
-
-def shared(one, other):
-    same = [a == b for a, b in zip(one.blocks, other.blocks, strict=False)]
-    return same.index(False) if False in same else len(same)
 
 
 # -- turns ---------------------------------------------------------------------------------------
@@ -61,12 +50,20 @@ def test_what_the_system_says_is_no_turn_of_aiperf(read):
     assert lengths(requests) == [(0, 48, 0), (60, 64, 0)]
 
 
+@pytest.mark.parametrize("time", ["timestamp", "delay"])
+def test_but_where_it_has_a_time_of_its_own_it_is_one(read, time):
+    requests, _ = read({"turns": [{"role": "system", "text": "z" * 41, time: 0}, {"text": "y" * 43, time: 0}]})
+    assert [(one.arrival_seconds, one.input_tokens) for one in requests] == [(0, 16), (0, 32)]
+
+
 def test_sessions_of_payloads_have_whole_prompts(read):
     sessions = [{"session_id": "a", "payloads": [ASKED, MORE]}, {"session_id": "b", "payloads": [ASKED]}]
     requests, notes = read({"data": sessions})
     assert lengths(requests) == [(0, 32, 0), (0, 32, 0), (60, 45, 0)]
     assert [shared(requests[0], one) for one in requests] == [2, 2, 1]
     assert "2 sessions count their own time, so all begin at once (--stagger)" in notes
+    requests, _ = read({"data": [{"payloads": [{"prompt": [*range(40)]}, {"prompt": SAID[:40]}]}]})
+    assert lengths(requests) == [(0, 40, 0), (60, 10, 0)]
 
 
 # -- aiperf's requests ---------------------------------------------------------------------------
@@ -79,6 +76,9 @@ def test_sessions_of_payloads_have_whole_prompts(read):
         ({"payload": {"messages": [user(SAID)]}}, 32),
         ({"payload": {"prompt": [*range(40)]}}, 40),
         ({"messages": [user(SAID)], "output_length": 3}, 32),
+        ({"messages": [user(SAID)], "message_mode": "full"}, 32),
+        ({"messages": [user(SAID)], "delay": 70}, 32),
+        ({"text_input": SAID, "texts": [SAID, SAID], "session_id": "a", "delay": 70}, 32),
     ],
 )
 def test_requests_of_aiperf_count_milliseconds(read, record, tokens):
@@ -87,11 +87,23 @@ def test_requests_of_aiperf_count_milliseconds(read, record, tokens):
     assert notes[0] == "format: aiperf"
 
 
+def test_requests_of_aiperf_have_models(read):
+    requests, notes = read(*({"payload": {**ASKED, "model": name}} for name in "ab"))
+    assert shared(*requests) == 0
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: a, b"
+
+
 def test_a_delay_counts_from_the_turn_before(read):
     turns = [{"timestamp": 500}, {"delay": 1500}, {"timestamp": None, "delay": 250.0}]
     requests, notes = read(*({"text_input": SAID, "session_id": "a", **one} for one in turns))
     assert [one.arrival_seconds for one in requests] == [0, 1.5, 1.75]
     assert "2 later turns have a delay: taken from the arrival of the turn before" in notes
+
+
+def test_a_delay_of_nobody_is_no_time(read):
+    requests, notes = read(*({"text_input": SAID, "delay": 70} for _ in range(2)))
+    assert [one.arrival_seconds for one in requests] == [0, 1]
+    assert "the trace has no times: one request a second is assumed" in notes
 
 
 def test_text_alone_is_aiperf_s_only_where_that_is_said(read):
@@ -175,6 +187,42 @@ def test_spans_may_lie_in_a_record_or_be_one(read, pack):
     assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0), (2, 32, 0)])
 
 
+def test_spans_name_their_session_and_their_model(read):
+    """Two names for each of them; the first one counts, where both are there."""
+    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    names = [
+        {"gen_ai.conversation.id": "a", "session.id": "b", "gen_ai.request.model": "m"},
+        {"session.id": "b", "gen_ai.request.model": "m", "gen_ai.response.model": "m-2026"},
+        {"session.id": "a", "gen_ai.response.model": "m-2026"},
+    ]
+    spans = [otlp(span(second, {**asked, **one})) for second, one in enumerate(names)]
+    assert [shared(one, other) for one, other in zip(*[read(*spans)[0]] * 2, strict=True)] == [2, 2, 2]
+    (first, second, third), notes = read(*spans)
+    assert (shared(first, second), shared(second, third)) == (2, 0)
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: m, m-2026"
+    (first, second, third), _ = read(*spans, scope=IdScope.SESSION)
+    assert (shared(first, second), shared(second, third)) == (0, 0)
+
+
+def test_a_numbered_message_may_lack_its_role_or_what_it_says(read):
+    numbered = {"0.content": SAID, "1.role": "assistant", "2.role": "user", "2.content": "y" * 43}
+    requests, _ = read(otlp(span(0, {f"gen_ai.prompt.{name}": value for name, value in numbered.items()})))
+    text = f"<|user|>{SAID}<|assistant|><|user|>{'y' * 43}<|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
+
+
+def test_instructions_of_a_span_may_be_text_and_a_part_an_image(read):
+    image = {"type": "image_url", "image_url": "A" * 1000}
+    message = {"role": "user", "parts": [{"type": "text", "content": SAID}, image]}
+    named = {
+        "gen_ai.input.messages": json.dumps([message]),
+        "gen_ai.system_instructions": "Be brief.",
+    }
+    requests, _ = read(otlp(span(0, named)))
+    text = f"<|system|>Be brief.<|user|>{SAID}<image_url {16 * '0'}><|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
+
+
 def test_spans_that_only_count_are_lengths(read):
     named = {"gen_ai.usage.prompt_tokens": 130, "gen_ai.usage.completion_tokens": 3}
     record = otlp(span(2, named, spanId="a"), span(0, named, spanId="b"), span(1, {"http.method": "POST"}))
@@ -196,16 +244,60 @@ def test_a_report_of_guidellm_without_what_was_sent_has_lengths(read):
     assert lengths(requests) == [(0, 130, 3), (0, 130, 3)]
 
 
+def test_what_guidellm_sent_together_stays_in_its_order(read):
+    sent = [{"request_start_time": 5.5, "prompt_tokens": tokens} for tokens in range(12)]
+    report = {"benchmarks": [{"requests": {"errored": sent[11:], "successful": sent[:11]}}]}
+    requests, _ = read(report, sharing=parse_sharing("none"))
+    assert [one.input_tokens for one in requests] == [*range(12)]
+
+
+def test_guidellm_may_send_token_ids(read):
+    sent = {"request_start_time": 5.5, "request_args": json.dumps({"body": {"prompt": [*range(40)]}})}
+    requests, _ = read({"benchmarks": [{"requests": {"successful": [sent]}}]})
+    assert lengths(requests) == [(0, 40, 0)]
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"), [({"usageDetails": None}, 0), ({"usageDetails": None, "completion_tokens": 5}, 5)]
+)
+def test_an_observation_of_langfuse_may_count_elsewhere_or_not_at_all(read, said, tokens):
+    asked = {"type": "GENERATION", "traceId": "t", "startTime": 1, "input": {"prompt": [*range(40)]}}
+    requests, notes = read({**asked, **said})
+    assert (notes[0], lengths(requests)) == ("format: langfuse", [(0, 40, tokens)])
+
+
+@pytest.mark.parametrize("name", ["session_id", "thread_id", "conversation_id"])
+def test_runs_of_langsmith_name_their_session_in_their_metadata(read, name):
+    run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "inputs": ASKED}
+    records = [{**run, "extra": {"metadata": {name: session}}} for session in (7, 8, 7)]
+    (first, second, third), _ = read(*records, scope=IdScope.SESSION)
+    assert (shared(first, second), shared(first, third)) == (0, 2)
+    assert first.output_tokens == 0
+
+
+def test_messages_of_langchain_lie_in_a_list_or_in_a_batch_of_one(read):
+    ids = [["langchain", "HumanMessage"], ["langchain", "FunctionMessage"]]
+    messages = [{"id": one, "kwargs": {"content": SAID}} for one in ids]
+    messages.append({"id": "no list", "kwargs": {}, **user(SAID)})
+    run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00"}
+    text = f"<|user|>{SAID}<|FunctionMessage|>{SAID}<|user|>{SAID}<|assistant|>"
+    for found in (messages, [messages]):
+        requests, _ = read({**run, "inputs": {"messages": found}})
+        assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
+    requests, _ = read({**run, "inputs": {"messages": messages[:1]}})
+    assert lengths(requests) == [(0, 32, 0)]
+
+
 def test_a_run_of_langsmith_may_be_completions_or_as_an_api_is_asked(read):
     run = {"run_type": "llm", "start_time": "2026-01-31T10:00:00", "completion_tokens": 5}
     texts = {**run, "inputs": {"prompts": ["x" * 64, "y" * 8]}}
-    asked = {**run, "inputs": {"input": SAID}, "extra": {"metadata": {"thread_id": 7, "ls_model_name": "m"}}}
+    asked = {**run, "inputs": {"input": SAID}, "extra": {"metadata": {"thread_id": 7, "ls_model_name": 7}}}
     requests, notes = read(texts, asked)
     assert lengths(requests) == [(0, 16, 3), (0, 2, 2), (0, 32, 5)]
-    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, m"
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: none, 7"
 
 
-# -- lengths, and what isn't even that -----------------------------------------------------------
+# -- lengths -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [{}, {"start_times": [7, 5.5]}])
@@ -215,197 +307,21 @@ def test_a_saved_benchmark_has_times_or_none(read, more):
     assert lengths(requests) == ([(0, 100, 2), (1.5, 64, 1)] if more else [(0, 64, 1), (1, 100, 2)])
 
 
+def test_runs_of_benchmarks_have_models(read):
+    runs = ({"input_lens": [64], "output_lens": [1], "model_id": name} for name in "ab")
+    _, notes = read(*runs, sharing=parse_sharing("none"))
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: a, b"
+
+
+def test_what_sglang_is_asked_may_be_text(read):
+    asked = {"text": "x" * 128, "sampling_params": {}, "model": "m"}
+    requests, notes = read(asked, {**asked, "model": "n"})
+    assert (notes[0], lengths(requests)) == ("format: sglang", [(0, 32, 0), (1, 32, 0)])
+    assert shared(*requests) == 0
+
+
 def test_lengths_of_servegen_are_lengths(read):
     record = {"request_id": 0, "type": "text", "input_length": 61, "output_length": 9, "duration": 14000}
     requests, notes = read(record, {**record, "request_id": 1}, sharing=parse_sharing("none"))
     assert lengths(requests) == [(0, 61, 9), (1, 61, 9)]
     assert "the trace has no times: one request a second is assumed" in notes
-
-
-REPORTS = [
-    (
-        {"date": "d", "total_input_tokens": 5, "request_throughput": 1.0},
-        "the summary of a benchmark; each request is in what vllm bench serve saves with --save-detailed, "
-        "SGLang's bench_serving with --output-details",
-    ),
-    (
-        {"load_summary": {}, "successes": {}},
-        "the summary of a benchmark; each request is in inference-perf's per_request_lifecycle_metrics.json",
-    ),
-    (
-        {"metadata": {}, "metrics": {}},
-        "what aiperf measured of a request; what was sent is in its inputs.json, or lengths are read with "
-        "--columns time=metadata.request_start_ns,input=metrics.input_sequence_length.value,"
-        "output=metrics.output_sequence_length.value",
-    ),
-    (
-        {"session_id": "a", "prefix_tokens": 1, "newly_append_tokens": 2, "timing_events": []},
-        "TraceLab's, whose rounds have no ids of blocks; kv-cache-tester's format has them (weka)",
-    ),
-    (
-        {"id": "a", "object": "chat.completion", "model": "m", "choices": []},
-        "the answers of an API; what it was asked is what counts here, in the same file or instead of it",
-    ),
-]
-
-
-@pytest.mark.parametrize(("record", "what"), REPORTS)
-def test_a_report_without_its_requests_is_refused_as_what_it_is(read, tmp_path, record, what):
-    with pytest.raises(ConfigError) as refused:
-        read(record)
-    assert str(refused.value) == f"{tmp_path / 'trace.jsonl'}:1: this is {what}"
-
-
-def test_aiperf_s_measurements_are_read_as_its_refusal_says(read):
-    [columns] = [word for word in REPORTS[2][1].split() if word.startswith("time=")]
-    counts = {"input_sequence_length": {"value": 70, "unit": "tokens"}, "output_sequence_length": {"value": 3}}
-    records = [{"metadata": {"request_start_ns": 179 * 10**16 + ns}, "metrics": counts} for ns in (0, 2 * 10**9)]
-    requests, _ = read(*records, columns=parse_columns(columns), sharing=parse_sharing("none"))
-    assert lengths(requests) == [(0, 70, 3), (2, 70, 3)]
-
-
-WRONG = {
-    "aibrix": [
-        ({"timestamp": 1, "requests": {}}, "requests: expected a list, got dict"),
-        ({"timestamp": 1, "requests": [5]}, "requests[0]: expected an object, got int"),
-        ({"timestamp": 1, "requests": [{}]}, "requests[0].prompt: expected text, got NoneType"),
-        (
-            {"timestamp": 1, "requests": [{"prompt": "a", "output_length": -1}]},
-            "requests[0].output_length: expected a whole number of at least 0, got -1",
-        ),
-    ],
-    "aiperf": [
-        ({"payload": 5}, "payload: expected an object, got int"),
-        ({"texts": ["a", "b"]}, "texts: expected one text, as text or text_input, got several"),
-        ({}, "text: expected text, got no such field"),
-        (
-            {"messages": [user("a")], "message_mode": "delta"},
-            "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds",
-        ),
-    ],
-    "aiperf-turns": [
-        ({"turns": 5}, "turns: expected a list, got int"),
-        ({"turns": [5]}, "turns[0]: expected an object, got int"),
-        ({"turns": [{"text": 5}]}, "turns[0].text: expected text, got int"),
-        ({"turns": [{"text": "a", "delay": "x"}]}, "turns[0].delay: expected a number, got 'x'"),
-        ({"turns": [{"text": "a", "delay": -1}]}, "turns[0].delay: expected at least 0, got -1"),
-    ],
-    "aiperf-inputs": [
-        ({"data": 5}, "data: expected a list, got int"),
-        ({"data": [{}]}, "data[0].payloads: expected a list, got NoneType"),
-        ({"data": [{"payloads": [5]}]}, "data[0].payloads[0]: expected an object, got int"),
-    ],
-    "otel": [
-        ({"resourceSpans": 5}, "resourceSpans: expected a list of objects, got int"),
-        (
-            otlp({"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "5"}}]}),
-            "startTimeUnixNano: expected a number, got no such field",
-        ),
-        (
-            otlp(span(0, {"gen_ai.input.messages": "what?"})),
-            "messages: expected a list of messages, got str",
-        ),
-        (
-            otlp(span(0, {"gen_ai.operation.name": "chat"})),
-            "gen_ai.usage.input_tokens: expected a whole number of at least 0, got no such field",
-        ),
-    ],
-    "guidellm": [
-        ({"benchmarks": 5}, "benchmarks: expected a list, got int"),
-        ({"benchmarks": [5]}, "benchmarks[0].requests: expected an object, got NoneType"),
-        (
-            {"benchmarks": [{"requests": {"errored": [5]}}]},
-            "benchmarks[0].requests.errored[0]: expected an object, got int",
-        ),
-        (
-            {"benchmarks": [{"requests": {"errored": 5}}]},
-            "benchmarks[0].requests.errored: expected a list, got int",
-        ),
-        (
-            {"benchmarks": [{"requests": {"successful": [5]}}]},
-            "benchmarks[0].requests.successful[0]: expected an object, got int",
-        ),
-        (
-            {"benchmarks": [{"requests": {"errored": [{"start_time": 1}]}}]},
-            "benchmarks[0].requests.errored[0].prompt_tokens: expected a whole number of at least 0, "
-            "got no such field",
-        ),
-    ],
-    "langfuse": [
-        (
-            {"type": "GENERATION", "input": None, "startTime": 1},
-            "input: expected what a model was asked, as text, messages or an object, got none",
-        ),
-        ({"type": "GENERATION", "input": "a"}, "startTime: expected a number, got no such field"),
-        ({"type": "", "input": "a"}, "type: expected what was observed, as text, got ''"),
-    ],
-    "langsmith": [
-        (
-            {"run_type": "llm", "start_time": 1, "inputs": 5},
-            "inputs: expected what a model was asked, as text, messages or an object, got int",
-        ),
-    ],
-    "sglang": [
-        (
-            {"sampling_params": {}, "input_ids": 5},
-            "input_ids: expected text, a list of token ids, or a list of such prompts, got int",
-        ),
-    ],
-    "bench": [
-        ({"input_lens": 5, "output_lens": []}, "input_lens: expected a list, got int"),
-        ({"input_lens": [1], "output_lens": []}, "output_lens: expected 1, as many as input_lens, got 0"),
-        (
-            {"input_lens": [1], "output_lens": [1], "start_times": [1, 2]},
-            "start_times: expected 1, as many as input_lens, got 2",
-        ),
-        (
-            {"input_lens": [1.5], "output_lens": [1]},
-            "input_lens: expected a whole number of at least 0, got 1.5",
-        ),
-    ],
-    "mooncake-lengths": [
-        (
-            {"timestamp": 1, "input_length": 3, "output_length": 3, "hash_ids": [1]},
-            "hash_ids: expected none, since the first record has none",
-        ),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "record", "reason"), [(name, *one) for name, several in WRONG.items() for one in several]
-)
-def test_what_is_wrong_is_named_with_its_line(tmp_path, name, record, reason):
-    file = tmp_path / "trace.jsonl"
-    good = json.dumps(
-        json.loads(CASES[name][0].splitlines()[0] if name not in ("aiperf-inputs", "guidellm") else CASES[name][0])
-    )
-    file.write_text(f"{good}\n{json.dumps(record)}\n")
-    with pytest.raises(ConfigError) as refused:
-        open_trace(file, TraceOptions(format=name, sharing=parse_sharing("none")))
-    assert str(refused.value) == f"{file}:2: {reason} (--on-error skip goes on)"
-
-
-@pytest.mark.parametrize("body", ["", "{}", "{oops", "[1]"])
-def test_a_row_without_what_was_asked_is_refused(tmp_path, body):
-    file = tmp_path / "trace.csv"
-    file.write_text(f"request_created_at,request_body\n2026-01-31,{body}\n")
-    with pytest.raises(ConfigError) as refused:
-        open_trace(file)
-    reason = (
-        f"request_body: expected the JSON of what an API was asked, got {body!r}; without it --columns says which "
-        "are lengths and times"
-    )
-    assert str(refused.value) == f"{file}:2: {reason} (--on-error skip goes on)"
-
-
-def test_what_is_asked_in_a_row_of_litellm_s_is_read_where_it_is_kept(tmp_path):
-    file = tmp_path / "trace.csv"
-    cell = json.dumps(ASKED).replace('"', '""')
-    head = "call_type,startTime,prompt_tokens,completion_tokens,proxy_server_request\n"
-    file.write_text(f'{head}acompletion,2026-01-31 10:00:00,9,7,"{cell}"\n')
-    trace = open_trace(file)
-    assert (trace.notes[0], lengths(trace)) == ("format: openai-table", [(0, 32, 7)])
-    file.write_text(f"{head}acompletion,2026-01-31 10:00:00,9,7,{{}}\n")
-    trace = open_trace(file, TraceOptions(sharing=parse_sharing("none")))
-    assert (trace.notes[0], lengths(trace)) == ("format: litellm", [(0, 9, 7)])

@@ -40,7 +40,7 @@ def test_a_table_is_read_by_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("between", ["\t", ";"])
 def test_columns_may_have_tabs_or_semicolons_between_them(tmp_path: Path, between: str) -> None:
-    columns = "time=arrival,input=prompt,ids=blocks"
+    columns = " time = arrival, input = prompt , ids=blocks"
     text = TABLE.replace(",", between)
     as_usual = read(tmp_path / "t.csv", TABLE, columns)
     assert read(tmp_path / "t.tsv", text, columns) == as_usual
@@ -107,6 +107,17 @@ def test_what_is_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text(TABLE)
     assert main(["replay", str(file), "--columns", columns, "--assume-sharing", "none"]) == 2
     assert capsys.readouterr() == ("", f"kv-sim replay: {WRONG[columns].format(file=file)}\n")
+
+
+@pytest.mark.parametrize(
+    ("record", "there"), [({}, "nothing"), ({"usage": 5}, "usage"), ({"usage": None}, "usage")]
+)
+def test_what_an_object_lacks_is_named(tmp_path: Path, record: object, there: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path / "t.jsonl", json.dumps(record) + "\n", "input=usage.prompt_tokens")
+    problem = "usage.prompt_tokens: there is none, and --columns says that it is the tokens of its prompt"
+    told = f"{tmp_path / 't.jsonl'}:1: {problem}; there is: {there} (--on-error skip goes on)"
+    assert str(refused.value) == told
 
 
 def test_a_format_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from kv_sim.replay import columns as columns_module
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
+from kv_sim.replay.readers.objects import objects_of
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.sharing import Sharing, parse_sharing
@@ -185,6 +186,48 @@ def test_a_format_is_recognized_and_read(tmp_path, name):
     lengths, shared = READ[name]
     assert seen(columns) == (times, lengths, [0, shared])
     assert same(columns, open_trace(file, options_for(name, format=name)))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
+    """Or token ids; then a tokenizer can be given, and ids were made here."""
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    records = [one for _, found in objects_of(file).found for one in FORMATS[name].parse(found)]
+    assert records
+    assert {one.text is not None or one.tokens is not None for one in records} == {FORMATS[name].is_text}
+
+
+NEEDED = {
+    "weka": "id, block_size, requests",
+    "lmcache": "timestamp, chunk_size, seq_len, chunk_hashes",
+    "bailian": "chat_id, parent_chat_id, timestamp, input_length, hash_ids",
+    "recorded": "timestamp, input_length, output_length, block_size, hash_ids",
+    "servegen": "request_id, type, input_length",
+    "lmbench": "timestamp, input_length, hash_ids",
+    "mooncake": "input_length, hash_ids",
+    "aibrix": "timestamp, requests",
+    "langfuse": "type, input, traceId, usageDetails",
+    "langsmith": "run_type, start_time, inputs",
+    "azure": "TIMESTAMP, ContextTokens, GeneratedTokens",
+    "burstgpt": "Timestamp, Request tokens, Response tokens",
+    "vidur": "arrived_at, num_prefill_tokens, num_decode_tokens",
+    "bench": "input_lens, output_lens",
+    "mooncake-lengths": "timestamp, input_length, output_length",
+    "litellm": "call_type, startTime, prompt_tokens, completion_tokens",
+    "splitwise": "arrival_timestamp, prompt_size, token_size",
+}
+"""of a format -> the fields that tell it from others"""
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_one_of_its_fields_a_record_is_of_another_format(tmp_path, name):
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    _, record = next(objects_of(file).found)
+    assert FORMATS[name].is_of(record)
+    for field in NEEDED[name].split(", "):
+        assert not FORMATS[name].is_of({other: record[other] for other in record if other != field}), field
 
 
 @pytest.mark.parametrize("pack", [lzma.open, gzip.open])
@@ -383,12 +426,15 @@ def test_who_says_nothing_of_outputs_has_none_and_tokens_can_be_ids(tmp_path):
 def test_what_a_record_says_of_itself_comes_first(tmp_path):
     file = tmp_path / "trace.jsonl"
     file.write_text(lines(*(mooncake(0, 512, [1], session_id=name, hash_id_scope="local") for name in "aba")))
-    assert seen(open_trace(file))[2] == [0, 0, 1]
+    own = "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
+    columns = open_trace(file)
+    assert (seen(columns)[2], columns.notes[1:]) == ([0, 0, 1], (own,))
     file.write_text(
         lines(*(weka(name, call(0, [1]), hash_id_scope="global", block_size=32) for name in ("a", "b", "c")))
     )
     columns = open_trace(file)
     assert (columns.block_tokens, seen(columns)[2]) == (32, [0, 1, 1])
+    assert own not in columns.notes
     file.write_text(lines(*({"timestamp": f"{n}500000000", "input_length": 512, "hash_ids": [1]} for n in (1, 4))))
     assert seen(open_trace(file))[0] == [0, 3], "LMBench's are nanoseconds, however few"
 

@@ -1,6 +1,7 @@
 """The fields of one record, and what says how it is read: what is just allowed, and what isn't."""
 
 import json
+import time
 
 import pytest
 
@@ -72,11 +73,22 @@ def test_a_session_s_turn_without_time_needs_a_delay(tmp_path):
 
 def test_a_session_s_own_clock_can_have_another_unit(tmp_path):
     file = tmp_path / "trace.json"
-    requests = [{"t": time, "in": 64, "hash_ids": [1]} for time in (0, 1500)]
+    requests = [{"t": t, "in": 64, "hash_ids": [1]} for t in (0, 1500)]
     file.write_text(json.dumps({"id": "a", "block_size": 64, "requests": requests}))
     assert open_trace(file, TraceOptions(time_unit="ms")).arrivals.tolist() == [0, 1.5]
 
 
+@pytest.fixture(params=["UTC", "EAST-9"])
+def zone(monkeypatch, request):
+    """Where the machine stands, which is no matter."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
 def test_times_of_several_zones_are_compared(tmp_path):
     file = tmp_path / "trace.csv"
     rows = ("2023-11-16T18:17:03+02:00,1,1", "2023-11-16 16:17:04,1,1", "2023-11-16T17:17:05+01:00,1,1")

@@ -179,6 +179,10 @@ def test_a_request_that_says_nothing_of_its_engine_says_nothing_else(write):
             {"block_bytes": 2**53},
             "block_bytes: expected a whole number of 0 to 9007199254740991, got 9007199254740992",
         ),
+        (
+            {"gpu_blocks": 99 * "7"},
+            f"gpu_blocks: expected a whole number of 0 to 9007199254740991, got '{59 * '7'}",
+        ),
         ({"block_bytes": "64"}, "block_bytes: expected a whole number of 0 to 9007199254740991, got '64'"),
         (
             {"block_bytes": 100},

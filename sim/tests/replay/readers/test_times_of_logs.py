@@ -31,7 +31,7 @@ def test_a_log_has_its_own_times(tmp_path, asked, name):
 
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
 def test_models_share_nothing_and_sessions_are_kept(tmp_path, asked):
-    records = [{**asked, "model": model, "session_id": model} for model in "aab"]
+    records = [{**asked, "model": model, "session_id": model} for model in (7, 7, "b")]
     columns = open_trace(written(tmp_path, *records), TraceOptions(sessions=True))
     assert columns.sessions.tolist() == [0, 0, 1]
     first, second, third = (request.blocks for request in columns)
@@ -81,8 +81,9 @@ DATES = ["2026-01-31T10:00:00Z", "2026-01-31T10:00:03Z", 1769853606]
 
 
 @pytest.mark.parametrize("unit", ["ms", "s"])
-def test_dates_have_no_unit(tmp_path, unit):
-    path = written(tmp_path, *({**PROMPT, "timestamp": time} for time in DATES[:2]))
+@pytest.mark.parametrize("times", [DATES[:2], DATES, DATES[::-1]], ids=["dates", "first", "last"])
+def test_dates_have_no_unit(tmp_path, unit, times):
+    path = written(tmp_path, *({**PROMPT, "timestamp": time} for time in times))
     with pytest.raises(ConfigError) as refused:
         open_trace(path, TraceOptions(time_unit=unit))
     assert str(refused.value) == "--time-unit: the times of this trace are dates, which have no unit"

@@ -11,7 +11,10 @@ from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsort
 from kv_sim.replay.readers.turns import Turns
 
 BLOCK = 4
-SAID = "later turns of sessions don't begin as the turn before: each is taken for what it adds to that one and its"
+SAID = (
+    "later turns of sessions don't begin as the turn before: each is taken for what it adds to that one and its "
+    "answer (--turns)"
+)
 
 
 def turn(session, tokens, ids, output=0, **more):
@@ -71,9 +74,22 @@ def numbered(requests):
     return [[names.setdefault(block, len(names)) for block in blocks] for blocks in requests]
 
 
+def of_one_block(session, *lengths):
+    """Each of its later turns begins with the same block of the file, and has so many tokens of it."""
+    later = [turn(session, tokens, [3], delay=1000) for tokens in lengths]
+    return [turn(session, 6, [1, 2], timestamp=0), *later]
+
+
+SPLIT = [*of_one_block("a", 2, 4), *of_one_block("b", 4)]
+"""The third block of either has two tokens of the file's or four: the last two of it, or all."""
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_added_becomes_whole_prompts(tmp_path, seed):
-    records = made_up(Random(seed))
+    check_prompts(tmp_path, SPLIT if not seed else made_up(Random(seed)))
+
+
+def check_prompts(tmp_path, records):
     columns = read(written(tmp_path, records), Turns.ADDED)
     prompts = slow_prompts(records)
     assert [request.input_tokens for request in columns] == list(map(len, prompts))
@@ -84,8 +100,19 @@ def test_added_turns_are_recognized_and_said(tmp_path):
     added = [turn("a", 6, [1, 2], 3, timestamp=0), turn("a", 5, [3, 4], 3, delay=1000)]
     columns = read(written(tmp_path, added))
     assert [request.input_tokens for request in columns] == [6, 14]
-    assert any(note.startswith(SAID) for note in columns.notes)
+    assert SAID in columns.notes
     assert [request.input_tokens for request in read(written(tmp_path, added), Turns.WHOLE)] == [6, 5]
+
+
+def test_a_block_that_is_one_of_the_file_s_keeps_its_id(tmp_path):
+    """So a request without a session can use it."""
+    added = [turn("a", 8, [1, 2], 4, timestamp=0), turn("a", 4, [3], timestamp=1)]
+    alone = [turn(None, 4 * len(ids), ids, timestamp=2) for ids in ([1, 2], [3])]
+    first, second, same, other = (
+        request.blocks for request in read(written(tmp_path, added + alone), Turns.ADDED)
+    )
+    assert first == second[:2] == same
+    assert len(second) == 4 and not {*second} & {*other}, "behind another prompt"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +126,7 @@ def test_added_turns_are_recognized_and_said(tmp_path):
 def test_whole_turns_stay_as_they_are(tmp_path, second):
     columns = read(written(tmp_path, [turn("a", 6, [1, 2], 3, timestamp=0), second]))
     assert [request.input_tokens for request in columns] == [6, second["input_length"]]
-    assert not any(note.startswith(SAID) for note in columns.notes)
+    assert SAID not in columns.notes
 
 
 def test_a_block_that_is_not_full_is_dropped_of_the_whole_prompt(tmp_path):

@@ -110,7 +110,7 @@ def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
         except MalformedError as error:
             raise MalformedError(f"{place}.{error}") from None
         text = chat({"messages": [*before, said]})
-        yield Record(time, 0, tokens, None, is_session_local=False, text=text)
+        yield Record(time, 0, tokens, None, text=text)
         before = []
 
 
@@ -169,7 +169,6 @@ def _parse_inputs(record: Mapping[str, Any]) -> Iterator[Record]:
                     0,
                     None,
                     session=str(place),
-                    is_session_local=False,
                     model=text_of(payload, "model"),
                     text=text,
                     tokens=tokens,

@@ -57,7 +57,7 @@ def _counts_of(record: Mapping[str, Any]) -> Iterator[Any]:
     yield record.get("info")
     yield response
     yield inside(response, "usage")
-    yield inside(inside(response, "body") or response, "usage")
+    yield inside(inside(response, "body"), "usage")
 
 
 def inside(value: Any, name: str) -> Any:

@@ -129,7 +129,6 @@ def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
                 0,
                 0,
                 None,
-                is_session_local=False,
                 model=text_of(record, "model"),
                 text=[*spoken, f"<|{role}|>"],
                 answer=content,

@@ -34,8 +34,6 @@ class Format:
     """What one unit of its times is."""
     block_tokens: int | None = None
     """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
-    is_session_local: bool = False
-    """Whether ids mean something within their session only."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
     turns: Turns = Turns.WHOLE

@@ -68,7 +68,7 @@ class Opening:
             options = replace(options, ids=IdMeaning.PREFIX)  # known, and their own ids are worth keeping
         self._path = path
         self._options = options
-        self.name = Path(path).name if Path(path).exists() else str(path)
+        self.name = Path(path).name
         self._account = Account()
         self._evidence = Evidence()
         self._notes: list[str] = []
@@ -78,6 +78,7 @@ class Opening:
         self._own_ids = OwnIds()
         self._has_text = False
         self._has_sessions = False
+        self._has_own_ids = False
         files = files_of(path)
         if left_out := left_out_of(path):
             self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
@@ -212,7 +213,8 @@ class Opening:
                 record.input_tokens, record.ids = self._growing.extend(record, self._fitting(record, block_tokens))
             self._has_text |= record.text is not None
             self._has_sessions |= record.session is not None
-            is_local = form.is_session_local if record.is_session_local is None else record.is_session_local
+            is_local = bool(record.is_session_local)
+            self._has_own_ids |= is_local
             self._look_at(record, is_local=is_local, place=place)
             ids = self._without_partial(record, self._fitting(record, block_tokens))
             named = naming.name(ids, record.session, record.model, is_local=is_local)
@@ -275,7 +277,7 @@ class Opening:
             raise ConfigError(f"{self._path}: --ids prefix, but these aren't prefix ids: {conflict}")
         if conflict is not None and not form.is_text:  # else they were made here, to be chained
             self._notes.append(f"ids name a block by itself, so they were chained: {conflict}")
-        if form.is_session_local and self._options.scope is IdScope.AUTO:
+        if self._has_own_ids and self._options.scope is IdScope.AUTO:
             self._notes.append(
                 "ids are a session's own: what sessions share can't be seen, so hit ratios are a lower bound"
             )

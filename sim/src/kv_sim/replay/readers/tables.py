@@ -33,8 +33,7 @@ def _body(cell: str) -> Mapping[str, Any] | None:
 def _is_logged(record: Mapping[str, Any]) -> bool:
     if _COLUMNS[0] in record:
         return True
-    body = _body(record.get(_COLUMNS[1], ""))
-    return body is not None and is_request({"body": body})
+    return is_request({"body": _body(record.get(_COLUMNS[1], ""))})
 
 
 TABLE = Format(

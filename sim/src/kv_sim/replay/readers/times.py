@@ -37,7 +37,7 @@ class Times:
         session = record.session
         if isinstance(record, DelayedRecord) and record.time is None:
             self._account.delayed += 1
-            arrival = self._last_turns.get(session, 0.0) + float(record.delay or 0) * self._unit_seconds
+            arrival = self._last_turns.get(session, 0.0) + (record.delay or 0) * self._unit_seconds
         elif record.time is None:
             if self._zero is not None:
                 raise MalformedError("it has no time, and a request above it has one")
@@ -47,11 +47,11 @@ class Times:
             if session not in self._starts:
                 self._starts[session] = len(self._starts) * self._stagger_seconds
                 self._first_times.add(record.time)
-            arrival = self._starts[session] + float(record.time) * unit
+            arrival = self._starts[session] + record.time * unit
         elif self.are_made_up:
             raise MalformedError("it has a time, and requests above it have none")
         else:
-            arrival = float(record.time - (self._zero or 0)) * unit
+            arrival = (record.time - (self._zero or 0)) * unit
         if isinstance(record, DelayedRecord):
             self._last_turns[session] = arrival
         return arrival

@@ -92,6 +92,5 @@ WEKA = Format(
     Container.JSON,
     ("id", "block_size", "requests"),
     _parse,
-    is_session_local=True,
     merges_sessions=True,
 )

@@ -82,7 +82,7 @@ def listed(words: Sequence[str]) -> str:
 def _table(rows: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
     """Rows of cells, each with its head."""
     listed_rows = [*rows]
-    heads = [head for head, _ in listed_rows[0]] if listed_rows else []
+    heads = [head for head, _ in listed_rows[0]]
     yield from aligned([heads, *([text for _, text in row] for row in listed_rows)])
 
 
