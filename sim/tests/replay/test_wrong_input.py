@@ -1,5 +1,6 @@
 """What can't be read or meant is refused: exit code 2, one line that says what and where, no traceback."""
 
+import gzip
 import json
 import lzma
 import os
@@ -299,6 +300,13 @@ def test_a_truncated_archive(tmp_path, capsys, cut):
     file = tmp_path / "trace.jsonl.xz"
     file.write_bytes(lzma.compress((GOOD + "\n").encode() * 999)[:cut])
     assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line ")
+
+
+def test_a_damaged_gzip(tmp_path, capsys):
+    file = tmp_path / "trace.jsonl.gz"
+    good = gzip.compress((GOOD + "\n").encode() * 999)
+    file.write_bytes(good[:12] + b"\xff" * 20 + good[32:])
+    assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line 0: Error -3 ")
 
 
 def test_nothing_but_malformed_records(tmp_path, capsys):
