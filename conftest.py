@@ -14,7 +14,7 @@ also when what is tested is an installed wheel.
 
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -43,19 +43,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    seen: Counter[str] = Counter()
+    cases: defaultdict[str, dict[object, int]] = defaultdict(dict)
     for item in items:
-        if item.get_closest_marker("once") is None and _seed_index(item) % FEWER_SEEDS == 0:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % FEWER_CASES == 0:
-                yield item
-            seen[test] += 1
-
-
-def _seed_index(item: pytest.Item) -> int:
-    """Which of its seeds a test has; the first if it has none."""
-    callspec = getattr(item, "callspec", None)
-    return callspec.indices.get("seed", 0) if callspec is not None else 0
+        callspec = getattr(item, "callspec", None)
+        case = {} if callspec is None else dict(callspec.indices)
+        seed = case.pop("seed", 0)
+        known = cases[item.nodeid.partition("[")[0]]
+        number = known.setdefault(tuple(case.items()), len(known))
+        is_once = item.get_closest_marker("once") is not None
+        if not is_once and seed % FEWER_SEEDS == number % FEWER_CASES == 0:
+            yield item
 
 
 def pytest_sessionstart() -> None:
