@@ -7,6 +7,7 @@ from kv_sim_more_traces import ASKED, MORE, SAID, lengths, otlp, shared, span, u
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.sharing import parse_sharing
 
 ADDS = "a later turn of a session is what it adds to the one before and its answer (--turns)"
@@ -46,8 +47,48 @@ def test_turns_of_aiperf_do_too(read, times):
 
 
 def test_what_the_system_says_is_no_turn_of_aiperf(read):
-    requests, _ = read({"turns": [{"role": "system", "text": "z" * 54}, {"text": SAID}, {"text": "y" * 43}]})
-    assert lengths(requests) == [(0, 48, 0), (60, 64, 0)]
+    turns = [{"role": "system", "text": "z" * 54}, {"text": SAID}, {"text": "y" * 43}]
+    requests, _ = read({"turns": turns}, {"turns": turns[1:]})
+    assert lengths(requests) == [(0, 48, 0), (0, 32, 0), (60, 64, 0), (60, 48, 0)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "seconds"), [({"timestamp": 3000}, 3), ({"delay": 500}, 1.5), ({}, 61), ({"timestamp": None}, 61)]
+)
+def test_a_session_of_aiperf_goes_on_in_a_later_line(read, turn, seconds):
+    first = {"turns": [{"text": SAID, "output_length": 16, "delay": 1000}]}
+    later = {"session_id": "a", "turns": [{"text": "y" * 43, **turn}]}
+    sessions = ({**first, "session_id": "a"}, {**first, "session_id": "b"}, first, {**first, "session_id": ""})
+    requests, notes = read(*sessions, later, stagger_seconds=0.125)
+    begins = [(0.125 * number, 32, 16) for number in range(4)]
+    assert lengths(requests) == sorted([*begins, (seconds - 1, 64, 0)])
+    assert (shared(requests[0], requests[-1]), ADDS in notes) == (2, True)
+    delayed = "1 later turn has a delay: taken from the arrival of the turn before" in notes
+    assert delayed is ("delay" in turn)
+
+
+def test_but_not_in_another_file(tmp_path):
+    """Nor does one that has no name go on at all."""
+    for name, session in (("1", "a"), ("2", "a"), ("3", None), ("4", None)):
+        record = {"session_id": session, "turns": [{"text": SAID}]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record))
+    trace = open_trace(tmp_path)
+    assert lengths(trace) == [(0, 32, 0)] * 4
+    assert "4 sessions count their own time, so all begin at once (--stagger)" in trace.notes
+
+
+@pytest.mark.parametrize(
+    ("turns", "found"),
+    [
+        ([{}], [(0, 13)]),
+        ([{"output_length": 3}, {}], [(0, 13), (60, 28)]),
+        ([{}, {}, {"role": "system"}], [(0, 22), (60, 35)]),
+    ],
+)
+def test_what_the_system_says_is_one_where_it_is_more_than_that(read, turns, found):
+    first, *more = [{"text": "z" * 27, **one} for one in turns]
+    requests, _ = read({"turns": [{**first, "role": "system"}, *more]})
+    assert [(one.arrival_seconds, one.input_tokens) for one in requests] == found
 
 
 @pytest.mark.parametrize("time", ["timestamp", "delay"])

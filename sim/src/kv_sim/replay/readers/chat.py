@@ -26,8 +26,7 @@ from kv_sim.replay.readers.record import (
     time_of,
 )
 from kv_sim.replay.readers.text import ASSUMED
-
-TURN_SECONDS: Final = 60
+from kv_sim.replay.readers.turns import TURN_SECONDS
 
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}

@@ -36,7 +36,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 class DelayedRecord(Record):
-    """A record whose time is counted from the turn before, where ``time`` is None."""
+    """A record whose time is counted from the turn before, where ``time`` is None; ``delay`` may be None, too."""
 
     __slots__ = ("delay",)
 

@@ -154,7 +154,8 @@ class Opening:
 
     def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
         form = self._form
-        for number, (place, value) in enumerate(chain.from_iterable(files)):
+        numbered = ((file, *one) for file, found in enumerate(files) for one in found)
+        for number, (file, place, value) in enumerate(numbered):
             try:
                 if isinstance(value, Broken):
                     raise MalformedError(value.reason)
@@ -167,7 +168,9 @@ class Opening:
                     self._text.cut(record)
                     if form.merges_sessions:
                         # Names are a writer's own: two files may have the same one.
-                        record.session = " ".join(filter(None, (str(number), record.session)))
+                        goes_on = form.sessions_go_on and record.session
+                        whose = f"file {file}" if goes_on else str(number)
+                        record.session = " ".join(filter(None, (whose, record.session)))
                     elif self._options.scope is IdScope.SESSION or self._options.sessions:
                         record.session = self._conversations.name(record)
                     yield place, record
