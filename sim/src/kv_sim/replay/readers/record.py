@@ -135,6 +135,24 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
     return value
 
 
+def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
+    """The same, or as text with blanks, commas or semicolons between them."""
+    value = record.get(field)
+    if not isinstance(value, str):
+        return id_list(record, field)
+    words = value.strip("[] \n").replace(",", " ").replace(";", " ").split()
+    if "..." in words:
+        raise MalformedError(f"{field}: expected all ids, got some with '...' in place of others")
+    return [_id_of(word) for word in words]
+
+
+def _id_of(word: str) -> Id:
+    try:
+        return int(word) if word.isdecimal() else word.strip("'\"")
+    except ValueError:  # Python's own limit
+        return word
+
+
 def text_of(record: Mapping[str, Any], field: str) -> str | None:
     """The name of a session or of a model, if there is one."""
     value = record.get(field)
