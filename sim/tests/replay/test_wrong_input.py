@@ -254,6 +254,10 @@ FILES = {
         line(hash_ids=[True]),
         "{file}:1: hash_ids: expected integers or strings, got True {more}",
     ),
+    "a delay that goes back": (
+        json.dumps({"session_id": "a", "delay": -5, "input_length": 1, "hash_ids": []}) + "\n",
+        "{file}:1: delay: expected at least 0, got -5 {more}",
+    ),
     "a delay of nobody": (
         json.dumps({"delay": 5, "input_length": 1, "hash_ids": []}) + "\n",
         "{file}:1: timestamp: no such field, and no session_id with a delay instead; --columns says where it is "

@@ -91,6 +91,18 @@ def test_a_report_of_inference_perf_is_a_log(read):
     assert lengths(requests) == [(0, 45, 6), (3, 45, 0)]
 
 
+def test_what_is_counted_may_be_written_as_json(read):
+    usage = {"completion_tokens": 7}
+    for more in ({"usage": usage}, {"response": {"usage": usage}}, {"response": {"body": {"usage": usage}}}):
+        [field] = more
+        requests, _ = read({**ASKED, **more}, {**ASKED, field: json.dumps(more[field])})
+        assert [one.output_tokens for one in requests] == [7, 7]
+    requests, _ = read(
+        {**ASKED, "response": {"body": json.dumps({"usage": usage})}}, {**ASKED, "response": "{zzz"}
+    )
+    assert [one.output_tokens for one in requests] == [7, 1]
+
+
 def test_what_a_log_counted_is_not_estimated(read):
     requests, _ = read({**ASKED, "response": "z" * 400, "usage": {"completion_tokens": 7}})
     assert [one.output_tokens for one in requests] == [7]

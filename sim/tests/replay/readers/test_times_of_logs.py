@@ -20,6 +20,23 @@ def written(tmp_path, *records):
     return path
 
 
+@pytest.mark.parametrize(
+    "date",
+    [
+        *(
+            "2026-01-31T12:00:02+02:00",
+            "2026-01-31 10:00:02 UTC",
+            "2026-01-31t10:00:02z",
+            "2026-01-31 10:00:02+00",
+        ),
+        *("2026-01-31 10:00:02.000000 UTC", " 2026-01-31 10:00:02,000 ", "2026-01-31T05:00:02.000-0500"),
+    ],
+)
+def test_dates_as_programs_write_them(tmp_path, date):
+    records = [{**PROMPT, "timestamp": one} for one in ("2026-01-31T10:00:00Z", date)]
+    assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
+
+
 @pytest.mark.parametrize("name", ["timestamp", "created", "created_at", "time", "startTime", "start_time"])
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
 def test_a_log_has_its_own_times(tmp_path, asked, name):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kv_sim.replay.readers.asked import answered_in, shares_of
 from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.mooncake import DelayedRecord, delay_of
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
 from kv_sim.replay.readers.text import ASSUMED
 from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
@@ -26,7 +26,7 @@ _MINUTE: Final = TURN_SECONDS * 1000
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     session, asked = text_of(record, "session_id"), _asked(record)
     time = None if record.get("timestamp") is None else number(record, "timestamp")
-    delay = number(record, "delay") if time is None and session and record.get("delay") is not None else None
+    delay = delay_of(record) if time is None and session and record.get("delay") is not None else None
     prompts = prompts_in(record, asked)
     for (text, tokens), share in zip(prompts, shares_of(_answered(record), len(prompts)), strict=True):
         more: dict[str, Any] = {"model": text_of(asked, "model"), "text": text, "tokens": tokens}
@@ -125,12 +125,7 @@ def _when(turn: Mapping[str, Any]) -> tuple[int | float | None, int | float | No
     """When a turn arrives, or how long after the turn before; neither: nobody says."""
     if turn.get("timestamp") is not None:
         return number(turn, "timestamp"), None
-    if turn.get("delay") is None:
-        return None, None
-    delay = number(turn, "delay")
-    if delay < 0:
-        raise MalformedError(f"delay: expected at least 0, got {delay}")
-    return None, delay
+    return None, None if turn.get("delay") is None else delay_of(turn)
 
 
 def _have_text(record: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             raise MalformedError(
                 "timestamp: no such field, and no session_id with a delay instead; --columns says where it is"
             )
-        time, delay = None, number(record, "delay")
+        time, delay = None, delay_of(record)
     else:
         time, delay = number(record, "timestamp"), None
     yield DelayedRecord(
@@ -33,6 +33,14 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         is_session_local=True if record.get("hash_id_scope") == "local" else None,
         delay=delay,
     )
+
+
+def delay_of(record: Mapping[str, Any]) -> int | float:
+    """How long after the turn before one arrives."""
+    delay = number(record, "delay")
+    if delay < 0:
+        raise MalformedError(f"delay: expected at least 0, got {delay}")
+    return delay
 
 
 class DelayedRecord(Record):

@@ -24,7 +24,7 @@ from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
+from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
@@ -80,8 +80,8 @@ class Opening:
         self._has_sessions = False
         self._has_own_ids = False
         files = files_of(path)
-        if left_out := left_out_of(path):
-            self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
+        for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
+            self._notes += [f"files of the folder that were {why}: {names}"] if names else []
         self._form, found = self._format_of(files)
         if options.tokenizer is not None and not self._form.is_text:
             raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")

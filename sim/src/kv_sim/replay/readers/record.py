@@ -102,7 +102,7 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
         if not isinstance(value, str):
             raise
     try:
-        date = datetime.fromisoformat(value.strip())
+        date = datetime.fromisoformat(value.strip().upper().removesuffix(" UTC"))
     except ValueError:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
     return moment(date)
