@@ -39,6 +39,7 @@ def events(*sent):
         ([{"generated_text": 5}], 0),
         ([], 0),
         ("", 0),
+        ("5", 0),
     ],
 )
 @pytest.mark.parametrize("encoding", ["JSON", "BASE64"])
@@ -51,6 +52,16 @@ def test_only_what_an_endpoint_was_asked_may_be_kept(read):
     """Base64 is what is kept of a type of content that nobody told it of."""
     asked = {"data": base64.b64encode(json.dumps(ASKED).encode()).decode()}
     requests, _ = read({"captureData": {"endpointInput": asked}, "eventMetadata": NOW})
+    assert lengths(requests) == [(0, 32, 0)]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 5, {}, {"data": None}, {"data": "1,2", "encoding": "CSV"}, {"data": "/////w=="}]
+)
+def test_an_answer_that_is_no_text_has_no_length(read, answer):
+    record = captured(1, ASKED, {})
+    record["captureData"]["endpointOutput"] = answer
+    requests, _ = read(record)
     assert lengths(requests) == [(0, 32, 0)]
 
 
@@ -107,6 +118,16 @@ def test_a_model_of_bedrock_may_be_asked_in_several_ways(tmp_path):
     assert lengths(trace) == [(0, both, 0), (0, both, 0), (0, 27, 0), (0, 32, 0)]
     assert shared(first, second) == -(-both // 16)
     assert trace.notes[-1] == "requests of 2 models, none of which can use another's blocks: m, none"
+
+
+def test_an_image_that_bedrock_was_shown_is_a_few_characters(read):
+    def shown(content):
+        return {**BEDROCK, "input": {"inputBodyJson": {"messages": [{"role": "user", "content": content}]}}}
+
+    image = {"image": {"format": "png", "source": {"bytes": "A" * 10_000}}}
+    requests, _ = read(shown([{"text": SAID}, image]), shown(SAID), shown(["a", {"image": "b"}]))
+    assert lengths(requests)[:2] == [(0, -(-(128 + len("<image >") + 16) // 4), 0), (0, 32, 0)]
+    assert requests[2].input_tokens == -(-len('<|user|>a{"image": "b"}<|assistant|>') // 4)
 
 
 # -- Baseten -------------------------------------------------------------------------------------
@@ -184,6 +205,11 @@ WRONG = {
         (
             captured(5, {"messages": 5}, {}),
             "captureData.endpointInput.data.messages: expected a list of messages, got int",
+        ),
+        (
+            captured(5, ASKED, {"usage": {"completion_tokens": -1}}),
+            "captureData.endpointOutput.data.usage.completion_tokens: expected a whole number of at least 0, "
+            "got -1",
         ),
         (
             captured(5, {"inputs": 5}, {}),

@@ -52,15 +52,15 @@ def test_what_is_hidden_or_empty_in_a_folder_is_left_out(tmp_path):
     for name in (".ipynb_checkpoints/a.jsonl", "._a.jsonl", "a.jsonl", "b/.c.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(GOOD)
-    for hour in range(2):
-        (tmp_path / "b" / f"{hour}.jsonl").touch()
+    for name, content in (("0.jsonl", b""), ("1.jsonl.gz", gzip.compress(b"\n\n"))):
+        (tmp_path / "b" / name).write_bytes(content)
     columns = open_trace(tmp_path)
     assert (len(columns), columns.notes[1:]) == (
         1,
         (
             "files of the folder that were left out for their names: 3 (._a.jsonl, .ipynb_checkpoints/a.jsonl, "
             "b/.c.jsonl)",
-            "files of the folder that were empty: 2 (b/0.jsonl, b/1.jsonl)",
+            "files of the folder that were empty: 2 (b/0.jsonl, b/1.jsonl.gz)",
         ),
     )
     with pytest.raises(ConfigError) as caught:

@@ -1,7 +1,7 @@
 """What Amazon's services keep of requests: SageMaker's data capture, and Bedrock's log of model invocations.
 
 What an endpoint was asked, and what it answered, are texts as they went over the wire, or base64 of them. Answers
-need not be there; then nobody knows how long they were.
+need not be there, or be text; then nobody knows how long they were.
 """
 
 import base64
@@ -37,6 +37,7 @@ def _requests(
 # -- SageMaker -----------------------------------------------------------------------------------
 
 _INPUT: Final = "captureData.endpointInput"
+_OUTPUT: Final = "captureData.endpointOutput"
 
 
 def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
@@ -46,9 +47,7 @@ def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
     asked = object_in(sent)
     if asked is None:
         raise MalformedError(f"{_INPUT}.data: expected the JSON of what an API was asked, got {sent!r:.40}")
-    came = inside(captured, "endpointOutput")
-    answer = None if came is None else json_in(_payload("captureData.endpointOutput", came))
-    tokens, said = _answered(answer)
+    tokens, said = _answered(inside(captured, "endpointOutput"))
     model = text_of(asked, "model")
     yield from _requests(asked, f"{_INPUT}.data", time=time, answer=tokens, model=model, said=said)
 
@@ -79,14 +78,21 @@ def _payload(place: str, entry: Any) -> str:
         raise MalformedError(f"{place}.data: expected base64 of text in UTF-8, got {data!r:.40}") from None
 
 
-def _answered(answer: Any) -> tuple[int, str | None]:
+def _answered(entry: Any) -> tuple[int, str | None]:
     """The tokens of an answer, or what it says, where one of them is there."""
+    try:
+        answer = json_in(_payload(_OUTPUT, entry))
+    except MalformedError:
+        return 0, None
     if isinstance(answer, str):  # a stream of events, of which the last ones may say it
         events = (object_in(line.removeprefix("data:").strip()) for line in reversed(answer.splitlines()))
         answer = next((event for event in events if event and event.get("usage") is not None), None)
     if isinstance(answer, list) and len(answer) == 1:
         [answer] = answer
-    tokens, said = answered_in({"response": answer}), inside(answer, "generated_text")
+    try:
+        tokens, said = answered_in({"response": answer}), inside(answer, "generated_text")
+    except MalformedError as error:
+        raise MalformedError(f"{_OUTPUT}.data.{str(error).removeprefix('response.')}") from None
     return tokens or 0, said if tokens is None and isinstance(said, str) else None
 
 
@@ -103,6 +109,7 @@ SAGEMAKER = Format(
 
 # -- Bedrock -------------------------------------------------------------------------------------
 
+_MEDIA: Final = ("image", "document", "video", "audio")
 _LOG: Final = "ModelInvocationLog"
 
 
@@ -111,9 +118,7 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
     if asked is None:
         got = "what lies elsewhere" if inside(record["input"], "inputBodyS3Path") else "none"
         raise MalformedError(f"input.inputBodyJson: expected what a model was asked, as an object, got {got}")
-    tools = inside(asked.get("toolConfig"), "tools")
-    if tools is not None:
-        asked = {**asked, "tools": tools}
+    asked = _as_usual(asked)
     counts = record.get("output")
     try:
         answer = whole(counts, "outputTokenCount", usual=0) if isinstance(counts, dict) else 0
@@ -121,6 +126,24 @@ def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
         raise MalformedError(f"output.{error}") from None
     model = text_of(record, "modelId")
     yield from _requests(asked, "input.inputBodyJson", time=time, answer=answer, model=model)
+
+
+def _as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Converse is asked, as other APIs are: its tools lie in a configuration, and no part says its type."""
+    tools, messages = inside(asked.get("toolConfig"), "tools"), asked.get("messages")
+    if tools is not None:
+        asked = {**asked, "tools": tools}
+    return {**asked, "messages": [*map(_message, messages)]} if isinstance(messages, list) else asked
+
+
+def _message(message: Any) -> Any:
+    parts = inside(message, "content")
+    return {**message, "content": [*map(_part, parts)]} if isinstance(parts, list) else message
+
+
+def _part(part: Any) -> Any:
+    kind = next((kind for kind in _MEDIA if isinstance(inside(part, kind), dict)), None)
+    return part if kind is None else {"type": kind, **part}
 
 
 BEDROCK = Format(

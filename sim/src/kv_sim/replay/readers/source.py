@@ -44,6 +44,8 @@ _TWICE: Final = "a trace is a file, since it is opened more than once: save it f
 _PACKED_BYTES: Final = 1 << 14
 
 _NAMES_SHOWN: Final = 3
+_MOST_OF_NOTHING: Final = 1 << 12
+"""A file of more bytes isn't looked into, before it is read, for whether there is something in it."""
 
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
@@ -91,7 +93,8 @@ def _named(files: list[Path], place: Path) -> str:
 
 
 def _is_empty(file: Path) -> bool:
-    return not file.stat().st_size
+    """Whether it has blank lines only, packed or not."""
+    return file.stat().st_size <= _MOST_OF_NOTHING and next(lines_of(file), None) is None
 
 
 def _within(place: Path) -> list[Path]:
