@@ -30,10 +30,10 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     prompts = prompts_in(record, asked)
     for (text, tokens), share in zip(prompts, shares_of(_answered(record), len(prompts)), strict=True):
         more: dict[str, Any] = {"model": text_of(asked, "model"), "text": text, "tokens": tokens}
-        if delay is None:
-            yield Record(time, 0, share, None, session, **more)
+        if session:
+            yield DelayedRecord(time, 0, share, None, session, delay=delay, **more)
         else:
-            yield DelayedRecord(None, 0, share, None, session, delay=delay, **more)
+            yield Record(time, 0, share, None, session, **more)
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,12 +36,14 @@ class Times:
         if self._zero is None and record.time is not None and not self.are_made_up:
             self._zero = record.time
         session = record.session
-        if isinstance(record, DelayedRecord) and record.time is None:
-            arrival = self._after(session, record.delay)
+        delay = record.delay if isinstance(record, DelayedRecord) else None
+        if record.time is None and (delay is not None or self._form.merges_sessions):
+            arrival = self._after(session, delay)
         elif record.time is None:
             if self._zero is not None:
                 raise MalformedError("it has no time, and a request above it has one")
-            arrival = float(number)  # no times: one a second, so that there is an order
+            # No times: one a second, so that there is an order. But a turn comes after the one before.
+            arrival = max(float(number), self._last_turns.get(session, 0.0))
             self.are_made_up = True
         elif self._form.merges_sessions:
             arrival = self._start_of(session, record.time) + record.time * unit
