@@ -225,3 +225,12 @@ def test_an_oracle_is_not_announced_within_the_json(small, tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)
         assert place.stat().st_size == 11 * oracle.RECORD.itemsize
         place.unlink()
+
+
+def test_a_page_may_show_half_a_character(tmp_path, capsys):
+    """As a model's name may have in a trace, and a file's name that is none in UTF-8."""
+    trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
+    trace.write_text("".join(json.dumps({"prompt": "a", "model": name}) + "\n" for name in ("m", "\ud83d")))
+    assert main(["replay", str(trace), "--capacity", "5blocks", "--html", str(page)]) == 0
+    assert "none of which can use another" in page.read_text() and "\\ud83d" in page.read_text()
+    capsys.readouterr()

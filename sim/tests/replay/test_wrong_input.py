@@ -16,21 +16,22 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing
 
 COLUMNS = (
-    "expected those of one of the formats openai-table, azure, burstgpt, vidur, litellm, splitwise; --columns "
-    "says which is what in another one"
+    "expected those of one of the formats baseten, baseten-text, openai-table, azure, burstgpt, vidur, litellm, "
+    "splitwise; --columns says which is what in another one"
 )
 FIELDS = (
     "expected those of one of the formats weka, lmcache, bailian, recorded, servegen, lmbench, mooncake, "
-    "aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, vllm, "
-    "conversations, openai, bench, mooncake-lengths, litellm; --columns says which is what in another one; if "
-    "it is only this record: --format with --on-error skip"
+    "baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, langfuse, langsmith, sglang, "
+    "sagemaker, bedrock, baseten-text, vllm, conversations, openai, bench, mooncake-lengths, litellm; --columns "
+    "says which is what in another one; if it is only this record: --format with --on-error skip"
 )
 NEAR = (
     "expected those of lmbench (timestamp, input_length, hash_ids) or mooncake-lengths (timestamp, "
     "input_length, output_length, no hash_ids) or mooncake (input_length, hash_ids) or one of the formats "
-    "weka, lmcache, bailian, recorded, servegen, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, guidellm, "
-    "langfuse, langsmith, sglang, vllm, conversations, openai, bench, litellm; --columns says which is what in"
-    " another one; if it is only this record: --format with --on-error skip"
+    "weka, lmcache, bailian, recorded, servegen, baseten, aibrix, aiperf, aiperf-turns, aiperf-inputs, otel, "
+    "guidellm, langfuse, langsmith, sglang, sagemaker, bedrock, baseten-text, vllm, conversations, openai, "
+    "bench, litellm; --columns says which is what in another one; if it is only this record: --format with "
+    "--on-error skip"
 )
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
@@ -252,6 +253,10 @@ FILES = {
     "an id that is true": (
         line(hash_ids=[True]),
         "{file}:1: hash_ids: expected integers or strings, got True {more}",
+    ),
+    "a delay that goes back": (
+        json.dumps({"session_id": "a", "delay": -5, "input_length": 1, "hash_ids": []}) + "\n",
+        "{file}:1: delay: expected at least 0, got -5 {more}",
     ),
     "a delay of nobody": (
         json.dumps({"delay": 5, "input_length": 1, "hash_ids": []}) + "\n",
@@ -522,9 +527,9 @@ OPTIONS = {
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, bench, burstgpt, conversations, guidellm, langfuse, langsmith, litellm, lmbench, lmcache, "
-        "mooncake, mooncake-lengths, openai, openai-table, otel, recorded, servegen, sglang, splitwise, "
-        "vidur, vllm, weka; did you mean 'mooncake'?"
+        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, guidellm, langfuse, langsmith, "
+        "litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, otel, recorded, sagemaker, "
+        "servegen, sglang, splitwise, vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

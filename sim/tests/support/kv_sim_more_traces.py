@@ -1,5 +1,6 @@
 """A small trace of each format that is text or lengths under other names, what is in it, and how to look at it."""
 
+import base64
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +38,17 @@ def span(seconds: float, named: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"traceId": "t", "name": "chat m", "startTimeUnixNano": str(start), "attributes": attributes, **more}
 
 
+def captured(second: int, sent: Any, came: Any, encoding: str = "JSON") -> dict[str, Any]:
+    """A line of SageMaker's."""
+    entries = {}
+    for name, value in (("endpointInput", sent), ("endpointOutput", came)):
+        text = value if isinstance(value, str) else json.dumps(value)
+        data = text if encoding == "JSON" else base64.b64encode(text.encode()).decode()
+        entries[name] = {"observedContentType": "application/json", "data": data, "encoding": encoding}
+    time = {"eventId": f"e{second}", "inferenceTime": f"2026-01-31T10:00:0{second}Z"}
+    return {"captureData": entries, "eventMetadata": time, "eventVersion": "0"}
+
+
 SAID = "x" * 107
 """Behind its role and before who answers it has 128 characters: 32 tokens, two blocks of 16."""
 ASKED = {"model": "m", "messages": [user(SAID)]}
@@ -50,6 +62,8 @@ def _observed(second: int, asked: Any, **more: Any) -> dict[str, Any]:
 
 _GENERATION = {"traceId": "t", "type": "GENERATION", "model": "m", "usageDetails": {"input": 9, "output": 7}}
 _RUN = {"run_type": "llm", "completion_tokens": 7, "session_id": "a project"}
+_INVOKED = {"schemaType": "ModelInvocationLog", "schemaVersion": "1.0", "operation": "Converse", "modelId": "m"}
+_HASHED = {"prompt": SAID, "output_tokens": 7, "provided_session_id": "a", "block_size": 16, "model_name": "m"}
 _SENT = {"output_tokens": 7, "prompt_tokens": 99}
 
 CASES: dict[str, tuple[str, int, list[float]]] = {
@@ -169,6 +183,42 @@ CASES: dict[str, tuple[str, int, list[float]]] = {
         16,
         [0, 3],
     ),
+    "sagemaker": (
+        lines(captured(1, ASKED, {"usage": {"completion_tokens": 7}}), captured(4, MORE, {}, "BASE64")),
+        16,
+        [0, 3],
+    ),
+    "bedrock": (
+        lines(
+            *(
+                {
+                    **{**_INVOKED, "timestamp": f"2026-01-31T10:00:0{second}Z"},
+                    "input": {
+                        "inputBodyJson": {"messages": [{"role": "user", "content": parts}]},
+                        "inputTokenCount": 9,
+                    },
+                    "output": {"outputTokenCount": 7},
+                }
+                for second, parts in ((1, [{"text": SAID}]), (4, [{"text": SAID}, {"text": "y" * 51}]))
+            )
+        ),
+        16,
+        [0, 3],
+    ),
+    "baseten": (
+        lines(
+            {**_HASHED, "timestamp_start_unix_ms": 500, "input_tokens": 40, "total_hashes": [5, 6, 7]},
+            {**_HASHED, "timestamp_start_unix_ms": 3500, "input_tokens": 35, "total_hashes": [5, 6, 8]},
+        ),
+        16,
+        [0, 3],
+    ),
+    "baseten-text": (
+        "timestamp_start_unix_ms,prompt,input_tokens,output_tokens,provided_session_id,total_hashes\n"
+        f"500,{'x' * 128},9,7,,[]\n3500,{'x' * 64 + 'y' * 116},9,7,,[]\n",
+        16,
+        [0, 3],
+    ),
     "openai-table": (
         "request_created_at,request_body,model,prompt_tokens,completion_tokens\n"
         + "".join(
@@ -228,6 +278,10 @@ READ: dict[str, tuple[list[tuple[int, int]], int]] = {
     "langfuse": ([(32, 7), (45, 7)], 1),
     "langsmith": ([(32, 7), (45, 7)], 1),
     "sglang": ([(40, 0), (35, 7)], 2),
+    "sagemaker": ([(32, 7), (45, 0)], 1),
+    "bedrock": ([(32, 7), (45, 7)], 1),
+    "baseten": ([(40, 7), (35, 7)], 2),
+    "baseten-text": ([(32, 7), (45, 7)], 1),
     "openai-table": ([(32, 7), (45, 0)], 1),
     "servegen": ([(40, 0), (48, 0)], 2),
     "bench": ([(128, 7), (64, 0)], 1),

@@ -75,6 +75,19 @@ def test_calls_of_tools_and_their_results_are_text(read):
     assert shares(whole, other) >= 6 > shares(whole, without)
 
 
+def test_an_old_call_of_a_function_is_text_too(read):
+    call = {"name": "look"}
+    answers = user(None, "assistant", function_call=call), user('{"name": "look"}', "assistant")
+    (old, new), _ = read(*(asked(user("a"), answer, user("b")) for answer in answers))
+    assert old.blocks == new.blocks
+
+
+@pytest.mark.parametrize("field", ["value", "text"])
+def test_other_words_for_what_is_said(read, field):
+    (first, second), _ = read(asked(user()), asked({"role": "user", "content": None, field: LONG}))
+    assert first.blocks == second.blocks
+
+
 @pytest.mark.parametrize("word", ["gpt", "chatgpt", "bing", "bard", "model", "bot"])
 def test_other_words_for_who_answers(read, word):
     records = [asked(user(), user(LONG, role), user("b")) for role in (word, "assistant", "user")]
@@ -202,7 +215,11 @@ def test_what_is_a_conversation_and_what_a_request():
         (asked(user(), timestamp=[1]), "timestamp: expected a number, got [1]"),
         (
             asked(user(), usage={"completion_tokens": -1}),
-            "completion_tokens: expected a whole number of at least 0, got -1",
+            "usage.completion_tokens: expected a whole number of at least 0, got -1",
+        ),
+        (
+            asked(user(), response='{"usage": {"completion_tokens": "x"}}'),
+            "response.usage.completion_tokens: expected a whole number of at least 0, got 'x'",
         ),
     ],
 )

@@ -2,8 +2,11 @@
 
 import base64
 import codecs
+import gzip
+import io
 import json
 import pickle
+import tarfile
 from random import Random
 
 import pytest
@@ -42,6 +45,27 @@ def test_what_a_trace_may_be_called(tmp_path, ending):
     for name in (f"trace.{ending}", f"trace.{ending}.bak"):
         (tmp_path / name).touch()
     assert files_of(tmp_path) == [tmp_path / f"trace.{ending}"]
+
+
+def test_what_is_hidden_or_empty_in_a_folder_is_left_out(tmp_path):
+    """What Jupyter and macOS keep beside a trace; an hour without requests."""
+    for name in (".ipynb_checkpoints/a.jsonl", "._a.jsonl", "a.jsonl", "b/.c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(GOOD)
+    for name, content in (("0.jsonl", b""), ("1.jsonl.gz", gzip.compress(b"\n\n"))):
+        (tmp_path / "b" / name).write_bytes(content)
+    columns = open_trace(tmp_path)
+    assert (len(columns), columns.notes[1:]) == (
+        1,
+        (
+            "files of the folder that were left out for their names: 3 (._a.jsonl, .ipynb_checkpoints/a.jsonl, "
+            "b/.c.jsonl)",
+            "files of the folder that were empty: 2 (b/0.jsonl, b/1.jsonl.gz)",
+        ),
+    )
+    with pytest.raises(ConfigError) as caught:
+        open_trace(tmp_path / "b")
+    assert str(caught.value) == f"{tmp_path / 'b' / '0.jsonl'}: there is nothing in this file"
 
 
 def test_several_broken_lines_may_come_first(tmp_path):
@@ -94,6 +118,28 @@ def test_what_else_a_file_is(tmp_path, content, what):
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
     assert str(caught.value) == f"{file}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_tar_archive_is_none(tmp_path, pack):
+    file, archive = tmp_path / "trace.tar", io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        inner = tarfile.TarInfo("trace.jsonl")
+        inner.size = len(GOOD)
+        tar.addfile(inner, io.BytesIO(GOOD.encode()))
+    file.write_bytes(pack(archive.getvalue()))
+    with pytest.raises(ConfigError) as caught:
+        open_trace(file)
+    said = f"{file}: this is a tar archive; a trace is text in UTF-8: JSON lines, JSON or a table"
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("kind", [0x50, 0x5F])
+def test_zstd_may_begin_with_a_frame_that_holds_nothing(tmp_path, kind):
+    """pzstd writes such."""
+    file = tmp_path / "trace.jsonl.zst"
+    file.write_bytes(bytes([kind]) + b"\x2a\x4d\x18\4\0\0\0abcd" + zstandard.compress(GOOD.encode()))
+    assert len(open_trace(file)) == 1
 
 
 def test_zstd_that_shrinks_little_is_read_to_the_end(tmp_path):

@@ -1,70 +1,13 @@
-"""What logs, load generators and their reports say of requests: what counts, and what turns add."""
+"""What logs, load generators and their reports say of requests: what of it counts."""
 
 import json
 
 import pytest
-from kv_sim_more_traces import ASKED, MORE, SAID, lengths, otlp, shared, span, user
+from kv_sim_more_traces import ASKED, MORE, SAID, lengths, shared, user
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.sharing import parse_sharing
-
-ADDS = "a later turn of a session is what it adds to the one before and its answer (--turns)"
-
-
-# -- turns ---------------------------------------------------------------------------------------
-
-TURNS = [(0, "a", SAID, 16), (1000, "b", SAID, 16), (2000, "a", "y" * 43, 5), (3000, "b", "y" * 43, None)]
-GROWN = [(0, 32, 16), (1, 32, 16), (2, 64, 5), (3, 64, 0)]
-"""The second turns: 32 tokens, 16 of the answer, 64 characters."""
-
-
-def test_turns_of_aibrix_add_to_the_turn_before(read):
-    records = [
-        {"timestamp": time, "requests": [{"prompt": said, "output_length": answer, "session_id": session}]}
-        for time, session, said, answer in TURNS
-    ]
-    requests, notes = read(*records)
-    assert lengths(requests) == GROWN
-    first, other, second, another = requests
-    assert first.blocks == other.blocks == second.blocks[:2] == another.blocks[:2]
-    assert shared(second, another) == 2, "an answer is its session's own"
-    assert ADDS in notes
-    apart, notes = read(*({**one, "requests": [{**one["requests"][0], "session_id": None}]} for one in records))
-    assert [one.input_tokens for one in apart] == [32, 32, 16, 16]
-    assert ADDS not in notes
-
-
-@pytest.mark.parametrize("times", [("timestamp", 2000), ("delay", 2000)])
-def test_turns_of_aiperf_do_too(read, times):
-    session = {"turns": [{"text": SAID, "output_length": 16}, {"text": "y" * 43, "output_length": 5}]}
-    session["turns"][1][times[0]] = times[1]
-    requests, notes = read(session, session, stagger_seconds=1)
-    assert lengths(requests) == [(0, 32, 16), (1, 32, 16), (2, 64, 5), (3, 64, 5)]
-    assert (shared(requests[0], requests[1]), shared(requests[2], requests[3])) == (2, 2)
-    assert ADDS in notes
-
-
-def test_what_the_system_says_is_no_turn_of_aiperf(read):
-    requests, _ = read({"turns": [{"role": "system", "text": "z" * 54}, {"text": SAID}, {"text": "y" * 43}]})
-    assert lengths(requests) == [(0, 48, 0), (60, 64, 0)]
-
-
-@pytest.mark.parametrize("time", ["timestamp", "delay"])
-def test_but_where_it_has_a_time_of_its_own_it_is_one(read, time):
-    requests, _ = read({"turns": [{"role": "system", "text": "z" * 41, time: 0}, {"text": "y" * 43, time: 0}]})
-    assert [(one.arrival_seconds, one.input_tokens) for one in requests] == [(0, 16), (0, 32)]
-
-
-def test_sessions_of_payloads_have_whole_prompts(read):
-    sessions = [{"session_id": "a", "payloads": [ASKED, MORE]}, {"session_id": "b", "payloads": [ASKED]}]
-    requests, notes = read({"data": sessions})
-    assert lengths(requests) == [(0, 32, 0), (0, 32, 0), (60, 45, 0)]
-    assert [shared(requests[0], one) for one in requests] == [2, 2, 1]
-    assert "2 sessions count their own time, so all begin at once (--stagger)" in notes
-    requests, _ = read({"data": [{"payloads": [{"prompt": [*range(40)]}, {"prompt": SAID[:40]}]}]})
-    assert lengths(requests) == [(0, 40, 0), (60, 10, 0)]
-
 
 # -- aiperf's requests ---------------------------------------------------------------------------
 
@@ -148,88 +91,24 @@ def test_a_report_of_inference_perf_is_a_log(read):
     assert lengths(requests) == [(0, 45, 6), (3, 45, 0)]
 
 
+def test_what_is_counted_may_be_written_as_json(read):
+    usage = {"completion_tokens": 7}
+    for more in ({"usage": usage}, {"response": {"usage": usage}}, {"response": {"body": {"usage": usage}}}):
+        [field] = more
+        requests, _ = read({**ASKED, **more}, {**ASKED, field: json.dumps(more[field])})
+        assert [one.output_tokens for one in requests] == [7, 7]
+    requests, _ = read(
+        {**ASKED, "response": {"body": json.dumps({"usage": usage})}}, {**ASKED, "response": "{zzz"}
+    )
+    assert [one.output_tokens for one in requests] == [7, 1]
+
+
 def test_what_a_log_counted_is_not_estimated(read):
     requests, _ = read({**ASKED, "response": "z" * 400, "usage": {"completion_tokens": 7}})
     assert [one.output_tokens for one in requests] == [7]
 
 
-# -- spans ---------------------------------------------------------------------------------------
-
-
-def test_a_span_says_tools_instructions_and_numbered_messages(read):
-    parts = [{"type": "text", "content": SAID}, {"type": "tool_call", "name": "look"}]
-    new = {
-        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": parts}]),
-        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be brief."}]),
-        "gen_ai.tool.definitions": json.dumps([{"type": "function"}]),
-        "gen_ai.request.model": "m",
-    }
-    old = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": SAID, "gen_ai.usage.completion_tokens": 3}
-    (first, second), notes = read(otlp(span(0, new)), otlp(span(1, old)))
-    text = '<|tools|>{"type": "function"}<|system|>Be brief.<|user|>' + SAID
-    text += json.dumps(parts[1], sort_keys=True) + "<|assistant|>"
-    assert (first.input_tokens, second.input_tokens, second.output_tokens) == (-(-len(text) // 4), 32, 3)
-    assert "spans that are no request to a model are left out" in notes[1]
-
-
-@pytest.mark.parametrize(
-    "pack", [lambda *spans: [{"session_id": "a", "spans": [*spans]}], lambda *spans: [*spans]]
-)
-def test_spans_may_lie_in_a_record_or_be_one(read, pack):
-    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
-    spans = [
-        {"span_id": "a", "start_time": "2026-01-31T10:00:01.5+00:00", "attributes": asked},
-        {"span_id": "b", "start_time": "2026-01-31T10:00:02.5+00:00", "attributes": {"gen_ai.tool.name": "look"}},
-        {"span_id": "d"},
-        {"span_id": "c", "start_time": "2026-01-31T10:00:03.5+00:00", "attributes": asked, "parent_span_id": "b"},
-    ]
-    requests, notes = read(*pack(*spans))
-    assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0), (2, 32, 0)])
-
-
-def test_spans_name_their_session_and_their_model(read):
-    """Two names for each of them; the first one counts, where both are there."""
-    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
-    names = [
-        {"gen_ai.conversation.id": "a", "session.id": "b", "gen_ai.request.model": "m"},
-        {"session.id": "b", "gen_ai.request.model": "m", "gen_ai.response.model": "m-2026"},
-        {"session.id": "a", "gen_ai.response.model": "m-2026"},
-    ]
-    spans = [otlp(span(second, {**asked, **one})) for second, one in enumerate(names)]
-    assert [shared(one, other) for one, other in zip(*[read(*spans)[0]] * 2, strict=True)] == [2, 2, 2]
-    (first, second, third), notes = read(*spans)
-    assert (shared(first, second), shared(second, third)) == (2, 0)
-    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: m, m-2026"
-    (first, second, third), _ = read(*spans, scope=IdScope.SESSION)
-    assert (shared(first, second), shared(second, third)) == (0, 0)
-
-
-def test_a_numbered_message_may_lack_its_role_or_what_it_says(read):
-    numbered = {"0.content": SAID, "1.role": "assistant", "2.role": "user", "2.content": "y" * 43}
-    requests, _ = read(otlp(span(0, {f"gen_ai.prompt.{name}": value for name, value in numbered.items()})))
-    text = f"<|user|>{SAID}<|assistant|><|user|>{'y' * 43}<|assistant|>"
-    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
-
-
-def test_instructions_of_a_span_may_be_text_and_a_part_an_image(read):
-    image = {"type": "image_url", "image_url": "A" * 1000}
-    message = {"role": "user", "parts": [{"type": "text", "content": SAID}, image]}
-    named = {
-        "gen_ai.input.messages": json.dumps([message]),
-        "gen_ai.system_instructions": "Be brief.",
-    }
-    requests, _ = read(otlp(span(0, named)))
-    text = f"<|system|>Be brief.<|user|>{SAID}<image_url {16 * '0'}><|assistant|>"
-    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
-
-
-def test_spans_that_only_count_are_lengths(read):
-    named = {"gen_ai.usage.prompt_tokens": 130, "gen_ai.usage.completion_tokens": 3}
-    record = otlp(span(2, named, spanId="a"), span(0, named, spanId="b"), span(1, {"http.method": "POST"}))
-    with pytest.raises(ConfigError, match="format otel has no block ids"):
-        read(record)
-    requests, _ = read(record, sharing=parse_sharing("none"))
-    assert lengths(requests) == [(0, 130, 3), (2, 130, 3)]
+# -- reports and exports -------------------------------------------------------------------------
 
 
 def test_a_report_of_guidellm_without_what_was_sent_has_lengths(read):

@@ -68,6 +68,7 @@ WRONG = {
         ({"payload": 5}, "payload: expected an object, got int"),
         ({"texts": ["a", "b"]}, "texts: expected one text, as text or text_input, got several"),
         ({}, "text: expected text, got no such field"),
+        ({"text_input": "a", "session_id": "a", "delay": -1}, "delay: expected at least 0, got -1"),
         (
             {"messages": [user("a")], "message_mode": "delta"},
             "message_mode: expected messages that are a whole prompt, got 'delta': what a turn adds",
@@ -143,6 +144,7 @@ WRONG = {
             {"run_type": "llm", "start_time": 1, "inputs": 5},
             "inputs: expected what a model was asked, as text, messages or an object, got int",
         ),
+        ({"run_type": "llm", "start_time": None, "inputs": "a"}, "start_time: expected a number, got None"),
         (
             {"run_type": "llm", "start_time": 1, "inputs": {"messages": [[user("a")], [user("b")]]}},
             "messages[0]: expected an object, got list",

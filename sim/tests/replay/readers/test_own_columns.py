@@ -57,7 +57,8 @@ def test_what_is_not_said_is_as_in_any_trace_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "found"), [([1, 2], 2), (["a", "b", "c"], 3), ("1,2", 2), ("[1, 2]", 2), ("['a' \"b\"]", 2), ("", 0)]
+    ("ids", "found"),
+    [([1, 2], 2), (["a", "b", "c"], 3), ("1,2", 2), ("[1, 2]", 2), ("['a' \"b\"]", 2), ("", 0), ("² ٣ 1_0", 3)],
 )
 def test_ids_are_a_list_or_text(tmp_path: Path, ids: object, found: int) -> None:
     record = {"at": "2026-01-02T03:04:05Z", "u": {"n": {"p": 48}, "a": 1}, "ids": ids, "u.a": 7}

@@ -209,6 +209,10 @@ NEEDED = {
     "aibrix": "timestamp, requests",
     "langfuse": "type, input, traceId, usageDetails",
     "langsmith": "run_type, start_time, inputs",
+    "sagemaker": "captureData, eventMetadata",
+    "bedrock": "schemaType, timestamp, input",
+    "baseten": "timestamp_start_unix_ms, input_tokens, output_tokens, total_hashes",
+    "baseten-text": "timestamp_start_unix_ms, prompt, output_tokens",
     "azure": "TIMESTAMP, ContextTokens, GeneratedTokens",
     "burstgpt": "Timestamp, Request tokens, Response tokens",
     "vidur": "arrived_at, num_prefill_tokens, num_decode_tokens",
@@ -288,9 +292,7 @@ def test_sessions_have_their_own_ids_subagents_nest_and_files_make_one_trace(tmp
     columns.check()
     assert seen(columns)[0] == [0, 0.5, 1.5, 8, 9]
     assert seen(columns)[2] == [0, 0, 2, 2, 2]
-    assert (
-        columns.notes[1] == "files of the folder that were left out for the ending of their names: 1 (readme.md)"
-    )
+    assert columns.notes[1] == "files of the folder that were left out for their names: 1 (readme.md)"
     assert "ids are a session's own" in columns.notes[2]
     staggered = open_trace(tmp_path, TraceOptions(stagger_seconds=100))
     assert seen(staggered)[0] == [0, 1.5, 9, 100.5, 108]
@@ -550,7 +552,7 @@ def test_what_has_no_effect_on_a_trace_is_said(tmp_path):
 def test_of_the_files_of_a_folder_that_are_no_trace_the_first_are_named(tmp_path):
     (tmp_path / "trace.jsonl").write_text(lines(mooncake(0, 512, [1])))
     (tmp_path / "a").mkdir()
-    said = "files of the folder that were left out for the ending of their names:"
+    said = "files of the folder that were left out for their names:"
     for name, names in (
         ("d.parquet", "1 (d.parquet)"),
         ("a/e", "2 (a/e, d.parquet)"),

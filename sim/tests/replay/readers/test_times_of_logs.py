@@ -20,6 +20,23 @@ def written(tmp_path, *records):
     return path
 
 
+@pytest.mark.parametrize(
+    "date",
+    [
+        *(
+            "2026-01-31T12:00:02+02:00",
+            "2026-01-31 10:00:02 UTC",
+            "2026-01-31t10:00:02z",
+            "2026-01-31 10:00:02+00",
+        ),
+        *("2026-01-31 10:00:02.000000 UTC", " 2026-01-31 10:00:02,000 ", "2026-01-31T05:00:02.000-0500"),
+    ],
+)
+def test_dates_as_programs_write_them(tmp_path, date):
+    records = [{**PROMPT, "timestamp": one} for one in ("2026-01-31T10:00:00Z", date)]
+    assert open_trace(written(tmp_path, *records)).arrivals.tolist() == [0, 2]
+
+
 @pytest.mark.parametrize("name", ["timestamp", "created", "created_at", "time", "startTime", "start_time"])
 @pytest.mark.parametrize("asked", [SPOKEN, PROMPT], ids=["messages", "prompt"])
 def test_a_log_has_its_own_times(tmp_path, asked, name):
@@ -101,3 +118,32 @@ def test_dates_and_numbers_do_not_go_together(tmp_path, times, own, other):
     assert str(refused.value) == f"{problem} (--on-error skip goes on)"
     columns = open_trace(path, TraceOptions(on_error=OnError.SKIP))
     assert columns.arrivals.tolist() == ([0, 3] if line == 3 else [0])
+
+
+HASHED = {"input_length": 512, "output_length": 1, "hash_ids": [1]}
+
+
+@pytest.mark.parametrize("record", [HASHED, {"text_input": "a"}], ids=["mooncake", "aiperf"])
+@pytest.mark.parametrize("first", [{"delay": None}, {"delay": None, "timestamp": None}])
+def test_sessions_may_have_nothing_but_delays(tmp_path, record, first):
+    """As they are published for aiperf. Nobody says when one begins, but a turn isn't before the last one."""
+    delays = [
+        ("a", first),
+        ("a", {"delay": 2500}),
+        ("a", first),
+        ("b", first),
+        ("b", {"delay": 250}),
+        ("b", first),
+    ]
+    records = [{**record, "session_id": session, **delay} for session, delay in delays]
+    columns = open_trace(written(tmp_path, *records))
+    assert columns.arrivals.tolist() == [0, 2.5, 2.5, 3, 3.25, 5]
+    assert MADE_UP in columns.notes
+    assert "2 later turns have a delay: taken from the arrival of the turn before" in columns.notes
+
+
+@pytest.mark.parametrize("record", [HASHED, {"text_input": "a"}], ids=["mooncake", "aiperf"])
+def test_but_not_where_others_have_times(tmp_path, record):
+    path = written(tmp_path, {**record, "timestamp": 1}, {**record, "session_id": "a", "delay": None})
+    with pytest.raises(ConfigError, match=":2: it has no time, and a request above it has one"):
+        open_trace(path)

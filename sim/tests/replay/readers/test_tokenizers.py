@@ -88,6 +88,17 @@ def test_turns_of_a_chat_share_what_they_begin_with(read: Read, tokenizer: Path)
     assert notes[:2] == ("format: openai", f"tokens are those of {tokenizer}")
 
 
+def test_half_a_character_is_a_character_that_nobody_knows(read: Read, tokenizer: Path) -> None:
+    """JavaScript leaves one where it cuts a text; two of them that belong together are whole."""
+    cut, whole = "w1 \ud83d w2", "w1 \ud83d\ude00 w2"
+    records = [
+        {"messages": [{"role": "user", "content": said}], "response": said} for said in (cut, "w1 ? w2", whole)
+    ]
+    found, _ = read(*records, tokenizer=tokenizer)
+    assert [(request.input_tokens, request.output_tokens) for request in found] == [(3 + 3 + 3, 3)] * 3
+    assert len({request.blocks for request in found}) == 1
+
+
 def test_answers_of_conversations_are_counted_too(read: Read, tokenizer: Path) -> None:
     spoken = [("human", "w1 w2"), ("gpt", "w3 w4 w5"), ("human", "w6"), ("gpt", "w7")]
     record = {"conversations": [{"from": who, "value": said} for who, said in spoken]}

@@ -224,7 +224,7 @@ def _write_oracle(options: argparse.Namespace, columns: Columns) -> None:
 
 def _write(option: str, place: str, text: str) -> None:
     with writing(option, place), whole_file(Path(place)) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # half a character, or a byte of a file's name
 
 
 def _say_written(options: argparse.Namespace, text: str) -> None:

@@ -1,20 +1,21 @@
 """What aiperf is told to send: a record a request, a record a session, or its ``inputs.json``; milliseconds.
 
 A request is ``text_input``, a ``payload`` for an API, or messages. In a record of a session each of its ``turns``
-is what it adds to the one before; payloads are whole prompts. A turn may have a ``delay`` instead of a time, from
-the answer before it on: how long that took isn't in the file, so it counts from when the turn before arrived.
+is what it adds to the one before, and a later record of its ``session_id`` goes on with it; payloads are whole
+prompts. A turn may have a ``delay`` instead of a time, from the answer before it on: how long that took isn't in
+the file, so it counts from when the turn before arrived.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kv_sim.replay.readers.asked import answered_in, shares_of
-from kv_sim.replay.readers.chat import TURN_SECONDS, chat, is_request, prompts_in, user
+from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.mooncake import DelayedRecord
+from kv_sim.replay.readers.mooncake import DelayedRecord, delay_of
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of
 from kv_sim.replay.readers.text import ASSUMED
-from kv_sim.replay.readers.turns import Turns
+from kv_sim.replay.readers.turns import TURN_SECONDS, Turns
 
 _MINUTE: Final = TURN_SECONDS * 1000
 
@@ -25,14 +26,14 @@ _MINUTE: Final = TURN_SECONDS * 1000
 def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     session, asked = text_of(record, "session_id"), _asked(record)
     time = None if record.get("timestamp") is None else number(record, "timestamp")
-    delay = number(record, "delay") if time is None and session and record.get("delay") is not None else None
+    delay = delay_of(record) if time is None and session and record.get("delay") is not None else None
     prompts = prompts_in(record, asked)
     for (text, tokens), share in zip(prompts, shares_of(_answered(record), len(prompts)), strict=True):
         more: dict[str, Any] = {"model": text_of(asked, "model"), "text": text, "tokens": tokens}
-        if delay is None:
-            yield Record(time, 0, share, None, session, **more)
+        if session:
+            yield DelayedRecord(time, 0, share, None, session, delay=delay, **more)
         else:
-            yield DelayedRecord(None, 0, share, None, session, delay=delay, **more)
+            yield Record(time, 0, share, None, session, **more)
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,36 +95,37 @@ def _parse_turns(record: Mapping[str, Any]) -> Iterator[Record]:
     turns = record["turns"]
     if not isinstance(turns, list):
         raise MalformedError(f"turns: expected a list, got {type(turns).__name__}")
-    time: int | float = 0
-    before: list[dict[str, Any]] = []
+    session = text_of(record, "session_id")
+    before: list[dict[str, str]] = []
     for index, turn in enumerate(turns):
         place = f"turns[{index}]"
         if not isinstance(turn, dict):
             raise MalformedError(f"{place}: expected an object, got {type(turn).__name__}")
         said = {"role": text_of(turn, "role") or "user", "content": _text(turn, f"{place}.")}
-        if said["role"] == "system" and turn.get("timestamp") is None and turn.get("delay") is None:
-            before.append(said)  # sent together with what follows it
+        if not index and index + 1 < len(turns) and _is_said_before(turn):
+            before = [said]  # sent together with what follows it
             continue
         try:
-            time = _time_of(turn, time, is_first=not index)
+            time, delay = _when(turn)
             tokens = _answered(turn)
         except MalformedError as error:
             raise MalformedError(f"{place}.{error}") from None
         text = chat({"messages": [*before, said]})
-        yield Record(time, 0, tokens, None, text=text)
+        yield DelayedRecord(time, 0, tokens, None, session, text=text, delay=delay)
         before = []
 
 
-def _time_of(turn: Mapping[str, Any], before: int | float, *, is_first: bool) -> int | float:
-    """When a turn arrives, in milliseconds."""
+def _is_said_before(turn: Mapping[str, Any]) -> bool:
+    """Whether a first turn is no request of its own."""
+    own = ("timestamp", "delay", "output_length", "extra")
+    return turn.get("role") == "system" and all(turn.get(field) is None for field in own)
+
+
+def _when(turn: Mapping[str, Any]) -> tuple[int | float | None, int | float | None]:
+    """When a turn arrives, or how long after the turn before; neither: nobody says."""
     if turn.get("timestamp") is not None:
-        return number(turn, "timestamp")
-    if turn.get("delay") is not None:
-        delay = number(turn, "delay")
-        if delay < 0:
-            raise MalformedError(f"delay: expected at least 0, got {delay}")
-        return before + delay
-    return before if is_first else before + _MINUTE
+        return number(turn, "timestamp"), None
+    return None, None if turn.get("delay") is None else delay_of(turn)
 
 
 def _have_text(record: Mapping[str, Any]) -> bool:
@@ -139,6 +141,7 @@ TURNS = Format(
     _parse_turns,
     unit_seconds=1e-3,
     merges_sessions=True,
+    sessions_go_on=True,
     turns=Turns.ADDED,
     matches=_have_text,
     looked_for="of which some have text",

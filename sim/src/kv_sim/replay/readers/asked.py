@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.record import whole
+from kv_sim.replay.readers.record import MalformedError, whole
 
 _BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args")
 _PROMPTS: Final = ("messages", "prompt", "input")
@@ -43,21 +43,26 @@ def json_in(value: Any) -> Any:
 
 def answered_in(record: Mapping[str, Any]) -> int | None:
     """The tokens of the answer, where the record says how many."""
-    for counts in _counts_of(record):
-        for field in _COUNTS:
-            if isinstance(counts, dict) and counts.get(field) is not None:
+    for place, counts in _counts_of(record):
+        field = next((field for field in _COUNTS if inside(counts, field) is not None), None)
+        if field is not None:
+            try:
                 return whole(counts, field)
+            except MalformedError as error:
+                raise MalformedError(f"{place}{error}") from None
     return None
 
 
-def _counts_of(record: Mapping[str, Any]) -> Iterator[Any]:
-    response = record.get("response")
-    yield record
-    yield record.get("usage")
-    yield record.get("info")
-    yield response
-    yield inside(response, "usage")
-    yield inside(inside(response, "body"), "usage")
+def _counts_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where they may be, as objects or as the JSON of such."""
+    response = object_in(record.get("response"))
+    body = object_in(inside(response, "body"))
+    yield "", record
+    yield "usage.", object_in(record.get("usage"))
+    yield "info.", record.get("info")
+    yield "response.", response
+    yield "response.usage.", inside(response, "usage")
+    yield "response.body.usage.", inside(body, "usage")
 
 
 def inside(value: Any, name: str) -> Any:

@@ -8,8 +8,10 @@ from kv_sim.replay.readers.aibrix import AIBRIX
 from kv_sim.replay.readers.aiperf import AIPERF, INPUTS, TURNS
 from kv_sim.replay.readers.azure import AZURE
 from kv_sim.replay.readers.bailian import BAILIAN
+from kv_sim.replay.readers.baseten import BASETEN, BASETEN_TEXT
 from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
+from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
@@ -30,8 +32,9 @@ from kv_sim.replay.readers.weka import WEKA
 FORMATS: Final[Mapping[str, Format]] = {
     one.name: one
     for one in (
-        *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE),
+        *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG),
+        *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
         *(VLLM, CONVERSATIONS, OPENAI, TABLE),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )

@@ -26,12 +26,12 @@ from kv_sim.replay.readers.record import (
     time_of,
 )
 from kv_sim.replay.readers.text import ASSUMED
-
-TURN_SECONDS: Final = 60
+from kv_sim.replay.readers.turns import TURN_SECONDS
 
 _ANSWERS: Final = "assistant"
 _ROLES: Final = dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "model", "bot"), _ANSWERS) | {"human": "user"}
 """Other words for roles."""
+_SAID: Final = ("content", "value", "text")
 _CONVERSATIONS: Final = ("conversations", "conversation")
 
 
@@ -165,8 +165,9 @@ def _messages(record: Mapping[str, Any], field: str) -> Iterator[tuple[str, str]
             continue
         if role is None:
             raise MalformedError(f"{place}: expected a role (or from) that is text, got none")
-        said = _content(message.get("content", message.get("value")), f"{place}.content")
-        if calls := message.get("tool_calls"):
+        where = next((name for name in _SAID if message.get(name) is not None), _SAID[0])
+        said = _content(message.get(where), f"{place}.{where}")
+        if calls := message.get("tool_calls") or message.get("function_call"):
             said += json.dumps(calls, sort_keys=True)
         yield role, said
 

@@ -36,6 +36,8 @@ class Format:
     """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
+    sessions_go_on: bool = False
+    """Whether such a session goes on in a later record of the file that names it, too."""
     turns: Turns = Turns.WHOLE
     """What a later turn of a session has."""
     has_retries: bool = False

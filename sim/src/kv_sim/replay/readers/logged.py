@@ -18,7 +18,8 @@ _LEFT_OUT: Final = "whatever isn't a request to a model is left out"
 
 def _start_of(record: Mapping[str, Any]) -> int | float:
     """When it began. When it was stored is another time."""
-    field = next((field for field in _STARTS if record.get(field) is not None), _STARTS[0])
+    there = [field for field in _STARTS if field in record]
+    field = next((field for field in there if record[field] is not None), (*there, _STARTS[0])[0])
     return number_or_date(record, field)
 
 

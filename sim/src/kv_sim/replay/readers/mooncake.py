@@ -2,7 +2,8 @@
 
 A later turn of a session has its whole prompt, or only what it adds, which ``turns`` tells apart. It may have
 a ``delay`` instead of a ``timestamp``. How long its answer took is not in the file, so such a turn is taken to
-arrive that long after the turn before it arrived.
+arrive that long after the turn before it arrived. Where there are only delays, that of
+a first turn is null.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,11 +18,11 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     session = text_of(record, "session_id")
     ids: list[Id] = id_list(record, "hash_ids")
     if record.get("timestamp") is None:
-        if session is None or record.get("delay") is None:
+        if session is None or "delay" not in record:
             raise MalformedError(
                 "timestamp: no such field, and no session_id with a delay instead; --columns says where it is"
             )
-        time, delay = None, number(record, "delay")
+        time, delay = None, None if record["delay"] is None else delay_of(record)
     else:
         time, delay = number(record, "timestamp"), None
     yield DelayedRecord(
@@ -35,8 +36,16 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     )
 
 
+def delay_of(record: Mapping[str, Any]) -> int | float:
+    """How long after the turn before one arrives."""
+    delay = number(record, "delay")
+    if delay < 0:
+        raise MalformedError(f"delay: expected at least 0, got {delay}")
+    return delay
+
+
 class DelayedRecord(Record):
-    """A record whose time is counted from the turn before, where ``time`` is None."""
+    """A record whose time is counted from the turn before, where ``time`` is None; ``delay`` may be None, too."""
 
     __slots__ = ("delay",)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.format import Container
-from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, whole_text
+from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
@@ -59,6 +59,7 @@ def objects_of(path: Path) -> Contents:
     first = next(lines, None)
     if first is None:
         raise ConfigError(f"{path}: there is nothing in this file")
+    refuse_archive(path, first[1])
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
         return Contents(Container.CSV, Place(path, first[0]), _table(path, first))

@@ -24,7 +24,7 @@ from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
-from kv_sim.replay.readers.source import SHIPPED, files_of, left_out_of
+from kv_sim.replay.readers.source import SHIPPED, empty_of, files_of, left_out_of
 from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
@@ -80,8 +80,8 @@ class Opening:
         self._has_sessions = False
         self._has_own_ids = False
         files = files_of(path)
-        if left_out := left_out_of(path):
-            self._notes.append(f"files of the folder that were left out for the ending of their names: {left_out}")
+        for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
+            self._notes += [f"files of the folder that were {why}: {names}"] if names else []
         self._form, found = self._format_of(files)
         if options.tokenizer is not None and not self._form.is_text:
             raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")
@@ -154,7 +154,8 @@ class Opening:
 
     def _records(self, files: Iterator[Iterator[Found]]) -> Iterator[tuple[Place, Record]]:
         form = self._form
-        for number, (place, value) in enumerate(chain.from_iterable(files)):
+        numbered = ((file, *one) for file, found in enumerate(files) for one in found)
+        for number, (file, place, value) in enumerate(numbered):
             try:
                 if isinstance(value, Broken):
                     raise MalformedError(value.reason)
@@ -167,7 +168,9 @@ class Opening:
                     self._text.cut(record)
                     if form.merges_sessions:
                         # Names are a writer's own: two files may have the same one.
-                        record.session = " ".join(filter(None, (str(number), record.session)))
+                        goes_on = form.sessions_go_on and record.session
+                        whose = f"file {file}" if goes_on else str(number)
+                        record.session = " ".join(filter(None, (whose, record.session)))
                     elif self._options.scope is IdScope.SESSION or self._options.sessions:
                         record.session = self._conversations.name(record)
                     yield place, record

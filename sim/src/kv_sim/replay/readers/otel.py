@@ -2,8 +2,9 @@
 
 They lie in OTLP's JSON, or in records of ``spans``, or each is a record, whose attributes are an object.
 
-What was asked is there where that is captured, and else how many tokens it had. A span within that of a request is
-the same request seen by the next one who takes it, and isn't counted again where both lie in one record.
+Attributes are those of OpenTelemetry's own conventions, or of OpenInference's, as Phoenix has them. What was asked
+is there where that is captured, and else how many tokens it had. A span within that of a request is the same
+request seen by the next one who takes it, and isn't counted again where both lie in one record.
 """
 
 import json
@@ -17,15 +18,20 @@ from kv_sim.replay.readers.record import MalformedError, Record, number_or_date,
 from kv_sim.replay.readers.text import ASSUMED
 
 _ASKS: Final = ("chat", "text_completion", "completion", "generate_content")
-_INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-_OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+_OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 _SESSIONS: Final = ("gen_ai.conversation.id", "session.id")
-_MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model")
+_MODELS: Final = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 _STARTS: Final = ("startTimeUnixNano", "start_time", "startTime")
 _IDS: Final = ("spanId", "span_id")
 _PARENTS: Final = ("parentSpanId", "parent_span_id", "parent_id")
 _MESSAGES: Final = "gen_ai.input.messages"
 _PROMPT: Final = "gen_ai.prompt"
+_SAID: Final = "llm.input_messages."
+_TOOLS: Final = "llm.tools."
+_OURS: Final = ("gen_ai.", "llm.", "openinference.")
+
+_MOST_DIGITS: Final = 10
 
 _Span = tuple[Mapping[str, Any], dict[str, Any]]
 """A span, and its attributes by name."""
@@ -80,6 +86,9 @@ def _asks(named: Mapping[str, Any]) -> bool:
     operation = named.get("gen_ai.operation.name")
     if operation is not None:
         return operation in _ASKS
+    kind = named.get("openinference.span.kind")
+    if kind is not None:
+        return bool(kind == "LLM")
     return _first(named, (*_INPUTS, _MESSAGES, f"{_PROMPT}.0.content")) is not None
 
 
@@ -89,9 +98,11 @@ def _text(named: Mapping[str, Any]) -> list[str] | None:
         messages = json_in(named[_MESSAGES])
     elif f"{_PROMPT}.0.content" in named:
         messages = [*_numbered(named)]
-    else:
+    elif not (messages := _of_openinference(named)):
         return None
     asked: dict[str, Any] = {"messages": messages}
+    if tools := [value for name, value in named.items() if name.startswith(_TOOLS)]:
+        asked["tools"] = tools
     if isinstance(messages, list):
         asked["messages"] = [*map(_plain, messages)]
     for field, name in (("tools", "gen_ai.tool.definitions"), ("system", "gen_ai.system_instructions")):
@@ -108,6 +119,26 @@ def _numbered(named: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         role = named.get(f"{_PROMPT}.{index}.role", "user")
         yield {"role": role, "content": named.get(f"{_PROMPT}.{index}.content")}
         index += 1
+
+
+def _of_openinference(named: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The same where more than text may be said; what isn't text is its name and its value."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in named.items():
+        number, _, field = name.removeprefix(_SAID).partition(".message.")
+        if name.startswith(_SAID) and number.isdecimal() and len(number) < _MOST_DIGITS and field:
+            found.setdefault(int(number), {})[field] = value
+    return [
+        {
+            "role": message.pop("role", "user"),
+            "content": [
+                value if field == "content" or field.endswith(".text") else json.dumps([field, value])
+                for field, value in message.items()
+                if value is not None
+            ],
+        }
+        for _, message in sorted(found.items())
+    ]
 
 
 def _plain(message: Any) -> Any:
@@ -129,7 +160,7 @@ def _is_traced(record: Mapping[str, Any]) -> bool:
         return True
     spans = record["spans"] if isinstance(record.get("spans"), list) else [record]
     named = [one for span in spans if isinstance(one := inside(span, "attributes"), dict)]
-    return any(str(name).startswith("gen_ai.") for one in named for name in one)
+    return any(str(name).startswith(_OURS) for one in named for name in one)
 
 
 def _first(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
@@ -143,13 +174,13 @@ def _name(named: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 OTEL = Format(
     "otel",
-    "OpenTelemetry spans, JSON: resourceSpans, spans or attributes with gen_ai.input.messages, or with "
-    f"gen_ai.usage.input_tokens and no ids; {ASSUMED}",
+    "OpenTelemetry spans, JSON: resourceSpans, spans or attributes with gen_ai.input.messages (OpenInference: "
+    f"llm.input_messages), or with gen_ai.usage.input_tokens and no ids; {ASSUMED}",
     Container.JSON,
     (),
     _parse,
     matches=_is_traced,
-    looked_for="resourceSpans, spans or attributes with gen_ai",
+    looked_for="resourceSpans, spans or attributes with gen_ai, llm or openinference",
     unit_seconds=1e-9,
     is_text=True,
     assumes="spans that are no request to a model are left out",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import Id, MalformedError, Record, id_list, number_or_date, text_of, whole
+from kv_sim.replay.readers.record import MalformedError, Record, ids_in, number_or_date, text_of, whole
 
 PARTS: Final[Mapping[str, str]] = {
     "time": "when a request arrived, as a number or a date",
@@ -58,7 +58,7 @@ def own_format(columns: Mapping[str, str], container: Container) -> Format:
             number_or_date(found, columns["time"]) if "time" in columns else None,
             whole(found, columns["input"]),
             whole(found, columns["output"]) if "output" in columns else 0,
-            _ids(found, columns["ids"]) if "ids" in columns else None,
+            ids_in(found, columns["ids"]) if "ids" in columns else None,
             text_of(found, given("session", "")),
             model=text_of(found, given("model", "")),
         )
@@ -74,11 +74,3 @@ def _value(record: Mapping[str, Any], column: str) -> Any:
     outer, dot, inner = column.partition(".")
     below = record.get(outer)
     return _value(below, inner) if dot and isinstance(below, dict) else None
-
-
-def _ids(found: Mapping[str, Any], column: str) -> list[Id]:
-    value = found[column]
-    if not isinstance(value, str):
-        return id_list(found, column)
-    words = value.strip("[] ").replace(",", " ").replace(";", " ").split()
-    return [int(word) if word.isdigit() else word.strip("'\"") for word in words]

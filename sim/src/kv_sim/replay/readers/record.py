@@ -102,7 +102,7 @@ def number_or_date(record: Mapping[str, Any], field: str) -> int | float:
         if not isinstance(value, str):
             raise
     try:
-        date = datetime.fromisoformat(value.strip())
+        date = datetime.fromisoformat(value.strip().upper().removesuffix(" UTC"))
     except ValueError:
         raise MalformedError(f"{field}: expected a number or a date, got {value!r}") from None
     return moment(date)
@@ -133,6 +133,24 @@ def id_list(record: Mapping[str, Any], field: str) -> list[Id]:
         odd = next(one for one in value if type(one) not in _IDS)
         raise MalformedError(f"{field}: expected integers or strings, got {odd!r}")
     return value
+
+
+def ids_in(record: Mapping[str, Any], field: str) -> list[Id]:
+    """The same, or as text with blanks, commas or semicolons between them."""
+    value = record.get(field)
+    if not isinstance(value, str):
+        return id_list(record, field)
+    words = value.strip("[] \n").replace(",", " ").replace(";", " ").split()
+    if "..." in words:
+        raise MalformedError(f"{field}: expected all ids, got some with '...' in place of others")
+    return [_id_of(word) for word in words]
+
+
+def _id_of(word: str) -> Id:
+    try:
+        return int(word) if word.isdecimal() else word.strip("'\"")
+    except ValueError:  # Python's own limit
+        return word
 
 
 def text_of(record: Mapping[str, Any], field: str) -> str | None:

@@ -19,6 +19,8 @@ SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log")
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
+_SKIPPED: Final = b"\x2a\x4d\x18"
+"""Behind a byte from 0x50 on: a frame of zstd's that holds no text, with which pzstd begins."""
 
 _PICKLE: Final = "Python's pickle, as SGLang dumps requests"
 _OTHERS: Final = {
@@ -36,11 +38,14 @@ _OTHERS: Final = {
 }
 """How files begin that are none of these, and what they are."""
 
+_TEXT: Final = "; a trace is text in UTF-8: JSON lines, JSON or a table"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
 _PACKED_BYTES: Final = 1 << 14
 
 _NAMES_SHOWN: Final = 3
+_MOST_OF_NOTHING: Final = 1 << 12
+"""A file of more bytes isn't looked into, before it is read, for whether there is something in it."""
 
 BrokenFile = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
@@ -52,14 +57,14 @@ def files_of(path: str | Path) -> list[Path]:
         found = resources.files("kv_sim.replay") / "traces" / f"{name}.jsonl.xz"
         return [Path(str(found))]
     if place.is_dir():
-        files = [file for file in _within(place) if _looks_like_a_trace(file)]
+        files = [file for file in _within(place) if _looks_like_a_trace(file, place)]
         if not files:
             known = " ".join(_SUFFIXES)
             raise ConfigError(
                 f"{path}: there is no trace in this folder ({known}, also with {' '.join(_PACKED)})"
                 f"{'; other files: ' if (others := left_out_of(path)) else ''}{others}"
             )
-        return files
+        return [file for file in files if not _is_empty(file)] or files
     if not place.exists():
         if name == "-":
             raise ConfigError(f"{path}: {_TWICE}")
@@ -72,9 +77,24 @@ def files_of(path: str | Path) -> list[Path]:
 def left_out_of(path: str | Path) -> str:
     """How many files of a folder are no trace by their names, and the first of them. Empty: there are none."""
     place = Path(path)
-    names = [file.relative_to(place).as_posix() for file in _within(place) if not _looks_like_a_trace(file)]
+    return _named([file for file in _within(place) if not _looks_like_a_trace(file, place)], place)
+
+
+def empty_of(path: str | Path) -> str:
+    """The same of traces that have nothing in them, as an hour without requests may have."""
+    place = Path(path)
+    return _named([file for file in _within(place) if _looks_like_a_trace(file, place) and _is_empty(file)], place)
+
+
+def _named(files: list[Path], place: Path) -> str:
+    names = [file.relative_to(place).as_posix() for file in files]
     more = ", …" if len(names) > _NAMES_SHOWN else ""
     return f"{len(names)} ({', '.join(names[:_NAMES_SHOWN])}{more})" if names else ""
+
+
+def _is_empty(file: Path) -> bool:
+    """Whether it has blank lines only, packed or not."""
+    return file.stat().st_size <= _MOST_OF_NOTHING and next(lines_of(file), None) is None
 
 
 def _within(place: Path) -> list[Path]:
@@ -88,7 +108,10 @@ def _kind(place: Path) -> str:
     return "a socket" if place.is_socket() else "a device"
 
 
-def _looks_like_a_trace(file: Path) -> bool:
+def _looks_like_a_trace(file: Path, place: Path) -> bool:
+    """By its name, and those of the folders between. Hidden ones are what other programs keep beside a trace."""
+    if any(name.startswith(".") for name in file.relative_to(place).parts):
+        return False
     name = file.name.lower()
     for packed in _PACKED:
         name = name.removesuffix(packed)
@@ -105,7 +128,7 @@ def open_text(path: Path) -> IO[str]:
         binary = gzip.open(path, "rb")  # noqa: SIM115
     elif magic[:3] == _BZIP2:
         binary = bz2.open(path, "rb")  # noqa: SIM115
-    elif magic[:4] == _ZSTD:
+    elif magic[:4] == _ZSTD or (magic[1:4] == _SKIPPED and magic[0] >> 4 == 5):
         binary = _open_zstd(path)
     else:
         _refuse_other(path, magic)
@@ -116,7 +139,13 @@ def open_text(path: Path) -> IO[str]:
 def _refuse_other(path: Path, magic: bytes) -> None:
     for begin, what in _OTHERS.items():
         if magic.startswith(begin):
-            raise ConfigError(f"{path}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table")
+            raise ConfigError(f"{path}: this is {what}{_TEXT}")
+
+
+def refuse_archive(path: Path, line: str) -> None:
+    """Refuse a tar archive, packed or not, by its first line."""
+    if line[257:262] == "ustar":
+        raise ConfigError(f"{path}: this is a tar archive{_TEXT}")
 
 
 def _open_zstd(path: Path) -> Any:

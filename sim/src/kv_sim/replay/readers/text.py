@@ -76,6 +76,10 @@ class ByTokenizer:
         self._ids_of = lru_cache(_REMEMBERED)(self._cut)
 
     def _cut(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a character, as JavaScript leaves where it cuts a text
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def blocks_of(self, pieces: Sequence[str], block_tokens: int) -> tuple[int, list[Id]]:

@@ -6,6 +6,7 @@ from kv_sim.replay.readers.account import Account
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.mooncake import DelayedRecord
 from kv_sim.replay.readers.record import MalformedError, Moment, Record
+from kv_sim.replay.readers.turns import TURN_SECONDS
 
 
 class Times:
@@ -35,19 +36,17 @@ class Times:
         if self._zero is None and record.time is not None and not self.are_made_up:
             self._zero = record.time
         session = record.session
-        if isinstance(record, DelayedRecord) and record.time is None:
-            self._account.delayed += 1
-            arrival = self._last_turns.get(session, 0.0) + (record.delay or 0) * self._unit_seconds
+        delay = record.delay if isinstance(record, DelayedRecord) else None
+        if record.time is None and (delay is not None or self._form.merges_sessions):
+            arrival = self._after(session, delay)
         elif record.time is None:
             if self._zero is not None:
                 raise MalformedError("it has no time, and a request above it has one")
-            arrival = float(number)  # no times: one a second, so that there is an order
+            # No times: one a second, so that there is an order. But a turn comes after the one before.
+            arrival = max(float(number), self._last_turns.get(session, 0.0))
             self.are_made_up = True
         elif self._form.merges_sessions:
-            if session not in self._starts:
-                self._starts[session] = len(self._starts) * self._stagger_seconds
-                self._first_times.add(record.time)
-            arrival = self._starts[session] + record.time * unit
+            arrival = self._start_of(session, record.time) + record.time * unit
         elif self.are_made_up:
             raise MalformedError("it has a time, and requests above it have none")
         else:
@@ -55,6 +54,21 @@ class Times:
         if isinstance(record, DelayedRecord):
             self._last_turns[session] = arrival
         return arrival
+
+    def _after(self, session: str | None, delay: int | float | None) -> float:
+        """When a turn arrives that says how long after the turn before, or not even that."""
+        if session not in self._last_turns and self._form.merges_sessions:
+            return self._start_of(session, delay or 0) + (delay or 0) * self._unit_seconds
+        self._account.delayed += delay is not None
+        seconds = TURN_SECONDS if delay is None else delay * self._unit_seconds
+        return self._last_turns.get(session, 0.0) + seconds
+
+    def _start_of(self, session: str | None, first_time: int | float) -> float:
+        """When a session starts that counts its own time, and of which this may be the first."""
+        if session not in self._starts:
+            self._starts[session] = len(self._starts) * self._stagger_seconds
+            self._first_times.add(first_time)
+        return self._starts[session]
 
     def _unit_of(self, time: int | float | None) -> float:
         """The seconds of a unit of it; dates and numbers don't go together."""

@@ -10,10 +10,13 @@ What is kept is the last prompt of each session.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kv_sim.replay.readers.naming import digest
 from kv_sim.replay.readers.record import Id, Record
+
+TURN_SECONDS: Final = 60
+"""What is taken to lie between two turns, where nobody says it."""
 
 
 class Turns(Enum):

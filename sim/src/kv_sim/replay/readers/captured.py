@@ -1,0 +1,159 @@
+"""What Amazon's services keep of requests: SageMaker's data capture, and Bedrock's log of model invocations.
+
+What an endpoint was asked, and what it answered, are texts as they went over the wire, or base64 of them. Answers
+need not be there, or be text; then nobody knows how long they were.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kv_sim.replay.readers.asked import answered_in, inside, json_in, object_in, shares_of
+from kv_sim.replay.readers.chat import prompts_in
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
+from kv_sim.replay.readers.text import ASSUMED
+
+
+def _requests(
+    asked: Mapping[str, Any],
+    place: str,
+    *,
+    time: int | float,
+    answer: int,
+    model: str | None,
+    said: str | None = None,
+) -> Iterator[Record]:
+    generates = "inputs" in asked and asked.keys().isdisjoint(("messages", "prompt", "input"))
+    try:
+        prompts = prompts_in({}, {"prompt": asked["inputs"]} if generates else asked)
+    except MalformedError as error:
+        reason = str(error).replace("prompt", "inputs", 1) if generates else error
+        raise MalformedError(f"{place}.{reason}") from None
+    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
+        yield Record(time, 0, share, None, model=model, text=text, tokens=tokens, answer=said)
+
+
+# -- SageMaker -----------------------------------------------------------------------------------
+
+_INPUT: Final = "captureData.endpointInput"
+_OUTPUT: Final = "captureData.endpointOutput"
+
+
+def _parse_sagemaker(record: Mapping[str, Any]) -> Iterator[Record]:
+    time = _within("eventMetadata", record["eventMetadata"], "inferenceTime")
+    captured = record["captureData"]
+    sent = _payload(_INPUT, inside(captured, "endpointInput"))
+    asked = object_in(sent)
+    if asked is None:
+        raise MalformedError(f"{_INPUT}.data: expected the JSON of what an API was asked, got {sent!r:.40}")
+    tokens, said = _answered(inside(captured, "endpointOutput"))
+    model = text_of(asked, "model")
+    yield from _requests(asked, f"{_INPUT}.data", time=time, answer=tokens, model=model, said=said)
+
+
+def _within(place: str, value: Any, field: str) -> int | float:
+    """The time that an object has in a field."""
+    if not isinstance(value, dict):
+        raise MalformedError(f"{place}: expected an object, got {type(value).__name__}")
+    try:
+        return number_or_date(value, field)
+    except MalformedError as error:
+        raise MalformedError(f"{place}.{error}") from None
+
+
+def _payload(place: str, entry: Any) -> str:
+    """What was sent, or came back, as text."""
+    data = inside(entry, "data")
+    if not isinstance(data, str):
+        raise MalformedError(f"{place}.data: expected text, got {type(data).__name__}")
+    encoding = inside(entry, "encoding")
+    if encoding == "JSON":
+        return data
+    if encoding not in (None, "BASE64"):
+        raise MalformedError(f"{place}.encoding: expected 'JSON' or 'BASE64', got {encoding!r:.40}")
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except ValueError:
+        raise MalformedError(f"{place}.data: expected base64 of text in UTF-8, got {data!r:.40}") from None
+
+
+def _answered(entry: Any) -> tuple[int, str | None]:
+    """The tokens of an answer, or what it says, where one of them is there."""
+    try:
+        answer = json_in(_payload(_OUTPUT, entry))
+    except MalformedError:
+        return 0, None
+    if isinstance(answer, str):  # a stream of events, of which the last ones may say it
+        events = (object_in(line.removeprefix("data:").strip()) for line in reversed(answer.splitlines()))
+        answer = next((event for event in events if event and event.get("usage") is not None), None)
+    if isinstance(answer, list) and len(answer) == 1:
+        [answer] = answer
+    try:
+        tokens, said = answered_in({"response": answer}), inside(answer, "generated_text")
+    except MalformedError as error:
+        raise MalformedError(f"{_OUTPUT}.data.{str(error).removeprefix('response.')}") from None
+    return tokens or 0, said if tokens is None and isinstance(said, str) else None
+
+
+SAGEMAKER = Format(
+    "sagemaker",
+    "SageMaker's data capture, JSON lines: captureData of endpointInput, maybe endpointOutput; eventMetadata of "
+    f"inferenceTime; {ASSUMED}",
+    Container.JSON,
+    ("captureData", "eventMetadata"),
+    _parse_sagemaker,
+    is_text=True,
+)
+
+
+# -- Bedrock -------------------------------------------------------------------------------------
+
+_MEDIA: Final = ("image", "document", "video", "audio")
+_LOG: Final = "ModelInvocationLog"
+
+
+def _parse_bedrock(record: Mapping[str, Any]) -> Iterator[Record]:
+    time, asked = number_or_date(record, "timestamp"), object_in(inside(record["input"], "inputBodyJson"))
+    if asked is None:
+        got = "what lies elsewhere" if inside(record["input"], "inputBodyS3Path") else "none"
+        raise MalformedError(f"input.inputBodyJson: expected what a model was asked, as an object, got {got}")
+    asked = _as_usual(asked)
+    counts = record.get("output")
+    try:
+        answer = whole(counts, "outputTokenCount", usual=0) if isinstance(counts, dict) else 0
+    except MalformedError as error:
+        raise MalformedError(f"output.{error}") from None
+    model = text_of(record, "modelId")
+    yield from _requests(asked, "input.inputBodyJson", time=time, answer=answer, model=model)
+
+
+def _as_usual(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Converse is asked, as other APIs are: its tools lie in a configuration, and no part says its type."""
+    tools, messages = inside(asked.get("toolConfig"), "tools"), asked.get("messages")
+    if tools is not None:
+        asked = {**asked, "tools": tools}
+    return {**asked, "messages": [*map(_message, messages)]} if isinstance(messages, list) else asked
+
+
+def _message(message: Any) -> Any:
+    parts = inside(message, "content")
+    return {**message, "content": [*map(_part, parts)]} if isinstance(parts, list) else message
+
+
+def _part(part: Any) -> Any:
+    kind = next((kind for kind in _MEDIA if isinstance(inside(part, kind), dict)), None)
+    return part if kind is None else {"type": kind, **part}
+
+
+BEDROCK = Format(
+    "bedrock",
+    "Amazon Bedrock's log of model invocations, JSON: timestamp, modelId, input of inputBodyJson, output; "
+    f"{ASSUMED}",
+    Container.JSON,
+    ("schemaType", "timestamp", "input"),
+    _parse_bedrock,
+    matches=lambda record: record["schemaType"] == _LOG,
+    looked_for=f"schemaType {_LOG}",
+    is_text=True,
+)

@@ -1,0 +1,124 @@
+"""Spans of OpenTelemetry and of OpenInference: what is a request among them, and what it says."""
+
+import json
+
+import pytest
+from kv_sim_more_traces import ASKED, SAID, lengths, otlp, shared, span
+
+from kv_api import ConfigError
+from kv_sim.replay.readers.naming import IdScope
+from kv_sim.replay.readers.sharing import parse_sharing
+
+
+def test_a_span_says_tools_instructions_and_numbered_messages(read):
+    parts = [{"type": "text", "content": SAID}, {"type": "tool_call", "name": "look"}]
+    new = {
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": parts}]),
+        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Be brief."}]),
+        "gen_ai.tool.definitions": json.dumps([{"type": "function"}]),
+        "gen_ai.request.model": "m",
+    }
+    old = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": SAID, "gen_ai.usage.completion_tokens": 3}
+    (first, second), notes = read(otlp(span(0, new)), otlp(span(1, old)))
+    text = '<|tools|>{"type": "function"}<|system|>Be brief.<|user|>' + SAID
+    text += json.dumps(parts[1], sort_keys=True) + "<|assistant|>"
+    assert (first.input_tokens, second.input_tokens, second.output_tokens) == (-(-len(text) // 4), 32, 3)
+    assert "spans that are no request to a model are left out" in notes[1]
+
+
+@pytest.mark.parametrize(
+    "pack", [lambda *spans: [{"session_id": "a", "spans": [*spans]}], lambda *spans: [*spans]]
+)
+def test_spans_may_lie_in_a_record_or_be_one(read, pack):
+    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    spans = [
+        {"span_id": "a", "start_time": "2026-01-31T10:00:01.5+00:00", "attributes": asked},
+        {"span_id": "b", "start_time": "2026-01-31T10:00:02.5+00:00", "attributes": {"gen_ai.tool.name": "look"}},
+        {"span_id": "d"},
+        {"span_id": "c", "start_time": "2026-01-31T10:00:03.5+00:00", "attributes": asked, "parent_span_id": "b"},
+    ]
+    requests, notes = read(*pack(*spans))
+    assert (notes[0], lengths(requests)) == ("format: otel", [(0, 32, 0), (2, 32, 0)])
+
+
+def test_spans_name_their_session_and_their_model(read):
+    """Two names for each of them; the first one counts, where both are there."""
+    asked = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(ASKED["messages"])}
+    names = [
+        {"gen_ai.conversation.id": "a", "session.id": "b", "gen_ai.request.model": "m"},
+        {"session.id": "b", "gen_ai.request.model": "m", "gen_ai.response.model": "m-2026"},
+        {"session.id": "a", "gen_ai.response.model": "m-2026"},
+    ]
+    spans = [otlp(span(second, {**asked, **one})) for second, one in enumerate(names)]
+    assert [shared(one, other) for one, other in zip(*[read(*spans)[0]] * 2, strict=True)] == [2, 2, 2]
+    (first, second, third), notes = read(*spans)
+    assert (shared(first, second), shared(second, third)) == (2, 0)
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: m, m-2026"
+    (first, second, third), _ = read(*spans, scope=IdScope.SESSION)
+    assert (shared(first, second), shared(second, third)) == (0, 0)
+
+
+def test_a_numbered_message_may_lack_its_role_or_what_it_says(read):
+    numbered = {"0.content": SAID, "1.role": "assistant", "2.role": "user", "2.content": "y" * 43}
+    requests, _ = read(otlp(span(0, {f"gen_ai.prompt.{name}": value for name, value in numbered.items()})))
+    text = f"<|user|>{SAID}<|assistant|><|user|>{'y' * 43}<|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
+
+
+OPEN = {"openinference.span.kind": "LLM", "llm.token_count.prompt": 130, "llm.token_count.completion": 3}
+
+
+def test_spans_of_openinference_say_messages_in_numbered_attributes(read):
+    said = [("user", SAID), ("assistant", "ja"), ("user", "y" * 43)]
+    named = {
+        f"llm.input_messages.{number}.message.{field}": value
+        for number, (role, content) in reversed([*enumerate(said)])
+        for field, value in (("role", role), ("content", content))
+    }
+    spans = [
+        span(0, {**OPEN, **named, "llm.model_name": "m", "session.id": "a"}),
+        span(1, {**OPEN, "openinference.span.kind": "CHAIN"}),
+        span(2, {**OPEN, "llm.input_messages.0.message.content": SAID}),
+    ]
+    requests, notes = read(*map(otlp, spans), sessions=True)
+    text = "".join(f"<|{role}|>{content}" for role, content in said) + "<|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 3), (2, 32, 3)]
+    assert notes[-1] == "requests of 2 models, none of which can use another's blocks: m, none"
+
+
+def test_what_else_is_said_in_openinference_is_its_name_and_its_value(read):
+    call = "tool_calls.0.tool_call.function.name"
+    said = {"contents.0.message_content.text": SAID, call: "look", "content": None}
+    other = ("x.message.role", "0.role", f"{'1' * 9999}.message.role", "message.content")
+    named = {f"llm.input_messages.0.message.{name}": value for name, value in said.items()}
+    named |= {f"llm.input_messages.{name}": "a" for name in other} | {"llm.tools.0.tool.json_schema": "{}"}
+    record = {"start_time": "2026-01-31T10:00:01.5+00:00", "attributes": {**OPEN, **named}}
+    requests, notes = read(record)
+    text = f'<|tools|>{{}}<|user|>{SAID}["{call}", "look"]<|assistant|>'
+    assert (notes[0], lengths(requests)) == ("format: otel", [(0, -(-len(text) // 4), 3)])
+
+
+def test_spans_of_openinference_that_only_count_are_lengths(read):
+    requests, _ = read(otlp(span(0, OPEN)), sharing=parse_sharing("none"))
+    assert lengths(requests) == [(0, 130, 3)]
+
+
+def test_instructions_of_a_span_may_be_text_and_a_part_an_image(read):
+    image = {"type": "image_url", "image_url": "A" * 1000}
+    message = {"role": "user", "parts": [{"type": "text", "content": SAID}, image]}
+    named = {
+        "gen_ai.input.messages": json.dumps([message]),
+        "gen_ai.system_instructions": "Be brief.",
+    }
+    requests, _ = read(otlp(span(0, named)))
+    text = f"<|system|>Be brief.<|user|>{SAID}<image_url {16 * '0'}><|assistant|>"
+    assert lengths(requests) == [(0, -(-len(text) // 4), 0)]
+
+
+def test_spans_that_only_count_are_lengths(read):
+    named = {"gen_ai.usage.prompt_tokens": 130, "gen_ai.usage.completion_tokens": 3}
+    record = otlp(span(2, named, spanId="a"), span(0, named, spanId="b"), span(1, {"http.method": "POST"}))
+    with pytest.raises(ConfigError, match="format otel has no block ids"):
+        read(record)
+    requests, _ = read(record, sharing=parse_sharing("none"))
+    assert lengths(requests) == [(0, 130, 3), (2, 130, 3)]
