@@ -67,11 +67,33 @@ NOBODY_ELSE = toy(connector=NOTHING, max_step_tokens=8, page_tokens=2)
 ALL_BUT_ONE = trace_of((0, 9, 40, [1]), block_tokens=16)
 """After its first step a token of the prompt is left, as a token is of whoever decodes."""
 
+OVERTAKEN = trace_of(
+    *((0, 18, 1, [1, 2, 3]), (0, 7, 30, [4])),
+    *((0, 52, 1, [11, 12, 13, 14, 15, 16, 17]), (0, 3, 5, [20])),
+    block_tokens=8,
+)
+"""The third one stands still in its prefill until blocks of the first one are freed; the fourth goes on."""
+
+HELD_UP = toy(
+    chunks=60,
+    connector={
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 60 * PAGE, "hold_blocks": "always"},
+    },
+    gpu_blocks=11,
+    max_step_tokens=16,
+    step_microseconds=0.0,
+    copy_microseconds=100.0,
+    page_tokens=8,
+)
+
 
 @pytest.mark.once
 @example(FULL, TINY)
 @example(BESIDE, NOBODY_ELSE)
 @example(ALL_BUT_ONE, NOBODY_ELSE)
+@example(OVERTAKEN, HELD_UP)
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)

@@ -117,7 +117,7 @@ class Drive:
         engine, clock, scheduler = self.engine, self.engine.clock, self.engine.scheduler
         if scheduler.sleepers:
             scheduler.wake(scheduler.sleepers.wake_due())
-            if scheduler.may_lack_blocks():
+            if scheduler.may_lack_blocks() or scheduler.may_lack_tokens():
                 scheduler.wake(scheduler.sleepers.wake_all())
         before, refusals = engine.copy_activity, self.books.refusals
         step = engine.schedule(_reject_none)

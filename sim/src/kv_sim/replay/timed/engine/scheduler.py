@@ -1,8 +1,9 @@
 """The engine's scheduler with a note of what each step costs, and with sleepers.
 
 What runs is ``running`` and the sleepers together, in the order of admission. A sleeper takes one token of a
-step's budget, like those before it in that order would: only the request that was admitted last can still be in
-its prefill, so nobody before it can take a sleeper's token.
+step's budget, like those before it in that order would. In its prefill is mostly only the request that was
+admitted last, so nobody before a sleeper can take its token; but others may be admitted behind one that stands
+still until blocks are freed.
 """
 
 from collections.abc import Iterable
@@ -109,6 +110,13 @@ class TimedScheduler(Scheduler):
             (table,) = self.blocks.tables[request.request_id].groups
             needed += max(0, -(-wanted // size) - len(table))
         return needed > self.blocks.block_pool.num_free
+
+    def may_lack_tokens(self) -> bool:
+        """Whether somebody before a sleeper might take its token."""
+        return any(
+            request.num_tokens - request.num_computed_tokens > 1 and _run_order(request) < self._run_orders
+            for request in self.running
+        )
 
     def check(self) -> None:
         """Recount, with everybody awake."""
