@@ -7,7 +7,7 @@
 ``asked``             what an API was asked, wherever a log keeps it
 ``source``            the files and their lines; ``objects``: their records, as mappings (``table``: the rows of
                       one); ``record``: as requests
-``decide``            which units a trace is in, by a ``guess`` where nobody says
+``decide``            which format a trace has, and which units, by a ``guess`` where nobody says
 ``naming``            what the ids of blocks mean; ``text``: ids where there is only text; ``sharing``: where there
                       is nothing
 ``sessions``          which requests belong together; ``turns``: what a later one has; ``times``: when they arrive

@@ -1,19 +1,47 @@
-"""What is decided of a trace by its first records, where neither its reader said it nor its format: units.
+"""What is decided of a trace by its first records where nobody says it: its format, and the units that it is in.
 
 What its first record says of the engine is taken of all of them, so another one is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
-from kv_sim.replay.readers.options import EngineField, TraceOptions
+from kv_sim.replay.readers.objects import Broken, Found, objects_of
+from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
+from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
 from kv_sim.replay.readers.sharing import BLOCK_TOKENS
 from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added
 from kv_sim.replay.trace import EngineMemory
+
+
+def choose_format(file: Path, options: TraceOptions) -> tuple[Format, Iterator[Found]]:
+    """What format a trace has, by its first file, and what that file holds."""
+    container, header, found = objects_of(file)
+    if options.columns is not None:
+        return own_format(options.columns, container), found
+    if options.format is not None:
+        form = FORMATS[options.format]
+        if form.container is not None and form.container is not container:
+            raise ConfigError(
+                f"{file}: --format {form.name} is {form.container.name}, this looks like {container.name}"
+            )
+        return form, found
+    kept: list[Found] = []
+    for place, value in found:
+        kept.append((place, value))
+        if isinstance(value, Broken):
+            if options.on_error is OnError.STOP:
+                goes_on = not all(isinstance(later, Broken) for _, later in found)
+                raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
+            continue
+        return detect(value, container, str(header or place)), chain(kept, found)
+    raise ConfigError(f"{file}: no line of it is a record; expected JSON lines, JSON, or a table below its header")
 
 
 def choose_unit(form: Format, first: Sequence[Record], options: TraceOptions) -> tuple[float, str | None]:

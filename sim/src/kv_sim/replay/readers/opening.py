@@ -14,13 +14,17 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.replay.columns import NO_SESSION, Columns, ColumnsBuilder
 from kv_sim.replay.readers.account import Account
-from kv_sim.replay.readers.catalogue import FORMATS, detect
-from kv_sim.replay.readers.decide import choose_block, choose_turns, choose_unit, refuse_another_engine
+from kv_sim.replay.readers.decide import (
+    choose_block,
+    choose_format,
+    choose_turns,
+    choose_unit,
+    refuse_another_engine,
+)
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.naming import Evidence, IdMeaning, IdScope, Naming
 from kv_sim.replay.readers.objects import Broken, Found, Place, objects_of
-from kv_sim.replay.readers.options import OnError, Partial, TraceOptions, Unsorted
-from kv_sim.replay.readers.own_columns import own_format
+from kv_sim.replay.readers.options import SKIP_GOES_ON, OnError, Partial, TraceOptions, Unsorted
 from kv_sim.replay.readers.record import MalformedError, Record
 from kv_sim.replay.readers.sessions import Conversations, OwnIds, Retries, SessionNumbers
 from kv_sim.replay.readers.sharing import Sharer, describe
@@ -29,8 +33,6 @@ from kv_sim.replay.readers.text import Text
 from kv_sim.replay.readers.times import Times
 from kv_sim.replay.readers.turns import GrowingPrompts
 from kv_sim.replay.units import counted
-
-SKIP_GOES_ON: Final = " (--on-error skip goes on)"
 
 _LOOK_AT: Final = 1000
 """Records that are read before the units are decided."""
@@ -82,7 +84,7 @@ class Opening:
         files = files_of(path)
         for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
-        self._form, found = self._format_of(files)
+        self._form, found = choose_format(files[0], options)
         if options.tokenizer is not None and not self._form.is_text:
             raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")
         self._text = Text(options.tokenizer, options.block_tokens)
@@ -123,32 +125,6 @@ class Opening:
     def keeps_sessions(self) -> bool:
         """Whether requests come with their sessions."""
         return self._options.sessions
-
-    # What is decided
-
-    def _format_of(self, files: list[Path]) -> tuple[Format, Iterator[Found]]:
-        container, header, found = objects_of(files[0])
-        if self._options.columns is not None:
-            return own_format(self._options.columns, container), found
-        if self._options.format is not None:
-            form = FORMATS[self._options.format]
-            if form.container is not None and form.container is not container:
-                raise ConfigError(
-                    f"{files[0]}: --format {form.name} is {form.container.name}, this looks like {container.name}"
-                )
-            return form, found
-        kept: list[Found] = []
-        for place, value in found:
-            kept.append((place, value))
-            if isinstance(value, Broken):
-                if self._options.on_error is OnError.STOP:
-                    goes_on = not all(isinstance(later, Broken) for _, later in found)
-                    raise ConfigError(f"{place}: {value.reason}{SKIP_GOES_ON if goes_on else ''}")
-                continue
-            return detect(value, container, str(header or place)), chain(kept, found)
-        raise ConfigError(
-            f"{files[0]}: no line of it is a record; expected JSON lines, JSON, or a table below its header"
-        )
 
     # What is done with each record
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from kv_api import ConfigError
 from kv_api.errors import unknown_name
@@ -20,6 +21,10 @@ class OnError(Enum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+SKIP_GOES_ON: Final = " (--on-error skip goes on)"
+"""What is said of one where there are others."""
 
 
 class Partial(Enum):
