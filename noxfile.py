@@ -82,8 +82,9 @@ if "PYENV_ROOT" in os.environ:
 atexit.register(shutil.rmtree, RUN, ignore_errors=True)
 
 # Else each process of a session compiles again whatever it imports: that takes longer than many tests.
+BYTECODE = RUN / "bytecode"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["PYTHONPYCACHEPREFIX"] = str(RUN / "bytecode")
+os.environ["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
 
 
 def each(folders: list[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -117,9 +118,21 @@ def build_wheels(session: nox.Session) -> None:
         SIBLINGS.write_text("".join(f"{name} @ {uri}\n" for name, uri in here.items()))
 
 
+def share_bytecode(session: nox.Session) -> None:
+    """Compile what is installed once for all sessions of a kind and a Python: they install the same files."""
+    kind = session.name.partition("(")[0].replace("upgraded", f"tests-{session.python}")
+    for installed in Path(session.virtualenv.location).glob("lib/python*/site-packages"):
+        compiled = BYTECODE / installed.relative_to(installed.anchor)
+        if not compiled.exists():
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            (shared := RUN / "shared-bytecode" / kind).mkdir(parents=True, exist_ok=True)
+            compiled.symlink_to(shared, target_is_directory=True)
+
+
 def install(session: nox.Session, *arguments: str, **options: Any) -> None:
     """Install with siblings from this run's wheels, whatever uv's cache or an index may offer."""
     session.install("--no-sources", f"--constraints={SIBLINGS}", *arguments, **options)
+    share_bytecode(session)
 
 
 def needs_of(folder: str) -> set[str]:
