@@ -261,16 +261,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("fleet", [(), ("--servers", "2")])
+@pytest.mark.parametrize("more", [(), ("--servers", "2"), ("--capacity", "1GiB,2GiB")])
 def test_where_nothing_can_be_replayed_that_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, fleet: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, more: tuple[str, ...]
 ) -> None:
     records, why = REFUSED[what]
     file, place = tmp_path / "trace.jsonl", tmp_path / "out.json"
     fields = ("timestamp", "input_length", "hash_ids")
     file.write_text("".join(json.dumps(dict(zip(fields, record, strict=True))) + "\n" for record in records))
     engine = ["--block-size", "512", "--fidelity", "engine", "--gpu-capacity", "1blocks"]
-    small = ["replay", str(file), *engine, *fleet]
+    small = ["replay", str(file), *engine, *more]
     assert main([*small, "--json", str(place)]) == 2
     assert capsys.readouterr() == ("", f"kv-sim replay: trace.jsonl: nothing can be replayed: {why}\n")
     assert not place.exists()
@@ -379,6 +379,8 @@ def test_wrong_options(line: str, message: str) -> None:
         ({"hbm_efficiency": True}, "hbm_efficiency: expected a number above 0 and up to 1, got True"),
         ({"link_efficiency": "1"}, "link_efficiency: expected a number above 0 and up to 1, got '1'"),
         ({"step_microseconds": False}, "step_microseconds: expected a number of at least 0, got False"),
+        ({"disk_read_bandwidth": True}, "disk_read_bandwidth: expected a number above 0, got True"),
+        ({"disk_write_bandwidth": "1"}, "disk_write_bandwidth: expected a number above 0, got '1'"),
         ({"arrival_scale": None}, "arrival_scale: expected a number of at least 0, got None"),
         (
             {"tp_size": 12},

@@ -1,12 +1,13 @@
 """Several sizes side by side, and the least of them that keeps a promise."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_sim_timed_traces import ListedTrace, toy, trace_of
+from kv_sim_timed_traces import toy, trace_of
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
@@ -35,9 +36,13 @@ def server(blocks: int = 200, **changes: Any) -> EngineSettings:
     return EngineSettings(gpu_blocks=20, cpu_bytes_to_use=blocks * BLOCK, **changes)
 
 
-def swept(goals: str = "", trace: Columns | ListedTrace | None = None, **changes: Any) -> EngineSweep:
-    sizes = [server(20, **changes), server(100, **changes), server(250, **changes)]
-    return sweep_engine(trace or turns(), sizes, parse_goals(goals) if goals else ())
+@cache
+def replayed() -> EngineSweep:
+    return sweep_engine(turns(), [server(20), server(100), server(250)])
+
+
+def swept(goals: str = "") -> EngineSweep:
+    return replace(replayed(), goals=parse_goals(goals) if goals else ())
 
 
 @pytest.mark.once
@@ -153,7 +158,11 @@ def test_what_is_shown() -> None:
         ["lru", "15.6", "GiB"],
     ]
     assert [row.endswith("◀ here") for row in rows] == [False, False, True]
-    assert lines[-3:-1] == ["recommended: lru, 15.6 GiB", "  the least that was tried and meets all of them"]
+    assert lines[begin + 7 : -1] == [
+        "",
+        "recommended: lru, 15.6 GiB",
+        "  the least that was tried and meets all of them",
+    ]
     config = json.loads(lines[-1].removeprefix("--kv-transfer-config '").removesuffix("'"))
     assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 250 * BLOCK
     easy = swept(f"ttft-mean={slow + 1:.3f}s").table().splitlines()
@@ -162,6 +171,7 @@ def test_what_is_shown() -> None:
     hard = swept("ttft-p99=1us").table().splitlines()
     assert hard[-2] == "recommended: nothing, since no host memory that was tried meets it"
     assert hard[-1].startswith("  the least ttft p99 was 0.")
+    assert swept().table().splitlines()[-1].startswith("lru"), "without a goal nothing is recommended"
     assert not any("met" in line.split() or "goal" in line for line in swept().table().splitlines())
 
 
@@ -197,6 +207,7 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))
     lines = found.table().splitlines()
     assert any(line.startswith("  disk  ") for line in lines)
+    assert found.load is not None and found.as_json()["load"] == asdict(found.load)
     [head] = [line for line in lines if line.startswith("policy")]
     assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
     [none] = [line for line in lines if line.startswith("none")]
@@ -206,6 +217,9 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))
     [said] = [line for line in hard.table().splitlines() if line.startswith("recommended")]
     assert said == "recommended: lru, 18.8 GiB of disk on each of 2 servers"
+    one = (found.runs[0], replace(found.runs[1], settings=server()))
+    [head] = [line for line in replace(found, runs=one).table().splitlines() if line.startswith("policy")]
+    assert head.split()[:3] == ["policy", "memory", "disk"], "one of them has one"
     both = replace(hard, runs=hard.runs[:1]).table()
     assert "recommended: lru, 1.25 GiB and 18.8 GiB of disk on each of 2 servers" in both
 
@@ -343,6 +357,9 @@ def test_size_takes_a_goal(file: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "recommended: nothing" in said and "\nlru        8 GiB" in said
     assert main(["size", file, *ENGINE, "--goal", goal, "--capacity", "13GiB,14GiB", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["recommended"]["cpu_bytes"] == 13 << 30
+    two = ["--servers", "2", "--routing", "round-robin"]
+    assert main(["size", file, *ENGINE, "--goal", "ttft-mean=1000s", "--points", "2", *two]) == 0
+    assert "\nlru     6.25 GiB" in capsys.readouterr().out, "what comes to each server"
     assert main(["size", file, *ENGINE, "--goal", "ttft-mean=1000s", "--disk-capacity", "16GiB"]) == 0
     said = capsys.readouterr().out
     assert "recommended: no host memory or disk, since a server without any meets it\n" in said
