@@ -274,6 +274,9 @@ def test_where_nothing_can_be_replayed_that_is_an_error(
     assert main([*small, "--json", str(place)]) == 2
     assert capsys.readouterr() == ("", f"kv-sim replay: trace.jsonl: nothing can be replayed: {why}\n")
     assert not place.exists()
+    goal = ["--goal", "ttft-mean=1s"]
+    assert main(["size", str(file), *engine, *goal, *(more or ("--capacity", "1GiB"))]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim size: trace.jsonl: nothing can be replayed: {why}\n")
     with file.open("a") as opened:
         opened.write('{"timestamp": 2, "input_length": 100, "hash_ids": [9]}\n')
     assert main(small) == 0
