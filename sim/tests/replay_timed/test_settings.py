@@ -13,7 +13,7 @@ from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
 from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, run, settings_of
+from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, add_size_arguments, run, settings_of
 from kv_sim.replay.timed.connectors.timed_config import (
     NOTHING,
     decides_in_known_steps,
@@ -99,6 +99,13 @@ def test_every_number_has_an_option() -> None:
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
     others |= {"disk-capacity", "disk-store-threshold"}
     assert set(said) == others | NUMBERS.keys()
+    assert said["capacity"].endswith("one or more (default 64GiB, or none where there is a disk)")
+    parser = argparse.ArgumentParser()
+    add_size_arguments(parser)
+    said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
+    assert said["capacity"].endswith("one or more (default: --points)")
+    goals = "such as ttft-p90=800ms: ttft|tpot|latency|queueing, mean|p50|p90|p95|p99|worst"
+    assert said["goal"] == f"what the least memory is looked for with, {goals}"
 
 
 @pytest.mark.parametrize("stepping", Stepping)
