@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.command.cli import main
 from kv_sim.replay import oracle
 from kv_sim.replay.command.outputs import writing
@@ -208,6 +209,11 @@ REFUSED_LATE = {
 def test_a_reader_that_has_seen_enough_is_no_fault_of_the_file():
     with pytest.raises(BrokenPipeError), writing("--json", "a.json"):
         raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_what_has_no_name_of_its_own_is_said_as_it_is():
+    with pytest.raises(ConfigError, match=r"^--json a\.json: not seekable$"), writing("--json", "a.json"):
+        raise OSError("not seekable")
 
 
 @pytest.mark.parametrize("what", REFUSED_LATE)

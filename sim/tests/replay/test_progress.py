@@ -10,8 +10,15 @@ from kv_sim.replay.command.progress import Progress
 
 
 class Terminal(io.StringIO):
+    """``seen`` is what was flushed: a bar has no end of a line that would do it."""
+
+    seen = ""
+
     def isatty(self):
         return True
+
+    def flush(self):
+        self.seen = self.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -24,17 +31,23 @@ class Terminal(io.StringIO):
             ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
         ),
         (["size"], ["reading requests: 0", "sweeping 0", "sweeping 100"]),
+        (
+            ["size", "--fidelity", "engine", "--goal", "ttft-mean=1000s", "--capacity", "1GiB"],
+            ["reading requests: 0", *(f"replaying {n * 12.5:.0f}" for n in range(1, 9))],
+        ),
     ],
     ids=" ".join,
 )
 def test_bars_of_a_command(small, monkeypatch, capsys, options, bars):
     screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
+    for stream in ("stderr", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}", screen)
     capacity = [] if "engine" in options else ["--capacity", "1block", "--jobs", "1", "--policy", "arc"]
     assert main([options[0], str(small), *options[1:], *capacity]) == 0
-    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in screen.getvalue().split("\r")]
+    before, _, report = screen.getvalue().partition("small.jsonl")
+    drawn = [re.sub(r" +\[.*\] *|%", " ", text).strip() for text in before.split("\r")]
     assert [text for text in drawn if text] == bars
-    assert screen.getvalue().endswith("\r"), "the line is empty in the end"
+    assert before.endswith("\r") and "\r" not in report, "the report begins on an empty line"
 
 
 def test_a_bar_is_drawn_on_a_terminal_only():
@@ -46,7 +59,7 @@ def test_a_bar_is_drawn_on_a_terminal_only():
         progress.count("reading", 4096)
         progress.clear()
     assert not pipe.getvalue()
-    shown = screen.getvalue().split("\r")
+    shown = screen.seen.split("\r")
     assert shown[2].startswith("replaying [███████████████···············]  50%")
     assert shown[4] == "reading: 4,096".ljust(len(shown[3]))
     assert len(shown) == 7 and not shown[-1]
@@ -56,7 +69,7 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 def test_a_bar_has_two_ends(share, drawn):
     screen = Terminal()
     Progress(screen).share("replaying", share)
-    _, text = screen.getvalue().split("\r")
+    _, text = screen.seen.split("\r")
     assert text.endswith(f"] {drawn}") and len(text) == len("replaying [] 100%") + 30
 
 
@@ -67,4 +80,4 @@ def test_a_bar_that_was_cleared_is_drawn_again():
         progress.count("reading", 7)
         progress.clear()
         progress.clear()
-    assert screen.getvalue() == 2 * f"\rreading: 7\r{' ' * 10}\r"
+    assert screen.seen == 2 * f"\rreading: 7\r{' ' * 10}\r"

@@ -251,6 +251,7 @@ def test_an_engine_s_answers_are_those_of_all_servers(tmp_path):
     assert len({together.digest, *(one.digest for one in alone)}) == 4
     first, second, third = (finished_of(*run) for run in runs)
     assert answers_of(first, second).digest != answers_of(first, third).digest
+    assert answers_of(first).digest == first.digest and len(together.digest) == len(first.digest)
     for number, (engine, _) in enumerate(runs, 1):
         engine.clock.waited_ns = 10**8 * number
     assert answers_of(*(finished_of(*run) for run in runs)).host_wait_seconds == pytest.approx(0.6)

@@ -13,7 +13,7 @@ from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.timed import Answers, Contents, EngineReplay, EngineSettings, replay_engine
 from kv_sim.replay.timed.answers import Copies, Spread
 from kv_sim.replay.timed.settings import plan
-from kv_sim.replay.timed.table import rows
+from kv_sim.replay.timed.table import header_lines, rows
 
 LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
 
@@ -92,6 +92,9 @@ def test_what_a_replay_rests_on_is_shown() -> None:
         "  link    64 GB/s × 0.85 each way and GPU, 0.5 µs a copy, 1,024 copies a block",
         "  steps   at most 8,192 tokens and 1,024 requests; 1000 µs each beside the forward pass",
     ]
+    quick = replace(settings, disk_read_bandwidth=7e9)
+    lines = header_lines("made", quick, plan(quick, 512), (), None, disk=True)
+    assert lines[-2] == "  disk    7 GB/s read, 4 GB/s written, 25 µs a chunk, 32 chunks a block"
 
 
 def spread(mean: float) -> Spread:

@@ -13,7 +13,7 @@ from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
 from kv_sim.command.cli import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
-from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, run, settings_of
+from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, add_size_arguments, run, settings_of
 from kv_sim.replay.timed.connectors.timed_config import (
     NOTHING,
     decides_in_known_steps,
@@ -99,6 +99,13 @@ def test_every_number_has_an_option() -> None:
     others |= {"gpu", "gpu-flops", "hbm-bandwidth", "link-bandwidth", "gpu-memory", "connector-config"}
     others |= {"disk-capacity", "disk-store-threshold"}
     assert set(said) == others | NUMBERS.keys()
+    assert said["capacity"].endswith("one or more (default 64GiB, or none where there is a disk)")
+    parser = argparse.ArgumentParser()
+    add_size_arguments(parser)
+    said = {action.option_strings[-1][2:]: action.help or "" for action in parser._actions}
+    assert said["capacity"].endswith("one or more (default: --points)")
+    goals = "such as ttft-p90=800ms: ttft|tpot|latency|queueing, mean|p50|p90|p95|p99|worst"
+    assert said["goal"] == f"what the least memory is looked for with, {goals}"
 
 
 @pytest.mark.parametrize("stepping", Stepping)
@@ -261,19 +268,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("fleet", [(), ("--servers", "2")])
+@pytest.mark.parametrize("more", [(), ("--servers", "2"), ("--capacity", "1GiB,2GiB")])
 def test_where_nothing_can_be_replayed_that_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, fleet: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str, more: tuple[str, ...]
 ) -> None:
     records, why = REFUSED[what]
     file, place = tmp_path / "trace.jsonl", tmp_path / "out.json"
     fields = ("timestamp", "input_length", "hash_ids")
     file.write_text("".join(json.dumps(dict(zip(fields, record, strict=True))) + "\n" for record in records))
     engine = ["--block-size", "512", "--fidelity", "engine", "--gpu-capacity", "1blocks"]
-    small = ["replay", str(file), *engine, *fleet]
+    small = ["replay", str(file), *engine, *more]
     assert main([*small, "--json", str(place)]) == 2
     assert capsys.readouterr() == ("", f"kv-sim replay: trace.jsonl: nothing can be replayed: {why}\n")
     assert not place.exists()
+    goal = ["--goal", "ttft-mean=1s"]
+    assert main(["size", str(file), *engine, *goal, *(more or ("--capacity", "1GiB"))]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim size: trace.jsonl: nothing can be replayed: {why}\n")
     with file.open("a") as opened:
         opened.write('{"timestamp": 2, "input_length": 100, "hash_ids": [9]}\n')
     assert main(small) == 0
@@ -379,6 +389,8 @@ def test_wrong_options(line: str, message: str) -> None:
         ({"hbm_efficiency": True}, "hbm_efficiency: expected a number above 0 and up to 1, got True"),
         ({"link_efficiency": "1"}, "link_efficiency: expected a number above 0 and up to 1, got '1'"),
         ({"step_microseconds": False}, "step_microseconds: expected a number of at least 0, got False"),
+        ({"disk_read_bandwidth": True}, "disk_read_bandwidth: expected a number above 0, got True"),
+        ({"disk_write_bandwidth": "1"}, "disk_write_bandwidth: expected a number above 0, got '1'"),
         ({"arrival_scale": None}, "arrival_scale: expected a number of at least 0, got None"),
         (
             {"tp_size": 12},

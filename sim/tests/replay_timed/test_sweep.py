@@ -1,12 +1,13 @@
 """Several sizes side by side, and the least of them that keeps a promise."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_sim_timed_traces import ListedTrace, toy, trace_of
+from kv_sim_timed_traces import toy, trace_of
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
@@ -17,6 +18,7 @@ from kv_sim.replay.routing import Routing
 from kv_sim.replay.timed import EngineSettings, replay_engine, servers
 from kv_sim.replay.timed.goal import Goal, parse_goals
 from kv_sim.replay.timed.sweep import EngineSweep, sweep_engine, usual_sizes
+from kv_sim.replay.timed.table import seconds_shown
 
 BLOCK = 512 * 131_072
 """Bytes of a block of the trace below, with the model that is usual."""
@@ -35,9 +37,13 @@ def server(blocks: int = 200, **changes: Any) -> EngineSettings:
     return EngineSettings(gpu_blocks=20, cpu_bytes_to_use=blocks * BLOCK, **changes)
 
 
-def swept(goals: str = "", trace: Columns | ListedTrace | None = None, **changes: Any) -> EngineSweep:
-    sizes = [server(20, **changes), server(100, **changes), server(250, **changes)]
-    return sweep_engine(trace or turns(), sizes, parse_goals(goals) if goals else ())
+@cache
+def replayed() -> EngineSweep:
+    return sweep_engine(turns(), [server(20), server(100), server(250)])
+
+
+def swept(goals: str = "") -> EngineSweep:
+    return replace(replayed(), goals=parse_goals(goals) if goals else ())
 
 
 @pytest.mark.once
@@ -152,16 +158,22 @@ def test_what_is_shown() -> None:
         ["lru", "6.25", "GiB"],
         ["lru", "15.6", "GiB"],
     ]
+    assert [row.split()[4] for row in rows] == ["0.000", "0.000", f"{2 / 3:.3f}"]
     assert [row.endswith("◀ here") for row in rows] == [False, False, True]
-    assert lines[-3:-1] == ["recommended: lru, 15.6 GiB", "  the least that was tried and meets all of them"]
+    assert lines[begin + 7 : -1] == [
+        "",
+        "recommended: lru, 15.6 GiB",
+        "  the least that was tried and meets all of them",
+    ]
     config = json.loads(lines[-1].removeprefix("--kv-transfer-config '").removesuffix("'"))
     assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 250 * BLOCK
     easy = swept(f"ttft-mean={slow + 1:.3f}s").table().splitlines()
     assert easy[-1] == "recommended: no host memory, since a server without any meets it"
     assert sum(line.endswith("  met") for line in easy) == 4
-    hard = swept("ttft-p99=1us").table().splitlines()
+    hard = swept("ttft-mean=1us").table().splitlines()
     assert hard[-2] == "recommended: nothing, since no host memory that was tried meets it"
-    assert hard[-1].startswith("  the least ttft p99 was 0.")
+    assert hard[-1] == f"  the least ttft mean was {seconds_shown(quick)}"
+    assert swept().table().splitlines()[-1].startswith("lru"), "without a goal nothing is recommended"
     assert not any("met" in line.split() or "goal" in line for line in swept().table().splitlines())
 
 
@@ -197,6 +209,7 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     found = sweep_engine(turns(), sizes, parse_goals("queueing-mean=10s"), fleet=Fleet(2))
     lines = found.table().splitlines()
     assert any(line.startswith("  disk  ") for line in lines)
+    assert found.load is not None and found.as_json()["load"] == asdict(found.load)
     [head] = [line for line in lines if line.startswith("policy")]
     assert head.split()[:6] == ["policy", "memory", "disk", "GPU", "CPU", "disk"]
     [none] = [line for line in lines if line.startswith("none")]
@@ -206,6 +219,9 @@ def test_what_is_shown_of_a_disk_and_of_several_servers() -> None:
     hard = replace(found, without=replace(found.without, queueing=replace(found.without.queueing, mean=99.0)))
     [said] = [line for line in hard.table().splitlines() if line.startswith("recommended")]
     assert said == "recommended: lru, 18.8 GiB of disk on each of 2 servers"
+    one = (found.runs[0], replace(found.runs[1], settings=server()))
+    [head] = [line for line in replace(found, runs=one).table().splitlines() if line.startswith("policy")]
+    assert head.split()[:3] == ["policy", "memory", "disk"], "one of them has one"
     both = replace(hard, runs=hard.runs[:1]).table()
     assert "recommended: lru, 1.25 GiB and 18.8 GiB of disk on each of 2 servers" in both
 
@@ -237,6 +253,9 @@ def test_usual_sizes_begin_at_what_the_gpus_hold_and_have_room_for_everything() 
     builder = ColumnsBuilder()
     builder.add(0.0, 512, 5 * 512, [1])
     assert usual_sizes(builder.finish("long answer", 512), server(), Fleet(), 2) == [6 * BLOCK]
+    builder.add(1.0, 512, 1, [2])
+    two = usual_sizes(builder.finish("long and short answer", 512), server(), Fleet(2, Routing.ROUND_ROBIN), 2)
+    assert two == [6 * BLOCK], "room for the server that gets more"
 
 
 GOALS = {
@@ -343,6 +362,9 @@ def test_size_takes_a_goal(file: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "recommended: nothing" in said and "\nlru        8 GiB" in said
     assert main(["size", file, *ENGINE, "--goal", goal, "--capacity", "13GiB,14GiB", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["recommended"]["cpu_bytes"] == 13 << 30
+    two = ["--servers", "2", "--routing", "round-robin"]
+    assert main(["size", file, *ENGINE, "--goal", "ttft-mean=1000s", "--points", "2", *two]) == 0
+    assert "\nlru     6.25 GiB" in capsys.readouterr().out, "what comes to each server"
     assert main(["size", file, *ENGINE, "--goal", "ttft-mean=1000s", "--disk-capacity", "16GiB"]) == 0
     said = capsys.readouterr().out
     assert "recommended: no host memory or disk, since a server without any meets it\n" in said

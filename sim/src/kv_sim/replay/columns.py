@@ -245,8 +245,7 @@ class ColumnsBuilder:
     def _blocks(self) -> Ints:
         if not self._spooled:
             return np.array(self._ids, dtype=np.int64)
-        if self._ids:
-            self._spool()
+        self._spool()
         return np.memmap(self._file("ids"), dtype=np.int64, mode="r")
 
 

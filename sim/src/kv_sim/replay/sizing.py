@@ -259,8 +259,7 @@ def _lru_hits(trace: RoutedTrace, sizes: Sequence[int]) -> list[Hits]:
     """Those of LRU at each size, on all servers together."""
     if not sizes:
         return []
-    greatest = max(sizes)
-    curves = [lru_curve(share.columns, share.shape, max(1, greatest)) for share in trace.shares]
+    curves = [lru_curve(share.columns, share.shape, max(sizes)) for share in trace.shares]
     return [add_up(curve.at(size) for curve in curves) for size in sizes]
 
 

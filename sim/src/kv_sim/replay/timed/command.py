@@ -147,11 +147,7 @@ def run(
 
 
 def size(
-    trace: Columns,
-    options: argparse.Namespace,
-    points: int,
-    progress: Progress = lambda share: None,
-    fleet: Fleet | None = None,
+    trace: Columns, options: argparse.Namespace, points: int, progress: Progress, fleet: Fleet
 ) -> EngineSweep:
     """The least memory that meets the goals, of the sizes that the options say, or of so many."""
     every, goals = settings_of(options), goals_of(options)
@@ -160,7 +156,7 @@ def size(
         footprint = Footprint(trace.block_tokens, plan(every[0], trace.block_tokens).kv_bytes_per_token)
         budget = None if options.budget is None else parse_capacity(options.budget, footprint, "--budget")
         if options.capacity is None and options.disk_capacity is None:
-            sizes = usual_sizes(trace, every[0], fleet or Fleet(), points, budget)
+            sizes = usual_sizes(trace, every[0], fleet, points, budget)
             every = [replace(one, cpu_bytes_to_use=size) for one in every for size in sizes]
         elif budget is not None:
             raise ConfigError("--budget and --capacity or --disk-capacity: give one of them")
