@@ -312,7 +312,7 @@ if marked("torch"):
         """Run the tests marked `torch`, on a CPU build."""
         build, env = torch_build(session)
         install_one(session, folder, *build, extra="[torch]", env=env)
-        run_pytest(session, str(ROOT / folder / "tests"), "-m=torch")
+        run_pytest(session, str(ROOT / folder / "tests"), "-m=torch", *on_all_cores(folder))
 
 
 @nox.session(python=PYTHONS[0], default=False)

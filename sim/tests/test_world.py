@@ -24,7 +24,7 @@ from kv_sim.world import World
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_the_books_balance_after_every_action(name: str) -> None:
     subject = SUBJECTS[name]
-    for seed in seeds(25):
+    for seed in seeds(12):
         random = Random(seed)
         world = World(config_for(subject, random), subject)
         for _ in range(60):
@@ -45,7 +45,7 @@ def test_hypothesis_drives_the_same_world(random: Random, name: str) -> None:
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -> None:
     subject = SUBJECTS[name]
-    for seed in seeds(15):
+    for seed in seeds(8):
         random = Random(seed)
         world = World(config_for(subject, random), subject)
         world.run(random, 60)

@@ -53,7 +53,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> list[Fences]:
 def test_no_fence_is_needless(name: str, worlds: list[Fences]) -> None:
     subject = SUBJECTS[name]
     subject = replace(subject, traits=subject.traits - WAITS_FOR_OTHER_REASONS)
-    for seed in range(60):
+    for seed in range(30):
         worlds.append(Fences())
         assert run_seed(subject, seed).failure is None
         assert worlds[-1].needless == [], f"seed {seed}"

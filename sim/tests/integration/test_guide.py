@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 Conform = Callable[..., str]
 
-FEWER = ["--histories", "15"]
+FEWER = ["--histories", "8"]
 """For time's sake, where it is only said that something holds."""
 
 

@@ -25,12 +25,13 @@ LATE = {
     "FailedLoadNotTold": 7,
     "FailedStoreIndexed": 177,
     "FailedStoreReadable": 7,
-    "FailureKnowsOneGroup": 62,
+    "FailureKnowsOneGroup": 77,
     "FirstReportFrees": 7,
     "FirstSaveCounts": 4,
     "ForgetsLaterChunks": 40,
     "ForgetsWhatResumes": 204,
     "GivenUpIsNotFenced": 100,
+    "GivenUpRoomIsFree": 317,
     "GroupsSwapped": 150,
     "KeepsWhatRestsOnFailures": 167,
     "LastTokenFromAWindowPassed": 100,
@@ -39,16 +40,17 @@ LATE = {
     "LocalHitsAreExternal": 41,
     "LosersGetNoBlocks": 88,
     "PromisesWhatSlid": 120,
-    "ResetForgetsJobs": 32,
+    "ResetForgetsJobs": 51,
     "ResetFreesLoaded": 81,
     "SampledTokenOffloaded": 90,
-    "SharedLoadsInTurn": 7,
+    "SharedLoadsInTurn": 117,
     "StatesKeptUntilTheEnd": 128,
     "StatesStoredAfterTheirPass": 272,
     "StoresRestOnFailures": 126,
     "StoresSurviveReset": 210,
     "TailsNamedByTheHashBefore": 243,
     "TailsReadFromTables": 150,
+    "TicketsSurviveReset": 226,
     "ToldAtFirstFailure": 194,
     "WaitsForFailedStores": 7,
 }
@@ -58,7 +60,7 @@ SOME = 40
 """Histories that are looked at from there on."""
 QUICK = 30
 """Actions of a history in which nothing is found; ``kv-sim zoo`` lets all of them be long."""
-FEW = 10
+FEW = 6
 """Histories that are looked at when a checker is off; the same command looks at more."""
 SOON = 20
 """Histories in which every checker catches one."""

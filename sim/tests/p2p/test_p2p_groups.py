@@ -120,7 +120,7 @@ def test_groups_that_no_world_is_drawn_with(
         return ended
 
     monkeypatch.setattr(WorldWire, "poll", polled)
-    for seed in range(20):
+    for seed in range(10):
         random = Random(seed)
         config = config_for(P2P, random)
         blocks = config.num_blocks // len(config.groups) * len(groups)

@@ -45,14 +45,14 @@ def request(name: str, **changes: Any) -> Action:
 @pytest.mark.once
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_watching_changes_nothing(name: str) -> None:
-    for seed in seeds(8):
+    for seed in seeds(4):
         _, digest = log_of(SUBJECTS[name], seed)
         assert digest == run_seed(SUBJECTS[name], seed).digest
 
 
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_lines_are_short_and_name_no_addresses(name: str) -> None:
-    for seed in seeds(8):
+    for seed in seeds(4):
         lines, _ = log_of(SUBJECTS[name], seed)
         for line in lines[2:-1]:
             assert len(line) <= MOST_WIDTH + 20

@@ -81,14 +81,14 @@ def check(events: list[Event]) -> dict[tuple[int, int], list[tuple[str, float, f
 @pytest.mark.once
 @pytest.mark.parametrize("name", ["memory", "later+patient", "offload-chunks"])
 def test_a_trace_is_whole(name: str, tmp_path: Path) -> None:
-    for seed in seeds(5):
+    for seed in seeds(3):
         events, _ = trace_of(SUBJECTS[name], seed, tmp_path / "trace.json")
         check(events)
 
 
 @pytest.mark.once
 def test_watching_changes_nothing(tmp_path: Path) -> None:
-    for seed in seeds(10):
+    for seed in seeds(4):
         make_world = partial(WatchedWorld, watchers=[Perfetto(tmp_path / "trace.json")])
         assert run_seed(LATER, seed, make_world=make_world).digest == run_seed(LATER, seed).digest
 

@@ -151,7 +151,9 @@ def registry(monkeypatch):
 
 
 @pytest.mark.parametrize("choice", [CopyEngineChoice.AUTO, CopyEngineChoice.CUDA_BEST, *METHODS])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=max(10, settings().max_examples // 2)
+)
 @given(data=st.data())
 def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
     registry.calls.clear()
