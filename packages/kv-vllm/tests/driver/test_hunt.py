@@ -11,6 +11,7 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
+from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant, Violation
@@ -71,6 +72,12 @@ def test_checkers_that_are_off_find_nothing_and_the_schedule_says_so(tmp_path):
     assert {read_schedule(file).without for file in tmp_path.iterdir()} == {silent}
 
 
+@pytest.mark.parametrize("name", ["memory", "p2p"])
+def test_it_knows_who_serves_peers(name):
+    found = hunt(SUBJECTS[name], count(), lambda: False)
+    assert found.serves_peers is SUBJECTS[name].serves_peers
+
+
 def test_nothing_found_is_said(tmp_path):
     lines = []
     loads = Counter({"match: load in the step": 1})
@@ -80,6 +87,8 @@ def test_nothing_found_is_said(tmp_path):
     assert lines[1:] == [lines[0], f"  note: {NOTHING}"]
     assert not show_found("Some", Found(), tmp_path, lines.append)
     assert lines[3:] == ["Some: 0 histories, 0 failures"], "of nothing that ran, nothing is to be known"
+    assert not show_found("Some", Found(1, situations=loads, serves_peers=True), tmp_path, lines.append)
+    assert lines[5].startswith("  note: no load by a ticket ended well (0 failed)")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,7 +110,7 @@ def hunted(monkeypatch):
         shown = [iter(again) for _, _, _, again in seeds]
 
         def run_seed(subject, seed, *, engine, actions, silent):
-            assert (subject, engine) == ("a subject", "vllm")
+            assert (subject, engine) == (PLANTED[0].subject, "vllm")
             violation = seeds[seed][0]
             failure = None if violation is None else Failure(subject, WorldConfig(), [], violation, seed)
             return SimpleNamespace(failure=failure, coverage=SimpleNamespace(situations=loads))
@@ -114,7 +123,7 @@ def hunted(monkeypatch):
         monkeypatch.setattr("kv_vllm.driver.hunt.run_seed", run_seed)
         monkeypatch.setattr("kv_vllm.driver.hunt.shrink", shrink)
         monkeypatch.setattr("kv_vllm.driver.hunt.replay", lambda *args: (None, next(shown[shrunk[-1]])))
-        return hunt("a subject", range(len(seeds)), lambda: True), shrunk
+        return hunt(PLANTED[0].subject, range(len(seeds)), lambda: True), shrunk
 
     return hunt_in
 

@@ -39,6 +39,8 @@ class Found:
     """Failures that a replay didn't show again: a matter of the driver, or of threads of the connector's own."""
     silent: frozenset[Invariant] = frozenset()
     """Checkers that were switched off."""
+    serves_peers: bool = False
+    """Whether the subject does, so that loads by a ticket are looked for."""
 
 
 def kind_of(violation: Violation) -> str:
@@ -59,7 +61,7 @@ def hunt(
     silent: frozenset[Invariant] = frozenset(),
 ) -> Found:
     """Run seeds while ``goes_on``, and shrink the first failure of each kind."""
-    found = Found(silent=silent)
+    found = Found(silent=silent, serves_peers=subject.serves_peers)
     for seed in seeds:
         if not goes_on():
             break
@@ -97,7 +99,7 @@ def show_found(name: str, found: Found, folder: Path, show: Callable[[str], None
         words = re.findall(r"[A-Za-z_]+", str(failure.violation))
         file = write_schedule(Schedule.of(failure, found.silent), folder, "-".join([name, *words[:4]]).lower())
         show(f"  {len(failure.history)} actions, {file}: {failure.violation}")
-    little = why_little_is_shown(found.situations)
+    little = why_little_is_shown(found.situations, serves_peers=found.serves_peers)
     if little is not None and found.histories:
         show(f"  note: {little}")
     for line in found.unsteady:
