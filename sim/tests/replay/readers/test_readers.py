@@ -4,6 +4,7 @@ import gc
 import gzip
 import json
 import lzma
+import shutil
 from pathlib import Path
 
 import kv_sim_more_traces
@@ -620,6 +621,7 @@ def test_files_go_with_their_trace():
     folders = [trace._folder.path, trace.save(), again.save()]
     assert again._folder is None and again.save() == folders[2]
     assert all(folder.is_dir() for folder in folders)
+    shutil.rmtree(folders[2])  # somebody else tidies up, too
     del trace, again
     gc.collect()
     assert not any(folder.exists() for folder in folders)
