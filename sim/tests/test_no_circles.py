@@ -39,6 +39,7 @@ def order(root: Path) -> list[str]:
     return [*TopologicalSorter({name: imported(path, known) for name, path in known.items()}).static_order()]
 
 
+@pytest.mark.once
 def test_no_circle() -> None:
     names = order(ROOT)
     assert len(names) > 100

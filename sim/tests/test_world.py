@@ -58,6 +58,7 @@ def test_a_recorded_history_replays_to_the_same_digest_through_json(name: str) -
         assert again.digest == world.digest
 
 
+@pytest.mark.once
 def test_different_seeds_make_different_worlds() -> None:
     subject = SUBJECTS["memory"]
     assert len({run_seed(subject, seed, actions=20).digest for seed in range(20)}) == 20

@@ -365,6 +365,7 @@ def test_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left(lambda owner: keep(owner, *os.pipe())) is None
 
 
+@pytest.mark.once
 def test_a_history_that_was_not_applied_can_not_come_again() -> None:
     """Who drives an engine by hand is told of nothing: the world knows of no history."""
     OpeningScheduler.opens, OpeningScheduler.closes = lambda owner: keep(owner, *os.pipe()), None  # type: ignore[method-assign, assignment]

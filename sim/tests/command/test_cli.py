@@ -149,6 +149,7 @@ def test_a_history_that_fails_is_watched_once(seeds: str, kv_sim: Callable[[str]
     assert json.loads((tmp_path / "trace.json").read_text())
 
 
+@pytest.mark.once
 def test_what_ran_is_counted(kv_sim: Callable[[str], Result]) -> None:
     steps = sum(run_seed(SUBJECTS["later"], seed).steps for seed in (3, 4, 5))
     said = f"later: 3 histories, {steps} engine steps, nothing is wrong\n"

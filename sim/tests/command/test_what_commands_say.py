@@ -78,6 +78,7 @@ def test_a_trace_that_was_not_written_is_said(run: Callable[..., Result], tmp_pa
     assert json.loads((tmp_path / "t.json").read_text())
 
 
+@pytest.mark.once
 def test_who_claims_nothing_is_told_of_all_claims(run: Callable[..., Result]) -> None:
     name = "broken_connectors:Hasty"
     _, out, _ = run("fuzz", "--connector", name, "--seed", "0")

@@ -47,6 +47,7 @@ def test_a_claim_that_does_not_hold_ends_it(conform: Callable[..., tuple[int, st
     assert [(row[0], row[-2]) for row in rows] == [("plain", "breaks")]
 
 
+@pytest.mark.once
 def test_all_claims_are_tried_if_it_keeps_going(conform: Callable[..., tuple[int, str]]) -> None:
     asked = ("broken_connectors:Hasty", "--traits", "ranks,repeats", "--histories", "3", "--keep-going")
     code, out = conform(*asked)
@@ -56,6 +57,7 @@ def test_all_claims_are_tried_if_it_keeps_going(conform: Callable[..., tuple[int
     assert out.count("FAIL seed=") == [row[-2] for row in rows].count("breaks") > 1
 
 
+@pytest.mark.once
 def test_a_probe_fails_nothing(conform: Callable[..., tuple[int, str]]) -> None:
     code, out = conform("later", "--probe", "--histories", "2")
     assert code == 0

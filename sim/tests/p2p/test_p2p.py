@@ -60,6 +60,7 @@ def test_where_the_router_can_be_trusted_engines_give_and_take_and_have_room_to_
         assert own.num_blocks >= blocks
 
 
+@pytest.mark.once
 def test_a_third_of_the_worlds_of_all_others_are_without_one() -> None:
     for name, subject in SUBJECTS.items():
         drawn = [config_for(subject, Random(seed)) for seed in range(200)]

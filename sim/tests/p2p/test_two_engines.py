@@ -128,6 +128,7 @@ def test_an_action_happens_where_it_says_and_nowhere_if_there_is_no_such_engine(
         assert not world.engine.scheduler.requests
 
 
+@pytest.mark.once
 def test_all_that_can_happen_happens_at_both() -> None:
     done: Counter[tuple[Kind, int]] = Counter()
     for seed in range(12):

@@ -291,6 +291,7 @@ def test_a_configuration_says_where_its_policy_is_found(small, tmp_path, monkeyp
         assert read_options(config).cache_policy_module_path == named.get("cache_policy_module_path")
 
 
+@pytest.mark.once
 def test_the_printed_configuration_is_understood(small, capsys):
     assert main(["size", str(small), "--bytes-per-token", "1000", "--policy", "arc,lru"]) == 0
     out = capsys.readouterr().out
@@ -303,6 +304,7 @@ def test_the_printed_configuration_is_understood(small, capsys):
     assert "recommended: lru, 4 blocks = 2048 tokens = 1.95 MiB\n" in out
 
 
+@pytest.mark.once
 def test_a_size_without_bytes_says_how_to_get_a_configuration(small, capsys):
     assert main(["size", str(small), "--policy", "lru", "--points", "3"]) == 0
     out = capsys.readouterr().out
@@ -341,6 +343,7 @@ def test_nothing_comes_back_beside_the_gpu(small, capsys):
     )
 
 
+@pytest.mark.once
 def test_no_blocks_at_all(tmp_path, capsys):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}\n')

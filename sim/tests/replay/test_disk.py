@@ -95,6 +95,7 @@ def test_where_every_prompt_fits_either_is_an_lru_of_its_own(requests, host, dis
     assert outcome.disk_hits.tolist() == [other if other > mine else 0 for mine, other in asked]
 
 
+@pytest.mark.once
 @given(requests=traces, host=st.integers(0, 20), gpu_blocks=st.integers(0, 8))
 def test_a_sweep_of_disks_is_what_replays_say(requests, host, gpu_blocks):
     """One pass for all sizes is taken only where it is exact."""
@@ -284,6 +285,7 @@ def test_the_tables_of_a_replay_with_a_disk(small, capsys):
     assert run["disk"]["ratios"]["block"] == 3 / 11 and run["both"]["block"] == 5 / 11
 
 
+@pytest.mark.once
 def test_a_disk_without_host_memory(small, capsys):
     """Where the disk's size is said and host memory's is not, there is none."""
     assert main(["replay", str(small), "--disk-capacity", "4blocks,6blocks", "--policy", "lru,arc"]) == 0

@@ -152,6 +152,7 @@ def test_as_long_as_a_step_may_take():
             refuse_too_much(settings, replace(sizes, step=replace(quick, **slower)))
 
 
+@pytest.mark.once
 def test_a_sweep_reaches_beyond_all_blocks(run, tmp_path):
     sizes = ("1blocks", "2blocks", "3blocks", "9000000000000blocks")
     code, printed = run("size", "--policy", "lru", "--capacity", ",".join(sizes), "--json", str(tmp_path / "x"))

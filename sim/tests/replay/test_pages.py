@@ -38,6 +38,7 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "command",
     [

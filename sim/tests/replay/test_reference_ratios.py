@@ -56,6 +56,7 @@ def traces():
     return {name: (columns, shape_of(columns), Totals.of(columns)) for name, columns in opened.items()}
 
 
+@pytest.mark.once
 @names
 def test_the_traces_are_the_ones_that_were_measured(traces, name):
     columns, shape, totals = traces[name]

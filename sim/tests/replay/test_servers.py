@@ -51,6 +51,7 @@ def servers_of(trace):
 # What they answer
 
 
+@pytest.mark.once
 @example(requests=[[1, 2]], fleet=Fleet(3), seed=0)  # two get nothing
 @given(requests=traces, fleet=fleets, seed=st.integers(0, 99))
 def test_servers_answer_what_each_answers_by_itself(requests, fleet, seed):
@@ -92,6 +93,7 @@ def test_traffic_adds_up():
     assert Traffic(1, 2, 3, 4).plus(Traffic(10, 20, 30, 40)) == Traffic(11, 22, 33, 44)
 
 
+@pytest.mark.once
 def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
     requests = prefix_trace(Random(3), 30)
     for trace in (RoutedTrace(trace_of(requests), Fleet(3)), RoutedTrace(trace_of(requests[:2]), Fleet(4))):
@@ -111,6 +113,7 @@ def test_processes_change_nothing_not_even_with_servers_that_get_nothing():
         assert told == [(done + 1) / works for done in range(works)]
 
 
+@pytest.mark.once
 @given(requests=traces, fleet=fleets, seed=st.integers(0, 99), gpu_blocks=st.integers(0, 8))
 def test_a_sweep_of_servers_is_what_replays_say(requests, fleet, seed, gpu_blocks):
     trace = routed(requests, fleet, seed)

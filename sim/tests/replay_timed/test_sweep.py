@@ -334,6 +334,7 @@ def file(tmp_path: Path) -> str:
 ENGINE = ("--fidelity", "engine", "--gpu-capacity", "20blocks")
 
 
+@pytest.mark.once
 def test_replay_takes_several_sizes(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", file, *ENGINE, "--capacity", "2GiB,16GiB", "--policy", "lru,arc", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)

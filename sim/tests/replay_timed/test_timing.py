@@ -39,6 +39,7 @@ def test_a_prompt_in_pieces_attends_to_as_much(computed: int, pieces: list[int])
     assert whole == Work(at - computed + 1, sum(range(computed + 1, at + 1)) + 8, at + 8)
 
 
+@pytest.mark.once
 @settings(max_examples=20)
 @given(st.lists(st.floats(1e6, 1e12), min_size=2, max_size=4), st.integers(1, 4))
 def test_a_faster_link_never_makes_a_request_wait_longer(bandwidths: list[float], blocks: int) -> None:
