@@ -11,7 +11,7 @@ from kv_api import ConfigError
 from kv_sim.replay.readers.catalogue import FORMATS, detect
 from kv_sim.replay.readers.format import Format
 from kv_sim.replay.readers.guess import UNITS, agreement, guess_block_tokens, guess_unit
-from kv_sim.replay.readers.objects import Broken, Found, objects_of
+from kv_sim.replay.readers.objects import Broken, Contents, Found
 from kv_sim.replay.readers.options import SKIP_GOES_ON, EngineField, OnError, TraceOptions
 from kv_sim.replay.readers.own_columns import own_format
 from kv_sim.replay.readers.record import Moment, Record
@@ -20,9 +20,9 @@ from kv_sim.replay.readers.turns import Turns, have_later_turns, look_added
 from kv_sim.replay.trace import EngineMemory
 
 
-def choose_format(file: Path, options: TraceOptions) -> tuple[Format, Iterator[Found]]:
-    """What format a trace has, by its first file, and what that file holds."""
-    container, header, found = objects_of(file)
+def choose_format(file: Path, contents: Contents, options: TraceOptions) -> tuple[Format, Iterator[Found]]:
+    """What format a trace has, by what its first file holds, and all of that, what was looked at included."""
+    container, header, found = contents
     if options.columns is not None:
         return own_format(options.columns, container), found
     if options.format is not None:

@@ -2,8 +2,7 @@
 
 A later turn of a session has its whole prompt, or only what it adds, which ``turns`` tells apart. It may have
 a ``delay`` instead of a ``timestamp``. How long its answer took is not in the file, so such a turn is taken to
-arrive that long after the turn before it arrived. Where there are only delays, that of
-a first turn is null.
+arrive that long after the turn before it arrived. Where there are only delays, that of a first turn is null.
 """
 
 from collections.abc import Iterator, Mapping

@@ -84,7 +84,7 @@ class Opening:
         files = files_of(path)
         for why, names in (("left out for their names", left_out_of(path)), ("empty", empty_of(path))):
             self._notes += [f"files of the folder that were {why}: {names}"] if names else []
-        self._form, found = choose_format(files[0], options)
+        self._form, found = choose_format(files[0], objects_of(files[0]), options)
         if options.tokenizer is not None and not self._form.is_text:
             raise ConfigError(f"--tokenizer: a record of format {self._form.name} has no text")
         self._text = Text(options.tokenizer, options.block_tokens)
