@@ -27,7 +27,7 @@ def test_short_histories(policy, capacity, threshold, discards, actions):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(15))
 def test_long_histories(policy, seed):
     """Each seed has actions that it favours and actions that it never takes."""
     random = Random(seed)
