@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_api import ConfigError
 from kv_p2p.pulling.carrier import CARRIERS
 from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
@@ -150,9 +151,19 @@ def main() -> None:
     parser.add_argument("--protocol", default="tcp", help="what Mooncake's sends over: tcp, rdma")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
+    ways = {"pull": Options(HOST, 0)}
+    for name in arguments.carrier:
+        ways[name] = Options(HOST, 0, carrier=name, mooncake_protocol=arguments.protocol)
+        try:
+            carrier = make_carrier(ways[name], serves=False)
+        except ConfigError as error:
+            parser.error(str(error))
+        if carrier is not None:
+            carrier.close()
     orders, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     process.start()
+    theirs.close()  # so that its end is heard of here
     results: dict[str, Any] = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -161,9 +172,6 @@ def main() -> None:
         "gigabytes_per_second": {},
     }
     print(f"GB/s from process to process, {arguments.layers} layers, {arguments.mebibytes} MiB a pull")
-    ways = {"pull": Options(HOST, 0)}
-    for name in arguments.carrier:
-        ways[name] = Options(HOST, 0, carrier=name, mooncake_protocol=arguments.protocol)
     print(f"  {'page':>9}{'socket':>10}{''.join(f'{name:>10}   share' for name in ways)}")
     for kib in PAGES_KIB:
         total = arguments.mebibytes << 20

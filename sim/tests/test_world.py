@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
-from kv_sim.config import WorldConfig, draw_config
+from kv_sim.config import WorldConfig
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, config_for, replay, run_seed
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import draw_config
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.config import (
-    BUILTIN_ENGINE,
-    GroupConfig,
-    WorldConfig,
+from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig
+from kv_sim.engines import find_engine
+from kv_sim.guard import HistoryEnds
+from kv_sim.history.coverage import Coverage
+from kv_sim.history.draws import (
     draw_config,
     with_failing_loads,
     with_fine_hashes,
@@ -24,9 +25,6 @@ from kv_sim.config import (
     with_trusted_router,
     with_two_engines,
 )
-from kv_sim.engines import find_engine
-from kv_sim.guard import HistoryEnds
-from kv_sim.history.coverage import Coverage
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

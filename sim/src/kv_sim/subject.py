@@ -1,11 +1,13 @@
 """``Subject``: which connector is driven, and what it claims to withstand."""
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kv_api import KVTransferConfig
-from kv_sim.config import WorldConfig
+from kv_api import ConfigError, KVTransferConfig
+from kv_api.errors import unknown_name
+from kv_sim.config import MOST_ENGINES, WorldConfig
 
 
 class Trait(StrEnum):
@@ -77,6 +79,19 @@ class Subject:
     engines: int = 1
     """How many its worlds have. Two, for one that serves peers and can't be its own."""
 
+    def __post_init__(self) -> None:
+        """Refuse what would only leave something out: a claim that nobody knows is never tried."""
+        extra_config: Any = self.extra_config
+        if not isinstance(extra_config, Mapping):
+            raise ConfigError(f"Subject: extra_config: expected a dict, got {extra_config!r}")
+        _check_claims(self.traits)
+        for name in ("blocks_per_chunk", "keeps_from", "engines"):
+            number = getattr(self, name)
+            if type(number) is not int or number < 1:
+                raise ConfigError(f"Subject: {name}: expected a whole number of at least 1, got {number!r}")
+        if self.engines > MOST_ENGINES:
+            raise ConfigError(f"Subject: engines: expected at most {MOST_ENGINES}, got {self.engines}")
+
     @property
     def possible_traits(self) -> list[Trait]:
         """What it could claim."""
@@ -114,6 +129,15 @@ class Subject:
     def from_json(cls, values: dict[str, Any]) -> "Subject":
         """The inverse of ``to_json``."""
         return cls(**{**values, "traits": frozenset(map(Trait, values["traits"]))})
+
+
+def _check_claims(traits: Any) -> None:
+    if not isinstance(traits, Set):
+        raise ConfigError(f"Subject: traits: expected a frozenset of Trait, got {traits!r}")
+    known = [trait.value for trait in Trait]
+    for name in sorted(traits, key=str):
+        if name not in known:
+            raise ConfigError(f"Subject: traits: {unknown_name('trait', name, known)}")
 
 
 def _with_room(extra_config: dict[str, Any], role: str, room: dict[str, int]) -> dict[str, Any]:

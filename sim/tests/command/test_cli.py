@@ -372,7 +372,14 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
     [
         ("fuzz --histores 3", "kv-sim fuzz", "--histores 3"),
         ("fuzz later", "kv-sim fuzz", "later"),
-        ("replay mooncake-synthetic --max-running 40", "kv-sim replay", "--max-running 40"),
+        (
+            "replay mooncake-synthetic --max-running 40 --x --tp-size=2",
+            "kv-sim replay",
+            "--max-running 40 --x --tp-size=2; of --fidelity engine: --max-running and --tp-size",
+        ),
+        ("size mooncake-synthetic --goal x", "kv-sim size", "--goal x; of --fidelity engine: --goal"),
+        ("size mooncake-synthetic --fidelity engine --gaol x", "kv-sim size", "--gaol x"),
+        ("replay mooncake-synthetic --limit 3", "kv-sim replay", "--limit 3"),
         ("conform later twice", "kv-sim conform", "twice"),
         ("--log fuzz", "kv-sim [-h] [--version] COMMAND", "--log"),
     ],

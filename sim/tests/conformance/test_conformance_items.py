@@ -38,7 +38,7 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
     )
     assert (plan.start, plan.histories, plan.folder, plan.extra) == (32, 1, tmp_path, '{"a": 1}')
     assert (plan.subject.traits, plan.subject.extra_config["a"]) == ({Trait.RANKS, Trait.FAILURES}, 1)
-    assert plan_of(connector="later", **{"serves-peers": True}).subject == replace(LATER, serves_peers=True)
+    assert plan_of(connector="later", **{"serves-peers": 1}).subject == replace(LATER, serves_peers=True)
     medium = "kv_sim.offload:WorldCPUOffloadingSpec"
     plan = plan_of(spec=medium)
     assert (plan.name, plan.subject.kv_connector) == (medium, "OffloadingConnector")

@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from kv_api import ConfigError
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS, offloading, several
 from kv_sim.subject import Subject, Trait
@@ -151,6 +152,27 @@ def test_children_of_children_get_the_room_of_the_world_and_the_role_of_their_pa
     }
     alone = Subject("A", extra_config={"connectors": "none"}).transfer_config(world)
     assert alone.kv_connector_extra_config == {**room, "connectors": "none"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"traits": frozenset({"rank"})}, "traits: unknown trait 'rank'; known: {traits}; did you mean 'ranks'?"),
+        ({"traits": {7}}, "traits: unknown trait 7; known: {traits}"),
+        ({"traits": [Trait.RANKS]}, "traits: expected a frozenset of Trait, got [<Trait.RANKS: 'ranks'>]"),
+        ({"traits": "ranks"}, "traits: expected a frozenset of Trait, got 'ranks'"),
+        ({"extra_config": [1]}, "extra_config: expected a dict, got [1]"),
+        ({"blocks_per_chunk": 0}, "blocks_per_chunk: expected a whole number of at least 1, got 0"),
+        ({"keeps_from": True}, "keeps_from: expected a whole number of at least 1, got True"),
+        ({"engines": "2"}, "engines: expected a whole number of at least 1, got '2'"),
+        ({"engines": 3}, "engines: expected at most 2, got 3"),
+    ],
+)
+def test_what_is_no_subject(values: dict[str, Any], message: str) -> None:
+    """A claim that nobody knows would never be tried, and hold."""
+    with pytest.raises(ConfigError) as raised:
+        Subject("X", **values)
+    assert str(raised.value) == f"Subject: {message.format(traits=', '.join(sorted(Trait)))}"
 
 
 def test_several_count_if_all_of_them_do() -> None:

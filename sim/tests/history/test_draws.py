@@ -11,22 +11,13 @@ from typing import Any
 import pytest
 
 from kv_api import AttentionKind
-from kv_sim.config import (
-    STATE,
-    SWARM,
-    GroupConfig,
-    WorldConfig,
-    draw_config,
-    with_failing_loads,
-    with_fine_hashes,
-    with_states,
-    with_tails,
-)
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER
 from kv_sim.fuzz import config_for
 from kv_sim.history.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
+from kv_sim.history.draws import SWARM, draw_config, with_failing_loads, with_fine_hashes, with_states, with_tails
 from kv_sim.subject import Subject, Trait
 
 FULL = GroupConfig()

@@ -12,9 +12,12 @@ import pytest
 from kv_sim_weighed import Asked
 
 from kv_sim.actions import Action, Kind
-from kv_sim.config import (
-    GroupConfig,
-    WorldConfig,
+from kv_sim.config import GroupConfig, WorldConfig
+from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.examples.catalogue import LATER, P2P
+from kv_sim.history.arrivals import Arrivals
+from kv_sim.history.choices import legal_choices, pick
+from kv_sim.history.draws import (
     draw_config,
     with_failing_loads,
     with_fine_hashes,
@@ -24,10 +27,6 @@ from kv_sim.config import (
     with_states,
     with_tails,
 )
-from kv_sim.engine.request import RequestSpec, Turn
-from kv_sim.examples.catalogue import LATER, P2P
-from kv_sim.history.arrivals import Arrivals
-from kv_sim.history.choices import legal_choices, pick
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
 

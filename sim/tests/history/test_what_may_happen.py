@@ -68,6 +68,7 @@ def test_in_an_empty_world_hardly_anything_is_legal() -> None:
         (True, False),
     ]
     assert [device.copies.restarts for device in made.engine.devices] == [0, 1]
+    assert not made.coverage.situations, "a restart of what has no copies shows nothing"
     assert all(legal(made, act("reset", running=False, connector=False)))
     assert not any(legal(made, add("r1", 5)))
 
@@ -219,7 +220,8 @@ def test_what_was_reached_is_counted() -> None:
         act("advance", rank=0, copy=0, pages=1),
         act("fail", rank=0, copy=0),
         act("lose", rank=1, copy=0),
-        act("restart", rank=0, memory=True),  # not under run-ahead
+        act("restart", rank=0, memory=True),  # no memory is lost under run-ahead, and no copy is left there
+        act("restart", rank=1, memory=True),
         act("reset", running=False, connector=False),
     ]
     assert all(legal(made, *script))
@@ -231,13 +233,13 @@ def test_what_was_reached_is_counted() -> None:
         "a restart ends copies": 1,
         "reset answered False": 1,
     }
-    assert {pair: count for pair, count in made.coverage.pairs.items() if pair[0] not in ("add", "step")} == {
-        (action.kind.value, held): 1 for action in script
-    }
+    pairs = {pair: count for pair, count in made.coverage.pairs.items() if pair[0] not in ("add", "step")}
+    assert pairs == Counter((action.kind.value, held) for action in script)
     made = stored(replace(CONFIG, run_ahead=0))
     assert all(legal(made, act("fail", rank=0, copy=0), act("restart", rank=0, memory=True)))
     for name in ("a copy fails", "a restart loses host memory"):
         assert made.coverage.situations[name] == 1
+    assert not made.coverage.situations["a restart ends copies"]
     assert made.engine.devices[0].copies.lost_slots
     assert not made.engine.devices[1].copies.lost_slots
 

@@ -12,13 +12,14 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Kind
-from kv_sim.config import STATE, GroupConfig, WorldConfig, with_loads, with_own_cache
+from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
+from kv_sim.history.draws import with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire

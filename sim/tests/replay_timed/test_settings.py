@@ -380,6 +380,10 @@ def test_wrong_options(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"gpu": "L40S"}, "gpu: expected a Gpu, such as GPUS['H100'], got 'L40S'"),
+        ({"model": None}, "model: expected a Model, such as MODELS['Llama-3.1-8B'], got None"),
+        ({"stepping": "single"}, "stepping: expected Stepping.FUSED or Stepping.SINGLE, got 'single'"),
+        ({"contents": True}, "contents: expected Contents.IGNORED or Contents.CHECKED, got True"),
         ({"limit": True}, "limit: expected a whole number of at least 1, got True"),
         ({"max_running": 2.0}, "max_running: expected a whole number of at least 1, got 2.0"),
         ({"gpu_blocks": 0}, "gpu_blocks: expected a whole number of at least 1, got 0"),

@@ -11,7 +11,8 @@ what it reads              ``config`` and ``engine``; ``blocks`` and ``groups``:
                            read of them; ``layout`` and ``pages``: where their bytes are
 what it says               ``metadata``, from one half to the other; ``output``, to the engine; ``events`` and
                            ``stats``, to others
-an offloading medium       ``offload``; what it is told: ``offload_config`` and ``offload_request``
+an offloading medium       ``offload``; where bytes are: ``load_store_spec``; what it is told: ``offload_config``
+                           and ``offload_request``
 the first family           ``connector_v0``
 of all of them             ``errors`` and how they are worded; ``exports``: names that are imported when used
 ========================== ================================================================================
@@ -83,11 +84,9 @@ if TYPE_CHECKING:
         CanonicalPageMapping,
         CopyRun,
     )
+    from kv_api.load_store_spec import BlockIDsLoadStoreSpec, GPULoadStoreSpec, LoadStoreSpec
     from kv_api.offload import (
-        BlockIDsLoadStoreSpec,
         Direction,
-        GPULoadStoreSpec,
-        LoadStoreSpec,
         LookupResult,
         OffloadingEvent,
         OffloadingManager,
@@ -136,11 +135,9 @@ _LATER = {
         "CanonicalPageMapping",
         "CopyRun",
     ),
+    "kv_api.load_store_spec": ("BlockIDsLoadStoreSpec", "GPULoadStoreSpec", "LoadStoreSpec"),
     "kv_api.offload": (
-        "BlockIDsLoadStoreSpec",
         "Direction",
-        "GPULoadStoreSpec",
-        "LoadStoreSpec",
         "LookupResult",
         "OffloadingEvent",
         "OffloadingManager",

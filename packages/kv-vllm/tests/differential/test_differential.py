@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from kv_vllm_parrots import Parrot, altered
 
-from kv_sim.config import GroupConfig, WorldConfig, draw_config
+from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.history.draws import draw_config
 from kv_sim.subject import Trait
 from kv_vllm.differential import run as module
 from kv_vllm.differential.comparison import Divergence

@@ -9,7 +9,7 @@ from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
+from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments, only_in_engine
 from kv_sim.subject import PEERS, Trait
 
 USUAL_HISTORIES: Final = 300
@@ -25,7 +25,9 @@ def parse(commands: Mapping[str, Command], typed: Sequence[str]) -> argparse.Nam
     if unknown:
         is_before = unknown[0] in typed[: typed.index(options.command)]
         refuse = parser.error if is_before else options.refuse
-        refuse(f"unrecognized arguments: {' '.join(unknown)}")
+        others = " and ".join(only_in_engine(options.command, unknown))
+        hint = f"; of --fidelity engine: {others}" if others else ""
+        refuse(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return options
 
 

@@ -1,6 +1,6 @@
 """What happens in a world, action by action.
 
-``choices`` draws the next of those that are legal, and ``arrivals`` who comes; ``router`` gives it the
-ticket of another one, where engines serve each other; ``effects`` are what actions do.
-``legal`` lists what a campaign must reach, and ``coverage`` counts what it did.
+``draws`` draws the world itself. ``choices`` draws the next action of those that are legal, and ``arrivals`` who
+comes; ``router`` gives it the ticket of another one, where engines serve each other; ``effects`` are what actions
+do. ``legal`` lists what a campaign must reach, and ``coverage`` counts what it did.
 """

@@ -242,7 +242,10 @@ class Effects:
         if device is None:
             return False
         forgets = args["memory"] and not self._config.run_ahead  # loads in the step would fail
-        self._coverage.situation("a restart loses host memory" if forgets else "a restart ends copies")
+        if device.copies.running:
+            self._coverage.situation("a restart ends copies")
+        if forgets and len(device.host):
+            self._coverage.situation("a restart loses host memory")
         device.restart_copies(forget_host=forgets)
         return True
 

@@ -2,7 +2,10 @@
 
 from typing import Final
 
-ALL_POLICIES: Final = ("lru", "arc", "s3fifo", "sieve")
+from kv_offload_cpu.policy import POLICIES
+
+ALL_POLICIES: Final = tuple(sorted(POLICIES, key=lambda name: (name != "lru", name)))
+"""All that host memory has; first the one that is usual."""
 
 _ALL: Final = "all"
 

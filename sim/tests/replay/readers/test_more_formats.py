@@ -1,11 +1,14 @@
 """What logs, load generators and their reports say of requests: what of it counts."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from kv_sim_more_traces import ASKED, MORE, SAID, lengths, shared, user
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.sharing import parse_sharing
 
@@ -204,3 +207,10 @@ def test_lengths_of_servegen_are_lengths(read):
     requests, notes = read(record, {**record, "request_id": 1}, sharing=parse_sharing("none"))
     assert lengths(requests) == [(0, 61, 9), (1, 61, 9)]
     assert "the trace has no times: one request a second is assumed" in notes
+
+
+def test_the_guide_has_each_format():
+    text = (Path(__file__).parents[4] / "docs" / "replay.md").read_text(encoding="utf-8")
+    table = text.partition("| `--format` | record |")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines() for name in re.findall(r"`([^`]*)`", row.partition(" | ")[0])]
+    assert sorted(names) == sorted(FORMATS)

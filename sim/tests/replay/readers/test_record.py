@@ -53,6 +53,24 @@ def test_block_sizes_at_the_border():
         TraceOptions(block_tokens=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("partial", "Partial.KEEP or Partial.DROP"),
+        ("ids", "IdMeaning.AUTO or IdMeaning.PREFIX or IdMeaning.BLOCK"),
+        ("scope", "IdScope.AUTO or IdScope.GLOBAL or IdScope.SESSION"),
+        ("on_error", "OnError.STOP or OnError.SKIP"),
+        ("unsorted", "Unsorted.STOP or Unsorted.SORT"),
+        ("turns", "Turns.AUTO or Turns.WHOLE or Turns.ADDED"),
+    ],
+)
+def test_a_name_is_no_choice(name, choices):
+    """It would be neither, and so be read as the usual one."""
+    with pytest.raises(ConfigError) as raised:
+        TraceOptions(**{name: "drop"})
+    assert str(raised.value) == f"{name}: expected {choices}, got 'drop'"
+
+
 def test_an_assumption_at_the_border():
     assert parse_sharing("zipf:tokens=999999999").tokens == 999_999_999
     with pytest.raises(ConfigError, match="tokens: expected a number of at least 0, got '1000000000'"):

@@ -75,6 +75,18 @@ def add_size_arguments(parser: argparse.ArgumentParser, typed: Sequence[str]) ->
         _add_sizing(parser)
 
 
+def only_in_engine(command: str, unknown: Sequence[str]) -> list[str]:
+    """Of what a command doesn't know as it was typed, the options that it has with engine fidelity."""
+    timed = importlib.import_module(TIMED)
+    add = {"replay": timed.add_replay_arguments, "size": timed.add_size_arguments}.get(command)
+    if add is None:
+        return []
+    parser = argparse.ArgumentParser(add_help=False)
+    add(parser)
+    names = {name for action in parser._actions for name in action.option_strings} - set(timed.OLD_NAMES)
+    return [name for name in dict.fromkeys(word.partition("=")[0] for word in unknown) if name in names]
+
+
 def _refuse_those_of(add: Callable[[argparse.ArgumentParser], None], parser: argparse.ArgumentParser) -> None:
     other = argparse.ArgumentParser(add_help=False)
     add(other)

@@ -77,6 +77,9 @@ class TraceOptions:
     """What isn't asked of the trace, since somebody else says it: there its records may be of several engines."""
 
     def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name}: expected {' or '.join(map(str, kind))}, got {getattr(self, name)!r}")
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"--format: {unknown_name('format', self.format, FORMATS)}")
         if self.format is not None and self.columns is not None:
@@ -87,3 +90,14 @@ class TraceOptions:
             raise ConfigError(f"--block-size: expected at least 1, got {self.block_tokens}")
         if self.block_tokens is not None and self.block_tokens > MOST_TOKENS:
             raise ConfigError(f"--block-size: expected at most {MOST_TOKENS}, got {self.block_tokens}")
+
+
+_CHOICES: Final[Mapping[str, type[Enum]]] = {
+    "partial": Partial,
+    "ids": IdMeaning,
+    "scope": IdScope,
+    "on_error": OnError,
+    "unsorted": Unsorted,
+    "turns": Turns,
+}
+"""A name would be none of them, and so stand for what is usual."""

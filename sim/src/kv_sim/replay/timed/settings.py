@@ -78,6 +78,9 @@ class EngineSettings:
     """Replay only so many requests, from the first on."""
 
     def __post_init__(self) -> None:
+        for name, (own, such) in _OBJECTS.items():
+            if not isinstance(getattr(self, name), own):
+                raise ConfigError(f"{name}: expected {such}, got {getattr(self, name)!r}")
         for name in ("flops_efficiency", "hbm_efficiency", "link_efficiency", "gpu_memory_utilization"):
             _check_share(name, getattr(self, name))
         for name in ("step_microseconds", "idle_step_microseconds", "copy_microseconds", "disk_microseconds"):
@@ -117,6 +120,13 @@ class EngineSettings:
         )
 
 
+_OBJECTS: Final[Mapping[str, tuple[type, str]]] = {
+    "model": (Model, "a Model, such as MODELS['Llama-3.1-8B']"),
+    "gpu": (Gpu, "a Gpu, such as GPUS['H100']"),
+    "stepping": (Stepping, "Stepping.FUSED or Stepping.SINGLE"),
+    "contents": (Contents, "Contents.IGNORED or Contents.CHECKED"),
+}
+"""What nobody looks up by a name here, and how it is written."""
 _WHOLE: Final = {f.name: f.type for f in fields(EngineSettings) if f.type in (int, int | None)}
 _BYTES: Final = ("cpu_bytes_to_use", "disk_bytes_to_use")
 _MAY_BE_NONE: Final = ("disk_bytes_to_use", "disk_store_threshold")

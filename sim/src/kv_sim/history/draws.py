@@ -1,0 +1,141 @@
+"""What a world is, drawn by chance: its sizes, and what the claims of a connector add to them.
+
+A seed stands for a history: whoever asks chance once more, or with other weights, gives every seed another one.
+So what came later asks nothing: whether a world has it, its sizes say, and one without it is what it was.
+"""
+
+from dataclasses import replace
+from random import Random
+
+from kv_sim.config import STATE, GroupConfig, Role, WorldConfig
+
+SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
+"""Kinds of trouble that a world may leave out altogether."""
+
+
+_ROLES: tuple[Role, ...] = ("kv_both", "kv_both", "kv_both", "kv_both", "kv_both", "kv_consumer", "kv_producer")
+
+
+def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:
+    """Draw a world. Each feature is absent from many worlds, so that the others get room."""
+    num_groups = groups or random.choices([1, 2], [3, 1])[0]
+    sliding = tuple(GroupConfig("sliding", random.choice([4, 5, 8, 11])) for _ in range(num_groups - 1))
+    run_ahead = random.choices([0, 1, 2, 3], [4, 3, 1, 1])[0]
+    silent = frozenset(kind for kind in SWARM if random.random() < 0.5)
+    return WorldConfig(
+        num_blocks=random.choice([9, 12, 16, 24, 40]) * num_groups,
+        block_size=random.choice([2, 4, 4, 8]),
+        groups=(GroupConfig(), *sliding),
+        layers=random.choice([1, 1, 2]),
+        tp_size=random.choices([1, 2], [3, 1])[0],
+        pp_size=random.choices([1, 2], [5, 1])[0],
+        max_running=random.choice([1, 2, 4, 6]),
+        max_step_tokens=random.choice([4, 8, 16, 32]),
+        run_ahead=run_ahead,
+        async_scheduling=run_ahead > 0 and random.random() < 0.7,
+        runner=random.choice([1, 2]),
+        zero_new_blocks=random.random() < 0.25,
+        spec_tokens=0 if "spec" in silent else random.choice([0, 1, 2]),
+        # A producer's blocks are freed at once, also under run-ahead, so it may not load then.
+        role=random.choice(_ROLES[:-1] if run_ahead else _ROLES),
+        failure_policy=random.choice(["recompute", "fail"]),
+        host_slots=random.choice([4, 8, 16, 64]),
+        trouble=random.choice([1, 1, 1, 5]),
+        silent=silent,
+    )
+
+
+def with_fine_hashes(config: WorldConfig, random: Random) -> WorldConfig:
+    """Maybe give the blocks of a world with one group several hashes each."""
+    if len(config.groups) > 1 or random.random() < 0.5:
+        return config
+    return replace(config, hashes_per_block=random.choice([2, config.block_size]))
+
+
+def _sizes(config: WorldConfig) -> tuple[int, ...]:
+    """What says by itself which features came later: so the rest of a history is what it was without them."""
+    return config.num_blocks, config.max_running, config.max_step_tokens, config.host_slots, config.runner
+
+
+def with_states(config: WorldConfig, random: Random) -> WorldConfig:
+    """Maybe give a world of several groups one of states, in the place of the last or beside the others.
+
+    A state can't be taken back, so there are no drafts then. About half of these engines hand states over; which,
+    their sizes say, so that the rest of a history is the same in both.
+    """
+    if len(config.groups) == 1 or random.random() < 0.4:
+        return config
+    kept = random.choice([config.groups[:-1], config.groups])
+    return replace(
+        config,
+        groups=(*kept, STATE),
+        hands_over_states=Random(repr(_sizes(config))).random() < 0.5,
+        num_blocks=config.num_blocks * (len(kept) + 1) // len(config.groups),
+        spec_tokens=0,
+    )
+
+
+def with_sessions(config: WorldConfig) -> WorldConfig:
+    """Let sessions come to a third of the worlds; which, their sizes say, so that the others are what they were.
+
+    Not where steps run ahead of the output beside a state: that takes in the token that a session drops.
+    """
+    drawn = Random(repr(("sessions", _sizes(config)))).random() < 1 / 3
+    return replace(config, sessions=drawn and not (STATE in config.groups and config.async_scheduling))
+
+
+def with_own_cache(config: WorldConfig) -> WorldConfig:
+    """Let two of three engines find nothing in their own blocks, and have more; which, their sizes say."""
+    if Random(repr(("own cache", _sizes(config)))).random() < 1 / 3:
+        return config
+    return replace(config, prefix_caching=False, num_blocks=2 * config.num_blocks)
+
+
+def with_trusted_router(config: WorldConfig) -> WorldConfig:
+    """An engine that gives and takes, and that has some room for what is held until somebody comes for it."""
+    return replace(config, role="kv_both", num_blocks=max(config.num_blocks, 24 * len(config.groups)))
+
+
+def with_two_engines(config: WorldConfig) -> WorldConfig:
+    """Two that serve each other, or of which one computes prompts for the other; which, their sizes say.
+
+    What a reset takes back is judged where there is one: here it would matter which of them hears of it first.
+    A producer's blocks are freed at once, so none is one that writes new blocks while an older step is under way.
+    """
+    writes_new_blocks = config.zero_new_blocks or config.hashes_per_block > 1
+    roles: tuple[Role, ...] = ("kv_both", "kv_producer", "kv_consumer")
+    may_be = roles[:1] if config.run_ahead and writes_new_blocks else roles
+    role = Random(repr(("roles", _sizes(config)))).choice(may_be)
+    return replace(config, engines=2, role=role, silent=config.silent | {"reset_all"})
+
+
+def with_loads(config: WorldConfig) -> WorldConfig:
+    """Let a third of the engines find nothing in their own blocks, so that what comes again is loaded.
+
+    Which, their sizes say. Not those that keep states or ends within blocks, which they do for their own cache.
+    """
+    is_drawn = Random(repr(("loads", _sizes(config)))).random() < 1 / 3
+    if not is_drawn or STATE in config.groups or config.hashes_per_block > 1:
+        return config
+    return replace(config, prefix_caching=False)
+
+
+def with_failing_loads(config: WorldConfig) -> WorldConfig:
+    """Let loads fail within steps in half of the worlds that find nothing in their own blocks; which, sizes say.
+
+    Where steps run ahead no engine can take back what rests on such a load.
+    """
+    if config.prefix_caching or Random(repr(("failing loads", _sizes(config)))).random() < 0.5:
+        return config
+    return replace(config, run_ahead=0, async_scheduling=False, silent=config.silent - {"fail"})
+
+
+def with_tails(config: WorldConfig) -> WorldConfig:
+    """Give more than half of the engines that hand over states finer hashes, and no windows; from sizes, too."""
+    random = Random(repr(("tails", _sizes(config))))
+    if not config.hands_over_states or random.random() < 0.4:
+        return config
+    groups = (GroupConfig(), STATE)
+    blocks = config.num_blocks * len(groups) // len(config.groups)
+    hashes = random.choice([2, config.block_size])
+    return replace(config, groups=groups, num_blocks=blocks, hashes_per_block=hashes)
