@@ -458,7 +458,7 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
 )
 def test_connectors_that_cannot_be_timed(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        timed_config(config)
+        timed_config(config, 1)
     assert str(caught.value) == message
     assert (has_files(config), without_files(config)) == (False, None), "nobody stumbles over it before"
 
@@ -496,9 +496,9 @@ TIMED = {"spec_name": "ReplayCPUOffloadingSpec", "spec_module_path": MEDIUM}
 def test_the_media_of_a_configuration_are_timed() -> None:
     ours = {"kv_connector": "ReplayOffloadingConnector", "kv_connector_module_path": MEDIUM}
     timed = {EXTRA: {"cpu_bytes_to_use": PAGE, **TIMED}}
-    assert timed_config({**OFFLOADING, "kv_role": "kv_both"}) == {"kv_role": "kv_both", **ours, **timed}
+    assert timed_config({**OFFLOADING, "kv_role": "kv_both"}, 1) == {"kv_role": "kv_both", **ours, **timed}
     bare = {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}
-    assert timed_config(bare) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
+    assert timed_config(bare, 1) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
     assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
     other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
     nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing"}
@@ -507,7 +507,7 @@ def test_the_media_of_a_configuration_are_timed() -> None:
         "kv_role": "kv_consumer",
         EXTRA: {"connectors": [OFFLOADING, {**other, "kv_role": "kv_both"}, nothing], "more": 1},
     }
-    found = timed_config(several)
+    found = timed_config(several, 1)
     assert found == {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_consumer",
