@@ -548,6 +548,13 @@ def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
     assert not has_files(left) and without_files(left) is None
     alone = disk_config("/disk", 9 * PAGE, 0, "lru")
     assert has_files(alone) and without_files(alone) is None
+    assert alone[EXTRA] == {
+        "spec_name": "FileOffloadingSpec",
+        "spec_module_path": "kv_offload_file",
+        "file_dir": "/disk",
+        "file_bytes_to_use": 9 * PAGE,
+        "eviction_policy": "lru",
+    }
     assert without_files({**pasted, EXTRA: {"connectors": pasted[EXTRA]["connectors"][1:]}}) is None
 
 
