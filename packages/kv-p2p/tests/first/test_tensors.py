@@ -127,9 +127,16 @@ def test_a_torch_tensor_of_too_few_bytes_or_of_a_type_that_torch_does_not_have(
         decode(header | {"dtype": "uint64"}, [bytearray(16)])
 
 
-def of_torch(dtype: str, layout: str = "torch.strided") -> Any:
+class Named(SimpleNamespace):
+    """A type or a layout of torch's, which is no text."""
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+def of_torch(dtype: str, layout: str = "strided") -> Any:
     """What is asked of a tensor of torch's before it is touched; `in_torch` says that it is one."""
-    return SimpleNamespace(dtype=dtype, layout=layout, shape=(2,))
+    return SimpleNamespace(dtype=Named(name=dtype), layout=Named(name=layout), shape=(2,))
 
 
 @pytest.fixture
@@ -139,16 +146,16 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_torch")
 def test_what_is_asked_of_a_tensor_of_torchs() -> None:
-    assert kind_of(of_torch("torch.bfloat16")) == ("torch", "bfloat16")
-    assert describe(of_torch("torch.int8")) == "torch int8 (2,)"
+    assert kind_of(of_torch("bfloat16")) == ("torch", "bfloat16")
+    assert describe(of_torch("int8")) == "torch int8 (2,)"
     with pytest.raises(TensorError) as refused:
-        kind_of(of_torch("torch.bits8"), "roi")
+        kind_of(of_torch("bits8"), "roi")
     assert str(refused.value) == f"roi: a tensor of bits8 can't be sent; choices: {', '.join(TORCH_TYPES)}"
     with pytest.raises(TensorError) as refused:
-        kind_of(of_torch("torch.int8", "torch.sparse_coo"), "roi")
+        kind_of(of_torch("int8", "sparse_coo"), "roi")
     assert str(refused.value) == "roi: a torch.sparse_coo tensor can't be sent; choices: torch.strided"
     with pytest.raises(TensorError, match=r"^mask: expected a mask in one dimension, got torch int8 \(2,\)$"):
-        truths(of_torch("torch.int8"), "mask")
+        truths(of_torch("int8"), "mask")
 
 
 @pytest.mark.parametrize(
