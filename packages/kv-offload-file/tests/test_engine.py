@@ -214,6 +214,15 @@ def test_a_store_lets_go_of_its_blocks_when_they_are_in_bays(rig):
     assert rig.engine.let_go([1, 3]) == []
 
 
+def test_a_load_lets_go_of_its_blocks_when_it_has_ended(rig, monkeypatch):
+    """While it is read none is touched, but they will be."""
+    rig.submit(1, LOAD, [9])
+    waits = []
+    monkeypatch.setattr(rig.engine, "wait_for_threads", lambda: (waits.append(1), rig.loads.run()))
+    assert (rig.engine.let_go([1]), len(waits)) == ([], 1)
+    assert rig.poll() == [(1, True, 20)]
+
+
 def test_a_store_that_finds_no_bay_lets_go_when_others_are_written(rig, monkeypatch):
     """As after a reset, when the manager doesn't count what is under way."""
     rig.submit(1, STORE, range(4))

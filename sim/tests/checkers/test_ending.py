@@ -277,6 +277,25 @@ def test_after_a_failure_nothing_is_collected_where_nothing_is_left(monkeypatch:
         end_with(begin)
 
 
+def test_what_a_failure_left_open_is_closed_again_before_the_next_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What held it at that time, such as the error itself, is gone by then."""
+    collected, kept = list[object](), []
+    monkeypatch.setattr(ending, "_close_what_nobody_can_reach", lambda: collected.append(None))
+
+    def begin() -> None:
+        kept.append((tmp_path / "left").open("w"))
+        raise KeyError("nowhere")
+
+    with pytest.raises(Violation, match="KeyError"):
+        end_with(begin)
+    kept.pop().close()
+    for _ in range(2):
+        ending.Ending()
+        assert len(collected) == 2, "once when it failed, and once before the next"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_waits_for_ever_when_it_is_collected_keeps_nobody(
     stop: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

@@ -417,6 +417,21 @@ def test_room_for_chunks_of_several_sizes_that_a_reset_loses_is_missed() -> None
     assert [invariant for invariant, _ in taken] == [CONSERVATION] * 3
 
 
+class PickyArena(Arena):
+    """Takes the one half of what it is offered, and the next time the other."""
+
+    offers = 0
+
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        self.offers += 1
+        return super().prepare_store([*keys][self.offers % 2 :: 2], req_context)
+
+
+def test_nobody_can_tell_of_chunks_of_several_sizes_that_are_taken_or_not() -> None:
+    for units in range(20, 60):
+        assert room_of(PickyArena(units)) == [], units
+
+
 ALL = ("stored", "being stored", "read")
 
 

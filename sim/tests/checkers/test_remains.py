@@ -245,6 +245,7 @@ PAGES = ((1, 5), (2, 6))
         ((copy(0, STORE, *PAGES), copy(1, LOAD, *PAGES)), (copy(2, LOAD, (3, 3)),), "a load of block 3"),
         ((copy(0, STORE, *PAGES, state=State.FAILED),), (), None),  # what else would have been tried is not known
         ((copy(0, STORE, *PAGES),), (copy(1, STORE, (3, 3), state=State.LOST),), None),
+        ((copy(0, STORE, *PAGES, was_lost=True),), (), None),  # what was found again may have been given up before
         # A rank with room of its own, and one that moves page by page.
         ((copy(0, STORE, (1, 7), (2, 3)), copy(1, LOAD, (1, 7), (2, 3))), (), None),
         ((copy(0, STORE, *PAGES), copy(1, LOAD, (2, 6)), copy(2, LOAD, (1, 5))), (), None),

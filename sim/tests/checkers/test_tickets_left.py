@@ -57,6 +57,10 @@ def test_nothing_is_said_of_who_serves_nobody() -> None:
     ends(Tickets(WorldConfig(), Referee(), is_on=False), "r1", is_held=False)
 
 
+def test_who_does_not_claim_to_hold_may_keep_its_blocks_elsewhere() -> None:
+    ends(Tickets(WorldConfig(), Referee(), is_on=True, holds=False), "r1", is_held=False)
+
+
 def known(tickets: Tickets) -> list[bool]:
     return [tickets.has_held, tickets.has_untold, tickets.has_revoked]
 

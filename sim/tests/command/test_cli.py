@@ -478,6 +478,10 @@ def test_a_different_violation_is_told_apart(kv_sim: Callable[[str], Result], sc
     code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
     assert code == 1
     assert out.endswith(f"the same invariant as in the file, in other words: {invariant}  in other words\n")
+    schedule.write_text(text.replace(json.dumps(said), "null"))
+    code, out, _ = kv_sim(f"kv-sim replay-schedule {schedule}")
+    assert code == 1
+    assert out.endswith("the file names no violation\n")
 
 
 def test_what_a_connector_does_not_claim_is_noted(kv_sim: Callable[[str], Result], schedule: Path) -> None:

@@ -87,6 +87,19 @@ def test_nothing_is_ended_if_that_is_said() -> None:
         assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
+def test_in_a_thread_beside_the_main_one_nothing_is_ended() -> None:
+    found = Queue[Any]()
+
+    def run() -> None:
+        with ends_calls(LONG):
+            found.put((signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found.get_nowait() == (signal.SIG_DFL, (0, 0))
+
+
 class EndlessWorker(LaterWorker):
     def start_load_kv(self, *args: Any, **more: Any) -> None:
         while True:

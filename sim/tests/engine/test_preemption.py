@@ -155,3 +155,12 @@ def test_what_is_under_way_of_all_who_run_is_dropped_at_a_reset(run_ahead: int) 
     engine.reset(running=True, connector=False)
     engine.finish_step()
     assert [(each.num_output_tokens, each.num_preemptions) for each in requests] == [(0, 1), (0, 1)]
+
+
+def test_a_reset_of_what_is_cached_alone_takes_nothing_from_who_runs() -> None:
+    engine = World(WorldConfig(), MEMORY).engine
+    request = engine.add(RequestSpec("r1", 0, 5, 0, 4, 4))
+    engine.schedule(lambda name, drafts: 0)
+    assert engine.reset(running=False, connector=False) is False, "its blocks are in use"
+    engine.finish_step()
+    assert (request.num_output_tokens, request.num_preemptions) == (1, 0)

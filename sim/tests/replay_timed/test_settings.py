@@ -462,7 +462,7 @@ NO_MODEL = "moves bytes in a way that has no timing model; OffloadingConnector h
 )
 def test_connectors_that_cannot_be_timed(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        timed_config(config)
+        timed_config(config, 1)
     assert str(caught.value) == message
     assert (has_files(config), without_files(config)) == (False, None), "nobody stumbles over it before"
 
@@ -500,9 +500,9 @@ TIMED = {"spec_name": "ReplayCPUOffloadingSpec", "spec_module_path": MEDIUM}
 def test_the_media_of_a_configuration_are_timed() -> None:
     ours = {"kv_connector": "ReplayOffloadingConnector", "kv_connector_module_path": MEDIUM}
     timed = {EXTRA: {"cpu_bytes_to_use": PAGE, **TIMED}}
-    assert timed_config({**OFFLOADING, "kv_role": "kv_both"}) == {"kv_role": "kv_both", **ours, **timed}
+    assert timed_config({**OFFLOADING, "kv_role": "kv_both"}, 1) == {"kv_role": "kv_both", **ours, **timed}
     bare = {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}
-    assert timed_config(bare) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
+    assert timed_config(bare, 1) == {"kv_role": "kv_producer", **ours, EXTRA: TIMED}
     assert bare == {"kv_connector": "OffloadingConnector", "kv_role": "kv_producer"}, "nobody's own is changed"
     other = {"kv_connector": "PlainConnector", "kv_connector_module_path": "kv_sim_timed_broken"}
     nothing = {"kv_connector": "NoConnector", "kv_connector_module_path": "kv_sim.replay.timed.connectors.nothing"}
@@ -511,7 +511,7 @@ def test_the_media_of_a_configuration_are_timed() -> None:
         "kv_role": "kv_consumer",
         EXTRA: {"connectors": [OFFLOADING, {**other, "kv_role": "kv_both"}, nothing], "more": 1},
     }
-    found = timed_config(several)
+    found = timed_config(several, 1)
     assert found == {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_consumer",
@@ -552,6 +552,13 @@ def test_what_is_pasted_into_a_server_can_be_replayed() -> None:
     assert not has_files(left) and without_files(left) is None
     alone = disk_config("/disk", 9 * PAGE, 0, "lru")
     assert has_files(alone) and without_files(alone) is None
+    assert alone[EXTRA] == {
+        "spec_name": "FileOffloadingSpec",
+        "spec_module_path": "kv_offload_file",
+        "file_dir": "/disk",
+        "file_bytes_to_use": 9 * PAGE,
+        "eviction_policy": "lru",
+    }
     assert without_files({**pasted, EXTRA: {"connectors": pasted[EXTRA]["connectors"][1:]}}) is None
 
 

@@ -47,7 +47,7 @@ class Diary(Books):
 def diary(trace: ListedTrace, settings: EngineSettings, *, connector: bool = True) -> tuple[Diary, Answers]:
     books = Diary(settings, trace)
     transfer = settings.transfer_config() if connector else NOTHING
-    engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer), books.called)
+    engine = QuickEngine(plan(settings, trace.block_tokens), timed_config(transfer, 1), books.called)
     engine.link.log = books.copy_ended
     Drive(engine, books, islice(trace, None), Stepping.FUSED).run()
     return books, answers_of(finished_of(engine, books))
@@ -231,7 +231,7 @@ def test_who_waits_for_ever_ends_a_replay_in_fused_steps_too() -> None:
 def test_what_a_connector_is_told_of_the_memory() -> None:
     settings = toy(gpu_blocks=6)
     for engine_class, tells in ((QuickEngine, False), (CheckedEngine, True)):
-        engine = engine_class(plan(settings, 4), timed_config(NOTHING), lambda *call: None)
+        engine = engine_class(plan(settings, 4), timed_config(NOTHING, 1), lambda *call: None)
         caches, told = engine.describe_caches(), engine.describe(Subject("NoConnector"), 0)
         # Four tokens of 4 bytes; and the null block.
         assert [group.kv_cache_spec.page_size_bytes for group in caches.kv_cache_groups] == [16]

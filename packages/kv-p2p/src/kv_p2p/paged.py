@@ -50,9 +50,9 @@ class PagedCaches:
         first = self._caches[0]
         shape = (len(self._caches), len(slots), *first.shape[3:])
         for name, tensor in (("keys", keys), ("values", values)):
-            if kind_of(tensor, name) != kind_of(first) or tuple(tensor.shape) != tuple(shape):
+            if kind_of(tensor, name) != kind_of(first) or tuple(tensor.shape) != shape:
                 raise TensorError(
-                    f"{name}: {describe(tensor)} came, and the caches here take {kind_of(first)} {tuple(shape)}; "
+                    f"{name}: {describe(tensor)} came, and the caches here take {kind_of(first)} {shape}; "
                     "both engines need the same model, cut in the same way"
                 )
         for half, tensor in ((KEYS, keys), (VALUES, values)):

@@ -1,5 +1,6 @@
 """What a configuration or a batch gets wrong: exact messages."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,12 +253,11 @@ def test_caches(call: Any, error: type[Exception], message: str) -> None:
     assert str(refused.value) == message
 
 
-@pytest.mark.torch
-def test_a_tensor_of_another_library() -> None:
-    import torch
-
+def test_a_tensor_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=SimpleNamespace))
+    of_torch = SimpleNamespace(dtype="torch.float32", layout="torch.strided", shape=(2,))
     with pytest.raises(TensorError) as refused:
-        caches_of_three().beside(torch.ones(2))
+        caches_of_three().beside(of_torch)
     assert str(refused.value) == "torch float32 (2,) came, and the caches here are of numpy <f4"
 
 

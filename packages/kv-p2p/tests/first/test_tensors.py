@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,19 +115,47 @@ def test_messages_that_are_none(changed: dict[str, Any], sizes: list[int], messa
     assert str(refused.value) == message
 
 
-@pytest.mark.torch
 def test_a_torch_tensor_of_too_few_bytes_or_of_a_type_that_torch_does_not_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch
-
+    old = SimpleNamespace(__version__="1.0", bfloat16=SimpleNamespace(itemsize=2))
+    monkeypatch.setitem(sys.modules, "torch", old)
     header = {"library": "torch", "dtype": "bfloat16", "shape": [2]}
     with pytest.raises(TensorError, match=r"^a tensor of shape \(2,\) has 4 bytes, and 3 came$"):
         decode(header, [bytearray(3)])
-    monkeypatch.delattr(torch, "bfloat16")
+    with pytest.raises(TensorError, match=r"^a tensor of uint64 came, which torch 1\.0 does not have$"):
+        decode(header | {"dtype": "uint64"}, [bytearray(16)])
+
+
+class Named(SimpleNamespace):
+    """A type or a layout of torch's, which is no text."""
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+def of_torch(dtype: str, layout: str = "strided") -> Any:
+    """What is asked of a tensor of torch's before it is touched; `in_torch` says that it is one."""
+    return SimpleNamespace(dtype=Named(name=dtype), layout=Named(name=layout), shape=(2,))
+
+
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=SimpleNamespace))
+
+
+@pytest.mark.usefixtures("in_torch")
+def test_what_is_asked_of_a_tensor_of_torchs() -> None:
+    assert kind_of(of_torch("bfloat16")) == ("torch", "bfloat16")
+    assert describe(of_torch("int8")) == "torch int8 (2,)"
     with pytest.raises(TensorError) as refused:
-        decode(header, [bytearray(4)])
-    assert str(refused.value) == f"a tensor of bfloat16 came, which torch {torch.__version__} does not have"
+        kind_of(of_torch("bits8"), "roi")
+    assert str(refused.value) == f"roi: a tensor of bits8 can't be sent; choices: {', '.join(TORCH_TYPES)}"
+    with pytest.raises(TensorError) as refused:
+        kind_of(of_torch("int8", "sparse_coo"), "roi")
+    assert str(refused.value) == "roi: a torch.sparse_coo tensor can't be sent; choices: torch.strided"
+    with pytest.raises(TensorError, match=r"^mask: expected a mask in one dimension, got torch int8 \(2,\)$"):
+        truths(of_torch("int8"), "mask")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Crossing:
 
     def pack(self, value: Any, what: str) -> bytes | None:
         """What is sent. None: the thing itself is shared, since nobody is elsewhere or it can't be sent."""
-        if not self._is_needed or value is None:
+        if not self._is_needed:
             return None
         try:
             return pickle.dumps(value)

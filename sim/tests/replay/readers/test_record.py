@@ -10,7 +10,7 @@ from kv_sim.replay.readers.catalogue import FORMATS
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions
-from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, number, whole
+from kv_sim.replay.readers.record import MOST_TOKENS, MalformedError, Record, ids_in, number, whole
 from kv_sim.replay.readers.sharing import parse_sharing
 from kv_sim.replay.trace import EngineMemory
 from kv_sim.replay.units import MOST_BYTES
@@ -23,6 +23,11 @@ def test_counts_and_times_at_the_border():
     for beyond in (2**63, -(2**63)):
         with pytest.raises(MalformedError, match=r"t: expected a time within 2\*\*63, got "):
             number({"t": beyond}, "t")
+
+
+def test_an_id_of_more_digits_than_python_reads_is_a_name():
+    digits = 5000 * "1"
+    assert ids_in({"ids": f"[7, 'a' {digits}]"}, "ids") == [7, "a", digits]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ NOTHING: Final = {"kv_connector": NoConnector.__name__, _MODULE: NoConnector.__m
 """A server without a connector."""
 
 
-def timed_config(written: Mapping[str, Any], ranks: int = 1) -> dict[str, Any]:
+def timed_config(written: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """The same configuration with timed media. Who can't be timed is refused by name.
 
     The replay's one rank stands for as many as there are: what each of them has counts so many times.
