@@ -31,3 +31,17 @@ class Ends(MooncakeConnector):
         with at_work(worker.tp_rank, worker.tp_size):
             worker.shutdown()
         worker.shutdown = lambda: None  # once is enough
+
+
+class SwapsBlocks(Ends):
+    """What is sent is in another order than that of the prompt."""
+
+    def request_finished_all_groups(self, request, block_ids):
+        return super().request_finished_all_groups(request, tuple(table[::-1] for table in block_ids))
+
+
+class TakesNothing(Ends):
+    """Whoever comes with a ticket computes what another engine holds for it, and doesn't say so."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        return 0, False
