@@ -402,7 +402,8 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
-        session.install("--no-deps", *CARRIERS["nixl"])
+        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"])
+        session.env["UCX_MODULES"] = "^ib"  # as in the session carriers: Mooncake's needs libibverbs
         sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
         source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]
         env = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM.partition("==")[2]}

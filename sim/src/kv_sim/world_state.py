@@ -143,6 +143,8 @@ class WorldState:
             self.coverage.reported(site.engine, args[0], self.tickets.bearers)
         if self._observe is not None:
             self._observe(site.place.words + side, name, args, answer)
+        if name in ENDS and self.router is not None:
+            answer = answer[0], self.router.ticket_of(site.engine, args[0], answer)
         self.tickets.hear(name, args, answer, site.config.role)
-        if name in ENDS and self.router is not None and (answer[1] or {}).get(TICKET):
+        if name in ENDS and self.router is not None and answer[1].get(TICKET):
             self.router.learn(site.engine, args[0], answer[1], tables_told(name, args))

@@ -215,7 +215,7 @@ def _spec(world: WorldConfig, group: GroupConfig) -> Any:
 
 def layer_name(group: int, layer: int) -> str:
     """What a layer of a group is called."""
-    return f"group{group}.layer{layer}"
+    return f"group{group}.layers.{layer}"
 
 
 def hash_tokens(world: WorldConfig) -> int:

@@ -142,7 +142,7 @@ def test_what_is_told_of_the_memory_is_what_it_is():
     layers = [device_tensor(device, layer) for layer in range(2)]
     first = layers[0].data_ptr()
     told = kv_cache_config(world).kv_cache_tensors
-    assert [tensor.layers for tensor in told] == [[f"group{g}.layer{n}" for n in range(2)] for g in range(2)]
+    assert [tensor.layers for tensor in told] == [[f"group{g}.layers.{n}" for n in range(2)] for g in range(2)]
     for tensor in told:
         assert tensor.size == layers[0].untyped_storage().nbytes()
         assert [layer.data_ptr() - first for layer in layers] == [n * tensor.layer_stride for n in range(2)]

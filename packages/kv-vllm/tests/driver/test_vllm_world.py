@@ -101,7 +101,7 @@ def test_states_are_kept_in_one_of_three_ways(module, max_running, kept):
 def test_a_cache_has_the_groups_of_its_world(module):
     """Pages of each are as large as the testbed's."""
     cache = module.kv_cache_config(replace(WORLD, groups=(*WORLD.groups, STATE)))
-    names = [[f"group{group}.layer{layer}" for layer in range(2)] for group in range(3)]
+    names = [[f"group{group}.layers.{layer}" for layer in range(2)] for group in range(3)]
     assert cache.num_blocks == 9
     assert [group.layer_names for group in cache.kv_cache_groups] == names
     assert [tensor.layers for tensor in cache.kv_cache_tensors] == names

@@ -79,6 +79,17 @@ class Engine:
         """Whether a configured connector works with several KV cache groups."""
         return KVConnectorFactory.supports_hma_config(transfer)
 
+    # -- what a router has to know of it -----------------------------------------------------------
+
+    @property
+    def leaves_tickets(self) -> bool:
+        """Whether who is held leaves a ticket. If not, which its class says, the router makes them up."""
+        return bool(getattr(self.connectors[-1], "leaves_tickets", True))
+
+    def address(self) -> dict[str, Any]:
+        """What a ticket that the router makes up says of where something is held."""
+        return {"remote_engine_id": self.place.engine_id}
+
     # -- making one ----------------------------------------------------------------------------
 
     def __init__(

@@ -26,8 +26,10 @@ from kv_sim.config import NULL
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import RequestSpec, SimRequest
 from kv_sim.history.arrivals import MOST_BLOCKS
-from kv_sim.subject import WANTED
+from kv_sim.subject import TICKET, WANTED
 
+TRANSFER: Final = "transfer_id"
+"""What both halves know a transfer by, if the router makes up the tickets."""
 KNOWN_TICKETS: Final = 6
 """How many a router remembers."""
 UNWANTED: Final = 4
@@ -88,7 +90,8 @@ class Router:
         if found is not None and self._goes_by_name and not _goes_on_from(self._known[found], request.spec):
             found = None
         if found is None:
-            return {WANTED: wanted and (not self._is_fair or self._may_hold(engine, request))}
+            wanted = wanted and (not self._is_fair or self._may_hold(engine, request))
+            return {WANTED: wanted, **self._name_of_transfer(engine, wanted=wanted)}
         known = self._known[found]
         if self._is_fair or self._arrived % GIVEN_TWICE:
             del self._known[found]
@@ -96,6 +99,18 @@ class Router:
             self._left.pop(known.number, None)
         # To vLLM's routers a request is one or the other: it is computed for another engine, or goes on from one.
         return {**known.ticket, WANTED: wanted and not self._is_fair}
+
+    def _name_of_transfer(self, engine: Engine, *, wanted: bool) -> dict[str, Any]:
+        """What is told beside a wish, if no ticket will come of it."""
+        return {TRANSFER: f"transfer-{self._arrived}"} if wanted and not engine.leaves_tickets else {}
+
+    def ticket_of(self, engine: Engine, request: SimRequest, answer: tuple[bool, Any]) -> dict[str, Any]:
+        """That of a request that has ended: what the connector answered, or one made up; empty: none."""
+        is_held, ticket = answer
+        params = request.kv_transfer_params or {}
+        if engine.leaves_tickets or not (is_held and params.get(WANTED)):
+            return ticket or {}
+        return {TICKET: True, TRANSFER: params[TRANSFER], **engine.address()}
 
     def named(self, engine: Engine, spec: RequestSpec) -> RequestSpec:
         """One that is to come to an engine, with the name of whom it goes on from, if it will get a ticket."""

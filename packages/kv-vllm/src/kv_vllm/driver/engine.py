@@ -109,11 +109,22 @@ class VllmEngine(Engine):
         self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
+        self._bootstrap = f"http://localhost:{setup.ports['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
         self.crossing = Crossing(config.world_size, referee)
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
         self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]
         self.outcome = Ended(self.ledger)  # type: ignore[assignment]
+
+    @property
+    def leaves_tickets(self) -> bool:
+        """One of vLLM's doesn't say so: its MooncakeConnector leaves none."""
+        kinds = [kind.__name__ for kind in type(self.connectors[-1]).__mro__]
+        return "MooncakeConnector" not in kinds and super().leaves_tickets
+
+    def address(self) -> dict[str, Any]:
+        """With where Mooncake's bootstrap server is."""
+        return {**super().address(), "remote_bootstrap_addr": self._bootstrap}
 
     def _handshakes(self) -> dict[tuple[int, int], KVConnectorHandshakeMetadata]:
         """By the places that vLLM's configuration gives the ranks of a world: all are tensor parallel there."""

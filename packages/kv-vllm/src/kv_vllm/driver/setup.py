@@ -107,7 +107,7 @@ class Setup:
         self._ledger = ledger
         self._model = f"kv-sim/{place.deployment}"
         self._engine_id = place.engine_id
-        self._ports = free_ports()
+        self.ports = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
 
@@ -157,7 +157,7 @@ class Setup:
         if not self._is_vllms:
             made: Any = create(config, KVConnectorRole[role], cache_config, self._referee)
         else:
-            with listening_on(self._ports), crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
+            with listening_on(self.ports), crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
                 made = VllmFactory.create_connector(config, VllmRole[role], cache_config)
         self.connectors.append(made)
         return made
@@ -176,9 +176,10 @@ class Setup:
             for layer in range(self._world.layers)
         }
         kind = VllmWorkerV2 if self._world.runner == 2 else VllmWorker
-        return kind(
-            self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
-        )
+        with listening_on(self.ports):
+            return kind(
+                self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
+            )
 
     def _cache(self, device: TensorDevice, group: GroupConfig, layer: int) -> Any:
         if not self._is_vllms:
