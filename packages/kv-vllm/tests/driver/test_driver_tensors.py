@@ -28,7 +28,7 @@ def test_a_tensor_shows_its_layer_of_the_device(device):
     assert tuple(tensor.shape) == (6, 1, 4, 2)
     assert tensor[3, :, 2].view(torch.int64).tolist() == [[9]]
     assert (tensor.is_contiguous(), tensor.element_size()) == (True, 4)
-    assert device_of(tensor) is device_of([tensor]) is device
+    assert device_of(tensor) is device
 
 
 def test_writing_without_a_right_is_found(device):
@@ -147,6 +147,36 @@ def test_what_is_told_of_the_memory_is_what_it_is():
         assert tensor.size == layers[0].untyped_storage().nbytes()
         assert [layer.data_ptr() - first for layer in layers] == [n * tensor.layer_stride for n in range(2)]
         assert {layer.stride(0) * layer.element_size() for layer in layers} == {tensor.block_stride}
+
+
+def test_a_layer_looks_as_vllm_would_allocate_it():
+    """That of states is one tensor of bytes, whose parts are its layer's business."""
+    import torch
+    from vllm.config import KVTransferConfig
+    from vllm.v1.worker.utils import allocate_kv_cache
+
+    from kv_sim.config import STATE, GroupConfig
+    from kv_vllm.driver.tensors import device_tensor, state_tensor
+    from kv_vllm.vllm_world import kv_cache_config, layer_name, vllm_config
+
+    groups = (GroupConfig(), GroupConfig("sliding", 8), STATE)
+    world = WorldConfig(num_blocks=6, layers=2, block_size=4, groups=groups)
+    layout = vllm_config(world, KVTransferConfig()).cache_config.get_resolved_kv_cache_layout()
+    theirs = allocate_kv_cache(kv_cache_config(world), torch.device("cpu"), layout, [4] * len(groups))
+    device = TensorDevice(0, world, Shadow(1, Referee()))
+    ours = {
+        layer_name(place, layer): (state_tensor if group == STATE else device_tensor)(device, layer)
+        for place, group in enumerate(groups)
+        for layer in range(2)
+    }
+
+    def looks(caches):
+        return {
+            name: (one.shape, one.stride(), one.dtype, one.storage_offset(), one.untyped_storage().nbytes())
+            for name, one in caches.items()
+        }
+
+    assert looks(ours) == looks(theirs)
 
 
 def test_the_model_is_as_large_as_the_memory():

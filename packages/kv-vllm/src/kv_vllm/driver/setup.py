@@ -35,7 +35,7 @@ from kv_vllm.driver.ledger import Ledger, Twin
 from kv_vllm.driver.ports import free_ports, listening_on
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.driver.streams import stand_in_for_streams
-from kv_vllm.driver.tensors import device_tensor, state_tensors
+from kv_vllm.driver.tensors import device_tensor, state_tensor
 from kv_vllm.driver.worker import VllmWorker, VllmWorkerV2
 from kv_vllm.vllm_world import (
     WorldVllmConfig,
@@ -184,7 +184,7 @@ class Setup:
     def _cache(self, device: TensorDevice, group: GroupConfig, layer: int) -> Any:
         if not self._is_vllms:
             return device.kv_cache(layer)
-        return state_tensors(device, layer) if group == STATE else device_tensor(device, layer)
+        return state_tensor(device, layer) if group == STATE else device_tensor(device, layer)
 
     def scheduler(self, served: Served) -> tuple[Any, Guard]:
         """The scheduler of vLLM, and the guard of its connector."""

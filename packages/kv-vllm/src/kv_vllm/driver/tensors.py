@@ -148,9 +148,10 @@ def device_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
     return tokens
 
 
-def state_tensors(device: TensorDevice, layer: int) -> list[DeviceTensor]:
-    """The same of a layer that keeps states, which has a list of tensors in vLLM."""
-    return [_layer(device, layer)]
+def state_tensor(device: TensorDevice, layer: int) -> DeviceTensor:
+    """The same of a layer that keeps states: their bytes, of which the layer takes its parts, and no connector."""
+    pages: DeviceTensor = _layer(device, layer).view(torch.int8)[:, None, None]
+    return pages
 
 
 def _layer(device: TensorDevice, layer: int) -> DeviceTensor:
@@ -159,10 +160,9 @@ def _layer(device: TensorDevice, layer: int) -> DeviceTensor:
     return _of_device(words[:, layer], device)
 
 
-def device_of(tensor: torch.Tensor | Sequence[torch.Tensor]) -> TensorDevice:
-    """The device whose memory a tensor, or each of several, shows. Who asks copies through it."""
-    one = tensor if isinstance(tensor, torch.Tensor) else tensor[0]
-    device = _DEVICES.get(one.untyped_storage().data_ptr())
+def device_of(tensor: torch.Tensor) -> TensorDevice:
+    """The device whose memory a tensor shows. Who asks copies through it."""
+    device = _DEVICES.get(tensor.untyped_storage().data_ptr())
     if device is None:
         raise ConfigError("the testbed copies what lies on its own devices, and this tensor doesn't")
     device.is_read_by_address = False
