@@ -46,7 +46,11 @@ def run(subject, seeds):
     return None, pulled
 
 
-@pytest.mark.parametrize("traits", [(), (Trait.RANKS, Trait.ZEROING, Trait.HOLDS)], ids=["plain", "claims"])
+@pytest.mark.parametrize(
+    "traits",
+    [(), (Trait.RANKS, Trait.ZEROING, Trait.HOLDS), (Trait.GROUPS, Trait.STATES)],
+    ids=["plain", "claims", "states"],
+)
 def test_what_it_moves_is_right(traits):
     failure, pulled = run(replace(MOONCAKE, traits=frozenset(traits)), range(10))
     assert failure is None, failure.violation
