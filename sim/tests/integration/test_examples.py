@@ -89,7 +89,7 @@ def test_hypothesis_finds_nothing_either(name: str, random: Random) -> None:
 
 def test_checkers_only_look(name: str) -> None:
     """Whether anybody watches changes nothing: with all checkers off the same seed has the same digest."""
-    for seed, watched in enumerate(runs(name)[:3], FIRST_SEED):
+    for seed, watched in enumerate(runs(name)[:2], FIRST_SEED):
         alone = run_seed(SUBJECTS[name], seed, silent=frozenset(Invariant))
         assert (watched.digest, watched.steps) == (alone.digest, alone.steps)
 
@@ -104,7 +104,7 @@ def test_several_claim_what_all_of_them_claim() -> None:
 
 
 def test_events_of_the_memory_example_mirror_its_index() -> None:
-    for seed in range(FIRST_SEED, FIRST_SEED + 20):
+    for seed in range(FIRST_SEED, FIRST_SEED + 12):
         random = Random(seed)
         world = World(config_for(MEMORY, random), MEMORY)
         world.run(random, 60)

@@ -60,7 +60,7 @@ SOME = 40
 """Histories that are looked at from there on."""
 QUICK = 30
 """Actions of a history in which nothing is found; ``kv-sim zoo`` lets all of them be long."""
-FEW = 6
+FEW = 3
 """Histories that are looked at when a checker is off; the same command looks at more."""
 SOON = 20
 """Histories in which every checker catches one."""
