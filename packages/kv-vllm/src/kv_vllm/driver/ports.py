@@ -7,21 +7,37 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
+from random import SystemRandom
 from typing import Final
 
 PORTS: Final = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_P2P_SIDE_CHANNEL_PORT")
 
 
+def _from_anywhere() -> Iterator[int]:
+    """Numbers of ports, again and again; where they begin differs from process to process."""
+    numbers = range(20_000, 32_000, 8)
+    first = SystemRandom().randrange(len(numbers))
+    return cycle([*numbers[first:], *numbers[:first]])
+
+
+_NUMBERS: Final = _from_anywhere()
+"""All below those that a system gives to whoever connects somewhere: such a one may be taken at any time."""
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("", number))
+        except OSError:
+            return False
+    return True
+
+
 def free_ports() -> dict[str, str]:
-    """One that nobody listens on for each of them."""
-    sockets = [socket.socket() for _ in PORTS]
-    try:
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return {name: str(each.getsockname()[1]) for name, each in zip(PORTS, sockets, strict=True)}
-    finally:
-        for each in sockets:
-            each.close()
+    """One that nobody listens on for each of them, and that no other engine of this process was given of late."""
+    free = filter(_is_free, _NUMBERS)
+    return {name: str(next(free)) for name in PORTS}
 
 
 @contextmanager

@@ -1,0 +1,31 @@
+"""Ports for engines: each has its own, and nobody who connects somewhere is given one meanwhile."""
+
+import os
+import socket
+
+from kv_vllm.driver import ports
+from kv_vllm.driver.ports import free_ports, listening_on
+
+
+def test_engines_of_a_process_have_none_in_common():
+    """Nor one of those that a system hands out by itself, from 32768 on with Linux: others may get it meanwhile."""
+    given = [int(number) for _ in range(20) for number in free_ports().values()]
+    assert len(set(given)) == len(given) == 60
+    assert 1024 < min(given) < max(given) < 32_000
+
+
+def test_where_somebody_listens_is_passed_over(monkeypatch):
+    free = [*free_ports().values()]
+    with socket.create_server(("", 0)) as taken:
+        monkeypatch.setattr(ports, "_NUMBERS", iter([taken.getsockname()[1], *map(int, free)]))
+        assert [*free_ports().values()] == free
+
+
+def test_they_stand_in_the_environment_for_a_while(monkeypatch):
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")
+    monkeypatch.delenv("VLLM_P2P_SIDE_CHANNEL_PORT", raising=False)
+    given = free_ports()
+    with listening_on(given):
+        assert {name: os.environ[name] for name in given} == given
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7"
+    assert "VLLM_P2P_SIDE_CHANNEL_PORT" not in os.environ
