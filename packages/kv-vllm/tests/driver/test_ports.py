@@ -8,7 +8,7 @@ from kv_vllm.driver.ports import free_ports, listening_on
 
 
 def test_engines_of_a_process_have_none_in_common():
-    """Nor one of those that a system hands out by itself, from 32768 on with Linux: others may get it meanwhile."""
+    """Nor one that a system hands out by itself, from 32768 on in Linux: others may get it meanwhile."""
     given = [int(number) for _ in range(20) for number in free_ports().values()]
     assert len(set(given)) == len(given) == 60
     assert 1024 < min(given) < max(given) < 32_000

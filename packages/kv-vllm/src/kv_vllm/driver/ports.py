@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
-from random import SystemRandom
 from typing import Final
 
 PORTS: Final = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_P2P_SIDE_CHANNEL_PORT")
@@ -17,7 +16,7 @@ PORTS: Final = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "
 def _from_anywhere() -> Iterator[int]:
     """Numbers of ports, again and again; where they begin differs from process to process."""
     numbers = range(20_000, 32_000, 8)
-    first = SystemRandom().randrange(len(numbers))
+    first = 97 * os.getpid() % len(numbers)
     return cycle([*numbers[first:], *numbers[:first]])
 
 
