@@ -37,7 +37,7 @@ CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_cachin
 
 @pytest.fixture(autouse=True)
 def _collected():
-    """What it leaves to the collector, such as loops that nobody closes, is complained of here, where it is known."""
+    """What it leaves to the collector, such as loops that nobody closes, is complained of here, and known here."""
     yield
     for _ in range(5):
         gc.collect()
