@@ -8,16 +8,15 @@ import gc
 from dataclasses import replace
 
 import pytest
+from kv_vllm_short_histories import CONFIG, bearer, comes, found_in, held
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
 from kv_sim.command.cli import main as kv_sim
-from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.config import GroupConfig
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant
 from kv_sim.world import World
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -31,8 +30,6 @@ MOONCAKE = Subject(
     serves_peers=True,
     engines=2,
 )
-HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
-CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
 
 
 @pytest.fixture(autouse=True)
@@ -65,40 +62,9 @@ def test_what_it_moves_is_right(traits):
     assert pulled > 15
 
 
-def comes(name, tokens=9, *, engine=0, reads=True):
-    """A prompt of that name comes to an engine."""
-    spec = RequestSpec(name, 0, tokens, 0, 1, 1, skip_reading_prefix_cache=not reads)
-    return Action(Kind.ADD, {"engine": engine, "spec": spec.to_json()})
-
-
-def held(name, tokens=9):
-    """One is held at the first engine."""
-    return [comes(name, tokens), *[Action(Kind.STEP)] * 3]
-
-
-def bearer(name, tokens=9, *, reads=True):
-    """Who comes to the other engine with its ticket."""
-    return comes(f"{name}-00000001", tokens, engine=1, reads=reads)
-
-
-def found_in(config, *parts):
-    """What is wrong when everything has come to rest after each of these. A function gets the world."""
-    world = World(config, replace(MOONCAKE, traits=HOLDS))
-    try:
-        for actions in parts:
-            for action in actions:
-                assert action(world) if callable(action) else world.apply(action)
-            quiescence.check(world)
-    except Violation as found:
-        return str(found)
-    finally:
-        world.break_off(None)
-    return None
-
-
 def test_two_pipeline_ranks_pull():
     """To vLLM they are two tensor ranks, and each asks for its like at the other engine."""
-    assert found_in(replace(CONFIG, pp_size=2), [*held("r1"), bearer("r1")]) is None
+    assert found_in(MOONCAKE, replace(CONFIG, pp_size=2), [*held("r1"), bearer("r1")]) is None
 
 
 @pytest.mark.parametrize("tokens", range(9, 14))
@@ -106,7 +72,7 @@ def test_a_pulled_prompt_whose_next_window_begins_with_a_block_lacks_the_one_bef
     """Its last token is computed anew, and reads the token before the window of the next one."""
     groups = (GroupConfig(), GroupConfig("sliding", 5))
     config = replace(CONFIG, block_size=2, groups=groups, num_blocks=48)
-    found = found_in(config, [*held("r1", tokens), bearer("r1", tokens)])
+    found = found_in(MOONCAKE, config, [*held("r1", tokens), bearer("r1", tokens)])
     begins = tokens - 5 + 1
     if begins % 2:
         assert found is None
@@ -125,7 +91,7 @@ def test_a_pulled_prompt_whose_next_window_begins_with_a_block_lacks_the_one_bef
 )
 def test_a_ticket_that_comes_to_nothing_lets_go(have_met, comes_to_nothing):
     first = [*held("r1"), bearer("r1")] if have_met else []
-    assert found_in(CONFIG, first, [*held("r2"), *comes_to_nothing]) is None
+    assert found_in(MOONCAKE, CONFIG, first, [*held("r2"), *comes_to_nothing]) is None
 
 
 def has_come(world, **more):
@@ -159,7 +125,7 @@ SLOW = replace(CONFIG, max_step_tokens=4, failure_policy="fail")
 
 
 def test_who_comes_before_the_prompt_is_computed_waits_for_it():
-    assert found_in(CONFIG, [has_come, *held("r1")]) is None
+    assert found_in(MOONCAKE, CONFIG, [has_come, *held("r1")]) is None
 
 
 @pytest.mark.parametrize("seconds", [480, 1])
@@ -167,18 +133,18 @@ def test_who_comes_before_the_prompt_is_computed_waits_for_it():
 def test_who_comes_for_what_is_never_held_waits_until_time_is_up(actions, seconds, monkeypatch):
     """Which nobody told it: a world waits four seconds."""
     monkeypatch.setenv("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", str(seconds))
-    found = found_in(SLOW, actions)
+    found = found_in(MOONCAKE, SLOW, actions)
     waits = "LIVENESS  after 400 quiet steps there are still requests: <request late waiting for a load 9/9>"
     assert found is None if seconds == 1 else found.startswith(waits), found
 
 
 def test_and_if_it_is_aborted_its_blocks_stay():
-    found = found_in(SLOW, [*LATE["aborted"], Action(Kind.ABORT, {"engine": 1, "request": "late"})])
+    found = found_in(MOONCAKE, SLOW, [*LATE["aborted"], Action(Kind.ABORT, {"engine": 1, "request": "late"})])
     assert found.startswith("LIVENESS  after 400 quiet steps there are still requests: <request late "), found
 
 
 def test_who_finds_nobody_is_told():
-    assert found_in(SLOW, [nobody_is_there]) is None
+    assert found_in(MOONCAKE, SLOW, [nobody_is_there]) is None
 
 
 @pytest.mark.parametrize(("side", "wish"), [(0, "do_remote_prefill"), (1, "do_remote_decode")])
@@ -189,7 +155,7 @@ def test_what_is_not_for_its_role_ends_an_engine(side, wish):
         world.engines[side].params_for = lambda request: {wish: True, "transfer_id": "a"}
         return world.apply(comes("r1", engine=side)) and world.apply(Action(Kind.STEP, {"engine": side}))
 
-    found = found_in(CONFIG, [comes_with])
+    found = found_in(MOONCAKE, CONFIG, [comes_with])
     assert found.startswith("NO-CRASH  ")
     assert "AssertionError" in found
 

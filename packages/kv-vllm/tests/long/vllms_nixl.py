@@ -7,17 +7,15 @@ it does between two servers of one machine.
 from dataclasses import replace
 
 import pytest
+from kv_vllm_short_histories import CONFIG, bearer, found_in, held
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
 from kv_sim.command.cli import main as kv_sim
-from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.config import GroupConfig
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant, Violation
-from kv_sim.world import World
+from kv_sim.violation import Invariant
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -26,8 +24,6 @@ NIXL = Subject("NixlConnector", MODULE, traits=frozenset(), serves_peers=True, e
 PUSH = replace(NIXL, kv_connector="NixlPushConnector")
 LEFT_OPEN = frozenset({Invariant.CONSERVATION})
 """Its agents stay open until nobody knows them any more."""
-HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
-CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
 
 
 def run(subject, seeds, silent=LEFT_OPEN):
@@ -54,32 +50,6 @@ def test_what_it_moves_is_right(subject, traits):
     failure, pulled = run(replace(subject, traits=frozenset(traits)), range(10))
     assert failure is None, failure.violation
     assert pulled > 15
-
-
-def held(name, tokens=9):
-    """A prompt of that name is held at the first engine."""
-    return [Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, 1, 1).to_json()}), *[Action(Kind.STEP)] * 3]
-
-
-def bearer(name, tokens=9, *, reads=True):
-    """Who comes to the other engine with the ticket of that prompt."""
-    spec = RequestSpec(f"{name}-00000001", 0, tokens, 0, 1, 1, skip_reading_prefix_cache=not reads)
-    return Action(Kind.ADD, {"engine": 1, "spec": spec.to_json()})
-
-
-def found_in(subject, config, first, then):
-    """What is wrong when everything has come to rest after some actions, and after some more."""
-    world = World(config, replace(subject, traits=HOLDS))
-    try:
-        for actions in (first, then):
-            for action in actions:
-                assert world.apply(action)
-            quiescence.check(world)
-    except Violation as found:
-        return str(found)
-    finally:
-        world.break_off(None)
-    return None
 
 
 def test_two_pipeline_ranks_pull():

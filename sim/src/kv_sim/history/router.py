@@ -13,6 +13,9 @@ Between two engines a fair one goes by name. To vLLM's routers both halves are o
 ``X-Request-Id``, to which each engine adds a hyphen and eight hex digits; some connectors know by it what belongs
 together. So who goes on from ``r3`` is called ``r3-00000001``, and who isn't called so doesn't get its ticket.
 
+Some connectors leave no tickets: for them the router names each transfer and tells it both halves, the second one
+with the first's address, as that of vLLM's MooncakeConnector does.
+
 One engine with a prefix cache knows what it holds, so nothing of that would be pulled but the end of a prompt
 within a block. Of every other hold it forgets the second half, as if another engine had computed that.
 """

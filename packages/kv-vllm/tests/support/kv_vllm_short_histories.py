@@ -1,0 +1,45 @@
+"""Short histories of two engines between which a connector of vLLM's moves what is held."""
+
+from dataclasses import replace
+
+from kv_sim.actions import Action, Kind
+from kv_sim.checkers import quiescence
+from kv_sim.config import WorldConfig
+from kv_sim.engine.request import RequestSpec
+from kv_sim.subject import Trait
+from kv_sim.violation import Violation
+from kv_sim.world import World
+
+HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
+CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
+
+
+def comes(name, tokens=9, *, engine=0, reads=True):
+    """A prompt of that name comes to an engine."""
+    spec = RequestSpec(name, 0, tokens, 0, 1, 1, skip_reading_prefix_cache=not reads)
+    return Action(Kind.ADD, {"engine": engine, "spec": spec.to_json()})
+
+
+def held(name, tokens=9):
+    """One is held at the first engine."""
+    return [comes(name, tokens), *[Action(Kind.STEP)] * 3]
+
+
+def bearer(name, tokens=9, *, reads=True):
+    """Who comes to the other engine with its ticket."""
+    return comes(f"{name}-00000001", tokens, engine=1, reads=reads)
+
+
+def found_in(subject, config, *parts):
+    """What is wrong when everything has come to rest after each of these. A function gets the world."""
+    world = World(config, replace(subject, traits=HOLDS))
+    try:
+        for actions in parts:
+            for action in actions:
+                assert action(world) if callable(action) else world.apply(action)
+            quiescence.check(world)
+    except Violation as found:
+        return str(found)
+    finally:
+        world.break_off(None)
+    return None
