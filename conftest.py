@@ -12,6 +12,7 @@ also when what is tested is an installed wheel.
 * `nightly`: for a machine that has nothing else to do.
 """
 
+import gc
 import os
 import sys
 from collections import defaultdict
@@ -53,6 +54,11 @@ def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         is_once = item.get_closest_marker("once") is not None
         if not is_once and seed % FEWER_SEEDS == number % FEWER_CASES == 0:
             yield item
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector pass over the tests themselves, which stay to the end."""
+    gc.freeze()
 
 
 def pytest_sessionstart() -> None:

@@ -335,7 +335,7 @@ MISUSES = [
     ("fuzz --connector later --traits groups", "with several KV cache groups"),
     ("fuzz --extra {}", "--extra is about one connector"),
     ("fuzz --traits ranks", "--traits is about one connector"),
-    ("fuzz --seed x", "a seed is a whole number or 0x…, got 'x'"),
+    ("fuzz --seed x", "--seed: a seed is a whole number or 0x…, got 'x'"),
     ("fuzz --seeds 7", "--seeds: expected A-B, got '7'"),
     ("fuzz --seeds 7-3", "--seeds: 3 comes before 7"),
     ("fuzz --seeds 1-2 --seed 1", "--seeds names every seed already"),
@@ -370,7 +370,7 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
 @pytest.mark.parametrize(
     ("line", "usage", "unknown"),
     [
-        ("fuzz --histores 3", "kv-sim fuzz", "--histores 3"),
+        ("fuzz --histor 3", "kv-sim fuzz", "--histor 3"),
         ("fuzz later", "kv-sim fuzz", "later"),
         (
             "replay mooncake-synthetic --max-running 40 --x --tp-size=2",
@@ -378,6 +378,7 @@ def test_a_misuse_is_explained(kv_sim: Callable[[str], Result], line: str, messa
             "--max-running 40 --x --tp-size=2; of --fidelity engine: --max-running and --tp-size",
         ),
         ("size mooncake-synthetic --goal x", "kv-sim size", "--goal x; of --fidelity engine: --goal"),
+        ("replay mooncake-synthetic --gpu H100", "kv-sim replay", "--gpu H100; of --fidelity engine: --gpu"),
         ("size mooncake-synthetic --fidelity engine --gaol x", "kv-sim size", "--gaol x"),
         ("replay mooncake-synthetic --limit 3", "kv-sim replay", "--limit 3"),
         ("conform later twice", "kv-sim conform", "twice"),

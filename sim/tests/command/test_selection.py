@@ -72,8 +72,8 @@ def test_seeds(seed: str | None, seeds: str | None, histories: int | None, found
         ((None, "1..2", None), "--seeds: expected A-B, got '1..2'"),
         ((None, "1-2-3", None), "--seeds: expected A-B, got '1-2-3'"),
         ((None, "5-3", None), "--seeds: 3 comes before 5"),
-        ((None, "1-x", None), "a seed is a whole number or 0x…, got 'x'"),
-        (("1.5", None, None), "a seed is a whole number or 0x…, got '1.5'"),
+        ((None, "1-x", None), "--seeds: a seed is a whole number or 0x…, got 'x'"),
+        (("1.5", None, None), "--seed: a seed is a whole number or 0x…, got '1.5'"),
     ],
 )
 def test_seeds_that_are_none(args: tuple[Any, ...], message: str) -> None:

@@ -48,7 +48,7 @@ def test_options_become_a_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": "x"}, "a seed is a whole number or 0x…, got 'x'"),
+        ({"seed": "x"}, "--kv-seed: a seed is a whole number or 0x…, got 'x'"),
         ({"histories": 0}, "--kv-histories: more than 0, got 0"),
         ({"histories": -1}, "--kv-histories: more than 0, got -1"),
         ({"save": __file__}, f"--kv-save {__file__}: {__file__} is no folder"),

@@ -28,15 +28,15 @@ HASTY = Subject("Hasty", "broken_connectors", traits=frozenset())
 
 
 def test_what_is_counted_does_not_depend_on_the_processes() -> None:
-    alone = run_campaign(Plan(TWO, histories=8, jobs=1))
-    together = run_campaign(Plan(TWO, histories=8, jobs=2))
-    assert alone.histories == together.histories == {"memory": 8, "later": 8}
+    alone = run_campaign(Plan(TWO, histories=6, jobs=1))
+    together = run_campaign(Plan(TWO, histories=6, jobs=2))
+    assert alone.histories == together.histories == {"memory": 6, "later": 6}
     assert alone.coverage.pairs == together.coverage.pairs
     assert alone.coverage.situations == together.coverage.situations
     assert alone.steps == together.steps
     by_hand = coverage.Coverage()
     for subject in TWO.values():
-        for seed in range(8):
+        for seed in range(6):
             by_hand.add(run_seed(subject, seed).coverage)
     assert alone.coverage.pairs == by_hand.pairs
 
@@ -200,11 +200,10 @@ def test_the_table_knows_every_action_and_state() -> None:
     wanted = expected(SUBJECTS.values())
     assert {action for action, _ in (*wanted.pairs, *wanted.excluded)} == {kind.value for kind in actions.Kind}
     for subject in SUBJECTS.values():
-        for seed in range(2):
-            for action, state in run_seed(subject, seed).coverage.pairs:
-                assert state in STATES, state
-                assert state not in NEVER_BETWEEN_ACTIONS
-                assert (action, state) not in wanted.excluded
+        for action, state in run_seed(subject, 0).coverage.pairs:
+            assert state in STATES, state
+            assert state not in NEVER_BETWEEN_ACTIONS
+            assert (action, state) not in wanted.excluded
     assert all(exclusion.reason for exclusion in EXCLUSIONS)
 
 

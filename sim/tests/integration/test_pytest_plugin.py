@@ -175,7 +175,7 @@ def test_what_is_not_asked_for_is_as_usual(configure: Configure, tmp_path: Path)
         (["--kv-connector=mine:Hasty", "--kv-extra=3"], "expected an object, got 3 (a whole number)"),
         (["--kv-connector=mine:Hasty", "--kv-histories=0"], "--kv-histories: more than 0, got 0"),
         (["--kv-connector=mine:Hasty", f"--kv-save={__file__}"], f"--kv-save {__file__}: {__file__} is no folder"),
-        (["--kv-connector=mine:Hasty", "--kv-seed=x"], "a seed is a whole number"),
+        (["--kv-connector=mine:Hasty", "--kv-seed=x"], "--kv-seed: a seed is a whole number"),
         (["--kv-spec=nowhere"], "unknown offloading spec 'nowhere'; known: "),
         (
             ["--kv-connector=memory", "--kv-spec=a:Spec"],

@@ -140,10 +140,10 @@ def test_all_that_can_happen_happens_at_both() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("subject", "least"), [(P2P_TWO, 45), (FAIR, 15)], ids=["any tickets", "fair"])
+@pytest.mark.parametrize(("subject", "least"), [(P2P_TWO, 20), (FAIR, 7)], ids=["any tickets", "fair"])
 def test_nothing_is_wrong_and_blocks_are_pulled(subject: Subject, least: int) -> None:
-    runs = [run_seed(subject, seed) for seed in range(25)]
-    assert [run.failure for run in runs] == [None] * 25
+    runs = [run_seed(subject, seed) for seed in range(12)]
+    assert [run.failure for run in runs] == [None] * 12
     assert sum(run.coverage.situations["match: asynchronous load"] for run in runs) > least
     assert [run_seed(subject, seed).digest for seed in range(4)] == [run.digest for run in runs[:4]]
 

@@ -125,7 +125,7 @@ def conversations(number: int) -> ListedTrace:
 def test_fused_and_single_steps_and_those_with_contents_agree(host: int, changes: dict[str, Any]) -> None:
     model = replace(toy().model, kv_heads=2, heads=2)
     settings = with_disk(host, staging=8, gpu_blocks=14, model=model, **changes)
-    trace = conversations(30)
+    trace = conversations(24)
     fused, single = answer(trace, settings), answer(trace, settings, Stepping.SINGLE)
     checked = answer(trace, replace(settings, contents=Contents.CHECKED))
     assert comparable(fused) == comparable(single) == comparable(checked)

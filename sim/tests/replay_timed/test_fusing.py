@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as effort
 from kv_sim_timed_traces import (
     PAGE,
     TOY_GPU,
@@ -94,6 +95,7 @@ HELD_UP = toy(
 @example(BESIDE, NOBODY_ELSE)
 @example(ALL_BUT_ONE, NOBODY_ELSE)
 @example(OVERTAKEN, HELD_UP)
+@effort(max_examples=max(10, effort().max_examples // 2))
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)

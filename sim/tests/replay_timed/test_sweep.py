@@ -61,17 +61,16 @@ def test_a_row_is_what_a_replay_of_its_own_says() -> None:
 
 @pytest.mark.once
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, shares = [server(20), server(250)], list[float]()
-    one = sweep_engine(turns(), sizes, jobs=1)
+    trace, sizes, shares = turns(2, 10), [server(20), server(120)], list[float]()
+    one = sweep_engine(trace, sizes, jobs=1)
     monkeypatch.setattr(servers, "WORTH_A_PROCESS", 1)
-    two = sweep_engine(turns(), sizes, progress=shares.append, jobs=2)
+    two = sweep_engine(trace, sizes, progress=shares.append, jobs=2)
     assert two == one and shares == [1 / 3, 2 / 3, 1.0]
     fleet = Fleet(2, Routing.ROUND_ROBIN)
-    several = sweep_engine(turns(), sizes, (), shares.append, fleet, jobs=2)
-    assert several.runs == sweep_engine(turns(), sizes, fleet=fleet).runs != one.runs
+    several = sweep_engine(trace, sizes, (), shares.append, fleet, jobs=2)
+    assert several.runs == sweep_engine(trace, sizes, fleet=fleet).runs != one.runs
     assert several.load is not None and several.load.servers == 2
-    alone = replay_engine(turns(), server(250), jobs=2)
-    assert alone == replay_engine(turns(), server(250))
+    assert replay_engine(trace, server(120), jobs=2) == replay_engine(trace, server(120))
 
 
 @pytest.mark.parametrize("fleet", [None, Fleet()])

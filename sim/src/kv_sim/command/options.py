@@ -37,13 +37,16 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
     Some options depend on what was ``typed``.
     """
     parser = argparse.ArgumentParser(
-        prog="kv-sim", description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed."
+        prog="kv-sim",
+        description="A testbed for KV connectors: a legal and hostile engine, replayed from a seed.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", nargs=0, action=ShowVersions, help="print the versions of these packages")
     added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
-        one: argparse.ArgumentParser = added.add_parser(name, help=text, description=text[0].upper() + text[1:])
+        said = text[0].upper() + text[1:]
+        one: argparse.ArgumentParser = added.add_parser(name, help=text, description=said, allow_abbrev=False)
         one.set_defaults(run=commands[name], refuse=one.error, extra=None, traits=None)
         return one
 

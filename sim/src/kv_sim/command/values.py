@@ -56,12 +56,12 @@ def parse_checkers(names: Sequence[str]) -> frozenset[Invariant]:
     return frozenset(by_name[name.upper()] for name in names)
 
 
-def parse_seed(text: str) -> int:
+def parse_seed(text: str, option: str = "--seed") -> int:
     """A seed: any whole number, also as ``0x…``, so that a commit's hash is one."""
     try:
         return int(text, 0)
     except ValueError:
-        raise ConfigError(f"a seed is a whole number or 0x…, got {text!r}") from None
+        raise ConfigError(f"{option}: a seed is a whole number or 0x…, got {text!r}") from None
 
 
 def check_numbers(options: argparse.Namespace) -> None:
@@ -97,7 +97,7 @@ def choose_seeds(seed: str | None, seeds: str | None, histories: int | None, usu
         found = re.fullmatch(r"(\w+)-(\w+)", seeds)
         if found is None:
             raise ConfigError(f"--seeds: expected A-B, got {seeds!r}")
-        first, last = (parse_seed(text) for text in found.groups())
+        first, last = (parse_seed(text, "--seeds") for text in found.groups())
         if last < first:
             raise ConfigError(f"--seeds: {last} comes before {first}")
         return range(first, last + 1)

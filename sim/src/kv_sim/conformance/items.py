@@ -31,7 +31,7 @@ class Conformance:
     def __init__(self, config: pytest.Config) -> None:
         self.engine = config.getoption("--kv-engine") or BUILTIN_ENGINE
         self.name, self.subject, self.extra = _subject(config, self.engine)
-        self.start = _checked(values.parse_seed, config.getoption("--kv-seed") or "0")
+        self.start = _checked(values.parse_seed, config.getoption("--kv-seed") or "0", "--kv-seed")
         histories = config.getoption("--kv-histories")
         self.histories = scenarios.USUAL_HISTORIES if histories is None else histories
         if self.histories < 1:

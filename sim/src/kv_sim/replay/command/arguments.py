@@ -220,7 +220,7 @@ def _add_sizing(parser: argparse.ArgumentParser) -> None:
 
 def _fidelity(typed: Sequence[str]) -> str | None:
     """What was typed of it, right or wrong; the parser that has all options judges."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--fidelity", nargs="?")
     found: str | None = parser.parse_known_args(typed)[0].fidelity
     return found
