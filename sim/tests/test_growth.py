@@ -16,7 +16,7 @@ from kv_sim.growth.command import growth_of
 from kv_sim.growth.kept import Kept
 from kv_sim.growth.meter import Meter
 from kv_sim.growth.models import MODELS, models_for
-from kv_sim.growth.situations import SITUATIONS, Situation, UnitWork
+from kv_sim.growth.situations import OF_PEERS, SITUATIONS, Situation, UnitWork
 from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
 
@@ -26,7 +26,7 @@ def growth(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """The command, in sizes that take little time; what is too much stays what it is."""
     sizes = {"blocks": (64, 128, 512), "requests": (2, 8, 32)}
     smaller = {name: each._replace(sizes=sizes[each.of]) for name, each in SITUATIONS.items()}
-    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", smaller)
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: smaller)
     monkeypatch.setattr("kv_sim.growth.kept.ROUNDS", (2, 6, 10))
 
     def run(*arguments: str) -> tuple[int, str]:
@@ -182,8 +182,8 @@ def test_what_is_measured_in_a_situation(
     worlds, ends = [], []
 
     class Watched(World):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             worlds.append(self)
 
         def rest(self) -> None:
@@ -194,8 +194,8 @@ def test_what_is_measured_in_a_situation(
             super().end()
             ends.append((self, "end"))
 
-    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", Watched)
-    monkeypatch.setattr("kv_sim.growth.situations.Meter", Counted)
+    monkeypatch.setattr("kv_sim.growth.server.Unguarded", Watched)
+    monkeypatch.setattr("kv_sim.growth.server.Meter", Counted)
     assert SITUATIONS[name].measure(MEMORY, MODELS[model], size) == UnitWork(work, "most")
     (made,) = worlds
     assert ends == [(made, "rest"), (made, "end")], "what must hold at rest is looked at once, and then it ends"
@@ -214,11 +214,11 @@ def test_what_is_measured_in_a_situation(
 def test_all_that_decode_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = []
 
-    def make(config: WorldConfig, subject: Subject) -> World:
+    def make(config: WorldConfig, subject: Subject, **options: Any) -> World:
         configs.append(config)
-        return World(config, subject)
+        return World(config, subject, **options)
 
-    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", make)
+    monkeypatch.setattr("kv_sim.growth.server.Unguarded", make)
     for requests in (3, 70):
         SITUATIONS["requests that decode"].measure(MEMORY, MODELS["full attention"], requests)
     assert [(config.max_running, config.max_step_tokens) for config in configs] == [(3, 64), (70, 70)]
@@ -278,7 +278,7 @@ def test_the_table_is_what_was_measured(
         "a quiet one": Situation("step", "blocks", (1, 8, 64), measure),
         "a loud one": Situation("request", "requests", (4, 5, 8), double),
     }
-    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", made)
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: made)
     monkeypatch.setattr("kv_sim.growth.command.measure_kept", kept)
     assert main(["growth", "memory"]) == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -350,12 +350,25 @@ def test_what_is_wrong_is_not_measured(growth: Callable[..., tuple[int, str]]) -
     assert out.endswith("it is no use to measure what is wrong: kv-sim conform broken_connectors:Stillborn\n")
 
 
+def test_what_is_known_to_be_wrong_may_be_left_out(
+    growth: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"a prompt that was stored": SITUATIONS["a prompt that was stored"]._replace(sizes=(2, 4, 6))}
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: one)
+    wrong = ("kv_sim.zoo.endings:LeavesItsSocketOpen", "--traits", "none")
+    code, out = growth(*wrong)
+    assert code == 1 and out.startswith("FAIL a prompt that was stored, full attention: CONSERVATION")
+    code, out = growth(*wrong, "--without", "CONSERVATION")
+    assert (code, out.splitlines()[-1]) == (0, "nothing grows")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "name a connector, or an offloading medium with --spec"),
         (["latter"], "did you mean 'later'?"),
         (["--spec", "nowhere:Spec"], "nowhere"),
+        (["later", "--without", "CONTENTS"], "--without: unknown checker 'CONTENTS'; known: CONTENT, "),
     ],
 )
 def test_what_cannot_be_run(growth: Callable[..., tuple[int, str]], arguments: list[str], message: str) -> None:
@@ -374,6 +387,11 @@ def test_these_sizes_and_models_are_tried() -> None:
         "requests that decode": (8, 32, 128),
         "a request beside others": (8, 32, 128),
         "a request after others": (8, 32, 128),
+    }
+    assert {name: situation.sizes for name, situation in OF_PEERS.items()} == {
+        "a prompt that is pulled": (64, 256, 1024),
+        "a request beside holds": (8, 32, 128),
+        "a pull after others": (8, 32, 128),
     }
     groups = {Trait.GROUPS}
     assert {name: tuple(model) for name, model in MODELS.items()} == {

@@ -17,7 +17,7 @@ from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.growth import kept
 from kv_sim.growth.kept import Kept, measure_kept, things_of
 from kv_sim.growth.models import MODELS, models_for
-from kv_sim.growth.situations import Server
+from kv_sim.growth.server import Server
 from kv_sim.offload import TimedWorkerSide
 from kv_sim.world import World
 
@@ -143,11 +143,11 @@ def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest
     worlds = []
 
     class Watched(World):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             worlds.append(self)
 
-    monkeypatch.setattr("kv_sim.growth.situations.Unguarded", Watched)
+    monkeypatch.setattr("kv_sim.growth.server.Unguarded", Watched)
     monkeypatch.setattr(kept, "ROUNDS", (1, 2))
     sides = measure_kept(partial(Server, LATER, MODELS["full attention"], "builtin"))
     assert [(one.side, list(one.things)) for one in sides] == [("scheduler", [1, 2]), ("worker", [1, 2])]
@@ -167,7 +167,7 @@ def test_a_round_is_one_that_ends_and_three_that_are_aborted(monkeypatch: pytest
 def test_what_is_kept_of_each_request_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", {})
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: {})
     monkeypatch.setattr(kept, "ROUNDS", (2, 6, 10))
     assert main(["growth", "broken_connectors:Hoarding", "--traits", "none"]) == 1
     *_, hoards, remembers = capsys.readouterr().out.splitlines()

@@ -32,6 +32,8 @@ class WorldState:
 
     guards_media: ClassVar[bool] = True
     """Whether the managers of media are judged by themselves, which takes some work in the connector's calls."""
+    router_class: ClassVar[type[Router]] = Router
+    """What stands between engines that serve each other."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class WorldState:
         self.router: Router | None = None
         if subject.serves_peers:
             is_fair = Trait.TICKETS not in subject.traits
-            self.router = Router(self.engines, is_fair=is_fair, comes_again=not holds)
+            self.router = self.router_class(self.engines, is_fair=is_fair, comes_again=not holds)
 
     def _let_devices_know_each_other(self) -> None:
         """Those of one rank: what moves bytes between engines has to find the other end."""

@@ -26,7 +26,7 @@ from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.models import MODELS
-from kv_sim.growth.situations import Server
+from kv_sim.growth.server import Server
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

@@ -50,7 +50,7 @@ ORDER = {
     "replay-schedule": "file connector extra traits call_timeout serves_peers serves_peers engine log perfetto",
     "conform": "name spec extra traits call_timeout serves_peers serves_peers probe keep_going histories seed "
     "actions engine save",
-    "growth": "name spec extra traits call_timeout engine",
+    "growth": "name spec extra traits call_timeout serves_peers serves_peers without engine",
     "campaign": "minutes histories jobs engine seed actions save",
     "zoo": "names list jobs seed",
     "subjects": "",

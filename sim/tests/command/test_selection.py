@@ -348,7 +348,7 @@ RUN = {"actions": 80, "save": ".", "engine": "builtin"}
             "conform n --spec s --probe --histories 4 --seed 2 --actions 3",
             {**RUN, "name": "n", "spec": "s", "probe": True, "histories": 4, "seed": "2", "actions": 3},
         ),
-        ("growth n --extra {}", {"name": "n", "extra": "{}", "engine": "builtin"}),
+        ("growth n --extra {}", {"name": "n", "extra": "{}", "engine": "builtin", "without": []}),
         ("campaign --jobs 1", {**RUN, "seed": "0", "jobs": 1}),
         (
             "campaign --minutes 1.5 --histories 2 --jobs 3 --seed 7",

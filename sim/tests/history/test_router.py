@@ -283,6 +283,22 @@ def test_what_is_held_goes_next_to_the_other_engine() -> None:
     assert alone.newest_for(alone.engines[0]) is None
 
 
+def test_who_comes_last_has_exactly_the_prompt_that_is_held() -> None:
+    """Also by those of its tokens that nobody else has, and when it is held again."""
+    one, names = between_two("kv_both"), []
+    held = SimRequest(RequestSpec("r5", 0, 5, 2, 1, 1), 4, 40)
+    for engine in one.engines:
+        held.is_held = True
+        one.learn(engine, held, ticket("5"), ())
+        found = one.last_claim()
+        assert found is not None and found[1].prompt == held.spec.prompt
+        assert RequestSpec.from_json(found[1].to_json()) == found[1]
+        held = SimRequest(found[1], 4, 40)
+        names.append((held.request_id, held.spec.own_of))
+    assert names == [("r5-80000001", "r5"), ("r5-80000001-80000002", "r5")]
+    assert "own_of" not in RequestSpec("r5", 0, 5, 2, 1, 1).to_json()
+
+
 def test_who_comes_last_comes_to_the_other_engine() -> None:
     one = between_two("kv_both")
     for number, engine in enumerate(one.engines, 5):

@@ -17,7 +17,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.kept import measure_kept
 from kv_sim.growth.models import MODELS
-from kv_sim.growth.situations import SITUATIONS, Server
+from kv_sim.growth.server import Server
+from kv_sim.growth.situations import SITUATIONS
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
@@ -167,7 +168,7 @@ def test_a_hunt_of_any_connector(capsys, tmp_path):
 def test_whether_its_work_grows(name, code, said, monkeypatch, capsys):
     row = "a prompt's last steps"
     one = {row: SITUATIONS[row]._replace(sizes=(64, 128, 256))}
-    monkeypatch.setattr("kv_sim.growth.command.SITUATIONS", one)
+    monkeypatch.setattr("kv_sim.growth.command.situations_for", lambda subject: one)
     assert kv_sim(["growth", f"kv_vllm_threads:{name}", "--engine", "vllm"]) == code
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{name}: bytecodes in the calls of its scheduler's side"

@@ -68,6 +68,8 @@ def parser_of(commands: Mapping[str, Command], typed: Sequence[str] = ()) -> arg
 
     grows = command("growth", "say whether a connector's work, or what it keeps, grows")
     _add_name(grows)
+    _add_peers(grows)
+    _add_without(grows)
     _add_engine(grows, BUILTIN_ENGINE, f"which engine drives it (default {BUILTIN_ENGINE})")
 
     long = command("campaign", "run all subjects for long, and say what was reached")
@@ -97,9 +99,7 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
     _add_views(parser)
     _add_save(parser)
     parser.add_argument("--digest", action="store_true", help="print a fingerprint of each history")
-    parser.add_argument(
-        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
-    )
+    _add_without(parser)
     _add_engine(parser, BUILTIN_ENGINE, f"which engine drives the connector (default {BUILTIN_ENGINE})")
 
 
@@ -168,6 +168,12 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
 def _add_views(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="store_true", help="print the history (of many: the one that fails)")
     parser.add_argument("--perfetto", metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+
+
+def _add_without(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--without", nargs="+", action="extend", default=[], metavar="CHECKER", help="switch these checkers off"
+    )
 
 
 def _add_save(parser: argparse.ArgumentParser) -> None:

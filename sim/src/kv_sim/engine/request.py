@@ -73,6 +73,8 @@ class RequestSpec:
     skip_reading_prefix_cache: bool = False
     turns: tuple[Turn, ...] | None = None
     """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
+    own_of: str | None = None
+    """Not None: by the tokens that are its own it is this other request, as one that goes on from it elsewhere."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RequestSpec":
@@ -81,15 +83,17 @@ class RequestSpec:
         return cls(**{**values, "turns": None if turns is None else tuple(Turn(**turn) for turn in turns)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a schedule file. Only a session has turns."""
+        """Plain values, for a schedule file. Only a session has turns, and few are by their tokens another one."""
         values = asdict(self)
         turns = values.pop("turns")
+        if self.own_of is None:
+            del values["own_of"]
         return values if turns is None else {**values, "turns": list(turns)}
 
     @cached_property
     def prompt(self) -> tuple[int, ...]:
         """The tokens of the prompt."""
-        name = hash_text(self.request_id)
+        name = hash_text(self.own_of or self.request_id)
         shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
         own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
         return tuple(shared + own)

@@ -7,13 +7,14 @@ import argparse
 from functools import partial
 from typing import Final, NamedTuple
 
-from kv_sim.command import selection
+from kv_sim.command import selection, values
 from kv_sim.command.console import FAILED, FINE, say
 from kv_sim.command.table import aligned
 from kv_sim.engines import find_engine
 from kv_sim.growth.kept import MOST_LEFT, Kept, measure_kept
 from kv_sim.growth.models import models_for
-from kv_sim.growth.situations import SITUATIONS, Server, Situation, UnitWork
+from kv_sim.growth.server import Server
+from kv_sim.growth.situations import Situation, UnitWork, situations_for
 from kv_sim.guard import HistoryEnds
 from kv_sim.violation import Violation
 
@@ -39,18 +40,21 @@ def growth(options: argparse.Namespace) -> int:
     """Run the command."""
     name, extra = selection.choose_name(options)
     find_engine(options.engine)
-    subject = selection.choose_subject(name, extra, options.traits, options.engine)
+    subject = selection.choose_subject(
+        name, extra, options.traits, options.engine, serves_peers=options.serves_peers
+    )
+    silent = values.parse_checkers(options.without)
     rows: list[Row] = []
     sides: list[tuple[str, Kept]] = []
     for model_name, model in models_for(subject).items():
         what = ""
+        make = partial(Server, subject, model, options.engine, silent=silent)
         try:
-            for what, situation in SITUATIONS.items():
-                works = [situation.measure(subject, model, size, options.engine) for size in situation.sizes]
+            for what, situation in situations_for(subject).items():
+                works = [situation.take(make, size) for size in situation.sizes]
                 rows.append(Row(model_name, what, situation, works))
             what = "requests that come and go"
-            kept = measure_kept(partial(Server, subject, model, options.engine))
-            sides += [(model_name, side) for side in kept]
+            sides += [(model_name, side) for side in measure_kept(make)]
         except (Violation, HistoryEnds) as error:
             say(f"FAIL {what}, {model_name}: {error}")
             say(f"it is no use to measure what is wrong: kv-sim conform {name}")

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kv_sim.checkers.conservation import slots_of
-from kv_sim.growth.situations import MakeServer
+from kv_sim.growth.server import MakeServer
 
 Things: TypeAlias = Counter[str]
 """How many there are, by the way to them, which names no keys and places."""
@@ -73,7 +73,8 @@ def measure_kept(make: MakeServer) -> list[Kept]:
 def _kept_after(make: MakeServer, rounds: int) -> dict[str, Things]:
     """In each round a prompt comes that is known by now, and goes in all ways.
 
-    It ends; and it is aborted before its first step, and after one or two whose copies have not ended.
+    It ends; and it is aborted before its first step, and after one or two whose copies have not ended. Where
+    engines serve each other, one is held, too, and pulled.
     """
     server = make(4 * _BLOCKS)
     for _ in range(rounds):
@@ -83,6 +84,9 @@ def _kept_after(make: MakeServer, rounds: int) -> dict[str, Things]:
             if steps is not None:
                 server.abort(after_steps=steps)
             server.run()
+        if server.serves_peers:
+            server.hold(_BLOCKS)
+            server.come()
     things = {side: things_of(half, server.own_modules) for side, half in server.halves.items()}
     server.end()
     return things

@@ -5,29 +5,20 @@ a step, a block or a request.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from kv_sim.actions import Action, Kind
-from kv_sim.config import BUILTIN_ENGINE, WorldConfig
-from kv_sim.engine.request import Status
-from kv_sim.growth.meter import Meter
+from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.growth.models import Model
+from kv_sim.growth.server import STEP_BLOCKS, MakeServer, Server
 from kv_sim.subject import Subject
-from kv_sim.world import World
 
-BLOCK_TOKENS: Final = 4
-STEP_BLOCKS: Final = 16
-"""Blocks of a prompt that a step computes."""
 OUTPUTS: Final = 32
 """Tokens that a request samples where decoding is what counts."""
 WAITS: Final = 24
 """Steps in which a request waits."""
-MOST_STEPS: Final = 500
-"""More than any situation takes until nothing is left to do, or as many as there are blocks for who moves one in
-each."""
 
 
 class UnitWork(NamedTuple):
@@ -35,114 +26,6 @@ class UnitWork(NamedTuple):
 
     work: float
     most: str
-
-
-class Unguarded(World):
-    """A world in which a connector does its own work alone."""
-
-    guards_media = False
-
-
-class Server:
-    """A world with a meter in it."""
-
-    def __init__(self, subject: Subject, model: Model, engine: str, blocks: int, max_running: int = 4) -> None:
-        """It has room for ``blocks`` of each group, on the GPU and beside it."""
-        blocks *= len(model.groups)
-        self._most_steps = max(MOST_STEPS, blocks)
-        self._world = Unguarded(
-            WorldConfig(
-                num_blocks=blocks,
-                block_size=BLOCK_TOKENS,
-                groups=model.groups,
-                hands_over_states=model.hands_over_states,
-                max_running=max_running,
-                max_step_tokens=max(STEP_BLOCKS * BLOCK_TOKENS, max_running),
-                host_slots=blocks,
-                engine=engine,
-            ),
-            subject,
-        )
-        self._meter = Meter(self._world.engine.connectors[-1])
-        self._added = 0
-
-    def add(self, blocks: int, outputs: int = 2, *, conversation: int | None = None) -> None:
-        """A request arrives; of one conversation, its tokens are those of the others."""
-        self._added += 1
-        shared = 0 if conversation is None else blocks * BLOCK_TOKENS
-        spec = {
-            "request_id": f"r{self._added}",
-            "conversation": conversation or 0,
-            "shared_tokens": shared,
-            "own_tokens": blocks * BLOCK_TOKENS - shared + 1,
-            "output_tokens": outputs,
-            "max_tokens": outputs,
-        }
-        self._apply(Kind.ADD, spec=spec)
-
-    def step(self, *, copies: bool = True) -> Counter[str]:
-        """A step, and the end of all copies, if they may; the work of its calls, by method."""
-        self._apply(Kind.STEP)
-        if copies:
-            self._world.apply(Action(Kind.SETTLE))
-        return self._meter.take()
-
-    def steps(self, most: int | None = None, *, copies: bool = True) -> Iterator[Counter[str]]:
-        """Step until nothing is left to do. Who keeps the engine busy for ever is found out at the end."""
-        for _ in range(self._most_steps if most is None else most):
-            if not self._world.engine.has_work:
-                return
-            yield self.step(copies=copies)
-
-    def run(self, most: int | None = None, *, copies: bool = True) -> list[Counter[str]]:
-        """The same, all at once."""
-        return [*self.steps(most, copies=copies)]
-
-    def abort(self, *, after_steps: int) -> None:
-        """The newest request is aborted after some steps whose copies have not ended."""
-        for _ in range(after_steps):
-            self._apply(Kind.STEP)
-        self._apply(Kind.ABORT, request=f"r{self._added}")
-
-    @property
-    def halves(self) -> dict[str, Any]:
-        """The connector's objects, by the side that they are of."""
-        worker, scheduler = self._world.engine.connectors
-        return {"scheduler": scheduler, "worker": worker}
-
-    @property
-    def own_modules(self) -> tuple[str, ...]:
-        """Where the engine's classes are."""
-        return self._world.engine.own_modules
-
-    @property
-    def newest_waits(self) -> bool:
-        """Whether the request that came last has been given nothing yet, blocks or an answer."""
-        request = self._world.engine.scheduler.requests.get(f"r{self._added}")
-        return request is not None and request.status is Status.WAITING
-
-    @property
-    def running(self) -> int:
-        """How many requests run."""
-        requests = self._world.engine.scheduler.requests.values()
-        return sum(request.status is Status.RUNNING for request in requests)
-
-    def forget(self) -> None:
-        """The GPU's blocks hold nothing any more; what the connector stored it still has."""
-        self._apply(Kind.RESET, running=False, connector=False)
-
-    def end(self) -> None:
-        """Let all come to rest, check what must hold then, and end."""
-        self._world.rest()
-        self._world.end()
-
-    def _apply(self, kind: Kind, **args: Any) -> None:
-        is_legal = self._world.apply(Action(kind, args))
-        assert is_legal, f"{kind} with {args} is not legal"
-
-
-MakeServer: TypeAlias = Callable[..., Server]
-"""Of so many blocks; by name, how many requests run at most."""
 
 
 def _per_unit(steps: list[Counter[str]], units: int) -> UnitWork:
@@ -237,6 +120,41 @@ def _after_others(make: MakeServer, requests: int) -> UnitWork:
     return _per_unit(steps, 1)
 
 
+def _pulled(make: MakeServer, blocks: int) -> UnitWork:
+    """A prompt that is held, and pulled by whoever goes on from it."""
+    server = make(2 * blocks + STEP_BLOCKS)
+    steps = _held_and_pulled(server, blocks)
+    server.end()
+    return _per_unit(steps, blocks)
+
+
+def _held_and_pulled(server: Server, blocks: int) -> list[Counter[str]]:
+    """The steps of both, or none if nothing was held."""
+    steps = server.hold(blocks)
+    return [*steps, *server.come()] if server.held else []
+
+
+def _beside_holds(make: MakeServer, requests: int) -> UnitWork:
+    """A step of one request that decodes, while so many that ended are held."""
+    server = make(2 * requests + 32)
+    for _ in range(requests):
+        server.hold(1)
+    server.add(1, outputs=OUTPUTS)
+    steps = [server.step() for _ in range(OUTPUTS - 1)] if server.held else []
+    server.end()
+    return _per_unit(steps[1:], len(steps[1:]))  # in the first one it was admitted
+
+
+def _after_pulls(make: MakeServer, requests: int) -> UnitWork:
+    """One that is held and pulled, after so many others."""
+    server = make(3 * requests + STEP_BLOCKS)
+    for _ in range(requests):
+        _held_and_pulled(server, 2)
+    steps = _held_and_pulled(server, 2)
+    server.end()
+    return _per_unit(steps, 1)
+
+
 class Situation(NamedTuple):
     """One row."""
 
@@ -248,9 +166,9 @@ class Situation(NamedTuple):
     take: Callable[[MakeServer, int], UnitWork]
     """Measures it in one size."""
 
-    def measure(self, subject: Subject, model: Model, size: int, engine: str = BUILTIN_ENGINE) -> UnitWork:
-        """The work of a connector in one size, with one model, in one engine."""
-        return self.take(partial(Server, subject, model, engine), size)
+    def measure(self, subject: Subject, model: Model, size: int) -> UnitWork:
+        """The work of a connector in one size, with one model, in the testbed's own engine."""
+        return self.take(partial(Server, subject, model, BUILTIN_ENGINE), size)
 
 
 _BLOCKS, _REQUESTS = (64, 256, 1024), (8, 32, 128)
@@ -266,3 +184,17 @@ SITUATIONS: Final[Mapping[str, Situation]] = MappingProxyType(
         "a request after others": Situation("request", "requests", _REQUESTS, _after_others),
     }
 )
+
+OF_PEERS: Final[Mapping[str, Situation]] = MappingProxyType(
+    {
+        "a prompt that is pulled": Situation("block", "blocks", _BLOCKS, _pulled),
+        "a request beside holds": Situation("step", "holds", _REQUESTS, _beside_holds),
+        "a pull after others": Situation("pull", "pulls", _REQUESTS, _after_pulls),
+    }
+)
+"""Where engines serve each other. The work of both counts, if there are two."""
+
+
+def situations_for(subject: Subject) -> Mapping[str, Situation]:
+    """Those that a connector can be in."""
+    return {**SITUATIONS, **OF_PEERS} if subject.serves_peers else SITUATIONS

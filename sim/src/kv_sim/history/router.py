@@ -88,12 +88,11 @@ class Router:
         if claimed is not None:
             return {**claimed.ticket, WANTED: False}
         self._arrived += 1
-        wanted = self._arrived % UNWANTED != 0
         found = self._newest(engine, self._key_of(request))
         if found is not None and self._goes_by_name and not _goes_on_from(self._known[found], request.spec):
             found = None
         if found is None:
-            wanted = wanted and (not self._is_fair or self._may_hold(engine, request))
+            wanted = self.is_wanted(engine, request)
             return {WANTED: wanted, **self._name_of_transfer(engine, wanted=wanted)}
         known = self._known[found]
         if self._is_fair or self._arrived % GIVEN_TWICE:
@@ -101,7 +100,13 @@ class Router:
         if not self._comes_again:
             self._left.pop(known.number, None)
         # To vLLM's routers a request is one or the other: it is computed for another engine, or goes on from one.
-        return {**known.ticket, WANTED: wanted and not self._is_fair}
+        return {**known.ticket, WANTED: not self._is_fair and self.is_wanted(engine, request)}
+
+    def is_wanted(self, engine: Engine, request: SimRequest) -> bool:
+        """Whether one that has come is to be held for another engine when it ends."""
+        if self._arrived % UNWANTED == 0:
+            return False
+        return not self._is_fair or self._may_hold(engine, request)
 
     def _name_of_transfer(self, engine: Engine, *, wanted: bool) -> dict[str, Any]:
         """What is told beside a wish, if no ticket will come of it."""
@@ -191,9 +196,14 @@ class Router:
             if known.request.is_held and engine is not None:
                 name = _name_after(known, AT_THE_END) if self._goes_by_name else f"last-{number}"
                 self._claims[name] = known
-                spec = replace(known.request.spec, request_id=name, output_tokens=1, max_tokens=1, turns=None)
-                return engine, spec
+                return engine, _exactly_the_prompt_of(known.request.spec, name)
         return None
+
+
+def _exactly_the_prompt_of(spec: RequestSpec, name: str) -> RequestSpec:
+    """One that comes elsewhere for what is held."""
+    own_of = (spec.own_of or spec.request_id) if spec.own_tokens else None
+    return replace(spec, request_id=name, output_tokens=1, max_tokens=1, turns=None, own_of=own_of)
 
 
 def _name_after(known: Known, more: int = 0) -> str:

@@ -54,7 +54,8 @@ def _describe(kind: Kind, args: dict[str, Any]) -> str:
         if spec.get("skip_reading_prefix_cache"):
             extras.append("skips reading caches")
         prompt = f"{spec['request_id']}: {spec['shared_tokens']} tokens of conversation {spec['conversation']}"
-        own = f" + {spec['own_tokens']} own" if spec["own_tokens"] else ""
+        whose = f"{spec['own_of']}'s" if spec.get("own_of") else "own"
+        own = f" + {spec['own_tokens']} {whose}" if spec["own_tokens"] else ""
         samples = f"samples {spec['output_tokens']} of at most {spec['max_tokens']}"
         if spec.get("turns") is not None:
             turns = [f"{turn['tokens']} more, samples {turn['output_tokens']}" for turn in spec["turns"]]
