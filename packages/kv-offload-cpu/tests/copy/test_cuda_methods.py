@@ -1,6 +1,7 @@
 """What each method of the CUDA engine gives to the device: calls, orders, pieces, and failures."""
 
 import ctypes
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -445,7 +446,8 @@ def test_portions_grow(pages, ranges, sizes):
     numbers = np.arange(pages)
     parts = list(portions(PageCopies(*[numbers] * 4), ranges))
     assert [len(part) for part in parts] == sizes
-    assert np.array_equal(np.concatenate([part.chunks for part in parts]), numbers)
+    columns = [(part.groups, part.blocks, part.chunks, part.offsets) for part in parts]
+    assert all(np.array_equal(np.concatenate(column), numbers) for column in zip(*columns, strict=True))
 
 
 @given(st.data())
@@ -466,11 +468,14 @@ def test_pieces_fit_their_half_whatever_the_job(data):
     [stage], room = method.stages, method._cutter.slots
     machine.engine.submit(1, STORE, copies)
     kernels = [operation[1] for operation in machine.device.streams[method.streams[1]] if operation[0] == "kernel"]
+    used = []
     for launch in kernels:
         slots = columns_of(launch.table, launch.num_rows)[1, launch.rows.start : launch.rows.stop]
         halves = (slots - stage) // method._cutter.half_bytes
         assert len(set(halves.tolist())) == 1
+        used.append(int(halves[0]))
         assert len(set(slots.tolist())) <= room
+    assert all(half == 1 - before for before, half in pairwise(used))
     expected = machine.memory.copy()
     for group, block, chunk, offset in rows:
         one = [np.array([number]) for number in (group, block, chunk, offset)]
