@@ -17,6 +17,7 @@ from kv_offload_cpu.copy.cuda.methods import staged
 from kv_offload_cpu.copy.cuda.methods.batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
 from kv_offload_cpu.copy.cuda.methods.gather import PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Tables, columns_of, group_steps
+from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
@@ -448,6 +449,12 @@ def test_portions_grow(pages, ranges, sizes):
     assert [len(part) for part in parts] == sizes
     columns = [(part.groups, part.blocks, part.chunks, part.offsets) for part in parts]
     assert all(np.array_equal(np.concatenate(column), numbers) for column in zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize(("page_bytes", "apart"), [(1, 16), (8, 16), (9, 32), (16, 32)])
+def test_slots_of_a_buffer_begin_where_wide_words_can(page_bytes, apart):
+    cutter = Cutter(plan_of(TensorPages(4, page_bytes, page_bytes, 1 << 20)), 100)
+    assert (cutter.slots_apart, cutter.slots, cutter.half_bytes) == (apart, 100 // apart, 100 // apart * apart)
 
 
 @given(st.data())
