@@ -142,7 +142,7 @@ def test_extra_config_and_children() -> None:
     config = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra)
     assert config.get_from_extra_config("x", 0) == 1
     assert config.get_from_extra_config("y", 0) == 0
-    assert config.has_connector("B")
+    assert config.has_connector("A") and config.has_connector("B")
     assert config.has_connector("MultiConnector")
     assert not config.has_connector("C")
     other = KVTransferConfig(kv_connector="Other", kv_role="kv_both", kv_connector_extra_config=extra)

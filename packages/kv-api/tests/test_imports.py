@@ -63,6 +63,6 @@ def test_what_is_imported_later_is_listed_before() -> None:
 def test_every_public_name_is_there_also_those_that_are_imported_later() -> None:
     for name in kv_api.__all__:
         assert getattr(kv_api, name) is not None
-    assert set(kv_api.__all__) <= set(dir(kv_api))
+    assert {*kv_api.__all__, "__name__"} <= set(dir(kv_api))
     with pytest.raises(AttributeError, match=r"module 'kv_api' has no attribute 'OffloadingSpek'; did you mean"):
         kv_api.OffloadingSpek  # type: ignore[attr-defined]  # noqa: B018

@@ -1,6 +1,7 @@
 """Engine tensors as pages, without a copy."""
 
 import sys
+from itertools import product
 from types import ModuleType
 
 import numpy as np
@@ -172,10 +173,12 @@ def test_what_lies_in_one_memory(torch, monkeypatch):
     assert lie_in_one(first, second)
     second.untyped_storage = lambda: Storage("another")
     assert not lie_in_one(first, second)
-    assert not lie_in_one(Watched((), ()), Watched((), ()))
+    guarded = Watched((), ())
     array = np.zeros(2)
     assert lie_in_one(array[:1], array[1:])
-    assert not lie_in_one(array, array.view(Marked)) and not lie_in_one(array.view(Marked), array.view(Marked))
+    watched = array.view(Marked)
+    for one, other in (*product((array, watched), (watched,)), *product((first, guarded), (guarded,))):
+        assert not lie_in_one(one, other) and not lie_in_one(other, one)
     assert not lie_in_one(array, first) and not lie_in_one(None, None)
 
 

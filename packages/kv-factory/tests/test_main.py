@@ -70,7 +70,9 @@ def test_with_a_clash(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_json(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     KVConnectorFactory.register_connector("Mine", zoo, "Two")
     assert main(["--json"]) == 0
-    mine, *_, spec, _ = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert printed.startswith('[\n  {\n    "kind"'), "for people, too"
+    mine, *_, spec, _ = json.loads(printed)
     assert mine == {
         "kind": "connector", "name": "Mine", "target": "kvf_zoo:Two", "origin": "registered",
         "importable": True, "error": None,

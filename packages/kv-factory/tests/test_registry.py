@@ -203,8 +203,9 @@ def test_what_stands_for_entry_points_may_be_asked_for_again() -> None:
             registry.refresh()
 
 
+@pytest.mark.parametrize("refreshes", [0, 1])
 @pytest.mark.parametrize("begins_within", [False, True])
-def test_a_search_that_an_isolation_overtakes_is_not_kept(begins_within: bool) -> None:
+def test_a_search_that_an_isolation_overtakes_is_not_kept(begins_within: bool, refreshes: int) -> None:
     """One that begins before it and ends within, and one that begins within and ends after it."""
     overtakes, answers = ExitStack(), [[OLD], [NEW]]
 
@@ -214,6 +215,8 @@ def test_a_search_that_an_isolation_overtakes_is_not_kept(begins_within: bool) -
         return answers.pop(0)
 
     registry = LazyRegistry("thing", "things", (Exception,), {}, search=search)
+    for _ in range(refreshes):
+        registry.refresh()
     if begins_within:
         overtakes.enter_context(registry.isolated())
     assert [registry.names(), registry.names()] == [["old"], ["new"]]

@@ -122,7 +122,9 @@ def outside(folder):
     return {name.removeprefix(package) for name in names if not name.startswith(f"{package}{here}.")}
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_there(monkeypatch):
+    monkeypatch.delitem(vars(kv_offload_cpu), "CopyEngine", raising=False)
+    assert {"CopyEngine", "__name__"} <= {*dir(kv_offload_cpu)}, "listed before it is imported"
     assert all(getattr(kv_offload_cpu, name) is not None for name in kv_offload_cpu.__all__)
     assert set(kv_offload_cpu.__all__) <= set(dir(kv_offload_cpu))
     with pytest.raises(AttributeError, match="has no attribute 'CPUOffloadingWorkers'"):

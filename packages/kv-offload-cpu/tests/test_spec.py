@@ -64,7 +64,9 @@ def test_the_scheduler_and_all_workers_agree_on_the_layout():
     for extra in ({}, {"host_memory": "private"}, {"host_memory": "shared"}):
         for replicated in (False, True):
             specs = [make_spec(rank, 3, replicated=replicated, **extra) for rank in range(3)]
-            assert len({spec.layout for spec in specs}) == 1
+            [layout] = {spec.layout for spec in specs}
+            told = {(spec.num_chunks, spec.kv_bytes_per_chunk, spec.cpu_page_size_per_worker) for spec in specs}
+            assert told == {(layout.num_chunks, layout.row_bytes, layout.slot_bytes)}
             assert {spec.worker_layout().num_chunks for spec in specs} == {specs[0].get_manager()._pool.capacity}
 
 

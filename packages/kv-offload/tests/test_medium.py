@@ -4,7 +4,7 @@ import kv_offload_medium
 import pytest
 from kv_offload_calls import fill, gpu, keys, report, run
 from kv_offload_configs import Blocks, Request, step
-from kv_offload_medium import ScriptedSpec
+from kv_offload_medium import ScriptedSpec, StrictManager
 
 from kv_api import KVConnectorStats, OffloadingCounterMetadata, OffloadingGaugeMetadata
 from kv_offload.metrics import COUNTER, GAUGE
@@ -21,6 +21,17 @@ def test_a_reset_has_its_end_told_once_and_nobody_else(fenced):
     connector.reset_cache()
     report(connector)
     assert manager.resets == ["reset", "flushed"]
+
+
+def test_who_watches_the_manager_takes_its_place(fenced):
+    connector, manager = fenced()
+    assert connector.side.manager is manager
+    connector.side.manager = watcher = StrictManager()
+    a = Request("a", range(4))
+    connector.on_new_request(a)
+    run(connector, a, [1])
+    report(connector, done=[0])
+    assert ({*watcher.resident}, manager.resident) == ({*keys(a, 1)}, {})
 
 
 def test_events_may_be_made_while_they_are_taken(fenced):

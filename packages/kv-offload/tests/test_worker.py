@@ -12,6 +12,7 @@ from kv_offload import (
     OffloadingWorkerSide,
     TransferJob,
 )
+from kv_offload.metadata import DirectionalTransferStats, TransferStats
 from kv_offload.worker.running import RunningJobs
 
 
@@ -379,12 +380,20 @@ def test_the_plans_of_others_are_refused(worker):
 
 
 def test_metadata_joins():
-    one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {4: 1}, {9: 1, 7: 2}, medium_counts={"odd": 1})
-    two = OffloadingWorkerMetadata({1: 1, 3: 1}, {6: 1}, {3: 1}, {9: 1}, medium_counts={"odd": 2, "even": 4})
+    moved = [
+        TransferStats(DirectionalTransferStats(*load), DirectionalTransferStats(*store))
+        for load, store in (
+            ((3, 0.5, [3]), (7, 1.0, [7])),
+            ((10, 2.0, [4, 6]), (20, 4.0, [20])),
+            ((13, 2.5, [3, 4, 6]), (27, 5.0, [7, 20])),
+        )
+    ]
+    one = OffloadingWorkerMetadata({1: 1, 2: 1}, {1: 1}, {4: 1}, {9: 1, 7: 2}, moved[0], {"odd": 1})
+    two = OffloadingWorkerMetadata({1: 1, 3: 1}, {6: 1}, {3: 1}, {9: 1}, moved[1], {"odd": 2, "even": 4})
     with pytest.raises(TypeError, match=r"^worker metadata: expected OffloadingWorkerMetadata, got object$"):
         one.aggregate(object())
     reported = OffloadingWorkerMetadata({8: 1, 1: 1}).aggregate(two).completed_jobs
     assert [*reported] == [1, 3, 8]  # in the order of their beginning, whoever reports first
     assert one.aggregate(two) == OffloadingWorkerMetadata(
-        {1: 2, 2: 1, 3: 1}, {1: 1, 6: 1}, {3: 1, 4: 1}, {7: 2, 9: 2}, medium_counts={"odd": 3, "even": 4}
+        {1: 2, 2: 1, 3: 1}, {1: 1, 6: 1}, {3: 1, 4: 1}, {7: 2, 9: 2}, moved[2], {"odd": 3, "even": 4}
     )

@@ -1,6 +1,7 @@
 """What each method of the CUDA engine gives to the device: calls, orders, pieces, and failures."""
 
 import ctypes
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from kv_offload_cpu.copy.cuda.methods import staged
 from kv_offload_cpu.copy.cuda.methods.batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
 from kv_offload_cpu.copy.cuda.methods.gather import PROGRAMS, OneKernel
 from kv_offload_cpu.copy.cuda.methods.page_table import Tables, columns_of, group_steps
+from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Ranges
@@ -445,7 +447,14 @@ def test_portions_grow(pages, ranges, sizes):
     numbers = np.arange(pages)
     parts = list(portions(PageCopies(*[numbers] * 4), ranges))
     assert [len(part) for part in parts] == sizes
-    assert np.array_equal(np.concatenate([part.chunks for part in parts]), numbers)
+    columns = [(part.groups, part.blocks, part.chunks, part.offsets) for part in parts]
+    assert all(np.array_equal(np.concatenate(column), numbers) for column in zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize(("page_bytes", "apart"), [(1, 16), (8, 16), (9, 32), (16, 32)])
+def test_slots_of_a_buffer_begin_where_wide_words_can(page_bytes, apart):
+    cutter = Cutter(plan_of(TensorPages(4, page_bytes, page_bytes, 1 << 20)), 100)
+    assert (cutter.slots_apart, cutter.slots, cutter.half_bytes) == (apart, 100 // apart, 100 // apart * apart)
 
 
 @given(st.data())
@@ -466,11 +475,14 @@ def test_pieces_fit_their_half_whatever_the_job(data):
     [stage], room = method.stages, method._cutter.slots
     machine.engine.submit(1, STORE, copies)
     kernels = [operation[1] for operation in machine.device.streams[method.streams[1]] if operation[0] == "kernel"]
+    used = []
     for launch in kernels:
         slots = columns_of(launch.table, launch.num_rows)[1, launch.rows.start : launch.rows.stop]
         halves = (slots - stage) // method._cutter.half_bytes
         assert len(set(halves.tolist())) == 1
+        used.append(int(halves[0]))
         assert len(set(slots.tolist())) <= room
+    assert all(half == 1 - before for before, half in pairwise(used))
     expected = machine.memory.copy()
     for group, block, chunk, offset in rows:
         one = [np.array([number]) for number in (group, block, chunk, offset)]

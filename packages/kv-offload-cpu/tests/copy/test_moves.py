@@ -102,13 +102,14 @@ def test_shares_of_equal_pages_are_equal():
     assert share(np.full(4096, 4096), 4, MIB) == [slice(n, n + 1024) for n in range(0, 4096, 1024)]
 
 
-def test_an_error_in_a_helper_is_raised_after_all_have_stopped():
-    def fail_in_the_last(targets, sources, sizes):
-        if targets[-1] == 4095:
+@pytest.mark.parametrize("wrong", [2048, 4095])
+def test_an_error_in_any_helper_is_raised_after_all_have_stopped(wrong):
+    def fail_in_one(targets, sources, sizes):
+        if wrong in targets:
             raise OSError("torn")
 
     with ThreadPoolExecutor(2) as helpers, pytest.raises(OSError, match="torn"):
-        move(*PAGES, Mover(fail_in_the_last, MIB), helpers, 3)
+        move(*PAGES, Mover(fail_in_one, MIB), helpers, 3)
 
 
 def test_no_helper_moves_anything_after_an_error_was_raised(monkeypatch):

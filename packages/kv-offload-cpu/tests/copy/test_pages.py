@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_offload_cpu_layouts import Job, jobs, shapes
+from kv_offload_cpu_layouts import Job, Shape, Tensor, jobs, shapes
 
 from kv_api import CanonicalKVCacheRef, GPULoadStoreSpec, KVError
 from kv_offload_cpu import HostLayout, PageCopies
@@ -125,7 +125,17 @@ def test_stretches_are_joined_as_a_loop_over_the_pages_of_a_run_says(data):
         pages, begins, sizes = SlotStretches(parts, shape.blocks_per_chunk).find(runs, offsets)
         assert np.all(np.diff(pages) >= 0)
         found = zip(runs[pages].tolist(), begins.tolist(), sizes.tolist(), strict=True)
-        assert sorted(found) == sorted(map(tuple, expected))
+        assert [*found] == [*map(tuple, expected)]
+
+
+def test_stretches_of_a_page_stay_in_their_order_in_a_large_job():
+    [parts] = plan_of(Shape(1, 2, (Tensor(4), Tensor(8)), (((0, 4), (1, 8)),))).parts
+    runs = np.repeat(np.arange(100), [1, 2] * 50)
+    offsets = np.array([0, 0, 1] * 50)
+    pages, begins, sizes = SlotStretches(parts, 2).find(runs, offsets)
+    assert runs[pages].tolist() == np.repeat(np.arange(100), [2, 1] * 50).tolist()
+    assert begins.tolist() == [0, 8, 0] * 50
+    assert sizes.tolist() == [4, 8, 24] * 50
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_what_is_there_already_is_restored_where_it_lies(make, keys, policy):
     assert list(manager.prepare_load([*second, *first], context).block_ids) == [2, 4, 0, 5]
     assert [event.keys for event in manager.take_events()] == [first, second]
     output = manager.prepare_store(keys([30, 31]), context)
-    assert sorted(output.store_spec.block_ids) == [1, 3]
+    assert sorted(output.store_spec.chunk_ids) == [1, 3]
     assert manager.prepare_store(keys([32]), context) is None, "all others are pinned"
     manager.complete_load([*second, *first], context)
     manager.complete_store(keys([30, 31]), context)

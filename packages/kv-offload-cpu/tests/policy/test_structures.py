@@ -258,7 +258,7 @@ def test_what_came_late_is_taken_over_in_its_order():
 
 
 def test_what_comes_late_takes_its_place_among_dead_entries():
-    token_of = {1: 10, 5: 20, 2: 25, 3: 30, 4: 15, 6: 5, 7: 12}
+    token_of = {1: 10, 5: 20, 2: 25, 3: 30, 4: 15, 6: 5, 7: 12, 8: 11}
     recency, run, other = RecencyList([None] * CAPACITY), Run(token_of.get), Run()
     recency.use([1, 5, 2, 3], run, 4)
     recency.use([2], other)
@@ -272,6 +272,12 @@ def test_what_comes_late_takes_its_place_among_dead_entries():
     recency.use([6], run, 1)
     recency.check()
     assert list(recency) == [3, 2, 5, 4, 7, 1, 6]
+    recency.renew(run)
+    recency.use([5, 4], other)
+    token_of |= {5: 0, 4: 0}
+    recency.use([8], run, 1)  # the same, with several dead ones
+    recency.check()
+    assert list(recency) == [4, 5, 3, 2, 7, 8, 1, 6]
 
 
 def test_recency_list_sweeps():

@@ -182,7 +182,7 @@ def _offloading_config(
         cache=OffloadingCacheConfig(layout.tokens_per_hash, layout.groups[0].blocks_per_chunk),
         parallel=_parallel(vllm_config),
         replicated_layout=_is_replicated(vllm_config, kv_cache_config),
-        canonical_layout=bool(extra.get("canonical_layout", False)),
+        canonical_layout=bool(extra.get("canonical_layout")),
         kv_cache_layout=getattr(cache, "kv_cache_layout", None),
     )
 

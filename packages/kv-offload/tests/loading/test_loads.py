@@ -126,13 +126,17 @@ class TestLoads:
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (16, True)
 
-    @pytest.mark.parametrize(("wish", "found"), [(11, 8), (3, 0), (0, 0), (-1, 15), ("4", 15), (100, 15)])
-    def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found):
+    @pytest.mark.parametrize(
+        ("wish", "found", "found_after_8"),
+        [(11, 8, 7), (8, 8, 7), (4, 4, 4), (3, 0, 0), (0, 0, 0), (-1, 15, 7), ("4", 15, 7), (100, 15, 7)],
+    )
+    def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found, found_after_8):
         connector, manager = fenced()
         a = Request("a", range(16), params={"max_load_tokens": wish})
         fill(manager, a, 4)
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
+        assert connector.get_num_new_matched_tokens(a, 8) == (found_after_8, found_after_8 > 0)
         ignored = f"expected a whole number of at least 0, got {wish!r}; it is ignored"
         said = [f"kv_transfer_params.max_load_tokens: {ignored}"] if wish in (-1, "4") else []
         assert [record.message for record in caplog.records] == said, "of what isn't there nothing is said"

@@ -50,6 +50,8 @@ def test_there_is_more_where_a_chunk_of_any_group_was_not_offered(sizes_and_curs
         of_group.cursor = cursor
     ends = [(cursor + 1) * size for size, cursor in sizes_and_cursors]
     assert progress.has_more(tokens) is any(end <= tokens for end in ends)
+    progress.pass_over([0] * len(groups), {}, max(ends), 0, 0)
+    assert progress.next_end == min(ends)
 
 
 def test_chunks_that_lost_blocks_are_not_offered_wherever_one_begins_to_look():

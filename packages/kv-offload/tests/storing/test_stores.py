@@ -102,6 +102,17 @@ class TestStores:
         connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
         assert looked
 
+    def test_steps_that_went_by_untold_count(self, fenced):
+        connector, _ = fenced(offload_prompt_only=False)
+        a = Request("a", range(8))
+        connector.on_new_request(a)
+        run(connector, a, [1, 2, 3])
+        connector.side.skip_steps(3)
+        a.tokens += range(8, 12)
+        a.num_computed_tokens = 11
+        meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 1}))
+        assert meta.store_jobs[1].src_spec == gpu(3, index=2)
+
     def test_a_prompt_that_grows_is_looked_at_when_twice_as_much_is_known(self, fenced):
         connector, _ = fenced()
         a = Request("a", range(20), prompt=8)

@@ -109,7 +109,7 @@ class CopyPlan:
 
     def extent(self, copies: PageCopies) -> Extent:
         """How large a job is that was checked."""
-        counts = np.bincount(copies.groups, minlength=len(self.parts)).tolist()
+        counts = np.bincount(copies.groups).tolist()  # of none beyond the last one that has pages
         return Extent(sum(map(mul, counts, self._ranges_a_page)), sum(map(mul, counts, self._bytes_a_page)))
 
     def ranges(self, copies: PageCopies) -> Ranges:

@@ -107,7 +107,7 @@ def source_of(progress: Progress, batch: Batch) -> tuple[list[int], GPULoadStore
     for place, chunks in enumerate(batch):
         of_group = progress.groups[place]
         group = of_group.group
-        if isinstance(chunks, range) and group.is_stored_whole:
+        if isinstance(chunks, range):  # what has a batch of its own is none
             first, stop = chunks.start * group.blocks_per_chunk, chunks.stop
             its = of_group.table[first : stop * group.blocks_per_chunk]
         elif chunks:
