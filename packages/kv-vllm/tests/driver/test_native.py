@@ -4,7 +4,6 @@ import re
 import shlex
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 

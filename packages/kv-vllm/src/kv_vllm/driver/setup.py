@@ -48,7 +48,7 @@ from kv_vllm.vllm_world import (
 
 FOLDER = "{folder}"
 SOCKETS = "VLLM_RPC_BASE_PATH"
-"""Where vLLM says in which folder sockets lie. Connectors name those after the engine, and worlds have the same."""
+"""The folder for sockets, which connectors name after their engine: in worlds those are named alike."""
 
 
 def request_of(twin: Twin) -> Request:
