@@ -67,6 +67,9 @@ VLLM_NEWER = "vllm==0.33.0"
 VLLM_ON_BOTH = ("features.py", "files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py")
 """The long tests that run on both."""
 
+LMCACHE = ["lmcache==0.5.6", "aiofile", "caio"]
+"""It alone declares CUDA's packages; of what it imports here vLLM's CPU build has the rest."""
+
 VLLM_SETUP = str(ROOT / "packages" / "kv-vllm" / "tests" / "support" / "cpu_vllm.py")
 """What has to be done by hand around these two."""
 
@@ -402,7 +405,7 @@ if marked("vllm"):
         install_vllm(session)
         needs = str(session.run("python", VLLM_SETUP, "build-needs", silent=True)).split()
         session.install(*needs, "pip")
-        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"])
+        session.install("--no-deps", *CARRIERS["nixl"], *CARRIERS["mooncake"], *LMCACHE)
         session.env["UCX_MODULES"] = "^ib"  # as in the session carriers: Mooncake's needs libibverbs
         sdists, folder = RUN / "vllm-sdist", RUN / "vllm-tests"
         source = [f"--dest={sdists}", "--no-deps", "--no-binary=vllm", "--no-build-isolation"]

@@ -4,7 +4,6 @@ import re
 import shlex
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -217,14 +216,17 @@ def test_each_worker_knows_its_rank():
 
 def test_worlds_are_deployments_of_their_own():
     from kv_sim.engine.place import Place
-    from kv_vllm.driver.ledger import Ledger
     from kv_vllm.driver.setup import Setup
 
     world, referee = WorldConfig(engine="vllm"), Referee()
-    ledger = SimpleNamespace(spec=Ledger)
+    ledger = Shadow(1, referee)  # whatever lives as long as the engine
     parts = [Setup(world, threaded("ThreadedConnector"), referee, print, ledger, Place()) for _ in range(2)]
     names = [[part._config(rank).model_config.model for rank in range(2)] for part in parts]
     assert names[0][0] == names[0][1] != names[1][0] == names[1][1]
+    one, another = (Path(part.ports["VLLM_RPC_BASE_PATH"]) for part in parts)  # sockets in it have equal names
+    assert one.is_dir()
+    assert another.is_dir()
+    assert one != another
 
 
 def test_a_rank_alone_hears_itself():
@@ -257,10 +259,11 @@ def test_one_of_several_ranks_cannot_talk():
             [0, 1],
         )
         assert (get_dp_group().rank_in_group, get_dp_group().world_size) == (0, 1)
+        talk = group.all_gather  # which may be kept, and never be used
         with pytest.raises(
             ConfigError, match=r"^all_gather of the group 'tp': the 2 ranks of a world share one proc"
         ):
-            group.all_gather(1)
+            talk(1)
         with pytest.raises(AttributeError, match=r"group of ranks 'tp' has no 'cpu_group'$"):
             _ = group.cpu_group
 

@@ -2,11 +2,12 @@
 
 All ranks of a world live in one process, so which of them is at work is told here, around each call. A group says
 who is in it. With one rank, what it says to itself it hears; with several nothing can be said, since the others
-don't run meanwhile: a connector that wants to is told so.
+don't run meanwhile: a connector that tries to is told so.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from vllm.distributed import parallel_state
@@ -38,12 +39,14 @@ class Ranks:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in TALKS:
             raise AttributeError(f"the testbed's group of ranks {self.unique_name!r} has no {name!r}")
-        if self.world_size > 1:
-            raise ConfigError(
-                f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
-                "process, so none can hear another; a connector that needs it can be tried with one rank"
-            )
-        return _to_itself
+        return partial(self._to_nobody, name) if self.world_size > 1 else _to_itself
+
+    def _to_nobody(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Who only keeps what it could talk with, for later, is not told."""
+        raise ConfigError(
+            f"{name} of the group {self.unique_name!r}: the {self.world_size} ranks of a world share one "
+            "process, so none can hear another; a connector that needs it can be tried with one rank"
+        )
 
 
 def _to_itself(*args: Any, **kwargs: Any) -> Any:

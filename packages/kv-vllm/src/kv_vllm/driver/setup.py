@@ -47,6 +47,8 @@ from kv_vllm.vllm_world import (
 )
 
 FOLDER = "{folder}"
+SOCKETS = "VLLM_RPC_BASE_PATH"
+"""The folder for sockets, which connectors name after their engine: in worlds those are named alike."""
 
 
 def request_of(twin: Twin) -> Request:
@@ -110,6 +112,8 @@ class Setup:
         self.ports = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
+        if self._is_vllms:
+            self.ports[SOCKETS] = self._new_folder()
 
     def _transfer_values(self, subject: Subject) -> dict[str, Any]:
         config = subject.transfer_config(self._world, self._engine_id)
@@ -131,10 +135,15 @@ class Setup:
             return [self._filled(item, folder) for item in value]
         if isinstance(value, str) and FOLDER in value:
             if not folder:
-                folder.append(tempfile.mkdtemp(prefix="kv_vllm-"))
-                weakref.finalize(self._ledger, shutil.rmtree, folder[0], ignore_errors=True)
+                folder.append(self._new_folder())
             return value.replace(FOLDER, folder[0])
         return value
+
+    def _new_folder(self) -> str:
+        """One that goes when the engine does."""
+        folder = tempfile.mkdtemp(prefix="kv_vllm-")
+        weakref.finalize(self._ledger, shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def _config(self, rank: int = 0) -> WorldVllmConfig:
         config = vllm_config(self._world, KVTransferConfig(**self._transfer), rank)
