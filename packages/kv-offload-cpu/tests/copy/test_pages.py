@@ -138,6 +138,14 @@ def test_stretches_of_a_page_stay_in_their_order_in_a_large_job():
     assert sizes.tolist() == [4, 8, 24] * 50
 
 
+@pytest.mark.parametrize("offsets", [[0, 1, 0, 1], [0, 1, 0]])
+def test_a_group_whose_layers_other_ranks_have_has_no_stretches(offsets):
+    _, parts = plan_of(Shape(1, 2, (Tensor(4),), (((0, 4),), ()))).parts
+    runs = np.array([0, 0, 1, 1][: len(offsets)])
+    found = SlotStretches(parts, 2).find(runs, np.array(offsets))
+    assert [column.tolist() for column in found] == [[], [], []]
+
+
 @pytest.mark.parametrize(
     ("chunks", "offsets", "runs"),
     [

@@ -1,7 +1,7 @@
 """Which stretches of slots some pages fill: what can be copied in one go between two slots of the same form. Pure.
 
-Nearly every chunk of a job is whole, and all whole chunks of a group have the same stretch. It is worked out once;
-those of the others from their pages.
+Nearly every chunk of a job is whole, and all whole chunks of a group have the same stretch, since a chunk's parts
+follow each other. It is worked out once; those of the others from their pages.
 """
 
 from typing import NamedTuple
@@ -54,10 +54,12 @@ class SlotStretches:
         return Stretches(*(column[order] for column in columns))
 
     def _of_whole(self, firsts: Numbers) -> Stretches:
-        """Those of whole chunks whose first pages these are: one each, since a chunk's parts follow each other."""
-        _, [begin], [size] = self._whole
+        """Those of whole chunks whose first pages these are. None, of a group whose layers other ranks have."""
+        _, begins, sizes = self._whole
+        if not len(sizes):
+            return Stretches(firsts[:0], begins, sizes)
         count = len(firsts)
-        return Stretches(firsts, np.full(count, begin), np.full(count, size))
+        return Stretches(firsts, np.full(count, begins[0]), np.full(count, sizes[0]))
 
     def _joined(self, runs: Numbers, offsets: Numbers) -> Stretches:
         """The stretches of any pages, all of their ranges put in order."""
