@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings, strategies
 
 settings.register_profile("dev", max_examples=50, deadline=None, derandomize=False)
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=False, database=None, print_blob=True)
@@ -57,8 +57,18 @@ def _few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Let Python's collector pass over the tests themselves, which stay to the end."""
+    """Let Python's collector pass over the tests themselves, which stay to the end.
+
+    Before that Hypothesis looks for what it has to seed: old ones don't find what is passed over.
+    """
+    _first()
     gc.freeze()
+
+
+@settings(max_examples=1, database=None)
+@given(strategies.none())
+def _first(nothing: None) -> None:
+    """An example of nothing."""
 
 
 def pytest_sessionstart() -> None:
