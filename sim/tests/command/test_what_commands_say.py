@@ -143,6 +143,23 @@ def test_what_ends_a_command(
     assert run("subjects") == (code, "", said)
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (BrokenPipeError(), 141, ""),
+        (OSError(28, "No space left on device"), 2, "kv-sim: standard output: No space left on device\n"),
+    ],
+)
+def test_what_ends_the_versions(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, error: OSError, code: int, said: str
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("kv_sim.command.console.print", fail, raising=False)
+    assert run("--version") == (code, "", said)
+
+
 def test_ctrl_c_means_the_same_as_before_when_a_campaign_has_ended() -> None:
     def fail_within() -> None:
         with on_interrupt(signal.SIG_IGN):

@@ -57,9 +57,15 @@ ENOUGH_TO_LOAD: Final = 10
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
-    options = parse(COMMANDS, typed)
-    let_connectors_log_nothing()
     print_whatever_there_is()
+    try:
+        options = parse(COMMANDS, typed)
+    except BrokenPipeError:
+        return UNREAD
+    except OSError as error:  # of the versions, which are printed at once
+        print(f"kv-sim: {error.filename}: {error.strerror}", file=sys.stderr)
+        return MISUSED
+    let_connectors_log_nothing()
     try:
         values.check_numbers(options)
         values.check_folder("--save", getattr(options, "save", None))
