@@ -223,7 +223,9 @@ def test_worlds_are_deployments_of_their_own():
     parts = [Setup(world, threaded("ThreadedConnector"), referee, print, ledger, Place()) for _ in range(2)]
     names = [[part._config(rank).model_config.model for rank in range(2)] for part in parts]
     assert names[0][0] == names[0][1] != names[1][0] == names[1][1]
-    one, another = (Path(part.ports["VLLM_RPC_BASE_PATH"]) for part in parts)  # sockets in it have equal names
+    one, another = (
+        Path(part.environment["VLLM_RPC_BASE_PATH"]) for part in parts
+    )  # sockets in it have equal names
     assert one.is_dir()
     assert another.is_dir()
     assert one != another

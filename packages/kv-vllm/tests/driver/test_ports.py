@@ -4,7 +4,7 @@ import os
 import socket
 
 from kv_vllm.driver import ports
-from kv_vllm.driver.ports import free_ports, listening_on
+from kv_vllm.driver.ports import free_ports, process_with
 
 
 def test_engines_of_a_process_have_none_in_common():
@@ -25,7 +25,7 @@ def test_they_stand_in_the_environment_for_a_while(monkeypatch):
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")
     monkeypatch.delenv("VLLM_P2P_SIDE_CHANNEL_PORT", raising=False)
     given = free_ports()
-    with listening_on(given):
+    with process_with(given):
         assert {name: os.environ[name] for name in given} == given
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7"
     assert "VLLM_P2P_SIDE_CHANNEL_PORT" not in os.environ

@@ -109,7 +109,7 @@ class VllmEngine(Engine):
         self.workers = [setup.worker(device) for device in devices]  # type: ignore[misc]
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
-        self._bootstrap = f"http://localhost:{setup.ports['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
+        self._bootstrap = f"http://localhost:{setup.environment['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
         self.crossing = Crossing(config.world_size, referee)
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
         self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())

@@ -40,10 +40,10 @@ def free_ports() -> dict[str, str]:
 
 
 @contextmanager
-def listening_on(ports: dict[str, str]) -> Iterator[None]:
-    """Be the process of an engine with these ports."""
-    before = {name: os.environ.get(name) for name in ports}
-    os.environ.update(ports)
+def process_with(environment: dict[str, str]) -> Iterator[None]:
+    """Be the process of an engine that finds this in its environment."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         yield
     finally:

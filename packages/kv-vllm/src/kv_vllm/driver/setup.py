@@ -32,7 +32,7 @@ from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.device import TensorDevice
 from kv_vllm.driver.layers import attention_layers
 from kv_vllm.driver.ledger import Ledger, Twin
-from kv_vllm.driver.ports import free_ports, listening_on
+from kv_vllm.driver.ports import free_ports, process_with
 from kv_vllm.driver.ranks import at_work
 from kv_vllm.driver.streams import stand_in_for_streams
 from kv_vllm.driver.tensors import device_tensor, state_tensor
@@ -109,11 +109,11 @@ class Setup:
         self._ledger = ledger
         self._model = f"kv-sim/{place.deployment}"
         self._engine_id = place.engine_id
-        self.ports = free_ports()
+        self.environment = free_ports()
         self._transfer = self._transfer_values(subject)
         self._is_vllms = is_vllms(subject.kv_connector, subject.module_path)
         if self._is_vllms:
-            self.ports[SOCKETS] = self._new_folder()
+            self.environment[SOCKETS] = self._new_folder()
 
     def _transfer_values(self, subject: Subject) -> dict[str, Any]:
         config = subject.transfer_config(self._world, self._engine_id)
@@ -166,7 +166,7 @@ class Setup:
         if not self._is_vllms:
             made: Any = create(config, KVConnectorRole[role], cache_config, self._referee)
         else:
-            with listening_on(self.ports), crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
+            with process_with(self.environment), crashes(self._referee, f"{role.lower()} side", raises=NotCreated):
                 made = VllmFactory.create_connector(config, VllmRole[role], cache_config)
         self.connectors.append(made)
         return made
@@ -185,7 +185,7 @@ class Setup:
             for layer in range(self._world.layers)
         }
         kind = VllmWorkerV2 if self._world.runner == 2 else VllmWorker
-        with listening_on(self.ports):
+        with process_with(self.environment):
             return kind(
                 self._world, device, lambda told: self._driven(guard, told, "DrivenConnector", device.rank), caches
             )
