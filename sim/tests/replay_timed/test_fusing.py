@@ -95,7 +95,7 @@ HELD_UP = toy(
 @example(BESIDE, NOBODY_ELSE)
 @example(ALL_BUT_ONE, NOBODY_ELSE)
 @example(OVERTAKEN, HELD_UP)
-@effort(max_examples=max(10, effort().max_examples // 2))
+@effort(max_examples=max(10, effort().max_examples // 3))
 @given(traces(), servers())
 def test_fused_and_single_steps_agree(trace: ListedTrace, settings: EngineSettings) -> None:
     fused = answer(trace, settings)
