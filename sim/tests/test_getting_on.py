@@ -6,7 +6,8 @@ import pytest
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, Status, Turn
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.rest import come_to_rest
 from kv_sim.violation import Violation

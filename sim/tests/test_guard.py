@@ -18,7 +18,8 @@ from kv_sim import violation as testbed
 from kv_sim.checkers.served import Served
 from kv_sim.checkers.work import MOST_RETRIES
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create

@@ -12,7 +12,8 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.command.cli import main
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.growth import kept
 from kv_sim.growth.kept import Kept, measure_kept, things_of

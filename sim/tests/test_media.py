@@ -12,7 +12,7 @@ from kv_offload_cpu.copy.engine import CopyResult, PageCopies, Urgency
 from kv_offload_file.label import Label
 from kv_offload_file.slot_file import DamagedError
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow

@@ -13,7 +13,8 @@ from kv_sim.command import selection
 from kv_sim.config import WorldConfig
 from kv_sim.conformance import scenarios
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, Status
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import ENGINES
 from kv_sim.examples.catalogue import LATER, MEMORY
 from kv_sim.subject import Subject, Trait

@@ -15,7 +15,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.command.console import say_interrupted
 from kv_sim.command.subjects import subject_lines
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.failures.report import action_lines, fail_line, file_stem, replay_line, shrunk_lines
 from kv_sim.failures.schedule_file import read_schedule

@@ -12,7 +12,7 @@ from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import Failure, config_for, replay, run_seed
 from kv_sim.guard import HistoryEnds

@@ -17,7 +17,7 @@ from kv_sim.checkers.tickets import ENDS, Tickets, tables_told
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.place import places
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import find_engine
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.coverage import Coverage

@@ -9,7 +9,8 @@ from kv_sim_notes import Notes
 
 from kv_api import KVConnectorTransferResults
 from kv_sim.checkers import protocol, work
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 
 LOCAL = 4
 """Tokens of nine that the GPU has."""

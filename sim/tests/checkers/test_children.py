@@ -11,7 +11,7 @@ from kv_api import CacheHitSource
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.children import Children
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS, several
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation

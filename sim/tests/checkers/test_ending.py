@@ -15,7 +15,7 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import ending
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.growth.models import MODELS

@@ -21,7 +21,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import accounting
 from kv_sim.checkers.accounting import Counted, Mirror
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import OFFLOAD, SUBJECTS
 from kv_sim.fuzz import replay
 from kv_sim.memory.copies import Copy, State

@@ -7,7 +7,7 @@ import pytest
 from kv_api import Direction, KVConnectorTransferResults
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY
 from kv_sim.rest import come_to_rest
 from kv_sim.subject import Subject

@@ -18,7 +18,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import ending, left_open
 from kv_sim.checkers.left_open import Holdings
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.memory import MemoryScheduler, MemoryWorker
 from kv_sim.fuzz import replay
 from kv_sim.subject import Subject

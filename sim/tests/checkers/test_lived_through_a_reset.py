@@ -9,7 +9,8 @@ from kv_sim_notes import Notes
 from kv_api import CacheHitSource, KVConnectorOutput
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.violation import Referee, Violation
 
 TICKET = {"do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "r1.1"}

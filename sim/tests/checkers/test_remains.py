@@ -13,7 +13,8 @@ from kv_offload_cpu import CPUOffloadingManager, CPUOffloadingWorker
 from kv_sim.checkers import conservation, geometry
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.memory.copies import Copy, State
 from kv_sim.memory.shadow import Shadow

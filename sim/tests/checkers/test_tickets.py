@@ -10,7 +10,8 @@ from kv_api import KVConnectorTransferResults
 from kv_p2p.pulling.worker import P2PWorkerSide
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.violation import Invariant, Referee, Violation

@@ -11,7 +11,8 @@ from kv_sim_notes import Notes
 
 from kv_sim.checkers.served import Served
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.memory.copies import State
 from kv_sim.subject import Subject, Trait
 

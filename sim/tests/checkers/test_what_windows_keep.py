@@ -7,7 +7,7 @@ import pytest
 from kv_sim_made_up_engine import CONFIG, KEEPS, Engine, asked, copies, judge, request
 
 from kv_sim.config import STATE, GroupConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.copies import State
 from kv_sim.subject import Trait
 

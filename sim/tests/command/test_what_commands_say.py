@@ -19,7 +19,7 @@ from kv_sim.command.console import let_connectors_log_nothing, note, say
 from kv_sim.command.interrupts import Told, on_interrupt
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER
 from kv_sim.failures.schedule_file import Schedule, write_schedule
 from kv_sim.subject import Trait

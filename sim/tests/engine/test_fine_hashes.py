@@ -14,7 +14,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.command.selection import unclaimed
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, offloading
 from kv_sim.failures.schedule_file import Schedule
 from kv_sim.fuzz import config_for, run_seed

@@ -9,7 +9,8 @@ from kv_sim_steps import Steps
 
 from kv_sim.config import STATE, GroupConfig
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import Turn
 from kv_sim.violation import Invariant, Violation
 
 

@@ -13,7 +13,8 @@ from kv_sim.engine.blocks import Tables
 from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.plan import StepPlan
 from kv_sim.engine.pool import BlockPool
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant

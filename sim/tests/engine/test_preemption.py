@@ -6,7 +6,8 @@ import pytest
 from kv_sim_steps import Steps
 
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, Status
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.world import World
 

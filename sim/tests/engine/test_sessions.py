@@ -8,7 +8,8 @@ from kv_sim_steps import Steps
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.watching.describe import describe, describe_state

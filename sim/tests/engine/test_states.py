@@ -10,7 +10,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.blocks import KVCacheManager
 from kv_sim.engine.pool import BlockPool
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, OFFLOAD
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.subject import Trait

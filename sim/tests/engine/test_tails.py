@@ -13,7 +13,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.output import BlockCopy
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.memory.settled import Offer, Settled, offers

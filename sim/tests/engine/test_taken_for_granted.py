@@ -16,7 +16,7 @@ from kv_sim.checkers.protocol import check_params, check_step, step_as_it_is
 from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.output import BlockCopy, BlockState, CachedRequestData, NewRequestData, SchedulerOutput
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, PATIENT, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.rest import come_to_rest

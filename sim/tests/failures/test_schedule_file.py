@@ -12,7 +12,7 @@ from kv_sim_seeds import seeds
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.schedule_file import (
     ARGUMENTS,

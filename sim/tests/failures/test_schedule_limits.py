@@ -9,7 +9,7 @@ import pytest
 from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import AHEAD, RequestSpec, Turn, most_tokens
+from kv_sim.engine.request_spec import AHEAD, RequestSpec, Turn, most_tokens
 from kv_sim.examples.catalogue import LATER, SUBJECTS
 from kv_sim.failures.limits import MOST_OF_A_WORLD, MOST_TOKENS
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule

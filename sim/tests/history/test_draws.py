@@ -12,7 +12,8 @@ import pytest
 
 from kv_api import AttentionKind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER
 from kv_sim.fuzz import config_for

@@ -11,7 +11,8 @@ from kv_p2p import P2PSchedulerSide
 from kv_sim.config import Role, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import P2P, P2P_TWO
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.router import KNOWN_TICKETS, Router

@@ -13,7 +13,7 @@ from kv_sim_weighed import Asked
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, P2P
 from kv_sim.history.arrivals import Arrivals
 from kv_sim.history.choices import legal_choices, pick

@@ -14,7 +14,7 @@ from kv_sim_weighed import Weighed
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
 from kv_sim.fuzz import config_for
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick

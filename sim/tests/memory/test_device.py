@@ -10,7 +10,8 @@ import pytest
 
 from kv_api import Direction
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import (
     POISON,
     ZERO,

@@ -6,7 +6,8 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P_TWO
 from kv_sim.history.coverage import PULLED
 from kv_sim.subject import Trait

@@ -15,7 +15,7 @@ from kv_sim.actions import Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals

@@ -13,7 +13,7 @@ from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.actions import Action, Kind
 from kv_sim.config import BLOCKS_MORE, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.failures.schedule_file import Schedule, ScheduleError, parse_schedule, to_text
 from kv_sim.failures.shrink import _at_engine_of, shrink

@@ -10,7 +10,7 @@ from kv_p2p import P2PWorkerSide
 from kv_p2p.pulling.metadata import P2PMetadata
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

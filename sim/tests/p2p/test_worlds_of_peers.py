@@ -10,7 +10,8 @@ from kv_sim_weighed import Weighed
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers.tickets import Tickets
 from kv_sim.config import NULL, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, P2P, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import Arrivals

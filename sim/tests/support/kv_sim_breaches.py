@@ -12,7 +12,8 @@ from kv_api import (
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import protocol
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.guard import Guard
 from kv_sim.memory.copies import Copy, CopyEngine

@@ -12,7 +12,8 @@ from kv_api import Direction
 from kv_sim.checkers.hits import check_kept
 from kv_sim.checkers.served import Served
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.copies import Copy, State
 from kv_sim.subject import Subject, Trait
 

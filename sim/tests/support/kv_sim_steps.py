@@ -7,7 +7,8 @@ from kv_api import KVConnectorOutput
 from kv_sim.config import WorldConfig
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import Scheduler
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Referee

@@ -9,7 +9,7 @@ from kv_sim import violation
 from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.violation import Violation

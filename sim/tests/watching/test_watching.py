@@ -9,7 +9,8 @@ import pytest
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.device import Device

@@ -13,7 +13,8 @@ import pytest
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, Status, Turn
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject

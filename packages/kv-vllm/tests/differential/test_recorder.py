@@ -10,7 +10,8 @@ import pytest
 
 from kv_api import Direction
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, Turn
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds

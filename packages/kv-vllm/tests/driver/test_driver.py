@@ -15,7 +15,8 @@ from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, Status, Turn
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.guard import HistoryEnds

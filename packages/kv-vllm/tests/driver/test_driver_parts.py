@@ -8,7 +8,8 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.checkers.accounting import Mirror
 from kv_sim.checkers.served import Served
-from kv_sim.engine.request import RequestSpec, Status, Turn
+from kv_sim.engine.request import Status
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation

@@ -8,7 +8,7 @@ pytest.importorskip("kv_sim")
 
 from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant

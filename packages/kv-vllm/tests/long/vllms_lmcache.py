@@ -16,7 +16,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation

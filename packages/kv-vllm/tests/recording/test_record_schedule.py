@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kv_api import ConfigError
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.failures.schedule_file import read_schedule
 from kv_vllm.recording.schedule import (
     Conversations,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World

@@ -10,8 +10,9 @@
 ``worker``                   calls the connector's hooks on a rank, and gives its ``rank_device`` the work
 ``crossing``                 what both sides send each other, where that goes to another process
 ``outcome``                  what comes of a step: tokens, ends, failed loads, finished transfers
-``request``                  one request; ``settings``: what a connector is told about the engine, ``own_folder``
-                             where that is a folder of its own; ``place``: which of a world's engines one is
+``request_spec``             what makes a request; ``request``: it, as the engine and a connector see it
+``settings``                 what a connector is told about the engine; ``own_folder``: where that is a folder of
+                             its own; ``place``: which of a world's engines one is
 ============================ ==============================================================================
 
 The device itself is in ``kv_sim.memory``. Who judges what the engine and a connector do is in ``kv_sim.checkers``.

@@ -30,7 +30,8 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.own_folder import with_own_folder
 from kv_sim.engine.place import Place
 from kv_sim.engine.rank_device import RankDevice
-from kv_sim.engine.request import RequestSpec, SimRequest, Status, most_tokens
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, most_tokens
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker

@@ -15,7 +15,7 @@ from typing import Any, Final, get_type_hints
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import MOST_ENGINES, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.failures import limits
 from kv_sim.fuzz import Failure
 from kv_sim.strict import Bad, check_keys, check_type, nearest, read_names, read_object, word

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kv_sim.actions import Action, Kind
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import Failure, replay
 from kv_sim.violation import Invariant
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 
 CONVERSATIONS = 5
 MOST_BLOCKS = 12

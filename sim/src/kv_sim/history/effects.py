@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from kv_sim.actions import Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.coverage import Coverage
 from kv_sim.memory.copies import Copy, State
 from kv_sim.memory.device import Device

@@ -27,7 +27,8 @@ from typing import Any, Final
 
 from kv_sim.config import NULL
 from kv_sim.engine.engine import Engine
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.history.arrivals import MOST_BLOCKS
 from kv_sim.subject import TICKET, WANTED
 

@@ -16,7 +16,8 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import Step
 from kv_sim.engine.place import Place
-from kv_sim.engine.request import RequestSpec, SimRequest, Status
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import HistoryEnds, LogCall
 from kv_sim.subject import Subject, Trait

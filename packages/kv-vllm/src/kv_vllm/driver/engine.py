@@ -28,7 +28,8 @@ from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.place import Place
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import LogCall
 from kv_sim.memory.kernels import Attention

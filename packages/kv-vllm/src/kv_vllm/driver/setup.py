@@ -22,7 +22,7 @@ from kv_api import ConfigError, KVConnectorRole, SupportsHMA
 from kv_sim.checkers.served import Served
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.place import Place
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import Guard, LogCall, NotCreated, create
 from kv_sim.subject import Subject
 from kv_sim.violation import Referee

@@ -14,7 +14,8 @@ from typing import overload
 
 import numpy as np
 
-from kv_sim.engine.request import RequestSpec, SimRequest
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.memory.content import Words, mix
 from kv_sim.replay.timed.timing import SECOND
 from kv_sim.replay.trace import TraceRequest

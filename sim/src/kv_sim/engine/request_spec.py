@@ -1,0 +1,91 @@
+"""``RequestSpec``: what makes a request, small enough for a schedule file, and its prompt.
+
+A *session* is a request that stops more than once: it pauses, and goes on with a longer prompt, its next *turn*.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from kv_sim.memory.content import hash_text, mix
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a session gets when it has stopped; requests of one conversation get the same tokens."""
+
+    tokens: int
+    output_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """All that makes a request, small enough for a bug report."""
+
+    request_id: str
+    conversation: int
+    """Requests of one conversation share its tokens, as far as both go."""
+    shared_tokens: int
+    own_tokens: int
+    """Tokens of the prompt after those of the conversation; nobody else has them."""
+    output_tokens: int
+    """How many tokens it samples before it stops."""
+    max_tokens: int
+    """How many the engine thinks it may sample."""
+    salt: str | None = None
+    adapter: str | None = None
+    skip_reading_prefix_cache: bool = False
+    turns: tuple[Turn, ...] | None = None
+    """Not None: it is a session, with these turns after the first. When there are no more, it is told to end."""
+    own_of: str | None = None
+    """Not None: by the tokens that are its own it is this other request, as one that goes on from it elsewhere."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RequestSpec":
+        """The inverse of ``to_json``."""
+        turns = values.get("turns")
+        return cls(**{**values, "turns": None if turns is None else tuple(Turn(**turn) for turn in turns)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a schedule file. Only a session has turns, and few are by their tokens another one."""
+        values = asdict(self)
+        turns = values.pop("turns")
+        if self.own_of is None:
+            del values["own_of"]
+        return values if turns is None else {**values, "turns": list(turns)}
+
+    @cached_property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        name = hash_text(self.own_of or self.request_id)
+        shared = [mix(self.conversation << 32 | position) % 997 for position in range(self.shared_tokens)]
+        own = [1000 + mix(name ^ position) % 997 for position in range(self.own_tokens)]
+        return tuple(shared + own)
+
+    @property
+    def total_tokens(self) -> int:
+        """How many tokens it comes to. The last one that a turn samples is dropped where another follows."""
+        first = self.shared_tokens + self.own_tokens + self.output_tokens
+        return first + sum(turn.tokens + turn.output_tokens - 1 for turn in self.turns or ())
+
+    def asked_in(self, turn: int) -> "RequestSpec | Turn":
+        """What says how much it samples in a turn."""
+        return self.turns[turn - 1] if self.turns and turn else self
+
+    def said_in(self, turn: int) -> tuple[int, ...]:
+        """The tokens that a turn after the first brings."""
+        assert self.turns is not None, f"{self.request_id} is no session"
+        count, root = self.turns[turn - 1].tokens, self.conversation << 32 | turn << 24
+        return tuple(2000 + mix(root | position) % 997 for position in range(count))
+
+
+AHEAD: Final = 1 << 13
+"""More tokens than steps under way, with drafts, go beyond the last one of a request."""
+
+
+def most_tokens(spec: RequestSpec, max_model_len: int) -> int:
+    """How many tokens a request can come to: each of them is written down when it arrives."""
+    told = spec.shared_tokens + spec.own_tokens + spec.output_tokens
+    later = sum(turn.tokens + turn.output_tokens for turn in spec.turns or ())
+    return min(max_model_len, told + later + AHEAD)
