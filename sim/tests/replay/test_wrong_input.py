@@ -1,14 +1,9 @@
-"""What can't be read or meant is refused: exit code 2, one line that says what and where, no traceback."""
+"""Records that can't be read are refused: exit code 2, one line that says what and where, no traceback."""
 
-import gzip
 import json
-import lzma
-import os
-import socket
 
 import pytest
-import zstandard
-from kv_sim_slow_replay import same
+from kv_sim_refusals import GOOD, line, refused
 
 from kv_sim.command.cli import main
 from kv_sim.replay import open_trace
@@ -33,12 +28,6 @@ NEAR = (
     "bench, litellm; --columns says which is what in another one; if it is only this record: --format with "
     "--on-error skip"
 )
-
-GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
-
-
-def line(**fields):
-    return json.dumps({**json.loads(GOOD), **fields}) + "\n"
 
 
 def session(block_size, *requests):
@@ -283,35 +272,12 @@ FILES = {
 }
 
 
-def refused(capsys, *command):
-    """The message of a command that is refused."""
-    assert main([*map(str, command)]) == 2
-    out, err = capsys.readouterr()
-    assert not out and "Traceback" not in err
-    [text] = err.splitlines()
-    return text.removeprefix(f"kv-sim {command[0]}: ")
-
-
 @pytest.mark.parametrize("what", list(FILES))
 def test_a_file(tmp_path, capsys, what):
     text, message = FILES[what]
     file = tmp_path / "trace"
     file.write_text(text)
     assert refused(capsys, "replay", file) == message.format(file=file, more="(--on-error skip goes on)")
-
-
-@pytest.mark.parametrize("cut", [20, 60, 100])
-def test_a_truncated_archive(tmp_path, capsys, cut):
-    file = tmp_path / "trace.jsonl.xz"
-    file.write_bytes(lzma.compress((GOOD + "\n").encode() * 999)[:cut])
-    assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line ")
-
-
-def test_a_damaged_gzip(tmp_path, capsys):
-    file = tmp_path / "trace.jsonl.gz"
-    good = gzip.compress((GOOD + "\n").encode() * 999)
-    file.write_bytes(good[:12] + b"\xff" * 20 + good[32:])
-    assert refused(capsys, "size", file).startswith(f"{file}: truncated or damaged after line 0: Error -3 ")
 
 
 def test_nothing_but_malformed_records(tmp_path, capsys):
@@ -387,232 +353,9 @@ def test_junk(tmp_path, capsys):
     assert refused(capsys, "replay", file) == f"{file}:1: this is not text in UTF-8"
 
 
-def test_zstd_without_the_package(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    file = tmp_path / "trace.zst"
-    file.write_bytes(b"\x28\xb5\x2f\xfd and so on")
-    assert refused(capsys, "replay", file) == (
-        f"{file}: packed with zstd, which needs the package zstandard: pip install 'kv-sim[zstd]', or unpack it"
-    )
-
-
-@pytest.fixture
-def packed():
-    """A few thousand requests, and how to pack them."""
-    text = "".join(line(timestamp=1000 * n, hash_ids=[n * n]) for n in range(3000)).encode()
-    return text, lambda data: zstandard.ZstdCompressor().compress(data)
-
-
-def test_zstd_is_read_to_the_end_of_its_last_frame(tmp_path, packed):
-    text, pack = packed
-    plain, one, two = tmp_path / "trace.jsonl", tmp_path / "one.jsonl.zst", tmp_path / "two.jsonl.zst"
-    plain.write_bytes(text)
-    one.write_bytes(pack(text))
-    two.write_bytes(pack(text[:5000]) + pack(b"") + pack(text[5000:]))
-    expected = open_trace(plain)
-    for file in (one, two):
-        assert same(open_trace(file), expected)
-
-
-@pytest.mark.parametrize("cut", [5, 100, 9000, -1])
-def test_zstd_that_is_cut_off(tmp_path, capsys, packed, cut):
-    text, pack = packed
-    file = tmp_path / "trace.jsonl.zst"
-    file.write_bytes(pack(text)[:cut])
-    said = refused(capsys, "replay", file)
-    assert said.startswith(f"{file}: truncated or damaged after line ")
-    assert said.endswith(": the last frame doesn't end")
-
-
-def test_zstd_that_is_damaged(tmp_path, capsys, packed):
-    text, pack = packed
-    good = pack(text)
-    file = tmp_path / "trace.jsonl.zst"
-    file.write_bytes(good[:6] + b"\xff" * 40 + good[46:])
-    assert refused(capsys, "replay", file).startswith(f"{file}: truncated or damaged after line 0: zstd")
-
-
-def test_a_place_without_a_trace(tmp_path, capsys):
-    assert refused(capsys, "replay", tmp_path / "none.jsonl") == (
-        f"{tmp_path}/none.jsonl: there is no such file; traces that ship with kv-sim: "
-        "mooncake-conversation, mooncake-synthetic"
-    )
-    assert refused(capsys, "replay", tmp_path) == (
-        f"{tmp_path}: there is no trace in this folder "
-        "(.json .jsonl .ndjson .csv .tsv .txt .log, also with .xz .gz .bz2 .zst)"
-    )
-    (tmp_path / "inner").mkdir()
-    for name in ("b.parquet", "inner/a.jsonl.lz4"):
-        (tmp_path / name).touch()
-    told = refused(capsys, "replay", tmp_path)
-    assert told.endswith(".zst); other files: 2 (b.parquet, inner/a.jsonl.lz4)")
-
-
-@pytest.mark.parametrize("command", [("replay",), ("replay", "--stream", "--capacity", "5blocks"), ("size",)])
-def test_what_can_not_be_opened_twice(tmp_path, capsys, monkeypatch, command):
-    """It would be found empty, after its first bytes were looked at."""
-    twice = "a trace is a file, since it is opened more than once: save it first"
-    name, *options = command
-    assert refused(capsys, name, "-", *options) == f"-: {twice}"
-    assert refused(capsys, name, "/dev/null", *options) == f"/dev/null: this is a device, and {twice}"
-    reading, writing = os.pipe()
-    os.write(writing, GOOD.encode())
-    os.close(writing)
-    try:
-        for place in (f"/dev/fd/{reading}", f"/proc/self/fd/{reading}"):
-            assert refused(capsys, name, place, *options) == f"{place}: this is a pipe, and {twice}"
-    finally:
-        os.close(reading)
-    monkeypatch.chdir(tmp_path)  # a socket's whole name may be too long
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind("socket")
-        said = refused(capsys, name, tmp_path / "socket", *options)
-        assert said == f"{tmp_path}/socket: this is a socket, and {twice}"
-
-
-def test_a_file_can_be_given_by_its_number_or_be_called_minus(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "-").write_text(GOOD + "\n")
-    with open("-") as file:
-        for place in (f"/dev/fd/{file.fileno()}", "-"):
-            assert main(["replay", place, "--capacity", "5blocks", "--jobs", "1"]) == 0
-            assert ": 1 request in " in capsys.readouterr().out
-
-
-OPTIONS = {
-    ("--capacity", "64"): "--capacity 64: 64 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
-    ("--capacity", "64g"): "--capacity 64g: 'g' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
-    ("--capacity", "64G"): "--capacity 64G: 'G' can mean GB (powers of 1000) or GiB (powers of 1024): say which",
-    ("--capacity", "64k"): "--capacity 64k: 'k' can mean KB (powers of 1000) or KiB (powers of 1024): say which",
-    ("--capacity", "64Mbit"): (
-        "--capacity 64Mbit: 'Mbit' would be bits: say MB (powers of 1000) or MiB (powers of 1024)"
-    ),
-    ("--capacity", "64Gb"): "--capacity 64Gb: 'Gb' would be bits: say GB (powers of 1000) or GiB (powers of 1024)",
-    ("--capacity", "64gigs"): (
-        "--capacity 64gigs: unknown unit 'gigs'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
-    ),
-    ("--capacity", "64xtokens"): (
-        "--capacity 64xtokens: unknown unit 'xtokens'; expected 20000blocks, 10Mtokens, 64GiB or 64GB"
-    ),
-    (
-        "--capacity",
-        "64bit",
-    ): "--capacity 64bit: unknown unit 'bit'; expected 20000blocks, 10Mtokens, 64GiB or 64GB",
-    (
-        "--capacity",
-        "64Tib",
-    ): "--capacity 64Tib: 'Tib' would be bits: say TB (powers of 1000) or TiB (powers of 1024)",
-    ("--capacity", "GiB"): "--capacity GiB: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB",
-    ("--capacity", "1e100blocks"): (
-        "--capacity 1e100blocks: expected a size such as 20000blocks, 10Mtokens, 64GiB or 64GB"
-    ),
-    ("--capacity", "64GiB"): "--capacity 64GiB: bytes of what? Say --model or --bytes-per-token",
-    ("--capacity", "100tokens"): "--capacity 100tokens: less than one block of 512 tokens",
-    ("--capacity", "1MiB", "--bytes-per-token", "131072"): (
-        "--capacity 1MiB: less than one block of 512 tokens, which takes 64 MiB"
-    ),
-    ("--gpu-capacity", "1"): "--gpu-capacity 1: 1 what? Expected 20000blocks, 10Mtokens, 64GiB or 64GB",
-    ("--policy", "lruu"): "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",
-    ("--model", "lama"): (
-        "--model: unknown model 'lama'; known: deepseek-v3, kimi-k2, llama-3.1-405b, llama-3.1-70b, llama-3.1-8b, "
-        "llama-3.2-3b, mistral-7b, mixtral-8x7b, qwen2.5-14b, qwen2.5-32b, qwen2.5-72b, qwen2.5-7b, "
-        "qwen3-235b-a22b, qwen3-30b-a3b, qwen3-32b, qwen3-8b; any other: the path of its config.json, or "
-        "--bytes-per-token"
-    ),
-    ("--kv-dtype", "fp7", "--model", "qwen3-8b"): (
-        "--kv-dtype: unknown dtype 'fp7'; known: bf16, fp16, fp8, int8; did you mean 'fp8'?"
-    ),
-    ("--model", "qwen3-8b", "--bytes-per-token", "7"): "--model and --bytes-per-token: give one of them",
-    ("--bytes-per-token", "0"): "--bytes-per-token: expected 1 to 1099511627776, got 0",
-    ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
-    ("--format", "moncake"): (
-        "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, guidellm, langfuse, langsmith, "
-        "litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, otel, recorded, sagemaker, "
-        "servegen, sglang, splitwise, vidur, vllm, weka; did you mean 'mooncake'?"
-    ),
-    ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
-    ("--block-size", "0"): "--block-size: expected at least 1, got 0",
-    ("--block-size", "100000001"): "--block-size: expected at most 100000000, got 100000001",
-    ("--requests", "0"): "--requests: expected at least 1, got 0",
-    ("--seed", "7"): "--seed is for --assume-sharing, which isn't given",
-    ("--kv-dtype", "fp8", "--bytes-per-token", "7"): "--kv-dtype is for --model, which isn't given",
-    ("--stagger", "-1"): "--stagger: expected at least 0 seconds, got -1",
-    ("--stagger", "nan"): "--stagger: expected at least 0 seconds, got nan",
-    ("--stagger", "inf"): "--stagger: expected at least 0 seconds, got inf",
-    ("--jobs", "0"): "--jobs: more than 0, got 0",
-    ("--assume-sharing", "some"): (
-        "--assume-sharing some: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"
-    ),
-    ("--assume-sharing", "zipf:share=2"): (
-        "--assume-sharing zipf:share=2: prefixes is at least 1, share at most 1"
-    ),
-    ("--assume-sharing", "zipf:prefixes=0"): (
-        "--assume-sharing zipf:prefixes=0: prefixes is at least 1, share at most 1"
-    ),
-    ("--assume-sharing", "zipf:tokens=1.5"): (
-        "--assume-sharing zipf:tokens=1.5: tokens: expected a number of at least 0, got '1.5'"
-    ),
-    ("--assume-sharing", "zipf:skew=-1"): (
-        "--assume-sharing zipf:skew=-1: skew: expected a number of at least 0, got '-1'"
-    ),
-    ("--assume-sharing", "zipf:prefixes=1e9"): (
-        "--assume-sharing zipf:prefixes=1e9: prefixes: expected a number of at least 0, got '1e9'"
-    ),
-    ("--assume-sharing", "zipf:share"): (
-        "--assume-sharing zipf:share: share: expected a number of at least 0, got ''"
-    ),
-    ("--assume-sharing", "zipf:shares=1"): (
-        "--assume-sharing zipf:shares=1: unknown setting 'shares'; known: prefixes, share, skew, tokens; "
-        "did you mean 'share'?"
-    ),
-    ("--assume-sharing", "none:share=1"): (
-        "--assume-sharing none:share=1: expected 'none' or 'zipf[:prefixes=100,tokens=1024,skew=1,share=0.8]'"
-    ),
-    ("--html", "/nowhere/report.html"): "--html /nowhere/report.html: there is no such folder",
-    ("--json", "/nowhere/report.json"): "--json /nowhere/report.json: there is no such folder",
-}
-
-
-@pytest.mark.parametrize("options", list(OPTIONS), ids=" ".join)
-def test_an_option(tmp_path, capsys, options):
-    file = tmp_path / "trace.jsonl"
-    file.write_text(GOOD + "\n")
-    assert refused(capsys, "replay", file, *options) == OPTIONS[options]
-
-
-def test_options_of_one_command(tmp_path, capsys):
-    file = tmp_path / "trace.jsonl"
-    file.write_text(GOOD + "\n")
-    assert refused(capsys, "size", file, "--points", "1") == "--points: expected at least 2, got 1"
-    said = refused(capsys, "size", file, "--points", "3", "--capacity", "5blocks")
-    assert said == "--points and --capacity: give one of them"
-    assert refused(capsys, "replay", file, "--store-threshold", "-1") == (
-        "--store-threshold: expected at least 0, got -1"
-    )
-    assert refused(capsys, "replay", file, "--write-oracle", "/nowhere/x") == (
-        "--write-oracle /nowhere/x: there is no such folder"
-    )
-    two = tmp_path / "two.jsonl"
-    two.write_text(line(input_length=1024, hash_ids=[1, 2]) + line(input_length=1024, hash_ids=[3, 2]))
-    assert refused(capsys, "replay", two, "--ids", "prefix") == (
-        f"{two}: --ids prefix, but these aren't prefix ids: id 2 comes after 1 and after 3 ({two}:2)"
-    )
-
-
 def test_a_first_record_that_is_another_is_left_out_as_it_is_said(tmp_path, capsys):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"made": "today"}\n' + GOOD + "\n")
     assert refused(capsys, "replay", file).endswith("; if it is only this record: --format with --on-error skip")
     command = ["replay", str(file), "--format", "mooncake", "--on-error", "skip", "--capacity", "5blocks"]
     assert main([*command, "--jobs", "1"]) == 0
-
-
-@pytest.mark.parametrize("name", ["replay", "size"])
-def test_what_can_not_be_read_is_named(tmp_path, capsys, monkeypatch, name):
-    """Reading tells nobody of which file it was, other than opening."""
-    assert refused(capsys, name, "/proc/self/mem") == "/proc/self/mem: Input/output error"
-    file = tmp_path / "trace.jsonl"
-    file.write_text(GOOD)
-    monkeypatch.setattr(type(file), "open", lambda *_, **__: os.open("/proc/1/none", os.O_RDONLY))
-    assert refused(capsys, name, file) == f"{file}: No such file or directory"
