@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from kv_sim_refusals import refused
 
 from kv_api import ConfigError
 from kv_sim.command.cli import main
@@ -26,15 +27,6 @@ COMMANDS = {
     "size --html": ("size", "--html"),
 }
 """a command with its option last"""
-
-
-def refused(capsys, *command):
-    """The message of a command that is refused before it does anything."""
-    assert main([*map(str, command)]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    [text] = err.splitlines()
-    return text.removeprefix(f"kv-sim {command[0]}: ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
