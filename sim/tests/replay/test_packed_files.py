@@ -11,6 +11,16 @@ from kv_sim_slow_replay import same
 from kv_sim.replay import open_trace
 
 
+@pytest.mark.parametrize("pack", [lzma.open, gzip.open])
+def test_packed_files_are_read_by_their_first_bytes(tmp_path, pack):
+    plain, packed = tmp_path / "plain", tmp_path / "packed.jsonl"
+    text = GOOD + "\n" + line(timestamp=2000, hash_ids=[2])
+    plain.write_text(text)
+    with pack(packed, "wt") as file:
+        file.write(text)
+    assert same(open_trace(plain), open_trace(packed))
+
+
 @pytest.mark.parametrize("cut", [20, 60, 100])
 def test_a_truncated_archive(tmp_path, capsys, cut):
     file = tmp_path / "trace.jsonl.xz"

@@ -5,11 +5,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from kv_sim_records import lines
+
 from kv_sim.replay.trace import TraceRequest
-
-
-def lines(*records: Any) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def lengths(requests: Iterable[TraceRequest]) -> list[tuple[float, int, int]]:

@@ -1,0 +1,192 @@
+"""Every format is recognized, and becomes the same kind of trace."""
+
+import json
+
+import kv_sim_more_traces
+import pytest
+from kv_sim_records import call, lines, mooncake, seen, weka
+from kv_sim_slow_replay import same
+
+from kv_sim.replay.readers.catalogue import FORMATS
+from kv_sim.replay.readers.objects import objects_of
+from kv_sim.replay.readers.opening import open_trace
+from kv_sim.replay.readers.options import TraceOptions
+from kv_sim.replay.readers.sharing import Sharing
+from kv_sim.replay.shape import shape_of
+
+
+def said(who, characters):
+    return {"from": who, "value": "x" * characters}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+SHARED_PROMPT = "You are a helpful assistant. " * 6
+
+
+CASES = {
+    "mooncake": (lines(mooncake(5, 1500, [0, 1, 2]), mooncake(3005, 1024, [0, 1])), 512, [0, 3]),
+    "lmbench": (
+        lines(
+            mooncake("1753780607550317897", 1500, [9, 8, 7]),
+            mooncake("1753780610550317897", 1024, [9, 8]),
+        ),
+        512,
+        [0, 3],
+    ),
+    "bailian": (
+        lines(
+            {**mooncake(1, 40, [5, 6, 7]), "chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1},
+            {**mooncake(4, 32, [5, 6]), "chat_id": 2, "parent_chat_id": 1, "type": "text", "turn": 2},
+        ),
+        16,
+        [0, 3],
+    ),
+    "weka": (json.dumps(weka("a", call(0, [1, 2, 3]), call(3, [1, 2])), indent=1), 64, [0, 3]),
+    "lmcache": (
+        lines(
+            {"timestamp": 1.5, "chunk_size": 256, "seq_len": 800, "chunk_hashes": ["a", "b", "c"]},
+            {"timestamp": 4.5, "chunk_size": 256, "seq_len": 512, "chunk_hashes": ["a", "b"]},
+        ),
+        256,
+        [0, 3],
+    ),
+    "recorded": (
+        lines(
+            {**mooncake(1790000000005, 40, [9, 8]), "block_size": 16},
+            {**mooncake(1790000003005, 50, [9, 8, 7]), "block_size": 16},
+        ),
+        16,
+        [0, 3],
+    ),
+    "azure": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,128,7\n2023-11-16 18:17:06.9799600,64,7\n",
+        64,
+        [0, 3],
+    ),
+    "burstgpt": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,GPT-4,128,7,135,Conversation log\n8,GPT-4,64,0,64,API log\n",
+        64,
+        [0, 3],
+    ),
+    "vidur": ("arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,128,7\n3.5,64,7\n", 64, [0, 3]),
+    "vllm": (
+        lines(
+            {"prompt": SHARED_PROMPT + "a" * 90, "output_tokens": 7},
+            {"prompt": SHARED_PROMPT[:128], "output_tokens": 7},
+        ),
+        16,
+        [0, 1],
+    ),
+    "conversations": (
+        json.dumps(
+            [
+                {
+                    "id": "a",
+                    "conversations": [said("human", 119), said("gpt", 28), said("human", 20), said("gpt", 5)],
+                }
+            ]
+        ),
+        16,
+        [0, 60],
+    ),
+    "openai": (
+        lines(
+            {"timestamp": 1790000000.5, "messages": [user("x" * 110)], "usage": {"completion_tokens": 7}},
+            {"timestamp": 1790000003.5, "messages": [user("x" * 110), user("x")], "output_tokens": 7},
+        ),
+        16,
+        [0, 3],
+    ),
+    **kv_sim_more_traces.CASES,
+}
+
+
+def options_for(name, **more):
+    lengths = ("azure", "burstgpt", "vidur", *kv_sim_more_traces.LENGTHS)
+    sharing = Sharing(1, 64, 0.0, 1.0) if name in lengths else None
+    return TraceOptions(sharing=sharing, **more)
+
+
+READ = {
+    "mooncake": ([(1500, 7), (1024, 7)], 2),
+    "lmbench": ([(1500, 7), (1024, 7)], 2),
+    "bailian": ([(40, 7), (32, 7)], 2),
+    "weka": ([(192, 2), (128, 2)], 2),
+    "lmcache": ([(800, 0), (512, 0)], 2),
+    "recorded": ([(40, 7), (50, 7)], 2),
+    "azure": ([(128, 7), (64, 7)], 1),
+    "burstgpt": ([(128, 7), (64, 0)], 1),
+    "vidur": ([(128, 7), (64, 7)], 1),
+    "vllm": ([(66, 7), (32, 7)], 2),
+    # <|user|> are 8 characters, <|assistant|> 13: the first has 140, the second 140 + 28 + 8 + 20 + 13.
+    "conversations": ([(35, 7), (53, 2)], 2),
+    "openai": ([(33, 7), (35, 7)], 1),
+    **kv_sim_more_traces.READ,
+}
+"""Tokens in and out, and how many blocks the second request has of the first one's."""
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_format_is_recognized_and_read(tmp_path, name):
+    text, block_tokens, times = CASES[name]
+    file = tmp_path / "trace"
+    file.write_text(text)
+    columns = open_trace(file, options_for(name))
+    columns.check()
+    shape_of(columns).check(columns)
+    assert columns.notes[0] == f"format: {name}"
+    assert columns.block_tokens == block_tokens
+    lengths, shared = READ[name]
+    assert seen(columns) == (times, lengths, [0, shared])
+    assert same(columns, open_trace(file, options_for(name, format=name)))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_format_says_whether_its_prompts_are_text(tmp_path, name):
+    """Or token ids; then a tokenizer can be given, and ids were made here."""
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    records = [one for _, found in objects_of(file).found for one in FORMATS[name].parse(found)]
+    assert records
+    assert {one.text is not None or one.tokens is not None for one in records} == {FORMATS[name].is_text}
+
+
+NEEDED = {
+    "weka": "id, block_size, requests",
+    "lmcache": "timestamp, chunk_size, seq_len, chunk_hashes",
+    "bailian": "chat_id, parent_chat_id, timestamp, input_length, hash_ids",
+    "recorded": "timestamp, input_length, output_length, block_size, hash_ids",
+    "servegen": "request_id, type, input_length",
+    "lmbench": "timestamp, input_length, hash_ids",
+    "mooncake": "input_length, hash_ids",
+    "aibrix": "timestamp, requests",
+    "langfuse": "type, input, traceId, usageDetails",
+    "langsmith": "run_type, start_time, inputs",
+    "sagemaker": "captureData, eventMetadata",
+    "bedrock": "schemaType, timestamp, input",
+    "baseten": "timestamp_start_unix_ms, input_tokens, output_tokens, total_hashes",
+    "baseten-text": "timestamp_start_unix_ms, prompt, output_tokens",
+    "azure": "TIMESTAMP, ContextTokens, GeneratedTokens",
+    "burstgpt": "Timestamp, Request tokens, Response tokens",
+    "vidur": "arrived_at, num_prefill_tokens, num_decode_tokens",
+    "bench": "input_lens, output_lens",
+    "mooncake-lengths": "timestamp, input_length, output_length",
+    "litellm": "call_type, startTime, prompt_tokens, completion_tokens",
+    "splitwise": "arrival_timestamp, prompt_size, token_size",
+}
+"""of a format -> the fields that tell it from others"""
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_one_of_its_fields_a_record_is_of_another_format(tmp_path, name):
+    file = tmp_path / "trace"
+    file.write_text(CASES[name][0])
+    _, record = next(objects_of(file).found)
+    assert FORMATS[name].is_of(record)
+    for field in NEEDED[name].split(", "):
+        assert not FORMATS[name].is_of({other: record[other] for other in record if other != field}), field
