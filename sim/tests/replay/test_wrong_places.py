@@ -16,13 +16,13 @@ def test_a_place_without_a_trace(tmp_path, capsys):
     )
     assert refused(capsys, "replay", tmp_path) == (
         f"{tmp_path}: there is no trace in this folder "
-        "(.json .jsonl .ndjson .csv .tsv .txt .log, also with .xz .gz .bz2 .zst)"
+        "(.json .jsonl .ndjson .csv .tsv .txt .log .parquet, also with .xz .gz .bz2 .zst)"
     )
     (tmp_path / "inner").mkdir()
-    for name in ("b.parquet", "inner/a.jsonl.lz4"):
+    for name in ("b.orc", "inner/a.jsonl.lz4"):
         (tmp_path / name).touch()
     told = refused(capsys, "replay", tmp_path)
-    assert told.endswith(".zst); other files: 2 (b.parquet, inner/a.jsonl.lz4)")
+    assert told.endswith(".zst); other files: 2 (b.orc, inner/a.jsonl.lz4)")
 
 
 @pytest.mark.parametrize("command", [("replay",), ("replay", "--stream", "--capacity", "5blocks"), ("size",)])

@@ -5,8 +5,10 @@ from contextlib import suppress
 from copy import deepcopy
 
 import kv_sim_more_traces
+import pyarrow
+import pyarrow.parquet
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
 from kv_api import ConfigError
@@ -47,12 +49,16 @@ TABLES = {
     "vidur": ("arrived_at,num_prefill_tokens,num_decode_tokens", "1.5,200,30"),
     **{name: text.splitlines()[:2] for name, (text, _, _) in MORE.items() if text[0] != "{"},
 }
+ROWS = RECORDS | {
+    name: dict(zip(header.split(","), row.split(","), strict=False)) for name, (header, row) in TABLES.items()
+}
 HUGE = (10**400, -(2**70), 2**63, float("inf"), float("nan"), 1e308, "1e999", "nan", "٣", "1_0", "\ud800", "\x00")
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(HUGE),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=4,
 )
+OF_COLUMNS = st.datetimes() | st.decimals(allow_nan=False, allow_infinity=False) | st.binary(max_size=3)
 OPTIONS = st.builds(
     TraceOptions,
     on_error=st.sampled_from(OnError),
@@ -73,6 +79,22 @@ def read(tmp_path_factory):
             open_trace(file, options).check()
 
     return read
+
+
+@pytest.fixture(scope="module")
+def read_rows(tmp_path_factory):
+    """The same of the same row twice, if there is a column for each of its values."""
+    file = tmp_path_factory.mktemp("any") / "trace"
+
+    def read_rows(row, options):
+        try:
+            pyarrow.parquet.write_table(pyarrow.table({name: [value] * 2 for name, value in row.items()}), file)
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+            reject()
+        with suppress(ConfigError):
+            open_trace(file, options).check()
+
+    return read_rows
 
 
 def places(value):
@@ -115,6 +137,22 @@ def test_tables_with_other_cells(read, name, changes, options):
         cells = rows[number]
         cells[column % len(cells)] = cell
     read("\n".join(map(",".join, rows)) + "\n", options)
+
+
+@example("azure", [(0, 5)], TraceOptions(sharing=parse_sharing("none")))
+@example("openai-table", [(1, 5)], TraceOptions())
+@example("openai-table", [(2, 5)], TraceOptions())
+@given(
+    st.sampled_from(sorted(ROWS)),
+    st.lists(st.tuples(st.integers(0, 8), VALUES | OF_COLUMNS), max_size=3),
+    OPTIONS,
+)
+def test_rows_with_other_values(read_rows, name, changes, options):
+    """Of Parquet, where also a value of what is a table otherwise may be anything."""
+    row = deepcopy(ROWS[name])
+    for place, value in changes:
+        row[[*row][place % len(row)]] = value
+    read_rows(row, options)
 
 
 @given(st.text() | st.lists(VALUES, max_size=3).map(json.dumps), OPTIONS)

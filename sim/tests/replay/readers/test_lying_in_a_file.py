@@ -104,7 +104,6 @@ def test_where_a_file_is_broken(tmp_path, text, said):
     [
         (GOOD.encode("utf-16"), "text in UTF-16"),
         (codecs.BOM_UTF16_BE + GOOD.encode("utf-16-be"), "text in UTF-16"),
-        (b"PAR1\x15\x04", "Parquet"),
         (b"PK\3\4\x14", "a zip archive"),
         *((pickle.dumps({"rid": 1}, kind), "Python's pickle, as SGLang dumps requests") for kind in (2, 3, 4, 5)),
         (b"SQLite format 3\0\x10", "a database of SQLite"),
@@ -117,7 +116,8 @@ def test_what_else_a_file_is(tmp_path, content, what):
     file.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    assert str(caught.value) == f"{file}: this is {what}; a trace is text in UTF-8: JSON lines, JSON or a table"
+    told = "a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
+    assert str(caught.value) == f"{file}: this is {what}; {told}"
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
@@ -130,7 +130,7 @@ def test_a_tar_archive_is_none(tmp_path, pack):
     file.write_bytes(pack(archive.getvalue()))
     with pytest.raises(ConfigError) as caught:
         open_trace(file)
-    said = f"{file}: this is a tar archive; a trace is text in UTF-8: JSON lines, JSON or a table"
+    said = f"{file}: this is a tar archive; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
     assert str(caught.value) == said
 
 

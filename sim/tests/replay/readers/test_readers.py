@@ -331,9 +331,9 @@ def test_of_the_files_of_a_folder_that_are_no_trace_the_first_are_named(tmp_path
     (tmp_path / "a").mkdir()
     said = "files of the folder that were left out for their names:"
     for name, names in (
-        ("d.parquet", "1 (d.parquet)"),
-        ("a/e", "2 (a/e, d.parquet)"),
-        ("c.md", "3 (a/e, c.md, d.parquet)"),
+        ("d.orc", "1 (d.orc)"),
+        ("a/e", "2 (a/e, d.orc)"),
+        ("c.md", "3 (a/e, c.md, d.orc)"),
         ("b.jsonl.lz4", "4 (a/e, b.jsonl.lz4, c.md, …)"),
     ):
         assert f"{said} {names}" not in open_trace(tmp_path).notes

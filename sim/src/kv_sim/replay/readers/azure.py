@@ -12,7 +12,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
     text = record["TIMESTAMP"]
     try:
         date = datetime.fromisoformat(text)
-    except ValueError:
+    except (TypeError, ValueError):  # in Parquet it may be anything
         raise MalformedError(f"TIMESTAMP: expected a date and a time, got {text!r}") from None
     yield Record(moment(date), whole(record, "ContextTokens"), whole(record, "GeneratedTokens"), None)
 

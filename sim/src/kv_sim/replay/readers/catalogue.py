@@ -79,10 +79,10 @@ def detect(record: Mapping[str, Any], container: Container, where: str) -> Forma
     for names, report in _REPORTS:
         if all(name in record for name in names):
             raise ConfigError(f"{where}: this is {report}")
-    what = "columns" if container is Container.CSV else "fields"
+    what = "fields" if container is Container.JSON else "columns"
     found = ", ".join(f"{name:.40}" for name in list(record)[:12]) or "none"
     wanted = _wanted(record, container)
-    skip = "" if container is Container.CSV else "; if it is only this record: --format with --on-error skip"
+    skip = "; if it is only this record: --format with --on-error skip" if container is Container.JSON else ""
     own = "; --columns says which is what in another one"
     raise ConfigError(f"{where}: no known format has the {what} {found}; expected those of {wanted}{own}{skip}")
 

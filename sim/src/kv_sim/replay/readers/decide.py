@@ -27,7 +27,7 @@ def choose_format(file: Path, contents: Contents, options: TraceOptions) -> tupl
         return own_format(options.columns, container), found
     if options.format is not None:
         form = FORMATS[options.format]
-        if form.container is not None and form.container is not container:
+        if form.container is not None and not form.lies_in(container):
             raise ConfigError(
                 f"{file}: --format {form.name} is {form.container.name}, this looks like {container.name}"
             )

@@ -16,6 +16,8 @@ class Container(Enum):
     """One object a line, or one object or list in the whole file."""
     CSV = "csv"
     """A line of column names, then one line a record."""
+    PARQUET = "parquet"
+    """Columns with a value a record, which may be objects and lists."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Format:
     name: str
     about: str
     container: Container | None
-    """None: either."""
+    """None: either. Records of any format may lie in Parquet."""
     fields: tuple[str, ...]
     """The fields without which a record isn't of this format."""
     parse: Callable[[Mapping[str, Any]], Iterator[Record]]
@@ -58,7 +60,7 @@ class Format:
 
     def lies_in(self, container: Container) -> bool:
         """Whether its records may lie in a file like this."""
-        return self.container is None or self.container is container
+        return container is Container.PARQUET or self.container in (None, container)
 
     def is_of(self, record: Mapping[str, Any]) -> bool:
         """Whether a record looks like one of this format."""

@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.format import Container
+from kv_sim.replay.readers.parquet import has_rows, is_parquet, rows_of
 from kv_sim.replay.readers.source import all_lines, first_bad_byte, lines_of, refuse_archive, whole_text
 from kv_sim.replay.readers.table import NOT_CLOSED, Table
 
 MAX_PROBLEM = 60
 NOT_TEXT: Final = "this is not text in UTF-8"
+NOTHING: Final = "there is nothing in this file"
 
 
 class Place(NamedTuple):
@@ -48,17 +50,21 @@ class Contents(NamedTuple):
     """What a file holds."""
 
     container: Container
-    header: Place | None
-    """Where its columns are named, of a table."""
+    header: Place | Path | None
+    """Where its columns are named, of a table and of Parquet."""
     found: Iterator[Found]
 
 
 def objects_of(path: Path) -> Contents:
     """How the records of a file lie in it, and the records."""
+    if is_parquet(path):
+        if not has_rows(path):
+            raise ConfigError(f"{path}: {NOTHING}")
+        return Contents(Container.PARQUET, path, _rows(path))
     lines = lines_of(path)
     first = next(lines, None)
     if first is None:
-        raise ConfigError(f"{path}: there is nothing in this file")
+        raise ConfigError(f"{path}: {NOTHING}")
     refuse_archive(path, first[1])
     shape = _shape(first[1])
     if shape is _Shape.TABLE:
@@ -131,6 +137,11 @@ def _row(table: Table, text: str, cells: list[str] | None) -> Mapping[str, Any] 
         return Broken(NOT_CLOSED)
     named = table.named(cells)
     return Broken(named) if isinstance(named, str) else named
+
+
+def _rows(path: Path) -> Iterator[Found]:
+    for record, row in enumerate(rows_of(path), 1):
+        yield Place(path, 1, record), row
 
 
 def _short(text: str) -> str:

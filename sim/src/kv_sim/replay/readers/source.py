@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from kv_api import ConfigError
+from kv_sim.replay.readers.parquet import has_rows, is_parquet
 
 SHIPPED: Final = ("mooncake-conversation", "mooncake-synthetic")
 """Traces that come with this package, by name."""
 
-_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log")
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".log", ".parquet")
 _PACKED: Final = (".xz", ".gz", ".bz2", ".zst")
 _XZ, _GZIP, _ZSTD, _BZIP2 = b"\xfd7zXZ\0", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh"
 _SKIPPED: Final = b"\x2a\x4d\x18"
@@ -26,7 +27,6 @@ _PICKLE: Final = "Python's pickle, as SGLang dumps requests"
 _OTHERS: Final = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
-    b"PAR1": "Parquet",
     b"PK\3\4": "a zip archive",
     b"\x80\2": _PICKLE,
     b"\x80\3": _PICKLE,
@@ -38,7 +38,7 @@ _OTHERS: Final = {
 }
 """How files begin that are none of these, and what they are."""
 
-_TEXT: Final = "; a trace is text in UTF-8: JSON lines, JSON or a table"
+_TEXT: Final = "; a trace is text in UTF-8, JSON lines, JSON or a table, or Parquet"
 _TWICE: Final = "a trace is a file, since it is opened more than once: save it first"
 
 _PACKED_BYTES: Final = 1 << 14
@@ -93,7 +93,9 @@ def _named(files: list[Path], place: Path) -> str:
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether it has blank lines only, packed or not."""
+    """Whether it has blank lines only, packed or not; or, as Parquet, no rows."""
+    if is_parquet(file):
+        return not has_rows(file)
     return file.stat().st_size <= _MOST_OF_NOTHING and next(lines_of(file), None) is None
 
 

@@ -21,13 +21,13 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
             f"{column}: expected the JSON of what an API was asked, got {got!r:.40}; "
             "without it --columns says which are lengths and times"
         )
-    cells = {name: cell for name, cell in record.items() if cell.strip()}  # an empty one is nothing said
-    return OPENAI.parse({**cells, column: body})
+    said = {name: cell for name, cell in record.items() if not isinstance(cell, str) or cell.strip()}
+    return OPENAI.parse({**said, column: body})
 
 
-def _body(cell: str) -> Mapping[str, Any] | None:
+def _body(cell: Any) -> Mapping[str, Any] | None:
     """An object. Helicone's tool doubles its quotes twice."""
-    return object_in(cell) or object_in(cell.replace('""', '"'))
+    return object_in(cell) or (object_in(cell.replace('""', '"')) if isinstance(cell, str) else None)
 
 
 def _is_logged(record: Mapping[str, Any]) -> bool:
