@@ -279,6 +279,7 @@ def test_streams_and_events_have_run():
         pytest.skip("torch's own can be used here")
     stand_in_for_streams()
     event, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Stream(priority=0)
+    assert isinstance(torch.Event(), torch.cuda.Event)
     event.record(stream)
     stream.wait_event(event)
     stream.wait_stream(torch.cuda.current_stream())

@@ -2,9 +2,10 @@
 
 ``engine`` is what a world drives, made by ``setup``: a scheduler of vLLM's, which the testbed reads through a
 ``view``, and a ``worker`` for each rank, both with a ``connector`` that hands calls on. The ``ledger`` is what
-vLLM doesn't keep; a ``crash`` in vLLM is a violation, and at its ``known_faults`` a history ends. ``subjects`` are
-connectors of vLLM's that can be driven: over ``tensors`` that are the testbed's memory, and with its copies
-(``host_copy``, ``world_offload``). ``hunt`` looks for failures until time is up.
+vLLM doesn't keep, ``events`` what its connectors announce; a ``crash`` in vLLM is a violation, and at its
+``known_faults`` a history ends. ``subjects`` are connectors of vLLM's that can be driven: over ``tensors`` that
+are the testbed's memory, and with its copies (``host_copy``, ``world_offload``). ``hunt`` looks for failures until
+time is up.
 
 Any other connector of vLLM's base class is found by ``classes``; of what it would have in a server it gets a rank
 (``ranks``), attention layers (``layers``), ``ports`` to listen on, streams and events (``streams``) and a

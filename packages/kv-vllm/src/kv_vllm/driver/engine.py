@@ -98,7 +98,7 @@ class VllmEngine(Engine):
         self.place = place or Place()
         self.referee = referee
         self.shadow = Shadow(config.world_size, referee)
-        self.mirror = Mirror(referee)
+        self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
         keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
         self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=ends)
         self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
@@ -164,7 +164,7 @@ class VllmEngine(Engine):
         twin = Twin(spec, config.block_size, config.max_model_len, config.hit_ends_per_block)
         request = request_of(twin)
         request.kv_transfer_params = twin.kv_transfer_params = self.params_for(twin)
-        self.ledger.twins[spec.request_id] = twin
+        self.ledger.arrived(twin)
         with crashes(self.referee, "add_request"):
             self.vllm.add_request(request)
         return twin

@@ -18,6 +18,7 @@ from kv_sim.engine.scheduler import Scheduler
 from kv_sim.memory.settled import Offer, offers
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
+from kv_vllm.driver.events import EventReader
 
 STATUS: Final = {
     "WAITING": Status.WAITING,
@@ -88,10 +89,17 @@ class Ledger:
         self._shadow = shadow
         self._served = served
         self._mirror = mirror
+        self._events = EventReader()
         self._matches: dict[str, tuple[int, bool]] = {}
         """Request -> the local tokens of its last match, and whether the answer was asynchronous."""
         self._holds_tail: set[str] = set()
         """Requests that are about to end, and whose blocks are held for the state that they registered."""
+
+    def arrived(self, twin: Twin) -> None:
+        """A request arrives."""
+        self.twins[twin.request_id] = twin
+        self._events.know(twin)
+        self._mirror.know(twin)
 
     def begin_step(self) -> None:
         """A step is scheduled."""
@@ -167,7 +175,7 @@ class Ledger:
 
     def announced(self, events: Iterable[Any]) -> None:
         """The connector's news."""
-        self._mirror.take(events)
+        self._mirror.take(self._events.read(events))
 
     def forgot(self, answer: bool | None) -> None:
         """The connector's cache was reset."""

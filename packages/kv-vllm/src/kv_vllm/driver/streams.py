@@ -95,6 +95,7 @@ def _first_device() -> int:
 
 
 STAND_INS: Final[dict[ModuleType, dict[str, Any]]] = {
+    torch: {"Event": Event},
     torch.cuda: {
         "Event": Event,
         "Stream": Stream,
