@@ -6,7 +6,7 @@ pytest.importorskip("kv_sim")
 
 from kv_api import BlockRemoved
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.engine.request import RequestSpec
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.violation import Referee, Violation
 from kv_vllm.driver.events import EventReader
 from kv_vllm.driver.ledger import Twin

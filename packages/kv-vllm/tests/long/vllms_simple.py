@@ -19,7 +19,7 @@ from vllm.v1.simple_kv_offload import copy_backend, disk_backend
 from kv_sim.actions import Action, Kind
 from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request import RequestSpec, Turn
+from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.fuzz import config_for, replay
 from kv_sim.guard import HistoryEnds
 from kv_sim.subject import Subject, Trait
