@@ -297,3 +297,11 @@ def test_a_recount_sees_who_still_reads():
     assert b64encode(agent_of(other).get_agent_metadata()).decode() == other.session
     with pytest.raises(AssertionError, match=r"^Counter\(.*, broken: set\(\)"), one._peer(other.session):
         one.check()
+    one.check()
+    one._broken.add("other")
+    with pytest.raises(AssertionError, match=r"broken: {'other'}$"):
+        one.check()
+    one._broken.clear()
+    one._reads["other"] = 0
+    with pytest.raises(AssertionError, match=r"^Counter\({'other': 0}\), known: {}$"):
+        one.check()
