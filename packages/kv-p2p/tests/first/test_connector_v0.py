@@ -133,6 +133,14 @@ def test_requests_come_by_the_connection_that_is_for_signals() -> None:
     making.result().close()
 
 
+def test_recounting_finds_what_is_wrong_in_the_buffer(pair: Connectors) -> None:
+    table = pair[0]._buffer._table
+    table.num_bytes = 1
+    with pytest.raises(AssertionError, match=r"^1 bytes counted, 0 held"):
+        pair[0].check()
+    table.num_bytes = 0
+
+
 def test_sequences_that_decode_are_not_sent_and_must_be_computed(pair: Connectors) -> None:
     producer, consumer = pair
     one, other = TinyEngine(1), TinyEngine(2)

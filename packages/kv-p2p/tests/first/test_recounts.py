@@ -1,6 +1,7 @@
 """What can't be in a table, a store, a pipe or a buffer is found when it is recounted."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,40 @@ def test_of_a_buffer(break_it: BreakIt, said: str) -> None:
     assert finds(producer, break_it) == said
     producer._table.num_bytes, producer._ended, producer._side = kept
     end((producer, consumer))
+
+
+class Watched(dict[Any, Any]):
+    """Notes at each use whether somebody has the lock."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__()
+        self.lock = lock
+        self.seen: list[bool] = []
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.seen.append(self.lock.locked())
+        super().__setitem__(key, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.seen.append(self.lock.locked())
+        return super().__iter__()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("get", "pop", "clear", "values"):
+            self.seen.append(self.lock.locked())
+        return super().__getattribute__(name)
+
+
+def test_only_who_has_the_lock_touches_what_is_in_a_store() -> None:
+    store = LocalStore(4)
+    store._values = watched = Watched(store._lock)
+    for use, times in (
+        (lambda: store.put("a", np.zeros(3, np.uint8)), 2),
+        (lambda: store.put("b", np.zeros(2, np.uint8)), 4),
+        (lambda: store.get("b"), 1),
+        (store.check, 1),
+        (store.close, 1),
+    ):
+        use()
+        assert watched.seen == [True] * times
+        watched.seen.clear()
