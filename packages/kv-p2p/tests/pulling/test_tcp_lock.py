@@ -1,8 +1,11 @@
 """What several threads of a wire over TCP change is only touched by who has its lock."""
 
 import pytest
+from kv_p2p_carrier import LocalCarrier
 
+from kv_p2p.pulling.carrier import LingeringReadError
 from kv_p2p.pulling.tcp import client
+from kv_p2p.pulling.tcp.slots import SlotPool
 
 OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served")
 
@@ -78,3 +81,33 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
     here.wire.close()
     names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up")
     assert touch.all == {(name, True) for name in names}
+
+
+def test_slots():
+    class Slots(list):
+        def __init__(self, name):
+            self.name = name
+
+        def __len__(self):
+            touched.add((self.name, "look", pool._lock.locked()))
+            return super().__len__()
+
+        def __iter__(self):
+            touched.add((self.name, "recount", pool._lock.locked()))
+            return super().__iter__()
+
+        def __iadd__(self, more):
+            touched.add((self.name, "add", pool._lock.locked()))
+            return super().__iadd__(more)
+
+    touched = set()
+    pool = SlotPool(LocalCarrier(), 10)
+    pool._free, pool._lost = Slots("free"), Slots("lost")
+    with pool.take(2):
+        pass
+    with pytest.raises(LingeringReadError), pool.take(1):
+        raise LingeringReadError
+    pool.check()
+    used = [("free", "look"), ("free", "add"), ("free", "recount"), ("lost", "add"), ("lost", "recount")]
+    assert touched >= {(*use, True) for use in used}
+    assert all(is_locked for *_, is_locked in touched), touched
