@@ -3,6 +3,7 @@
 import pytest
 from kv_p2p_carrier import LocalCarrier
 
+from kv_p2p.pulling import wire
 from kv_p2p.pulling.carrier import LingeringReadError
 from kv_p2p.pulling.tcp import client
 from kv_p2p.pulling.tcp.slots import SlotPool
@@ -68,7 +69,15 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
                 touch(name)
             super().__setattr__(name, value)
 
+    class Ended(wire.Ended):
+        def __setattr__(self, name, value):
+            if name in vars(self):
+                touch(name)
+            super().__setattr__(name, value)
+
     here.wire._client._pulls = Pulls()
+    here.wire._client._ended = Ended()
+    monkeypatch.setattr(client, "Ended", Ended)
     monkeypatch.setattr(client, "_UnderWay", UnderWay)
     there = worker(2)
     there.serve("a", 1, 2)
@@ -79,8 +88,27 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
         raw.asked()
     assert here.wire.give_up("s") is True
     here.wire.close()
-    names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up")
+    names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up", "pulled_bytes", "served")
     assert touch.all == {(name, True) for name in names}
+
+
+def test_clients(here, worker, touch):
+    class Clients(set):
+        def add(self, client):
+            touch("add")
+            super().add(client)
+
+        def discard(self, client):
+            touch("discard")
+            super().discard(client)
+
+    here.wire.server._clients = clients = Clients()
+    there = worker(2)
+    here.serve("a", 1)
+    there.pull("r", here.source("a"), 3)
+    there.wait_for_pulls()
+    here.wait_for(lambda: here.served and not clients)
+    assert touch.all == {("add", True), ("discard", True)}
 
 
 def test_slots():
