@@ -129,8 +129,9 @@ def test_each_gets_its_slot(worker, name):
     assert (first.calls, second.calls) == ([(name, Meta("a"))], [(name, Meta("b"))])
 
 
-def test_keywords_are_handed_on(worker):
-    multi, *children = worker()
+@pytest.mark.parametrize("on_child_error", ["raise", "quarantine"])
+def test_keywords_are_handed_on(worker, on_child_error):
+    multi, *children = worker(on_child_error=on_child_error)
     multi.start_load_kv(CONTEXT, request_ids=["r"])
     multi.save_kv_layer("layer", "tensor", "attention", slot=3)
     multi2, *others = worker()

@@ -192,6 +192,14 @@ def test_and_is_believed_when_it_holds_blocks(scheduler):
     assert multi.build_connector_meta("output").async_saves == {"r": (0,)}
 
 
+def test_who_holds_is_told_in_the_order_of_the_children():
+    holds = Holds()
+    holds.add("r", [8])
+    holds.add("r", [0])
+    holds.check(9)
+    assert holds.tell() == {"r": (0, 8)}
+
+
 def test_what_another_life_did_is_not_told():
     holds = Holds()
     holds.add("r", [0, 1])

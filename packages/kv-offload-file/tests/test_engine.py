@@ -263,3 +263,39 @@ def test_what_is_written_still_of_a_job_whose_copy_went_wrong_holds_nobody_up(ri
     assert rig.engine.let_go([1]) == [1]
     rig.stores.run()
     assert rig.poll() == [(1, False, None)]
+
+
+def test_only_who_has_the_lock_touches_what_threads_are_done_with(rig):
+    class Moved(list):
+        def append(self, task):
+            touched.append(rig.engine._changed._is_owned())
+            super().append(task)
+
+    class Engine(FileCopyEngine):
+        def __setattr__(self, name, value):
+            if name == "_moved":
+                touched.append(self._changed._is_owned())
+                value = Moved(value)
+            super().__setattr__(name, value)
+
+    touched = []
+    rig.engine.__class__ = Engine
+    rig.submit(1, LOAD, [7])
+    rig.loads.run()
+    rig.poll()
+    assert touched == [True] * 3
+
+
+def test_a_job_that_failed_may_be_behind_one_that_is_expedited(rig):
+    rig.slots.problems[1] = rig.slots.problems[3] = OSError("broken")
+    rig.submit(1, LOAD, range(1, 7))
+    rig.submit(2, LOAD, range(11, 17), Urgency.EXPEDITED)
+    rig.loads.run()
+    assert rig.poll() == [(1, False, None)]
+    assert [job.job_id for job in rig.engine._lanes[LOAD].queue] == [2, 1]
+    while rig.loads.tasks or rig.inner.jobs:
+        rig.loads.run()
+        rig.poll()
+        rig.inner.end()
+        rig.poll()
+    assert rig.ended == [(1, False, None), (2, True, 120)]

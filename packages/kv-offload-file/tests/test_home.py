@@ -140,6 +140,22 @@ def test_an_epoch_is_on_the_disk_before_anybody_hears_of_it(tmp_path, monkeypatc
     at.close()
 
 
+def test_a_folder_that_can_not_be_synced_does_not_stay_open(tmp_path, monkeypatch):
+    at = home(tmp_path)
+    before, sync = os.listdir("/proc/self/fd"), os.fsync
+
+    def fsync(fd):
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(5, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    at.renew()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert not (at.folder / "epoch").exists()
+    at.close()
+
+
 def test_the_epoch_lasts_until_it_is_renewed(tmp_path):
     at = home(tmp_path)
     epoch = at.epoch

@@ -97,11 +97,10 @@ class LoadReports:
     def abandon(self, child: int) -> None:
         """A child was switched off: what it was loading has failed."""
         check_can_lose(self._in_step, child)
-        lost = [request_id for request_id, load in self._waiting.items() if load.child == child]
-        for load in (*self._in_step.values(), *(self._waiting[request_id] for request_id in lost)):
+        for load in (*self._in_step.values(), *self._waiting.values()):
             if load.child == child:
                 self._failed_blocks.update(load.block_ids or ())
-        self.report(child, lost, lost)
+        self.report(child, [*self._waiting], [*self._waiting])
 
     def take(self) -> tuple[set[str], set[str]]:
         """The loads that ended, and those that failed, since the last call."""

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_p2p_background import Background, wait_until
+from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_ipv6 import EITHER
 from kv_p2p_tiny_engine import TinyEngine, config_of, free_port, hidden_of
 
 from kv_api import WrongSideError
 from kv_p2p.connector_v0 import SimpleConnector
+from kv_p2p.lookup_buffer.simple import SimpleBuffer
 from kv_p2p.model_input import ModelInputError
 from kv_p2p.pipe.arrays import TensorError
 from kv_p2p.pipe.base import PipeClosedError
+from kv_p2p.pipe.rendezvous import connect
 
 FEWER = settings(max_examples=max(5, settings().max_examples // 5))
 """Each example makes connections."""
@@ -119,6 +121,24 @@ def test_a_prompt_that_is_not_there(pair: Connectors) -> None:
 
 def test_the_wait_is_limited_even_before_anything_was_ever_sent(pair: Connectors) -> None:
     Background(receive, pair[1], TinyEngine(2), [A], [False]).result()
+
+
+def test_requests_come_by_the_connection_that_is_for_signals() -> None:
+    """And all else by the other one, also for who is no connector."""
+    port = free_port(1)
+    making = Background(SimpleConnector, 0, 0, config_of("kv_producer", port))
+    consumer = SimpleBuffer(*connect("127.0.0.1", port, 0, LIMIT_SECONDS), 1e9, wait_seconds=0.0)
+    assert consumer.drop_select(None, None) == [None] * 5
+    consumer.close()
+    making.result().close()
+
+
+def test_recounting_finds_what_is_wrong_in_the_buffer(pair: Connectors) -> None:
+    table = pair[0]._buffer._table
+    table.num_bytes = 1
+    with pytest.raises(AssertionError, match=r"^1 bytes counted, 0 held"):
+        pair[0].check()
+    table.num_bytes = 0
 
 
 def test_sequences_that_decode_are_not_sent_and_must_be_computed(pair: Connectors) -> None:

@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,21 @@ def test_closing_twice_and_using_it_then(pair: Pair) -> None:
         one.recv_tensor()
     with pytest.raises(PipeClosedError, match=r"was closed at the other end$"):
         other.recv_tensor()
+
+
+def test_a_connection_is_closed_when_nobody_is_in_a_call_on_it() -> None:
+    """Or its number could be another one's while a thread still waits for bytes of this."""
+    one, other = (TcpPipe(connection) for connection in tcp_sockets())
+    connection, closed = one._connection, []
+
+    def close() -> None:
+        closed.append((one._sending.locked(), one._receiving.locked()))
+        connection.close()
+
+    one._connection = SimpleNamespace(shutdown=connection.shutdown, close=close)  # type: ignore[assignment]
+    one.close()
+    other.close()
+    assert closed == [(True, True)]
 
 
 # -- local ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``SimpleBuffer`` over local pipes and over TCP: order, and the threshold."""
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_simple_buffers import NOTHING, Buffers, end, insert, is_searching, make, select, tokens
 
 from kv_p2p.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.lookup_buffer.table import EntryTable
 from kv_p2p.pipe.local import LocalPipe
 
 
@@ -231,3 +233,25 @@ def test_what_is_asked_for_again_is_wanted_again(sort: str) -> None:
 
 
 # -- the end -------------------------------------------------------------------------------------
+
+
+def test_only_who_has_the_lock_changes_a_buffer_or_looks_at_its_table() -> None:
+    touched = set()
+
+    class Buffer(SimpleBuffer):
+        def __setattr__(self, name: str, value: object) -> None:
+            touched.add((name, self._changed._is_owned()))  # type: ignore[attr-defined]
+            super().__setattr__(name, value)
+
+    class Table(EntryTable):
+        def __getattribute__(self, name: str) -> Any:
+            touched.add(("table", producer._changed._is_owned()))  # type: ignore[attr-defined]
+            return super().__getattribute__(name)
+
+    producer, consumer = pair = make("local")
+    producer.__class__ = consumer.__class__ = Buffer
+    producer._table.__class__ = Table
+    insert(producer, 1)
+    assert select(consumer, 1) == [10]
+    end(pair)
+    assert touched == {("_side", True), ("_thread", True), ("_ended", True), ("table", True)}

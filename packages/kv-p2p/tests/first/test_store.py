@@ -16,6 +16,7 @@ from kv_p2p.lookup_buffer.base import KVStoreBufferBase
 from kv_p2p.lookup_buffer.store import LocalStore, PipeStore, StoreServer
 from kv_p2p.pipe.arrays import TensorError
 from kv_p2p.pipe.base import PipeClosedError
+from kv_p2p.pipe.local import LocalPipe
 
 
 @pytest.fixture(params=["here", *SORTS])
@@ -181,3 +182,24 @@ def test_a_store_of_nothing() -> None:
     least = LocalStore(1)
     least.put("a", np.ones(1, np.uint8))
     assert least.get("a") is not None
+
+
+def test_requests_of_several_threads_do_not_mix() -> None:
+    class Pipe(LocalPipe):
+        def send_tensor(self, tensor: Any) -> None:
+            asked_alone.append(client._asking.locked())
+            super().send_tensor(tensor)
+
+        def recv_tensor(self) -> Any:
+            asked_alone.append(client._asking.locked())
+            return super().recv_tensor()
+
+    asked_alone: list[bool] = []
+    one, other = LocalPipe.pair()
+    other.__class__ = Pipe
+    server, client = StoreServer(one, LocalStore(1000)), PipeStore(other)
+    client.put("key", np.arange(3))
+    assert client.get("key").tolist() == [0, 1, 2]
+    client.close()
+    server.close()
+    assert asked_alone == [True] * 7

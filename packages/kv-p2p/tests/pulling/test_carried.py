@@ -17,7 +17,6 @@ from kv_p2p.pulling.metadata import Hold, Part, Pull, Source
 from kv_p2p.pulling.options import Options
 from kv_p2p.pulling.pages import CachePages, WorkerPages
 from kv_p2p.pulling.tcp.server import slot_bytes
-from kv_p2p.pulling.tcp.slots import SlotPool
 from kv_p2p.pulling.tcp.wire import TcpWire
 from kv_p2p.pulling.ticket import Address
 
@@ -368,15 +367,3 @@ class TestEnds:
         here.carrier.reading.set()
         closing.join(PATIENCE)
         assert here.carrier.is_closed
-
-    def test_a_pool_recounts(self):
-        pool = SlotPool(LocalCarrier(), 10)
-        with pool.take(3) as slots:
-            assert len({slot.address for slot in slots}) == 3
-            pool.check()
-        pool.check()
-        with pool.take(2) as again:
-            assert {slot.address for slot in again} < {slot.address for slot in slots}
-        pool._free.append(pool._free[0])
-        with pytest.raises(AssertionError, match="3 slots, free"):
-            pool.check()

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from base64 import b64encode
+from collections import Counter
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -297,3 +298,35 @@ def test_a_recount_sees_who_still_reads():
     assert b64encode(agent_of(other).get_agent_metadata()).decode() == other.session
     with pytest.raises(AssertionError, match=r"^Counter\(.*, broken: set\(\)"), one._peer(other.session):
         one.check()
+    one.check()
+    one._broken.add("other")
+    with pytest.raises(AssertionError, match=r"broken: {'other'}$"):
+        one.check()
+    one._broken.clear()
+    one._reads["other"] = 0
+    with pytest.raises(AssertionError, match=r"^Counter\({'other': 0}\), known: {}$"):
+        one.check()
+
+
+def test_who_reads_is_counted_by_who_has_the_lock():
+    class Reads(Counter):
+        def __setitem__(self, peer, count):
+            seen.append(("count", one._lock.locked()))
+            super().__setitem__(peer, count)
+
+        def values(self):
+            seen.append(("recount", one._lock.locked()))
+            return super().values()
+
+        def clear(self):
+            seen.append(("clear", one._lock.locked()))
+            super().clear()
+
+    seen = []
+    one, other = pair()
+    slot, into = filled(other, b"text"), one.make_slot(10)
+    one._reads = Reads()
+    one.read(other.session, slot.address, into, 4)
+    one.check()
+    one.close()
+    assert seen == [("count", True), ("count", True), ("recount", True), ("clear", True)]

@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from kv_p2p_tcp import PATIENCE, answer, ask, connect, frame_of, wait_for
@@ -138,6 +139,16 @@ class TestAClientThat:
         here.pull("r", there.source("h"), 0)
         here.wait_for_pulls()
         assert (here.pulled, here.block(0)) == (["r"], there.block(1))
+
+    def test_is_gone_when_it_is_let_in(self, there, worker, monkeypatch):
+        """Some systems say so when something of its socket is set. Whoever serves it will see that, too."""
+
+        def refuse(client):
+            raise OSError(22, "Invalid argument")
+
+        here = worker(2)
+        monkeypatch.setattr("kv_p2p.pulling.tcp.server.sockets", SimpleNamespace(send_at_once=refuse))
+        self.pulls_well(there, here)
 
     @pytest.mark.parametrize(
         ("data", "said"),

@@ -1,8 +1,12 @@
 """What several threads of a wire over TCP change is only touched by who has its lock."""
 
 import pytest
+from kv_p2p_carrier import LocalCarrier
 
+from kv_p2p.pulling import wire
+from kv_p2p.pulling.carrier import LingeringReadError
 from kv_p2p.pulling.tcp import client
+from kv_p2p.pulling.tcp.slots import SlotPool
 
 OF_HOLDS = ("serve", "is_to_come", "begin_read", "end_read", "decline", "withdraw", "take_served")
 
@@ -65,7 +69,15 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
                 touch(name)
             super().__setattr__(name, value)
 
+    class Ended(wire.Ended):
+        def __setattr__(self, name, value):
+            if name in vars(self):
+                touch(name)
+            super().__setattr__(name, value)
+
     here.wire._client._pulls = Pulls()
+    here.wire._client._ended = Ended()
+    monkeypatch.setattr(client, "Ended", Ended)
     monkeypatch.setattr(client, "_UnderWay", UnderWay)
     there = worker(2)
     there.serve("a", 1, 2)
@@ -76,5 +88,54 @@ def test_pulls(here, worker, touch, raw, monkeypatch):
         raw.asked()
     assert here.wire.give_up("s") is True
     here.wire.close()
-    names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up")
+    names = ("begin", "end", "clear", "socket", "is_writing", "is_given_up", "pulled_bytes", "served")
     assert touch.all == {(name, True) for name in names}
+
+
+def test_clients(here, worker, touch):
+    class Clients(set):
+        def add(self, client):
+            touch("add")
+            super().add(client)
+
+        def discard(self, client):
+            touch("discard")
+            super().discard(client)
+
+    here.wire.server._clients = clients = Clients()
+    there = worker(2)
+    here.serve("a", 1)
+    there.pull("r", here.source("a"), 3)
+    there.wait_for_pulls()
+    here.wait_for(lambda: here.served and not clients)
+    assert touch.all == {("add", True), ("discard", True)}
+
+
+def test_slots():
+    class Slots(list):
+        def __init__(self, name):
+            self.name = name
+
+        def __len__(self):
+            touched.add((self.name, "look", pool._lock.locked()))
+            return super().__len__()
+
+        def __iter__(self):
+            touched.add((self.name, "recount", pool._lock.locked()))
+            return super().__iter__()
+
+        def __iadd__(self, more):
+            touched.add((self.name, "add", pool._lock.locked()))
+            return super().__iadd__(more)
+
+    touched = set()
+    pool = SlotPool(LocalCarrier(), 10)
+    pool._free, pool._lost = Slots("free"), Slots("lost")
+    with pool.take(2):
+        pass
+    with pytest.raises(LingeringReadError), pool.take(1):
+        raise LingeringReadError
+    pool.check()
+    used = [("free", "look"), ("free", "add"), ("free", "recount"), ("lost", "add"), ("lost", "recount")]
+    assert touched >= {(*use, True) for use in used}
+    assert all(is_locked for *_, is_locked in touched), touched

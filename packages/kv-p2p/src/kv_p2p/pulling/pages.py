@@ -46,11 +46,11 @@ class CachePages:
 
     def gather_into(self, blocks: Sequence[int], memory: memoryview) -> int:
         """The same, in ``memory`` whatever the layers are. Returns how many bytes there are."""
-        begin, address = 0, _address_of(memory) if self._layers else 0
+        begin = 0
         for part in self.gather(blocks, memory):
             bytes_of = memoryview(part).cast("B")
             end = begin + len(bytes_of)
-            if _address_of(bytes_of) != address + begin:
+            if _address_of(bytes_of) != _address_of(memory[begin:end]):
                 memory[begin:end] = bytes_of
             begin = end
         return begin

@@ -176,13 +176,10 @@ class Client:
             if under_way.is_given_up:
                 return 0
             under_way.is_writing = True
-        try:
-            parts = frame.parts if self._slots is None else pages.split(count, frame.parts[0])
-            pages.scatter(here[:count], parts)
-        finally:
-            with self._lock:
-                under_way.is_writing = False
+        parts = frame.parts if self._slots is None else pages.split(count, frame.parts[0])
+        pages.scatter(here[:count], parts)
         with self._lock:
+            under_way.is_writing = False  # if it can't write, the pull ends, and nobody asks any more
             self._ended.pulled_bytes += count * pages.bytes_per_block
         return count
 

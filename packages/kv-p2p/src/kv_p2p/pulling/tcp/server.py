@@ -39,7 +39,7 @@ def frame_memory(pages: WorkerPages, counts: Sequence[int]) -> memoryview:
         min(count, blocks_per_frame(of_group)) * of_group.bytes_per_block
         for of_group, count in zip(pages.by_group, counts, strict=True)
     ]
-    return memoryview(bytearray(max(sizes, default=0)))
+    return memoryview(bytearray(max(sizes)))
 
 
 def slot_bytes(pages: WorkerPages) -> int:
