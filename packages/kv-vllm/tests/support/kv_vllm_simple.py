@@ -89,7 +89,7 @@ class MendedManager(manager.SimpleCPUOffloadScheduler):
     """The scheduler's half without what it was found to get wrong."""
 
     def build_connector_meta(self, scheduler_output):
-        """Each turn of a session comes with its whole table, and not with more of it."""
+        """Each turn of a session comes with its whole table, and not with more of it: vLLM's own since 0.33."""
         for new in scheduler_output.scheduled_new_reqs:
             if (state := self._reqs_to_store.get(new.req_id)) is not None:
                 state.block_ids = tuple([] for _ in state.block_ids)
