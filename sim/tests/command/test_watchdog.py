@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
-from kv_api import TwoSidedConnector
+from kv_api import KVConnectorRole, TwoSidedConnector
 from kv_sim.command import campaign, cli
 from kv_sim.command.cli import main
 from kv_sim.command.watchdog import ends_calls
 from kv_sim.command.workers import end_with_parent
+from kv_sim.config import WorldConfig
+from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.later import LaterScheduler, LaterWorker
-from kv_sim.guard import Guard
+from kv_sim.examples.memory import MemoryConnector
+from kv_sim.guard import Guard, NotCreated, create
 from kv_sim.replay import side_by_side
+from kv_sim.subject import Subject
 from kv_sim.violation import DidNotReturn, Referee, TookTooLong
 from kv_sim.zoo import command as zoo
 
@@ -32,9 +36,13 @@ class Looked:
     looks = 0
 
     def take_events(self) -> tuple[()]:
-        for _ in range(self.looks):
-            signal.raise_signal(signal.SIGALRM)
+        self.looks_at(self.looks)
         return ()
+
+    @staticmethod
+    def looks_at(times: int) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGALRM)
 
 
 def guarded() -> tuple[Looked, Any]:
@@ -63,6 +71,28 @@ def test_who_is_found_in_one_call_after_the_other_is_not() -> None:
         assert guard.take_events() == ()
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+class LookedAtInTheMaking(MemoryConnector):
+    """The same of a constructor."""
+
+    looks = 1
+
+    def __init__(self, *args: Any) -> None:
+        Looked.looks_at(self.looks)
+        super().__init__(*args)
+
+
+def test_a_constructor_is_a_call_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = WorldConfig()
+    config = vllm_config(world, Subject("LookedAtInTheMaking", __name__), 0)
+    arguments = (config, KVConnectorRole.SCHEDULER, kv_cache_config(world), Referee())
+    with ends_calls(LONG):
+        for _ in range(3):
+            assert isinstance(create(*arguments), LookedAtInTheMaking)
+        monkeypatch.setattr(LookedAtInTheMaking, "looks", 2)
+        with pytest.raises(NotCreated, match=r"^NO-CRASH  scheduler side: DidNotReturn: it hasn't returned for "):
+            create(*arguments)
 
 
 def test_who_is_ended_forgives_nobody() -> None:

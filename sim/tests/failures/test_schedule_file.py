@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from random import Random
 from typing import Any, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 from kv_sim_seeds import seeds
@@ -119,14 +120,18 @@ def test_values_that_came_later_have_their_default() -> None:
     assert schedule.config == WorldConfig()
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ScheduleError, match=r"no\.jsonl: No such file"):
-        read_schedule(tmp_path / "no.jsonl")
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(ScheduleError, match="bytes: this is not UTF-8"):
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bytes").write_bytes(b"{}\n\xff\xfe")
+    for file, reason in (
+        (tmp_path / "no.jsonl", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "bytes", "this is not UTF-8 text: invalid start byte at byte 3"),
+    ):
+        with pytest.raises(ScheduleError) as raised:
+            read_schedule(file)
+        assert str(raised.value) == f"{file}: {reason}"
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError("it has no number")))
+    with pytest.raises(ScheduleError, match=r"/bytes: it has no number$"):
         read_schedule(tmp_path / "bytes")
 
 

@@ -6,13 +6,14 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kv_sim.command.cli import main
 from kv_sim.conformance.items import Conformance
 from kv_sim.failures.schedule_file import read_schedule
-from kv_sim.pytest_plugin import pytest_addoption
+from kv_sim.pytest_plugin import pytest_addoption, pytest_configure
 from kv_sim.subject import Trait
 
 CONNECTORS = Path(__file__).parents[1] / "support" / "broken_connectors.py"
@@ -164,6 +165,10 @@ def test_what_is_not_asked_for_is_as_usual(configure: Configure, tmp_path: Path)
     assert (asked.name, asked.extra, asked.subject.traits) == ("later", '{"a": 1}', {Trait.RANKS})
     assert (asked.start, asked.histories, asked.folder) == (31, 1, Path("elsewhere"))
     assert asked.subject.extra_config["a"] == 1
+    for told, engines in ([], None), (["--kv-serves-peers"], 1), (["--kv-two-engines"], 2):
+        subject = Conformance(configure("--kv-connector=memory", "--kv-engine=builtin", *told)).subject
+        assert subject.serves_peers is (engines is not None)
+        assert subject.engines == (engines or 1)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +196,39 @@ def test_what_is_asked_for_is_checked(arguments: list[str], message: str, config
 
 
 @pytest.mark.parametrize(
-    "option", ["--kv-extra={}", "--kv-traits=ranks", "--kv-histories=3", "--kv-seed=1", "--kv-save=."]
+    ("options", "named"),
+    [
+        (["--kv-extra={}"], "extra"),
+        (["--kv-traits=ranks"], "traits"),
+        (["--kv-serves-peers"], "serves-peers"),
+        (["--kv-two-engines"], "serves-peers"),
+        (["--kv-engine=builtin"], "engine"),
+        (["--kv-histories=3"], "histories"),
+        (["--kv-seed=1"], "seed"),
+        (["--kv-save=."], "save"),
+        (["--kv-save=.", "--kv-seed=1"], "seed"),
+    ],
 )
-def test_what_is_said_of_no_connector_is_a_usage_error(option: str, run_pytest: Run) -> None:
-    code, out = run_pytest(option)
-    assert code == 4, out
-    assert f"{option.partition('=')[0]}: of which connector? Say --kv-connector or --kv-spec" in out
+def test_what_is_said_of_no_connector_is_a_usage_error(
+    options: list[str], named: str, configure: Configure
+) -> None:
+    with pytest.raises(pytest.UsageError) as raised:
+        pytest_configure(configure(*options))
+    assert str(raised.value) == f"--kv-{named}: of which connector? Say --kv-connector or --kv-spec"
+
+
+def test_what_lies_in_the_rootdir_is_found(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: Any = configure("--kv-connector=mine:Hasty")
+    elsewhere = [place for place in sys.path if place != str(tmp_path)]
+    monkeypatch.setattr(sys, "path", [*elsewhere])
+    added = []
+    config.pluginmanager = SimpleNamespace(register=lambda plugin, name: added.append((plugin.name, name)))
+    for _ in range(2):
+        pytest_configure(config)
+    assert sys.path == [*elsewhere, str(tmp_path)]
+    assert added == [("mine:Hasty", "kv-sim-conformance")] * 2
 
 
 def test_a_misuse_is_a_usage_error(run_pytest: Run) -> None:

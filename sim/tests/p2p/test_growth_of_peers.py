@@ -9,6 +9,7 @@ import pytest
 
 from kv_sim.actions import Kind
 from kv_sim.command.cli import main
+from kv_sim.engine.engine import Engine
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.growth import kept
 from kv_sim.growth.kept import measure_kept
@@ -67,7 +68,26 @@ def test_a_prompt_is_held_and_pulled(engines: int, worlds: list[Unguarded]) -> N
     (world,) = worlds
     assert adds(world) == [(0, 257, 1), (engines - 1, 257, 1)]
     assert world.coverage.situations[PULLED] == 1
-    assert world.config.prefix_caching == (engines == 2)
+    assert (world.config.prefix_caching, world.config.num_blocks) == (engines == 2, 144)
+
+
+@ENGINES
+def test_threads_of_a_connector_s_own_get_on_meanwhile(
+    engines: int, worlds: list[Unguarded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Engine] = []
+    monkeypatch.setattr(Engine, "let_others_work", lambda engine: asked.append(engine))
+    server = Server(replace(PATIENT, engines=engines), FULL, "builtin", 80)
+    steps = server.hold(8)
+    assert (server.held, asked) == (1, [*worlds[0].engines] * len(steps))
+    server.come()
+    assert server.held == 0
+    server.end()
+
+
+@pytest.mark.parametrize("situation", ["a prompt, from arrival to end", "requests that decode"])
+def test_one_engine_works_while_the_other_has_nothing_to_do(situation: str) -> None:
+    assert SITUATIONS[situation].measure(replace(PATIENT, engines=2), FULL, 8).work > 0
 
 
 @ENGINES
@@ -79,6 +99,7 @@ def test_one_decodes_while_others_are_held(
     assert found == UnitWork((5 + 1) * engines, "held")
     (world,) = worlds
     assert adds(world)[:6] == [(0, 5, 1)] * 5 + [(0, 5, OUTPUTS)]
+    assert world.config.num_blocks == 42
 
 
 @ENGINES
@@ -89,7 +110,7 @@ def test_one_is_held_and_pulled_after_others(engines: int, worlds: list[Unguarde
     assert few == many
     for world, count in zip(worlds, (2, 5), strict=True):
         assert adds(world) == [(0, 9, 1), (engines - 1, 9, 1)] * (count + 1)
-        assert world.coverage.situations[PULLED] == count + 1
+        assert (world.coverage.situations[PULLED], world.config.num_blocks) == (count + 1, 3 * count + 16)
 
 
 @pytest.mark.parametrize("situation", OF_PEERS)

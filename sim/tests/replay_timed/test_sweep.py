@@ -397,3 +397,11 @@ WRONG = {
 def test_what_size_can_not_do(file: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
     assert main(["size", file, *ENGINE, *options]) == 2
     assert capsys.readouterr() == ("", f"kv-sim size: {WRONG[options]}\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--goal", "ttft-p90")])
+def test_a_wrong_goal_is_told_before_a_trace_is_read(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert main(["size", "no trace at all", *ENGINE, *options]) == 2
+    assert capsys.readouterr() == ("", f"kv-sim size: {WRONG[options]}\n")

@@ -21,7 +21,7 @@ from kv_sim.fuzz import replay, run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.watching.describe import describe_world
-from kv_sim.watching.engine_tracks import BLOCKS, COPIES, MOST_BLOCKS, REQUESTS, STEPS
+from kv_sim.watching.engine_tracks import BLOCKS, COPIES, ENGINE, MOST_BLOCKS, REQUESTS, STEPS
 from kv_sim.watching.perfetto import WORLD, Perfetto
 from kv_sim.watching.tracks import ACTION_US, Tracks
 from kv_sim.watching.watch import WatchedWorld
@@ -289,3 +289,28 @@ def test_copies_of_one_stream_share_a_track_unless_they_are_under_way_at_once(tm
         5: "streams of their own",
     }
     assert [event["tid"] for event in events if event["ph"] == "B"] == [1, 2, 3, 4, 2, 4, 1, 5]
+
+
+def test_a_second_engine_is_drawn_like_the_first(tmp_path: Path) -> None:
+    """With names and processes of its own."""
+    file, drawn = tmp_path / "trace.json", []
+    config = WorldConfig(engines=2, run_ahead=1, max_step_tokens=8)
+    kinds = (Kind.SCHEDULE, Kind.SCHEDULE, Kind.STEP, Kind.SETTLE, Kind.STEP)
+    for at in (0, 1):
+        made = WatchedWorld(config, LATER, watchers=[perfetto := Perfetto(file)])
+        queue = made.engines[at].devices[0].copies.open()
+        for slot in (0, 1):
+            queue.submit(Direction.STORE, [(20, slot)], stream="a")
+        for action in (request("r1", shared_tokens=30), *map(Action, kinds)):
+            assert made.apply(replace(action, args={**action.args, **made.sites[at].where}))
+        perfetto.ends(None)
+        events = json.loads(file.read_text().replace(f'"engine {at} ', '"'))["traceEvents"]
+        own = [{**e, "pid": e["pid"] % ENGINE} for e in events if e["pid"] // ENGINE == at and e["pid"] != WORLD]
+        # The second one has more blocks.
+        drawn.append([e for e in own if e["pid"] != BLOCKS or e["tid"] <= config.num_blocks])
+    for of_one in drawn:  # their places in a list of processes
+        for event in of_one:
+            if event["name"] == "process_sort_index":
+                assert event["args"].pop("sort_index") % ENGINE == event["pid"]
+    assert drawn[0] == drawn[1]
+    assert {event["pid"] for event in drawn[1]} == {REQUESTS, STEPS, BLOCKS, COPIES}

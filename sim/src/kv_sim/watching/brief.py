@@ -65,7 +65,7 @@ def _fields(value: Any, depth: int) -> Iterable[tuple[str, str]]:
     for name, item in held.items():
         if name in DULL:
             continue
-        if item is not None and (isinstance(item, (int, float)) or not hasattr(item, "__len__") or len(item)):
+        if item is not None and (not hasattr(item, "__len__") or len(item)):
             yield name, brief(item, depth)
 
 

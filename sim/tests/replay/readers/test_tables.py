@@ -61,6 +61,12 @@ def test_an_open_quote_hides_nothing_but_its_own_row(tmp_path):
     assert columns.notes[-1] == f"1 malformed record was skipped, first: {file}:1002: a quote is not closed"
 
 
+def test_a_row_goes_over_so_many_lines_and_no_more():
+    after = [(1003, ["3", "4"])]
+    assert rows_of(Table("a,b"), '"' + "\n" * 1000 + 'x",2\n\n3,4\n') == [(1, ["\n" * 1000 + "x", "2"]), *after]
+    assert rows_of(Table("a,b"), '"' + "\n" * 1001 + 'x",2\n3,4\n') == [(1, None), (1002, ['x"', "2"]), *after]
+
+
 def test_a_cell_of_megabytes_is_a_cell(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text('arrived_at,num_prefill_tokens,num_decode_tokens,what\n1,64,1,"' + 5_000_000 * "x" + '\n"\n')
