@@ -304,13 +304,16 @@ def test_a_second_engine_is_drawn_like_the_first(tmp_path: Path) -> None:
         for action in (request("r1", shared_tokens=30), *map(Action, kinds)):
             assert made.apply(replace(action, args={**action.args, **made.sites[at].where}))
         perfetto.ends(None)
-        events = json.loads(file.read_text().replace(f'"engine {at} ', '"'))["traceEvents"]
+        events = json.loads(file.read_text())["traceEvents"]
         own = [{**e, "pid": e["pid"] % ENGINE} for e in events if e["pid"] // ENGINE == at and e["pid"] != WORLD]
         # The second one has more blocks.
         drawn.append([e for e in own if e["pid"] != BLOCKS or e["tid"] <= config.num_blocks])
-    for of_one in drawn:  # their places in a list of processes
+    for at, of_one in enumerate(drawn):  # where they are in a list of processes, and their names
         for event in of_one:
             if event["name"] == "process_sort_index":
                 assert event["args"].pop("sort_index") % ENGINE == event["pid"]
+            if event["name"] == "process_name":
+                engine, number, event["args"]["name"] = event["args"]["name"].split(" ", 2)
+                assert (engine, number) == ("engine", str(at))
     assert drawn[0] == drawn[1]
     assert {event["pid"] for event in drawn[1]} == {REQUESTS, STEPS, BLOCKS, COPIES}
