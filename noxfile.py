@@ -65,8 +65,9 @@ VLLM_NEWER = "vllm==0.33.0"
 """The newest vLLM that the contract follows: its Python only."""
 
 VLLM_ON_BOTH = (
-    *("features.py", "files.py", "outputs.py", "prediction.py", "server.py", "states.py", "traffic.py"),
-    *("vllms_lmcache.py", "vllms_nixl.py", "vllms_simple.py"),
+    *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py"),
+    *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
+    *("vllms_lmcache.py", "vllms_mooncake.py", "vllms_nixl.py", "vllms_simple.py"),
 )
 """The long tests that run on both."""
 
