@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol
 
 from kv_api import CanonicalKVCaches, Direction, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
+from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
-from kv_offload_cpu.worker import HostMemory
 from kv_sim.memory.device import Device
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from kv_api import CanonicalKVCaches, Direction, OffloadingConfig
+from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult
 from kv_offload_cpu.sizing import HostLayout
-from kv_offload_cpu.worker import HostMemory
 from kv_offload_file import FileOffloadingSpec
 from kv_offload_file.engine import FileCopyEngine, Slots
 from kv_offload_file.home import Home

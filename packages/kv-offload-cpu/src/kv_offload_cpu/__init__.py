@@ -32,12 +32,12 @@ from kv_offload_cpu.spec import CPUOffloadingSpec
 from kv_offload_cpu.stats import METRICS, CPUOffloadingStats
 
 if TYPE_CHECKING:
-    from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
-    from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory, StoreRole, WorkerCounts
+    from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, HostMemory, PageCopies, Urgency
+    from kv_offload_cpu.worker import CPUOffloadingWorker, StoreRole, WorkerCounts
 
 _LATER = {
-    "kv_offload_cpu.copy.engine": ("CopyEngine", "CopyResult", "PageCopies", "Urgency"),
-    "kv_offload_cpu.worker": ("CPUOffloadingWorker", "HostMemory", "StoreRole", "WorkerCounts"),
+    "kv_offload_cpu.copy.engine": ("CopyEngine", "CopyResult", "HostMemory", "PageCopies", "Urgency"),
+    "kv_offload_cpu.worker": ("CPUOffloadingWorker", "StoreRole", "WorkerCounts"),
 }
 """Modules that are imported at the first use of one of their names."""
 

@@ -20,8 +20,8 @@ from kv_offload_cpu.sizing import HostLayout, plan_layout
 from kv_offload_cpu.stats import CHECKSUM_MISMATCHES, METRICS, STORES_SKIPPED
 
 if TYPE_CHECKING:
-    from kv_offload_cpu.copy.engine import CopyEngine
-    from kv_offload_cpu.worker import CPUOffloadingWorker, HostMemory
+    from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
+    from kv_offload_cpu.worker import CPUOffloadingWorker
 
 
 class CPUOffloadingSpec(OffloadingSpec):

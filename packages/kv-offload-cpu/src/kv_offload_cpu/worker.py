@@ -12,10 +12,9 @@ sense is a ``KVError`` and changes nothing.
 from dataclasses import dataclass
 from enum import Enum, auto
 from logging import getLogger
-from typing import Protocol
 
 from kv_api import Direction, GPULoadStoreSpec, KVError, LoadStoreSpec, OffloadingWorker, TransferResult
-from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
+from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, HostMemory, PageCopies, Urgency
 from kv_offload_cpu.copy.ranges.pages import page_copies
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.sizing import HostLayout
@@ -30,13 +29,6 @@ class StoreRole(Enum):
     WRITES = auto()
     ACKNOWLEDGES = auto()
     """Another worker holds the same bytes and writes them. vLLM's connector needs it, ours submits none."""
-
-
-class HostMemory(Protocol):
-    """Memory that the chunks are in; what else it can do is between it and the copy engine."""
-
-    def release(self) -> None:
-        """Give it back. Nothing touches it any more. May be repeated."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Slots of a file as the engine wants them: read into bays of staging memory, and written from these."""
 
+from kv_offload_cpu import HostMemory
 from kv_offload_cpu.memory import MappedMemory
-from kv_offload_cpu.worker import HostMemory
 from kv_offload_file.label import Label
 from kv_offload_file.slot_file import SlotFile, SlotReader
 

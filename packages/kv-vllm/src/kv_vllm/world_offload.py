@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from kv_api import CanonicalKVCaches, KVCacheEvent, KVCaches
 from kv_offload import OffloadingConnector as OurOffloadingConnector
 from kv_offload import OffloadingWorkerSide
+from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine
 from kv_offload_cpu.sizing import HostLayout
-from kv_offload_cpu.worker import HostMemory
 from kv_sim.offload import TimedWorkerSide, WorldCopyEngine, WorldCPUOffloadingSpec, WorldMemory
 from kv_vllm.connectors.offloading import OffloadingConnector
 from kv_vllm.driver.tensors import device_of

@@ -15,7 +15,7 @@ from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
-from kv_offload_cpu.copy.engine import CopyEngine
+from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
 from kv_offload_cpu.copy.host.memmove import BY_C
 from kv_offload_cpu.copy.host.moves import Mover
@@ -24,7 +24,6 @@ from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
-from kv_offload_cpu.worker import HostMemory
 
 _log = getLogger("kv_offload_cpu")
 

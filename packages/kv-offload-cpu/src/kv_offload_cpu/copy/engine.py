@@ -57,6 +57,13 @@ class CopyResult:
     seconds: float | None = None
 
 
+class HostMemory(Protocol):
+    """Memory that the chunks are in; what else it can do is between it and the copy engine."""
+
+    def release(self) -> None:
+        """Give it back. Nothing touches it any more. May be repeated."""
+
+
 class CopyEngine(Protocol):
     """Copies pages, and reports what goes wrong below as a ``CopyResult``, not as an exception.
 

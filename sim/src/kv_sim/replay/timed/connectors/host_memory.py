@@ -10,10 +10,10 @@ from typing import Any
 
 from kv_api import CanonicalKVCaches, Direction, KVCaches
 from kv_offload import OffloadingConnector, OffloadingSchedulerSide, OffloadingWorkerSide
+from kv_offload_cpu import HostMemory
 from kv_offload_cpu.copy.engine import CopyEngine, CopyResult, PageCopies, Urgency
 from kv_offload_cpu.sizing import HostLayout
 from kv_offload_cpu.spec import CPUOffloadingSpec
-from kv_offload_cpu.worker import HostMemory
 from kv_sim.offload import NoMemory, WorldMemory
 from kv_sim.replay.timed.engine.device import HasLink
 from kv_sim.replay.timed.timing import SECOND, Clock
