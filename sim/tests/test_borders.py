@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def known_to(part: str) -> set[str]:
 @pytest.mark.parametrize("part", sorted(WORLD))
 def test_a_world_knows_nothing_of_what_is_done_with_it(part: str) -> None:
     assert known_to(part) <= WORLD
+
+
+def test_folders_stand_on_each_other() -> None:
+    """Commands on what they share, and that on worlds, whose parts are one thing here."""
+    parts = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    above = {part: known_to(part) - WORLD for part in parts - WORLD}
+    assert len(above) > 15
+    order = [*TopologicalSorter(above).static_order()]
+    assert order.index("failures") < order.index("command") < order.index("replay") < order.index("cli")
+    assert {part for part in parts if "cli" in known_to(part)} == {"__main__"}
 
 
 @pytest.mark.parametrize(

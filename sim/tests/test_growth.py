@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kv_sim.actions import Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD
 from kv_sim.growth.command import growth_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kv_sim.actions import Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, SUBJECTS

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kv_sim_devices import device
 
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
@@ -97,10 +98,11 @@ def test_so_does_whatever_else_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_device_and_a_pipe_are_written_directly(tmp_path: Path) -> None:
-    write(Path("/dev/null"))
-    assert Path("/dev/null").is_char_device()
+    nowhere = device("null", tmp_path)
+    write(nowhere)
+    assert nowhere.is_char_device()
     with pytest.raises(OSError, match="No space left on device"):
-        write(Path("/dev/full"))
+        write(device("full", tmp_path))
     reading, writing = os.pipe()
     write(Path(f"/dev/fd/{writing}"))
     assert os.read(reading, 99) == b"new"

@@ -8,10 +8,10 @@ a world                    ``world`` over ``world_state``, as ``config`` has it;
                            behind a ``guard``, it breaks with a ``violation`` and comes to ``rest``
 what it consists of        ``engine/``, the model, or another of ``engines``; ``memory/``; ``checkers/``
 what happens in it         ``actions``, drawn and counted in ``history/``; ``watching/`` looks at it
-finding failures           ``fuzz``, ``conformance/``, ``growth/``; ``pytest_plugin``
+finding failures           ``fuzz``, ``campaign/``, ``conformance/``, ``growth/``; ``pytest_plugin``
 what becomes of one        ``failures/``
-the command                ``command/``; what users write is read by ``strict``, and what they keep is written as
-                           a ``whole_file``
+the command                ``cli/``, and what its commands share: ``command/``; what users write is read by
+                           ``strict``, and what they keep is written as a ``whole_file``
 to be driven               ``examples/``; our own media over a world's memory, ``offload`` and ``offload_file``,
                            which stand for those that copy by themselves (``media``); ``p2p/``, a world as the
                            wire between engines; ``zoo/``, each with a mistake

@@ -2,6 +2,6 @@
 
 import sys
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 
 sys.exit(main())

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 
 COMMANDS = {
     "size": ["size", "mooncake-synthetic", "--policy", "all", "--points", "12", "--model", "llama-3.1-8b"],

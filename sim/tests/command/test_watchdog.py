@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kv_api import KVConnectorRole, TwoSidedConnector
-from kv_sim.command import campaign, cli
-from kv_sim.command.cli import main
+from kv_sim.campaign import processes
+from kv_sim.cli import main as cli
+from kv_sim.cli.main import main
 from kv_sim.command.watchdog import ends_calls
 from kv_sim.command.workers import end_with_parent
 from kv_sim.config import WorldConfig
@@ -210,13 +211,13 @@ class Stop:
 
 def test_every_process_of_a_command_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    for module in (campaign, side_by_side, zoo):
+    for module in (processes, side_by_side, zoo):
         monkeypatch.setattr(module, "end_with_parent", lambda name=module.__name__: begun.append(name))
-    monkeypatch.setattr(campaign, "work", lambda *args: None)
+    monkeypatch.setattr(processes, "work", lambda *args: None)
     side_by_side._map([])
     zoo._begin()
-    campaign._process(None, 0, Queue(), Stop())  # type: ignore[arg-type]
-    assert begun == ["kv_sim.replay.side_by_side", "kv_sim.zoo.command", "kv_sim.command.campaign"]
+    processes._process(None, 0, Queue(), Stop())  # type: ignore[arg-type]
+    assert begun == ["kv_sim.replay.side_by_side", "kv_sim.zoo.command", "kv_sim.campaign.processes"]
 
 
 def test_who_was_begun_by_nobody_waits_for_nobody() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kv_sim.command.cli import COMMANDS, main
-from kv_sim.command.options import parser_of
+from kv_sim.cli.main import COMMANDS, main
+from kv_sim.cli.options import parser_of
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.conformance import command, report
 from kv_sim.conformance.scenarios import Claim, Outcome, Scenario, probes_of, run_scenario, scenarios_of

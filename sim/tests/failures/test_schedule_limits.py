@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import AHEAD, RequestSpec, Turn, most_tokens
 from kv_sim.examples.catalogue import LATER, SUBJECTS

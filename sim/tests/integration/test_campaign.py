@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from kv_sim import actions, world_state
-from kv_sim.command.campaign import Batch, Campaign, Plan, _next_batch, missing, run_campaign, tables, work
-from kv_sim.command.cli import main
+from kv_sim.campaign.found import Batch, Campaign, missing, tables
+from kv_sim.campaign.processes import Plan, _next_batch, run_campaign, work
+from kv_sim.cli.main import main
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.history import coverage, effects, legal
@@ -113,7 +114,7 @@ def test_the_first_failure_of_a_subject_is_kept() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
 def test_ctrl_c_ends_all_processes_and_prints_what_was_reached(tmp_path: Path) -> None:
-    script = "import sys; from kv_sim.command.cli import main; sys.exit(main())"
+    script = "import sys; from kv_sim.cli.main import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", script, "campaign", "--minutes", "5", "--jobs", "2"],
         cwd=tmp_path,
@@ -246,7 +247,7 @@ def test_a_short_campaign_fails_for_what_it_never_reached(
 def test_a_campaign_that_reached_everything_passes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_sim.command.campaign.run_campaign", lambda plan: full(SUBJECTS))
+    monkeypatch.setattr("kv_sim.campaign.command.run_campaign", lambda plan: full(SUBJECTS))
     assert main(["campaign", "--histories", "1"]) == 0
     assert capsys.readouterr().out.endswith("nothing broke\nevery legal pair and every situation was reached\n")
 
@@ -259,7 +260,7 @@ def test_an_interrupted_campaign_prints_its_tables(
         campaign.was_interrupted = True
         return campaign
 
-    monkeypatch.setattr("kv_sim.command.campaign.run_campaign", interrupted)
+    monkeypatch.setattr("kv_sim.campaign.command.run_campaign", interrupted)
     assert main(["campaign", "--minutes", "1"]) == 130
     out = capsys.readouterr().out
     assert out.endswith("interrupted: this is what was reached so far\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.failures import telling
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.conformance.items import Conformance
 from kv_sim.failures.schedule_file import read_schedule
 from kv_sim.pytest_plugin import pytest_addoption, pytest_configure

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.examples.memory import MemoryConnector

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kv_sim.actions import Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.engine.engine import Engine
 from kv_sim.examples.catalogue import LATER, P2P, P2P_TWO
 from kv_sim.growth import kept

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.command.arguments import add_replay_arguments, add_size_arguments
 from kv_sim.replay.command.foreign import SAME_IN_ENGINE
 from kv_sim.replay.command.selection import (

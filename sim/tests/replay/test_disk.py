@@ -19,7 +19,7 @@ from kv_api import (
     OffloadingParallelConfig,
 )
 from kv_offload_file import FileOffloadingSpec
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import replay, size
 from kv_sim.replay.cache import Outcome, Setup, replay_cache
 from kv_sim.replay.fleet import RoutedTrace

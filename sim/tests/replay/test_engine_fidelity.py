@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace
 from kv_sim.replay.timed import MODELS as MODELS_WITH_WEIGHTS
 from kv_sim.replay.timed import EngineSettings, replay_engine

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.command.interrupts import heard_here_alone
 from kv_sim.replay import open_trace
 from kv_sim.replay.cache import Setup

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.kv_model import DTYPES, KVModel
 from kv_sim.replay.model_config import model_of, read_model
 from kv_sim.replay.models import MODELS, find_model

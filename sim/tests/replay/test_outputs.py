@@ -9,10 +9,11 @@ import sys
 from contextlib import suppress
 
 import pytest
+from kv_sim_devices import device
 from kv_sim_refusals import refused
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import oracle
 from kv_sim.replay.command.outputs import writing
 
@@ -99,13 +100,14 @@ def test_a_folder_is_no_file_to_write(small, tmp_path, capsys, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_can_not_be_written_is_named(small, capsys, name):
+def test_what_can_not_be_written_is_named(small, tmp_path, capsys, name):
     command, *options, option = COMMANDS[name]
-    assert main([command, str(small), *options, option, "/dev/full"]) == 2
+    full = device("full", tmp_path)
+    assert main([command, str(small), *options, option, str(full)]) == 2
     out, err = capsys.readouterr()
-    assert err == f"kv-sim {command}: {option} /dev/full: No space left on device\n"
+    assert err == f"kv-sim {command}: {option} {full}: No space left on device\n"
     assert out.startswith("small.jsonl: 4 requests") or "engine" in name, "the table was there to be read"
-    assert "/dev/full" not in out
+    assert str(full) not in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -137,14 +139,15 @@ def test_what_can_not_be_written_is_what_it_was(small, tmp_path, capsys, monkeyp
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_large_oracle_that_can_not_be_written_is_named(small, capsys, monkeypatch, pieces):
+def test_a_large_oracle_that_can_not_be_written_is_named(small, tmp_path, capsys, monkeypatch, pieces):
     """One that doesn't fit what is buffered, too."""
+    full = device("full", tmp_path)
     ids = [*range(11 * 4000)]
     monkeypatch.setattr(oracle, "_PIECE", -(-len(ids) // pieces))
     small.write_text(json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "hash_ids": ids}) + "\n")
-    command = ["replay", str(small), "--capacity", "5blocks", "--jobs", "1", "--write-oracle", "/dev/full"]
+    command = ["replay", str(small), "--capacity", "5blocks", "--jobs", "1", "--write-oracle", str(full)]
     assert main(command) == 2
-    assert capsys.readouterr().err == "kv-sim replay: --write-oracle /dev/full: No space left on device\n"
+    assert capsys.readouterr().err == f"kv-sim replay: --write-oracle {full}: No space left on device\n"
 
 
 def test_a_printed_json_that_can_not_be_written_is_named(small, capsys, monkeypatch):
@@ -184,9 +187,10 @@ def test_where_nothing_is_printed_to_nothing_fails(small, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())
 
 
-def test_two_outputs_may_go_nowhere(small, capsys):
-    assert main(["replay", str(small), "--capacity", "5blocks", "--json", "/dev/null", "--html", "/dev/null"]) == 0
-    assert "/dev/null: the report as a page" in capsys.readouterr().out
+def test_two_outputs_may_go_nowhere(small, tmp_path, capsys):
+    nowhere = str(device("null", tmp_path))
+    assert main(["replay", str(small), "--capacity", "5blocks", "--json", nowhere, "--html", nowhere]) == 0
+    assert f"{nowhere}: the report as a page" in capsys.readouterr().out
 
 
 REFUSED_LATE = {

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import replay
 from kv_sim.replay.report.chart import Mark
 from kv_sim.replay.report.page import _details

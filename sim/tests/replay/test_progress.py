@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.command.progress import Progress
 
 

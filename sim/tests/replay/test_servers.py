@@ -13,7 +13,7 @@ from kv_sim_slow_replay import BLOCK, prefix_trace, same, trace_of
 from kv_sim_slow_replay import min_hits as slow_min_hits
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, columns, open_trace, parallel, replay, size, sizing, stream
 from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.cache import Setup, replay_cache

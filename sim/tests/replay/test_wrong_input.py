@@ -5,7 +5,7 @@ import json
 import pytest
 from kv_sim_refusals import GOOD, line, refused
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import open_trace
 from kv_sim.replay.readers.options import OnError, TraceOptions
 from kv_sim.replay.readers.sharing import parse_sharing

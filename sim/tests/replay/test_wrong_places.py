@@ -6,7 +6,7 @@ import socket
 import pytest
 from kv_sim_refusals import GOOD, refused
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 
 
 def test_a_place_without_a_trace(tmp_path, capsys):

@@ -11,7 +11,7 @@ from kv_sim_timed_traces import PAGE, answer, toy, trace_of
 
 from kv_api import ConfigError
 from kv_offload_file.options import FileOptions
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.timed import Contents, EngineSettings, Stepping
 from kv_sim.replay.timed.command import OLD_NAMES, add_replay_arguments, add_size_arguments, run, settings_of
 from kv_sim.replay.timed.connectors.timed_config import (

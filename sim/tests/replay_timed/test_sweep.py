@@ -10,7 +10,7 @@ import pytest
 from kv_sim_timed_traces import toy, trace_of
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import open_trace
 from kv_sim.replay.columns import Columns, ColumnsBuilder
 from kv_sim.replay.fleet import Fleet

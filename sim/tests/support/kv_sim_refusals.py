@@ -2,7 +2,7 @@
 
 import json
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 
 GOOD = json.dumps({"timestamp": 1000, "input_length": 512, "output_length": 1, "hash_ids": [1]})
 

@@ -7,7 +7,7 @@ import pytest
 
 from kv_sim import violation
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS

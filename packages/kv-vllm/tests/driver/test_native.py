@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("kv_sim")
 
 from kv_api import ConfigError, KVTransferConfig, UnknownNameError
+from kv_sim.cli.main import main as kv_sim
 from kv_sim.command import selection
-from kv_sim.command.cli import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
 from kv_sim.growth.kept import measure_kept

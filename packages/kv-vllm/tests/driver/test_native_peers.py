@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("kv_sim")
 
-from kv_sim.command.cli import main as kv_sim
+from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import replay, run_seed

@@ -14,7 +14,7 @@ from lmcache.v1.rpc import ZmqReqRepClientTransport
 
 from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
-from kv_sim.command.cli import main as kv_sim
+from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import run_seed

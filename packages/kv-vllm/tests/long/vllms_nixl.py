@@ -10,7 +10,7 @@ import pytest
 from kv_vllm_short_histories import CONFIG, bearer, found_in, held
 
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main as kv_sim
+from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import GroupConfig
 from kv_sim.fuzz import replay, run_seed
 from kv_sim.history.coverage import PULLED

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector i
 from vllm.v1.simple_kv_offload import copy_backend, disk_backend
 
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import main as kv_sim
+from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.fuzz import config_for, replay

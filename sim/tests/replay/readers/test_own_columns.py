@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay import TraceOptions, open_trace
 from kv_sim.replay.readers.own_columns import PARTS, parse_columns
 from kv_sim.replay.readers.sharing import parse_sharing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.api import replay, size
 from kv_sim.replay.readers.opening import open_trace
 from kv_sim.replay.readers.options import TraceOptions

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kv_api import ConfigError
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 from kv_sim.replay.readers import text
 
 WORDS = [f"w{number}" for number in range(60)]

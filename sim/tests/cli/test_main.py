@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from kv_sim_command_lines import Result
 
+from kv_sim.cli.subjects import subject_lines
 from kv_sim.command import selection
-from kv_sim.command.subjects import subject_lines
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject, Trait
@@ -64,7 +64,7 @@ def test_what_lies_in_this_folder_can_be_named_and_logs_nothing(
     assert out.splitlines()[-1].startswith("lies_in_this_folder:Mine: 1 histories, ")
 
 
-COMMAND = [sys.executable, "-c", "import sys; from kv_sim.command.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from kv_sim.cli.main import main; sys.exit(main())"]
 
 
 def run_process(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kv_sim.command.cli import COMMANDS, main
-from kv_sim.command.options import parser_of
-from kv_sim.command.version import PACKAGES, version_lines
+from kv_sim.cli.main import COMMANDS, main
+from kv_sim.cli.options import parser_of
+from kv_sim.cli.version import PACKAGES, version_lines
 from kv_sim.subject import Trait
 
 METAVARS = ("A,B", "A-B", "CHECKER", "DIR", "FILE", "J", "JSON", "M", "N", "NAME", "S")
@@ -82,7 +82,7 @@ def test_versions_are_those_that_are_installed(capsys: pytest.CaptureFixture[str
 
 
 def test_the_version_of_what_is_not_there_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_sim.command.version.PACKAGES", ("kv-api", "kv-of-nobody"))
+    monkeypatch.setattr("kv_sim.cli.version.PACKAGES", ("kv-api", "kv-of-nobody"))
     assert [line.split()[0] for line in version_lines()] == ["kv-api", "Python"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kv_sim_command_lines import Result
 
-from kv_sim.command.cli import main
+from kv_sim.cli.main import main
 
 
 @pytest.fixture

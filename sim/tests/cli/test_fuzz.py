@@ -89,7 +89,7 @@ def test_a_failure_of_the_testbed_itself(
     def run_seed(*args: Any, **options: Any) -> Run:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("kv_sim.command.cli.run_seed", run_seed)
+    monkeypatch.setattr("kv_sim.cli.fuzz.run_seed", run_seed)
     code, out, err = kv_sim(f"kv-sim fuzz --connector later --seeds 4-9 {asked}")
     before, _, after = asked.partition("--actions 20")
     words = shlex.split(
@@ -182,7 +182,7 @@ def test_an_interrupt_says_where_it_was(
         return ended(*args)
 
     monkeypatch.setattr(LaterScheduler, "request_finished", interrupted)
-    monkeypatch.setattr("kv_sim.command.cli.run_seed", run)
+    monkeypatch.setattr("kv_sim.cli.fuzz.run_seed", run)
     monkeypatch.setattr("kv_sim.conformance.scenarios.run_seed", run)
     code, out, err = kv_sim(f"kv-sim {command}")
     assert code == 130

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from kv_sim.command.version import ShowVersions
+from kv_sim.campaign.command import USUAL_MINUTES
+from kv_sim.cli.version import ShowVersions
 from kv_sim.command.watchdog import USUAL_SECONDS
 from kv_sim.command.workers import num_cores
 from kv_sim.config import BUILTIN_ENGINE
@@ -13,7 +14,6 @@ from kv_sim.replay.command.arguments import add_replay_arguments, add_size_argum
 from kv_sim.subject import PEERS, Trait
 
 USUAL_HISTORIES: Final = 300
-USUAL_MINUTES: Final = 10.0
 
 Command = Callable[[argparse.Namespace], int]
 

@@ -1,9 +1,19 @@
 """``kv-sim subjects``: the connectors that the testbed knows, with what they claim."""
 
+import argparse
 import json
 from collections.abc import Mapping
 
+from kv_sim.command.console import FINE, say
+from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.subject import Subject, Trait
+
+
+def subjects(options: argparse.Namespace) -> int:
+    """Run the command."""
+    for text in subject_lines(SUBJECTS):
+        say(text)
+    return FINE
 
 
 def subject_lines(subjects: Mapping[str, Subject]) -> list[str]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from kv_sim.command import campaign as campaign_module
-from kv_sim.command.campaign import PATIENCE_SECONDS, Batch, Campaign, Plan, run_campaign
+from kv_sim.campaign import processes
+from kv_sim.campaign.found import Batch, Campaign
+from kv_sim.campaign.processes import PATIENCE_SECONDS, Plan, run_campaign
 from kv_sim.examples.catalogue import MEMORY
 from kv_sim.fuzz import Run
 from kv_sim.history.coverage import Coverage
@@ -95,8 +96,8 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Machine], Machine]
 
     def use(machine: Machine) -> Machine:
         contexts = {"spawn": machine.context}
-        monkeypatch.setattr(campaign_module, "multiprocessing", SimpleNamespace(get_context=contexts.__getitem__))
-        monkeypatch.setattr(campaign_module, "time", SimpleNamespace(monotonic=lambda: machine.now))
+        monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=contexts.__getitem__))
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: machine.now))
         return machine
 
     yield use
@@ -112,8 +113,8 @@ def test_each_process_runs_its_share_and_is_waited_for(on: Any, monkeypatch: pyt
         ran.append(seed)
         return Run(steps=2, digest="", coverage=Coverage(), failure=None)
 
-    monkeypatch.setattr(campaign_module, "run_seed", run_seed)
-    monkeypatch.setattr(campaign_module, "let_connectors_log_nothing", lambda: quiet.append(len(ran)))
+    monkeypatch.setattr(processes, "run_seed", run_seed)
+    monkeypatch.setattr(processes, "let_connectors_log_nothing", lambda: quiet.append(len(ran)))
     machine = on(Machine(does=True))
     found = run_campaign(Plan({"memory": MEMORY}, start=10, histories=7, jobs=3))
     assert ran == [10, 13, 16, 11, 14, 12, 15]
@@ -187,7 +188,7 @@ def test_ctrl_c_where_all_runs_in_one_process(on: Any, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return Run(steps=2, digest="", coverage=Coverage(), failure=None)
 
-    monkeypatch.setattr(campaign_module, "run_seed", run_seed)
+    monkeypatch.setattr(processes, "run_seed", run_seed)
     seen: list[Campaign] = []
     found = run_campaign(Plan({"memory": MEMORY}), seen.append)
     assert (found.was_interrupted, found.histories, found.steps, found.seconds) == (True, {"memory": 2}, 4, 3)

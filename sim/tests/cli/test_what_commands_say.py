@@ -14,7 +14,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
-from kv_sim.command.cli import COMMANDS, main
+from kv_sim.cli.main import COMMANDS, main
 from kv_sim.command.console import let_connectors_log_nothing, note, say
 from kv_sim.command.interrupts import Told, on_interrupt
 from kv_sim.command.selection import unclaimed

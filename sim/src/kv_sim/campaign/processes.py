@@ -1,4 +1,4 @@
-"""Campaigns: all subjects over many seeds and several processes, and what of the legal they reached.
+"""All subjects over many seeds, in several processes.
 
 Worker ``i`` of ``jobs`` takes the seeds ``start + i``, ``start + i + jobs``, … and runs every subject on each.
 What it finds is sent in batches, so a campaign that is cut short still knows what it reached. As long as nothing
@@ -11,59 +11,23 @@ import queue
 import signal
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from kv_sim.campaign.found import Batch, Campaign
 from kv_sim.command.console import let_connectors_log_nothing
 from kv_sim.command.interrupts import on_interrupt
-from kv_sim.command.table import aligned
 from kv_sim.command.workers import end_with_parent
 from kv_sim.config import BUILTIN_ENGINE
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.fuzz import Failure, run_seed
-from kv_sim.history.coverage import Coverage
-from kv_sim.history.legal import NEVER_BETWEEN_ACTIONS, RARE_SITUATIONS, STATES, Expected
+from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject
 
 BATCH_SEEDS = 5
 PATIENCE_SECONDS = 20.0
 """How long workers may take to end after they were told to. A history takes milliseconds."""
-
-
-@dataclass
-class Batch:
-    """What a worker found since it last reported."""
-
-    coverage: Coverage = field(default_factory=Coverage)
-    histories: Counter[str] = field(default_factory=Counter)
-    steps: int = 0
-    failures: dict[str, Failure] = field(default_factory=dict)
-    """The first failure of each subject, by its name."""
-    crash: str | None = None
-    """The testbed itself failed: where, and the traceback."""
-    is_last: bool = False
-
-
-@dataclass
-class Campaign(Batch):
-    """Everything that was found."""
-
-    was_interrupted: bool = False
-    seconds: float = 0.0
-
-    def take(self, batch: Batch) -> None:
-        """Add what a worker sent."""
-        self.coverage.add(batch.coverage)
-        self.histories.update(batch.histories)
-        self.steps += batch.steps
-        self.crash = self.crash or batch.crash
-        for name, failure in batch.failures.items():
-            known = self.failures.get(name)
-            if known is None or (failure.seed or 0) < (known.seed or 0):
-                self.failures[name] = failure
 
 
 @dataclass(frozen=True)
@@ -199,62 +163,3 @@ def _process(plan: Plan, worker: int, batches: Any, stop: Any) -> None:
     end_with_parent()
     let_connectors_log_nothing()
     work(plan, worker, batches.put, stop.is_set)
-
-
-# -- what it reached ---------------------------------------------------------------------------
-
-
-def missing(campaign: Campaign, expected: Expected) -> list[str]:
-    """What was legal and never reached, and what was reached and should not be, a line each."""
-    pairs, situations = campaign.coverage.pairs, campaign.coverage.situations
-    unseen: dict[str, list[str]] = {}
-    for action, state in expected.pairs:
-        if not pairs[action, state]:
-            unseen.setdefault(action, []).append(repr(state))
-    lines = [
-        f"never reached: {action} while a request is {' or '.join(states)}" for action, states in unseen.items()
-    ]
-    demanded = [name for name in expected.situations if name not in RARE_SITUATIONS]
-    lines += [f"never reached: {name}" for name in demanded if not situations[name]]
-    known = {*expected.pairs, *expected.rare}
-    lines += [
-        f"reached {number} times, but it can't be: {pair[0]} while a request is {pair[1]!r} "
-        f"({expected.excluded.get(pair) or NEVER_BETWEEN_ACTIONS.get(pair[1], 'no such state')})"
-        for pair, number in sorted(pairs.items())
-        if pair not in known
-    ]
-    lines += [
-        f"reached {number} times, but not in the table: {name}"
-        for name, number in sorted(situations.items())
-        if name not in expected.situations
-    ]
-    return lines
-
-
-def tables(campaign: Campaign, expected: Expected) -> list[str]:
-    """Two tables: how often each pair and each situation was reached. ``-`` is not expected."""
-    pairs, situations = campaign.coverage.pairs, campaign.coverage.situations
-    actions = list(dict.fromkeys(action for action, _ in (*expected.pairs, *expected.excluded)))
-    rows = [["action \\ a request is", *STATES]]
-    for action in actions:
-        cells = [
-            "-" if (action, state) in expected.excluded and not pairs[action, state] else str(pairs[action, state])
-            for state in STATES
-        ]
-        rows.append([action, *cells])
-    lines = [*aligned(rows), ""]
-    names = [*expected.situations, *expected.excluded_situations]
-    shown = [[name, str(situations[name]) if name in expected.situations else "-"] for name in names]
-    lines += aligned([["situation", "times"], *shown])
-    reasons: dict[str, list[str]] = {}
-    for (action, state), reason in expected.excluded.items():
-        reasons.setdefault(reason, []).append(f"{action} × {state}")
-    for name, reason in expected.excluded_situations.items():
-        reasons.setdefault(reason, []).append(name)
-    lines += ["", "not expected (-):"]
-    lines += [f"  {reason}: {_some(what)}" for reason, what in reasons.items()]
-    return lines
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,59 @@
+"""``kv-sim campaign``: what broke, and whether all was reached that is legal."""
+
+import argparse
+from typing import Final
+
+from kv_api import ConfigError
+from kv_sim.campaign.found import missing, tables
+from kv_sim.campaign.processes import Plan, run_campaign
+from kv_sim.command import values
+from kv_sim.command.console import BROKEN, FAILED, FINE, INTERRUPTED, say
+from kv_sim.command.failed import say_that_it_failed
+from kv_sim.engines import find_engine
+from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.history import legal
+
+USUAL_MINUTES: Final = 10.0
+
+
+def campaign(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if options.minutes is not None and options.histories is not None:
+        raise ConfigError("--minutes and --histories: give one of them")
+    timed = options.histories is None
+    minutes = (options.minutes or USUAL_MINUTES) if timed else None
+    plan = Plan(
+        subjects=SUBJECTS,
+        start=values.parse_seed(options.seed),
+        histories=options.histories,
+        minutes=minutes,
+        jobs=options.jobs,
+        actions=options.actions,
+        engine=options.engine,
+    )
+    find_engine(plan.engine)
+    until = f"{minutes:g} minutes" if timed else f"{options.histories} histories a subject"
+    say(f"{len(SUBJECTS)} subjects, {until}, {plan.jobs} processes, seeds from {plan.start} (--seed)")
+    found = run_campaign(plan)
+    total = sum(found.histories.values())
+    say(f"{total} histories, {found.steps} engine steps in {found.seconds:.0f} s")
+    say("")
+    expected = legal.expected(plan.subjects.values())
+    for text in tables(found, expected):
+        say(text)
+    say("")
+    missed = missing(found, expected)
+    for text in missed:
+        say(text)
+    for name, failure in sorted(found.failures.items()):
+        say_that_it_failed(options, name, failure, frozenset())
+    if found.crash:
+        say(f"TESTBED {found.crash}")
+        return BROKEN
+    if found.was_interrupted:
+        say("interrupted: this is what was reached so far")
+        return FAILED if found.failures else INTERRUPTED
+    say("nothing broke" if not found.failures else f"{len(found.failures)} subjects broke")
+    if not missed:
+        say("every legal pair and every situation was reached")
+    return FAILED if found.failures or missed else FINE

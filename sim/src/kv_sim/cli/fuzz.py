@@ -1,0 +1,94 @@
+"""``kv-sim fuzz``: the histories of a range of seeds, up to the first that fails."""
+
+import argparse
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kv_api import ConfigError
+from kv_sim.cli.options import USUAL_HISTORIES
+from kv_sim.command import selection, values
+from kv_sim.command.console import BROKEN, FAILED, FINE, note, say, say_interrupted
+from kv_sim.command.failed import line_to_paste, say_that_it_failed
+from kv_sim.command.interrupts import Told
+from kv_sim.command.views import make_world
+from kv_sim.engines import find_engine
+from kv_sim.fuzz import Run, run_seed
+from kv_sim.history.coverage import why_little_is_shown
+from kv_sim.subject import Subject
+from kv_sim.violation import Invariant
+from kv_sim.world import World
+
+ENOUGH_TO_LOAD: Final = 10
+"""Histories in which something should have been found."""
+
+
+def fuzz(options: argparse.Namespace) -> int:
+    """Run the command."""
+    seeds = values.choose_seeds(options.seed, options.seeds, options.histories, USUAL_HISTORIES)
+    without = values.parse_checkers(options.without)
+    find_engine(options.engine)  # before anything runs: a wrong name or path is known now
+    subjects = selection.choose_subjects(
+        options.connector, options.extra, options.traits, options.engine, serves_peers=options.serves_peers
+    )
+    make_world(options)
+    if options.perfetto and len(subjects) > 1:
+        raise ConfigError("--perfetto writes one history: name its connector with --connector")
+    if options.connector and not subjects[options.connector].traits:
+        possible = ",".join(subjects[options.connector].possible_traits)
+        say(f"note: {options.connector} claims no traits, so its worlds are plain; --traits {possible}")
+    code = FINE
+    for name, subject in subjects.items():
+        code = max(code, _fuzz_one(options, name, subject, seeds, without))
+    return code
+
+
+def _fuzz_one(
+    options: argparse.Namespace, name: str, subject: Subject, seeds: range, without: frozenset[Invariant]
+) -> int:
+    """Run the seeds of one subject up to the first failure."""
+    run_one = partial(run_seed, subject, engine=options.engine, actions=options.actions, silent=without)
+    watched = make_world(options) if len(seeds) == 1 else World
+    steps, seed, situations = 0, seeds.start, Counter[str]()
+    try:
+        for seed in seeds:
+            line = line_to_paste(options, name, seed, without)
+            run = _guarded(seed, line, partial(run_one, seed, make_world=watched))
+            if run is None:
+                return BROKEN
+            steps += run.steps
+            situations += run.coverage.situations
+            if options.digest:
+                say(f"{name} {seed} {run.digest}")
+            if run.failure is not None:
+                found = run.failure
+                if len(seeds) > 1 and (options.log or options.perfetto):
+                    found = run_one(seed, make_world=make_world(options)).failure or found
+                say_that_it_failed(options, name, found, without)
+                return FAILED
+    except KeyboardInterrupt as error:
+        say_interrupted(error, seed, name, seed - seeds.start)
+        raise Told from None
+    if not options.digest:
+        say(f"{name}: {len(seeds)} histories, {steps} engine steps, nothing is wrong")
+        little = why_little_is_shown(situations, serves_peers=subject.serves_peers)
+        if little is not None and len(seeds) >= ENOUGH_TO_LOAD:
+            note(little)
+    if options.perfetto and len(seeds) > 1:
+        say(f"{options.perfetto} was not written: no history failed; --seed N writes that one's")
+    return FINE
+
+
+def _guarded(seed: int, line: str, run: Callable[[], Run]) -> Run | None:
+    """Run a history; None if the testbed itself failed, which is reported."""
+    try:
+        return run()
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:  # noqa: BLE001 - reported with its traceback, under an exit code of its own
+        traceback.print_exc()
+        say(f"TESTBED seed={seed}  {type(error).__name__}: {error}")
+        say(f"replay: {line}")
+        return None
