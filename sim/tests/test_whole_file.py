@@ -59,6 +59,11 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     assert (place.read_bytes(), mode_of(place)) == (b"new", mode)
 
 
+def test_a_system_without_owners_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "chown")
+    test_a_file_that_is_there_keeps_its_mode(tmp_path, 0o640)
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     for name in ("there", "to come"):
         (tmp_path / "folder").mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,6 +232,14 @@ def test_what_the_system_has_against_a_folder_is_said_of_a_file(tmp_path, monkey
     before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(ConfigError, match=said):
+        home(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_without_locks_no_folder_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match=r"file_dir: this system has no locks of files \(fcntl\), and"):
         home(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 

@@ -48,7 +48,7 @@ def _can_be_replaced(place: Path, target: Path) -> bool:
 
 def _give(temporary: Path, was: os.stat_result) -> None:
     """Whose it was, as far as this process may, and who could do what with it."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # Windows has no such call
         os.chown(temporary, was.st_uid, was.st_gid)
     temporary.chmod(was.st_mode & 0o7777)
 

@@ -1,5 +1,6 @@
 """``kv-sim subjects``; and the command as a process, of which nothing depends on which it is."""
 
+import json
 import logging
 import os
 import re
@@ -90,6 +91,32 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert (module.returncode, module.stdout, module.stderr) == (0, command.stdout, "")
     wrong = [sys.executable, "-m", "kv_sim", "replay", "no.jsonl"]
     assert subprocess.run(wrong, cwd=tmp_path, capture_output=True, check=False).returncode == 2
+
+
+WITHOUT = """
+import os, signal, sys
+for module in ("fcntl", "pwd", "resource", "termios"):
+    sys.modules[module] = None
+for name in ("chown", "fork", "geteuid", "pread", "preadv", "sched_getaffinity", "statvfs", "O_DIRECT"):
+    vars(os).pop(name, None)
+for name in ("pthread_sigmask", "setitimer", "SIGALRM", "SIGHUP", "SIGKILL", "SIGPIPE"):
+    delattr(signal, name)
+from kv_sim.cli.main import main
+for line in sys.argv[1:]:
+    assert main(line.split()) == 0
+"""
+"""Much of what Windows hasn't."""
+
+
+@pytest.mark.once
+def test_what_only_unix_has_is_not_needed(tmp_path: Path) -> None:
+    (tmp_path / "replay.json").touch()
+    replay = "replay mooncake-synthetic --requests 50 --capacity 100blocks,200blocks --jobs 2 --json replay.json"
+    command = [sys.executable, "-c", WITHOUT, "fuzz --seed 3 --actions 5", replay]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\noffload-file: 1 histories, " in done.stdout
+    assert json.loads((tmp_path / "replay.json").read_text())["requests"] == 50
 
 
 @pytest.mark.once

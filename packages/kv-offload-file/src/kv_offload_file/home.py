@@ -9,7 +9,6 @@ The epoch is a number that nobody had before. When everything is to be forgotten
 there is a new one, and what was stored under the old one means nothing any more, also to whoever comes next.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -109,6 +108,12 @@ class LockedHome:
             self._fd = -1
 
     def _lock(self) -> None:
+        try:
+            import fcntl  # what only looks at our classes runs anywhere
+        except ImportError as error:
+            raise ConfigError(
+                "file_dir: this system has no locks of files (fcntl), and two engines in one folder destroy it"
+            ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
