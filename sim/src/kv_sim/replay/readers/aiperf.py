@@ -9,7 +9,7 @@ the file, so it counts from when the turn before arrived.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, shares_of
+from kv_sim.replay.readers.asked import answered_in, for_each
 from kv_sim.replay.readers.chat import chat, is_request, prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.mooncake import DelayedRecord, delay_of
@@ -27,13 +27,12 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     session, asked = text_of(record, "session_id"), _asked(record)
     time = None if record.get("timestamp") is None else number(record, "timestamp")
     delay = delay_of(record) if time is None and session and record.get("delay") is not None else None
-    prompts = prompts_in(record, asked)
-    for (text, tokens), share in zip(prompts, shares_of(_answered(record), len(prompts)), strict=True):
-        more: dict[str, Any] = {"model": text_of(asked, "model"), "text": text, "tokens": tokens}
-        if session:
-            yield DelayedRecord(time, 0, share, None, session, delay=delay, **more)
-        else:
-            yield Record(time, 0, share, None, session, **more)
+    prompts, answered, model = prompts_in(record, asked), _answered(record), text_of(asked, "model")
+    if session:
+        request: Record = DelayedRecord(time, 0, answered, None, session, model=model, delay=delay)
+    else:
+        request = Record(time, 0, answered, None, session, model=model)
+    yield from for_each(prompts, request)
 
 
 def _asked(record: Mapping[str, Any]) -> Mapping[str, Any]:

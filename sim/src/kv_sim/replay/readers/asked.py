@@ -5,10 +5,11 @@ lie behind what else was sent with it, in a ``body`` of its own.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from kv_sim.replay.readers.record import MalformedError, whole
+from kv_sim.replay.readers.record import MalformedError, Prompt, Record, session_of, text_of, time_of, whole
 
 _BODIES: Final = ("body", "request_body", "proxy_server_request", "request", "request_args")
 _PROMPTS: Final = ("messages", "prompt", "input")
@@ -70,7 +71,14 @@ def inside(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def shares_of(tokens: int, prompts: int) -> list[int]:
-    """The answer's tokens of each of several prompts, where only their sum is known: about equal ones."""
-    each, rest = divmod(tokens, prompts)
-    return [each + (number < rest) for number in range(prompts)]
+def own_request(record: Mapping[str, Any]) -> Record:
+    """What a record itself says of a request, but for its prompt."""
+    answered = answered_in(record) or 0
+    return Record(time_of(record), 0, answered, None, session=session_of(record), model=text_of(record, "model"))
+
+
+def for_each(prompts: Sequence[Prompt], record: Record) -> Iterator[Record]:
+    """The record of each of several prompts; of their answers, of which the sum is known, about equal parts."""
+    each, rest = divmod(record.output_tokens, len(prompts))
+    for number, (text, tokens) in enumerate(prompts):
+        yield replace(record, output_tokens=each + (number < rest), text=text, tokens=tokens)

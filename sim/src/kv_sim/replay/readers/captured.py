@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, inside, json_in, object_in, shares_of
+from kv_sim.replay.readers.asked import answered_in, for_each, inside, json_in, object_in
 from kv_sim.replay.readers.chat import prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, text_of, whole
@@ -30,8 +30,7 @@ def _requests(
     except MalformedError as error:
         reason = str(error).replace("prompt", "inputs", 1) if generates else error
         raise MalformedError(f"{place}.{reason}") from None
-    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
-        yield Record(time, 0, share, None, model=model, text=text, tokens=tokens, answer=said)
+    yield from for_each(prompts, Record(time, 0, answer, None, model=model, answer=said))
 
 
 # -- SageMaker -----------------------------------------------------------------------------------

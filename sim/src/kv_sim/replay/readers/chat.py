@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, asked_in, json_in, shares_of
+from kv_sim.replay.readers.asked import answered_in, asked_in, for_each, json_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import (
     TIMES,
     MalformedError,
+    Prompt,
     Record,
     prompts_of,
     session_of,
@@ -43,23 +44,19 @@ def _parse_request(record: Mapping[str, Any]) -> Iterator[Record]:
     if tokens is not None or isinstance(record.get("request"), str):  # beside which it is what went over the wire
         answer = None
     prompts = prompts_in(record, asked)
-    for (text, token_ids), share in zip(prompts, shares_of(tokens or 0, len(prompts)), strict=True):
-        yield Record(
-            time_of(record),
-            0,
-            share,
-            None,
-            session=session_of(record),
-            model=text_of(asked, "model") or text_of(record, "model"),
-            text=text,
-            tokens=token_ids,
-            answer=answer if isinstance(answer, str) else None,
-        )
+    request = Record(
+        time_of(record),
+        0,
+        tokens or 0,
+        None,
+        session=session_of(record),
+        model=text_of(asked, "model") or text_of(record, "model"),
+        answer=answer if isinstance(answer, str) else None,
+    )
+    yield from for_each(prompts, request)
 
 
-def prompts_in(
-    record: Mapping[str, Any], asked: Mapping[str, Any]
-) -> list[tuple[list[str] | None, list[int] | None]]:
+def prompts_in(record: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Prompt]:
     """What an API was asked, in pieces or as token ids; of a completion there may be several prompts."""
     if record.get("message_mode") == "delta":
         raise MalformedError(

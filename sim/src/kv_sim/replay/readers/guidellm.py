@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import asked_in, inside, shares_of
+from kv_sim.replay.readers.asked import asked_in, for_each, inside
 from kv_sim.replay.readers.chat import is_request, prompts_in
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number, text_of, whole
@@ -50,8 +50,7 @@ def _sent(time: int | float, request: Mapping[str, Any]) -> Iterator[Record]:
         return
     asked = asked_in(request)
     prompts = prompts_in(request, asked)
-    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
-        yield Record(time, 0, share, None, model=text_of(asked, "model"), text=text, tokens=tokens)
+    yield from for_each(prompts, Record(time, 0, answer, None, model=text_of(asked, "model")))
 
 
 GUIDELLM = Format(

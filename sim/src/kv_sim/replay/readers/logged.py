@@ -6,7 +6,7 @@ A record that is no request to a model is none here, too: a span, a call of a to
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kv_sim.replay.readers.asked import answered_in, inside, json_in, shares_of
+from kv_sim.replay.readers.asked import answered_in, for_each, inside, json_in
 from kv_sim.replay.readers.chat import prompts_in, user
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.record import MalformedError, Record, number_or_date, session_of, text_of, whole
@@ -34,9 +34,7 @@ def _requests(
     record: Mapping[str, Any], field: str, answer: int, session: str | None, model: str | None
 ) -> Iterator[Record]:
     time, asked = _start_of(record), _asked(record, field)
-    prompts = prompts_in(record, asked)
-    for (text, tokens), share in zip(prompts, shares_of(answer, len(prompts)), strict=True):
-        yield Record(time, 0, share, None, session, model=model, text=text, tokens=tokens)
+    yield from for_each(prompts_in(record, asked), Record(time, 0, answer, None, session, model=model))
 
 
 def _asked(record: Mapping[str, Any], field: str) -> Mapping[str, Any]:

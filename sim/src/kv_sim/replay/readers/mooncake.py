@@ -6,6 +6,7 @@ arrive that long after the turn before it arrived. Where there are only delays, 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kv_sim.replay.readers.format import Container, Format
@@ -43,14 +44,11 @@ def delay_of(record: Mapping[str, Any]) -> int | float:
     return delay
 
 
+@dataclass(slots=True)
 class DelayedRecord(Record):
     """A record whose time is counted from the turn before, where ``time`` is None; ``delay`` may be None, too."""
 
-    __slots__ = ("delay",)
-
-    def __init__(self, *values: Any, delay: int | float | None, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self.delay = delay
+    delay: int | float | None = None
 
 
 MOONCAKE = Format(

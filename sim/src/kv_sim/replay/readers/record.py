@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 from kv_sim.replay.trace import EngineMemory
 
 Id: TypeAlias = int | str
+Prompt: TypeAlias = tuple[list[str] | None, list[int] | None]
+"""Text in pieces, or token ids."""
 
 MOST_TOKENS: Final = 100_000_000
 """A request with more is a mistake: each of its blocks would be named."""
@@ -159,7 +161,7 @@ def text_of(record: Mapping[str, Any], field: str) -> str | None:
     return None if value is None else str(value)
 
 
-def prompts_of(record: Mapping[str, Any]) -> list[tuple[list[str] | None, list[int] | None]]:
+def prompts_of(record: Mapping[str, Any]) -> list[Prompt]:
     """What isn't a chat: one prompt or several, each as text or as token ids."""
     prompt = record.get("prompt")
     if isinstance(prompt, list) and prompt and all(map(_is_prompt, prompt)):

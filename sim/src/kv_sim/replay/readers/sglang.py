@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kv_sim.replay.readers.asked import answered_in, shares_of
+from kv_sim.replay.readers.asked import for_each, own_request
 from kv_sim.replay.readers.format import Container, Format
-from kv_sim.replay.readers.record import MalformedError, Record, prompts_of, session_of, text_of, time_of
+from kv_sim.replay.readers.record import MalformedError, Record, prompts_of
 from kv_sim.replay.readers.text import ASSUMED
 
 
@@ -15,17 +15,7 @@ def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
         prompts = prompts_of({"prompt": record.get(field)})
     except MalformedError as error:
         raise MalformedError(str(error).replace("prompt", field, 1)) from None
-    for (text, tokens), share in zip(prompts, shares_of(answered_in(record) or 0, len(prompts)), strict=True):
-        yield Record(
-            time_of(record),
-            0,
-            share,
-            None,
-            session=session_of(record),
-            model=text_of(record, "model"),
-            text=text,
-            tokens=tokens,
-        )
+    yield from for_each(prompts, own_request(record))
 
 
 SGLANG = Format(
