@@ -206,3 +206,8 @@ def test_sessions_are_sorted_with_their_requests(tmp_path):
     file.write_text("".join(json.dumps(one) + "\n" for one in sessions))
     made = open_trace(file, TraceOptions(sessions=True))
     assert (made.arrivals.tolist(), made.sessions.tolist()) == ([0, 10, 20, 30], [0, 1, 1, 0])
+    talks = [[5, 9], [2, 7]]
+    said = [[{"role": who, "content": "x", "time": t} for t in talk for who in ("user", "bot")] for talk in talks]
+    file.write_text("".join(json.dumps({"conversation": talk}) + "\n" for talk in said))
+    made = open_trace(file, TraceOptions(sessions=True))
+    assert (made.arrivals.tolist(), made.sessions.tolist()) == ([0, 3, 5, 7], [1, 0, 1, 0])

@@ -216,10 +216,17 @@ def test_the_json_of_a_stream_is_a_part_of_the_whole_traces(small, capsys):
     assert streamed == {name: whole[name] for name in streamed} | {"runs": runs}
 
 
-def test_sessions_that_count_their_own_time_are_no_stream(tmp_path):
-    """Those of a later session begin before the last ones of the session above it."""
+@pytest.mark.parametrize(
+    "session",
+    [
+        '{"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 64, "hash_ids": [1]}]}',
+        '{"conversation": [{"role": "user", "content": "a", "time": 5}, {"role": "assistant", "content": "b"}]}',
+    ],
+)
+def test_records_that_are_sessions_are_no_stream(tmp_path, session):
+    """Requests of a later session arrive before the last ones of the session above it."""
     file = tmp_path / "sessions.jsonl"
-    file.write_text('{"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 64, "hash_ids": [1]}]}\n')
+    file.write_text(f"{session}\n")
     with pytest.raises(ConfigError) as refused:
         stream.replay_stream(open_stream(file), [Setup("lru", 5)], Footprint(64, None))
     said = "--stream takes requests in the order of the file, and these have to be sorted first"

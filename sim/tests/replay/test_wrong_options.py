@@ -51,9 +51,9 @@ OPTIONS = {
     ("--bytes-per-token", "1" + "0" * 400): f"--bytes-per-token: expected 1 to 1099511627776, got 1{'0' * 400}",
     ("--format", "moncake"): (
         "--format: unknown format 'moncake'; known: aibrix, aiperf, aiperf-inputs, aiperf-turns, azure, "
-        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, guidellm, langfuse, langsmith, "
-        "litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, otel, recorded, sagemaker, "
-        "servegen, sglang, splitwise, vidur, vllm, weka; did you mean 'mooncake'?"
+        "bailian, baseten, baseten-text, bedrock, bench, burstgpt, conversations, conversations-dated, guidellm, "
+        "langfuse, langsmith, litellm, lmbench, lmcache, mooncake, mooncake-lengths, openai, openai-table, otel, "
+        "recorded, sagemaker, servegen, sglang, splitwise, vidur, vllm, weka; did you mean 'mooncake'?"
     ),
     ("--time-unit", "m"): "--time-unit: unknown unit 'm'; known: ms, ns, s, us; did you mean 'ms'?",
     ("--block-size", "0"): "--block-size: expected at least 1, got 0",

@@ -88,6 +88,22 @@ CASES = {
         16,
         [0, 60],
     ),
+    "conversations-dated": (
+        json.dumps(
+            [
+                {
+                    "conversation": [
+                        {**said("human", 119), "timestamp": "2024-05-06T07:08:09Z"},
+                        said("gpt", 28),
+                        said("human", 20),
+                        {**said("gpt", 5), "timestamp": "2024-05-06T07:10:09+00:00"},
+                    ]
+                }
+            ]
+        ),
+        16,
+        [0, 120],
+    ),
     "openai": (
         lines(
             {"timestamp": 1790000000.5, "messages": [user("x" * 110)], "usage": {"completion_tokens": 7}},

@@ -28,6 +28,13 @@ RECORDS = {
     "recorded": {**REQUEST, "block_size": 512},
     "vllm": {"prompt": "You are a helpful assistant.", "output_tokens": 5},
     "conversations": {"conversations": [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "Hello!"}]},
+    "conversations-dated": {
+        "timestamp": "2024-05-06T07:08:09Z",
+        "conversation": [
+            {"role": "user", "content": "Hello?", "timestamp": None},
+            {"role": "assistant", "content": "Hello!", "timestamp": "2024-05-06T07:08:09Z"},
+        ],
+    },
     "openai": {
         "timestamp": "2026-11-25T08:00:00Z",
         "body": {"model": "m", "tools": [{"type": "function"}], "messages": [{"role": "user", "content": "Hi"}]},

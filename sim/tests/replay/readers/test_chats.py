@@ -4,6 +4,7 @@ import pytest
 
 from kv_api import ConfigError
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
+from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.naming import IdScope
 from kv_sim.replay.readers.options import Unsorted
 
@@ -192,9 +193,82 @@ def test_what_is_a_conversation_and_what_a_request():
     answered = asked(user(), user("Yes", "assistant"))
     assert CONVERSATIONS.is_of(answered) and CONVERSATIONS.is_of({"conversations": []})
     for record in (asked(user()), {**answered, "timestamp": 5}, asked(), asked("what"), {"messages": 3}, {}):
-        assert not CONVERSATIONS.is_of(record)
+        assert not CONVERSATIONS.is_of(record) and not DATED.is_of(record)
+    dated = asked(user(created=5), user("Yes", "assistant"))
+    assert DATED.is_of(dated) and DATED.is_of({"conversation": [3, user(time="x")]})
+    odd = {"conversation": [], "conversations": 3}
+    for record in (answered, {**dated, "timestamp": 5}, asked(user(created=5)), odd):
+        assert not DATED.is_of(record)
     assert OPENAI.is_of(asked()) and OPENAI.is_of({"body": asked()})
     assert not OPENAI.is_of({"messages": 3}) and not OPENAI.is_of({"body": [], "messages": None})
+
+
+# -- conversations with times --------------------------------------------------------------------
+
+
+def at(minute, message):
+    return {**message, "timestamp": f"2024-05-06T07:{minute:02}:00+00:00"}
+
+
+def test_a_request_arrives_with_the_message_before_its_answer(read):
+    """In WildChat only answers have a time, and there theirs counts."""
+    hello, hi, why, so = TALK
+    for talk in (
+        [at(1, hello), at(3, hi), at(20, why), so],
+        [at(1, hello), hi, why, at(20, so)],
+        [{**hello, "timestamp": None}, at(1, hi), why, at(20, so)],
+        [{**message, "timestamp": 1715000000 + 1140 * (place > 1)} for place, message in enumerate(TALK)],
+    ):
+        requests, notes = read({"conversation": talk, "timestamp": "2024-05-06T07:59:00Z"})
+        assert [request.arrival_seconds for request in requests] == [0, 1140]
+        assert shares(*requests) == requests[0].input_tokens // 16
+        assert notes[:2] == (
+            "format: conversations-dated",
+            "four characters are taken for a token, "
+            "a request without a time of its own arrived when its answer was whole",
+        )
+
+
+def test_conversations_with_times_go_on_beside_each_other(read):
+    """By one clock, and so they aren't staggered."""
+    first = [at(5, TALK[0]), TALK[1], at(9, TALK[2]), TALK[3]]
+    second = [at(2, TALK[0]), TALK[1], at(7, TALK[2]), TALK[3]]
+    requests, notes = read(asked(*first), asked(*second), stagger_seconds=7)
+    assert [request.arrival_seconds for request in requests] == [0, 180, 300, 420]
+    assert notes[2:] == (
+        "requests of format conversations-dated have their own times: nothing is staggered (--stagger)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason"),
+    [
+        ([at(1, TALK[0]), *TALK[1:]], "messages[3].timestamp: expected when it was sent, as of others, got none"),
+        (
+            [*TALK[:2], at(1, TALK[2]), TALK[3]],
+            "messages[1].timestamp: expected when it was sent, as of others, got",
+        ),
+        (
+            [{**TALK[0], "timestamp": "now"}, TALK[1]],
+            "messages[0].timestamp: expected a number or a date, got 'now'",
+        ),
+        ([TALK[0], {**TALK[1], "created": [1]}], "messages[1].created: expected a number, got [1]"),
+        ([{**TALK[0], "time": 5}, "what"], "messages[1]: expected an object, got str"),
+    ],
+)
+def test_what_says_of_some_messages_when(read, talk, reason):
+    with pytest.raises(ConfigError) as refused:
+        read(asked(*talk), format="conversations-dated")
+    assert f"trace.jsonl:1: {reason}" in str(refused.value)
+
+
+def test_an_answer_to_nobody_needs_no_time(read):
+    """One to what came before the messages has its own."""
+    opened = (user(role="assistant"), at(1, TALK[0]), TALK[1])
+    requests, _ = read(asked(*opened))
+    assert len(requests) == 1
+    requests, _ = read(asked(at(0, opened[0]), opened[1], at(7, opened[2]), system="Say hello."))
+    assert [request.arrival_seconds for request in requests] == [0, 60]
 
 
 # -- what is refused -----------------------------------------------------------------------------

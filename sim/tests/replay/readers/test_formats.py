@@ -24,6 +24,7 @@ READ = {
     "vllm": ([(66, 7), (32, 7)], 2),
     # <|user|> are 8 characters, <|assistant|> 13: the first has 140, the second 140 + 28 + 8 + 20 + 13.
     "conversations": ([(35, 7), (53, 2)], 2),
+    "conversations-dated": ([(35, 7), (53, 2)], 2),
     "openai": ([(33, 7), (35, 7)], 1),
     **kv_sim_more_traces.READ,
 }

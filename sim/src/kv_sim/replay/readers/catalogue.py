@@ -13,6 +13,7 @@ from kv_sim.replay.readers.bench import BENCH
 from kv_sim.replay.readers.burstgpt import BURSTGPT
 from kv_sim.replay.readers.captured import BEDROCK, SAGEMAKER
 from kv_sim.replay.readers.chat import CONVERSATIONS, OPENAI
+from kv_sim.replay.readers.dated import DATED
 from kv_sim.replay.readers.format import Container, Format
 from kv_sim.replay.readers.guidellm import GUIDELLM
 from kv_sim.replay.readers.lengths import LENGTHS
@@ -35,7 +36,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         *(WEKA, LMCACHE, BAILIAN, RECORDED, SERVEGEN, LMBENCH, MOONCAKE, BASETEN),
         *(AIBRIX, AIPERF, TURNS, INPUTS, OTEL, GUIDELLM, LANGFUSE, LANGSMITH, SGLANG),
         *(SAGEMAKER, BEDROCK, BASETEN_TEXT),
-        *(VLLM, CONVERSATIONS, OPENAI, TABLE),
+        *(VLLM, DATED, CONVERSATIONS, OPENAI, TABLE),
         *(AZURE, BURSTGPT, VIDUR, BENCH, *LENGTHS),
     )
 }

@@ -117,24 +117,27 @@ def _before(asked: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
-    field = next(field for field in (*_CONVERSATIONS, "messages") if field in record)
-    spoken, turn = [*_before(record)], 0
-    for role, content in _messages(record, field):
+    for turn, (_, request) in enumerate(answers_in(record, spoken_in(record))):
+        request.time = turn * TURN_SECONDS
+        yield request
+
+
+def spoken_in(record: Mapping[str, Any]) -> str:
+    """The field with what was said."""
+    return next(field for field in (*_CONVERSATIONS, "messages") if field in record)
+
+
+def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Record]]:
+    """Each answer: its place in the field, and the request that it was given to, when that arrived left open."""
+    spoken, model = [*_before(record)], text_of(record, "model")
+    for place, (role, content) in enumerate(_messages(record, field)):
         if role == _ANSWERS and spoken:
-            yield Record(
-                turn * TURN_SECONDS,
-                0,
-                0,
-                None,
-                model=text_of(record, "model"),
-                text=[*spoken, f"<|{role}|>"],
-                answer=content,
-            )
-            turn += 1
+            yield place, Record(None, 0, 0, None, model=model, text=[*spoken, f"<|{role}|>"], answer=content)
         spoken.append(f"<|{role}|>{content}")
 
 
-def _is_conversation(record: Mapping[str, Any]) -> bool:
+def is_conversation(record: Mapping[str, Any]) -> bool:
+    """Whether it was said what each answer is given to."""
     if any(isinstance(record.get(field), list) for field in _CONVERSATIONS):
         return True
     messages = record.get("messages")
@@ -207,7 +210,7 @@ CONVERSATIONS = Format(
     (),
     _parse_conversation,
     merges_sessions=True,
-    matches=_is_conversation,
+    matches=is_conversation,
     looked_for="conversations or conversation, or messages that end with an answer",
     is_text=True,
     assumes="a minute for the time between two turns",

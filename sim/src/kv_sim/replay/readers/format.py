@@ -38,6 +38,8 @@ class Format:
     """Tokens of a block, where the format usually has them and a record doesn't say it itself."""
     merges_sessions: bool = False
     """Whether the times of every session begin anew, so that sorting is part of reading."""
+    overlaps: bool = False
+    """Whether a record is a session whose requests go on arriving after those of later records begin."""
     sessions_go_on: bool = False
     """Whether such a session goes on in a later record of the file that names it, too."""
     turns: Turns = Turns.WHOLE
@@ -52,6 +54,11 @@ class Format:
     """A further look at a record that has all fields."""
     looked_for: str | None = None
     """What that look is for, where fields don't say it."""
+
+    @property
+    def is_sorted_when_read(self) -> bool:
+        """Whether the order of a file is no order of arrival, and isn't meant to be."""
+        return self.merges_sessions or self.overlaps
 
     @property
     def asks_for(self) -> str:

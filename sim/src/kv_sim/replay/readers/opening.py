@@ -119,7 +119,7 @@ class Opening:
     @property
     def sorts(self) -> bool:
         """Whether the order of the file is not the order of arrival, and isn't meant to be."""
-        return self._options.unsorted is Unsorted.SORT or self._form.merges_sessions
+        return self._options.unsorted is Unsorted.SORT or self._form.is_sorted_when_read
 
     @property
     def keeps_sessions(self) -> bool:
@@ -142,7 +142,7 @@ class Opening:
                     )
                 for record in form.parse(value):
                     self._text.cut(record)
-                    if form.merges_sessions:
+                    if form.is_sorted_when_read:
                         # Names are a writer's own: two files may have the same one.
                         goes_on = form.sessions_go_on and record.session
                         whose = f"file {file}" if goes_on else str(number)
@@ -178,7 +178,7 @@ class Opening:
             if not count and self._times.are_made_up:
                 self._notes.append("the trace has no times: one request a second is assumed")
             early_by = self._account.arrive(arrival, record.input_tokens)
-            if early_by and not form.merges_sessions:
+            if early_by and not form.is_sorted_when_read:
                 if options.unsorted is Unsorted.STOP:
                     raise ConfigError(
                         f"{place}: it arrives {early_by:g} s before the request above it; "

@@ -1,0 +1,53 @@
+"""Conversations whose messages say when they were sent: WildChat's, and what chat front ends export.
+
+A request arrives when the message before its answer does. WildChat has only times of answers, of when they were
+whole; there that is taken.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kv_sim.replay.readers.chat import answers_in, is_conversation, spoken_in
+from kv_sim.replay.readers.format import Container, Format
+from kv_sim.replay.readers.record import TIMES, MalformedError, Record, time_of
+from kv_sim.replay.readers.text import ASSUMED
+
+
+def _parse(record: Mapping[str, Any]) -> Iterator[Record]:
+    field = spoken_in(record)
+    for place, request in answers_in(record, field):
+        before = _time(record[field], place - 1, field) if place else None
+        request.time = _time(record[field], place, field) if before is None else before
+        if request.time is None:
+            raise MalformedError(f"{field}[{place}].{TIMES[0]}: expected when it was sent, as of others, got none")
+        yield request
+
+
+def _time(messages: list[Mapping[str, Any]], place: int, field: str) -> int | float | None:
+    try:
+        return time_of(messages[place])
+    except MalformedError as error:
+        raise MalformedError(f"{field}[{place}].{error}") from None
+
+
+def _is_dated(record: Mapping[str, Any]) -> bool:
+    if not is_conversation(record):
+        return False
+    messages = record[spoken_in(record)]
+    return isinstance(messages, list) and any(
+        isinstance(message, dict) and message.get(name) is not None for message in messages for name in TIMES
+    )
+
+
+DATED = Format(
+    "conversations-dated",
+    f"conversations in JSON whose messages, or answers, have a timestamp, as conversation (WildChat); {ASSUMED}",
+    Container.JSON,
+    (),
+    _parse,
+    overlaps=True,
+    matches=_is_dated,
+    looked_for="conversation, conversations, or messages that end with an answer, and a timestamp in one of them",
+    is_text=True,
+    assumes="a request without a time of its own arrived when its answer was whole",
+)
