@@ -251,16 +251,22 @@ def test_one_of_several_ranks_cannot_talk():
     from kv_vllm.driver.ranks import at_work
 
     with at_work(1, 2):
-        from vllm.distributed.parallel_state import get_dp_group, get_tp_group
+        from vllm.distributed import parallel_state
 
-        group = get_tp_group()
+        group = parallel_state.get_tp_group()
         assert (group.rank_in_group, group.is_first_rank, group.is_last_rank, group.ranks) == (
             1,
             False,
             True,
             [0, 1],
         )
-        assert (get_dp_group().rank_in_group, get_dp_group().world_size) == (0, 1)
+        assert (group.first_rank, group.last_rank, group.world_size) == (0, 1, 2)
+        for alone in (
+            parallel_state.get_dp_group(),
+            parallel_state.get_dcp_group(),
+            parallel_state.get_pcp_group(),
+        ):
+            assert (alone.rank_in_group, alone.world_size) == (0, 1)
         talk = group.all_gather  # which may be kept, and never be used
         with pytest.raises(
             ConfigError, match=r"^all_gather of the group 'tp': the 2 ranks of a world share one proc"
