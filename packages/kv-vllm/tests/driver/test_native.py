@@ -74,6 +74,8 @@ def test_a_module_wins_and_no_name_is_no_connector():
     assert class_of("OffloadingConnector", None).__module__.startswith("kv_offload.")
     with pytest.raises(ConfigError, match=r"^kv_connector: no connector is named$"):
         class_of(None, EXAMPLE)
+    with pytest.raises(ConfigError, match=r"^connector 'Nobody'"):
+        class_of("Nobody", EXAMPLE)
 
 
 def test_a_module_alone_makes_no_class_one_of_vllms():
