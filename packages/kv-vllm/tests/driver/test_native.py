@@ -297,7 +297,16 @@ def test_streams_and_events_have_run():
     torch.cuda.synchronize()
     least, greatest = torch.cuda.Stream.priority_range()
     assert greatest <= stream.priority <= least
-    assert stream.device_index == torch.cuda.current_device()
+    assert stream.device_index == torch.cuda.current_device() == torch.accelerator.current_device_index()
+    torch.accelerator.set_stream(stream)
+    streams = torch.cuda.current_stream(), torch.cuda.default_stream(0), torch.accelerator.current_stream()
+    assert len({id(one) for one in streams}) == 1 and streams[0].cuda_stream == 0
+    for wait_or_choose in (
+        torch.cuda.set_device,
+        torch.accelerator.set_device_index,
+        torch.accelerator.synchronize,
+    ):
+        assert wait_or_choose(0) is None
     assert (torch.cuda.current_device(), torch.accelerator.current_device_index()) == (0, 0)
 
 
