@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import kv_api
+import kv_vllm
 from kv_api import ConfigError, make_offload_key
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -197,6 +198,8 @@ def test_kinds_of_groups(translate):
     size = {"block_size": 16, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     full = specs.FullAttentionSpec(**size, sliding_window=64)
     assert translate.group_kind(full) == "full_attention"
+    for connector in (kv_vllm.OffloadingConnector, kv_vllm.P2PConnector):
+        assert connector.describe_group(full) == translate.describe_group(full)
     full = translate.describe_group(full)
     assert (full.kind, full.tokens_per_block, full.window_tokens) == ("full_attention", 16, 0)
     sliding = translate.describe_group(specs.SlidingWindowSpec(**size, sliding_window=40))

@@ -1,7 +1,7 @@
 """vLLM's connectors behind ours: what is asked reaches them, and where a child's class is found."""
 
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -51,6 +51,14 @@ def test_nothing_of_it_is_left_out(foreign):
     assert {*values} == {field.name for field in fields(kv_api.KVTransferConfig)}
     theirs = foreign.transfer_for_vllm(kv_api.KVTransferConfig(**values))
     assert {name: getattr(theirs, name) for name in values} == values
+
+
+def test_what_vllm_has_no_word_for_is(foreign):
+    @dataclass
+    class Newer(kv_api.KVTransferConfig):
+        says_more: int = 1
+
+    assert foreign.transfer_for_vllm(Newer("X", engine_id="e", kv_role="kv_both")).engine_id == "e"
 
 
 def test_what_is_asked_of_the_class(foreign, transfer):

@@ -149,7 +149,14 @@ def test_the_spec_makes_what_ours_makes(module, config, monkeypatch):
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("blocks_per_chunks", "blocks_per_chunk"), ("spec_nam", "spec_name"), ("checksums", "checksum")],
+    [
+        *(
+            (f"{key}s", key)
+            for key in ("blocks_per_chunk", "block_size", "canonical_layout", "offload_prompt_only")
+        ),
+        *((key[:-1], key) for key in ("self_describing_kv_events", "spec_module_path", "spec_name")),
+        ("checksums", "checksum"),
+    ],
 )
 def test_a_misspelt_key_is_refused_in_vllms_place(module, config, key, meant):
     """Of its connector's, and of ours."""

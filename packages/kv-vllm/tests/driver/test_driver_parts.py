@@ -1,5 +1,6 @@
 """What the driver has of its own: errors that say where they come from, its books, and their recount."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,12 @@ from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.guard import HistoryEnds, NotCreated
 from kv_sim.memory.shadow import Shadow
+from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.violation import TestbedError as OwnError  # pytest takes it for a test
 from kv_vllm.driver.crash import crashes
 from kv_vllm.driver.ledger import Ledger, Twin
+from kv_vllm.driver.subjects import OUR_SUBJECTS, offloading, ours
 from kv_vllm.driver.view import BlocksView, SchedulerView
 
 
@@ -207,6 +210,23 @@ def view(counts=(9, 2, 1, 1), twins=("r", "q")):
         requests=dict.fromkeys(tables), deferred_frees=[(1, [block(3), block(0)])], kv_cache_manager=manager
     )
     return SchedulerView(vllm, SimpleNamespace(twins=dict.fromkeys(twins)), None)
+
+
+def test_a_subject_is_told_what_its_connector_is():
+    assert {subject.blocks_per_chunk for subject in (ours(), ours(hold_blocks="never"))} == {1}
+    held = ours(blocks_per_chunk=3, hold_blocks="always", without=frozenset({Trait.RESET}))
+    assert (held.blocks_per_chunk, held.traits) == (3, frozenset(Trait) - {Trait.RESET})
+    assert held.extra_config == ours().extra_config | {"blocks_per_chunk": 3, "hold_blocks": "always"}
+    theirs = offloading(offload_prompt_only=False)
+    assert theirs.extra_config == offloading().extra_config | {"offload_prompt_only": False}
+
+
+@pytest.mark.parametrize("subject", [*OUR_SUBJECTS.values(), offloading()], ids=[*OUR_SUBJECTS, "vllms"])
+def test_the_modules_of_a_subject_are_there(subject):
+    """And so is its medium; looked for, not imported, since that needs vLLM."""
+    extra = subject.extra_config
+    modules = [subject.module_path, *([extra["spec_module_path"]] if "spec_name" in extra else [])]
+    assert all(find_spec(module) for module in modules if module.startswith("kv_vllm."))
 
 
 def test_a_recount_finds_every_reference():

@@ -251,6 +251,10 @@ WAYS_TO_READ = {
     "a part": lambda torch, kv: kv[torch.tensor([1, 3])],
     "index_select": lambda torch, kv: kv.index_select(0, torch.tensor([3])),
     "torch.index_select": lambda torch, kv: torch.index_select(kv, 0, torch.tensor([3])),
+    "gather": lambda torch, kv: kv.gather(0, torch.full((1, 1, 4, 2), 3)),
+    "take": lambda torch, kv: kv.take(torch.tensor([3 * 8])),
+    "select": lambda torch, kv: kv.select(0, 3),
+    "narrow": lambda torch, kv: kv.narrow(0, 3, 1),
     "by keywords": lambda torch, kv: torch.index_select(index=torch.tensor([3]), dim=0, input=kv),
     "a view": lambda torch, kv: kv.view(torch.int64).transpose(0, 2)[..., 3, :].clone(),
     "into another": lambda torch, kv: torch.zeros(4, 1, 4, 2).copy_(kv[2:]),
@@ -281,6 +285,14 @@ def test_looking_at_a_tensor_touches_nothing(device):
     tensor = device_tensor(device, 1)
     device.copies.open().submit(Direction.LOAD, [(3, device.allocate_host(1))])
     views = [*tensor.split(2), tensor.unsqueeze(0), tensor.detach(), tensor.permute(1, 0, 2, 3)]
+    views += [
+        *tensor.chunk(3),
+        *tensor.tensor_split(2),
+        tensor.swapaxes(0, 1),
+        tensor.movedim(0, 1),
+        tensor.view_as(tensor),
+    ]
     assert all(device_of(view) is device for view in views)
+    assert (tensor.storage_offset(), tensor.ndimension(), tensor.numel(), tensor.is_pinned()) == (48, 4, 48, False)
     assert (len(tensor), tensor.dim(), tensor.is_contiguous(), tensor.is_cuda) == (6, 4, True, False)
     assert tensor.numpy().shape == (6, 1, 4, 2)

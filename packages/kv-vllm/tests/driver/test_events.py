@@ -1,5 +1,7 @@
 """What connectors of vLLM's own announce is heard."""
 
+from hashlib import sha256
+
 import pytest
 
 pytest.importorskip("kv_sim")
@@ -22,17 +24,18 @@ def test_it_is_what_the_testbed_would_have_heard_of_its_own(by_the_end, monkeypa
 
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", by_the_end)
     twin = Twin(RequestSpec("a", 0, 10, 0, 1, 1), 4, 64)
+    twin.take_hashes(lambda tokens: [sha256(bytes(end)).digest() for end in range(len(tokens) // 4)])
     (first, _, _), (second, _, tokens) = [*twin.all_blocks()][:2]
     told = [maybe_convert_block_hash(name) for name in (first, second)]
     reader, mirror = EventReader(), Mirror(Referee(), is_exact=True)
     reader.know(twin)
     mirror.know(twin)
-    mirror.take(
-        reader.read([kv_events.BlockStored([told[1]], told[0], tokens, 4, None, "CPU", None, group_idx=0)])
-    )
-    assert mirror.blocks == {("CPU", 0, second): 1}
-    mirror.take(reader.read([kv_events.BlockRemoved([told[1]], "CPU", group_idx=0), kv_events.AllBlocksCleared()]))
-    assert not mirror.blocks
+    stored = kv_events.BlockStored([told[1]], told[0], tokens, 4, None, "CPU", None, group_idx=0)
+    for gone in (kv_events.BlockRemoved([told[1]], "CPU", group_idx=0), kv_events.AllBlocksCleared()):
+        mirror.take(reader.read([stored]))
+        assert mirror.blocks == {("CPU", 0, second): 1}
+        mirror.take(reader.read([gone]))
+        assert not mirror.blocks
     ours = [BlockRemoved([first], "CPU"), "something else"]
     assert [*reader.read([*ours, kv_events.BlockRemoved([7], None)])] == [*ours, BlockRemoved([7], None)]
     with pytest.raises(Violation, match="an event tells"):

@@ -74,6 +74,8 @@ def test_a_module_wins_and_no_name_is_no_connector():
     assert class_of("OffloadingConnector", None).__module__.startswith("kv_offload.")
     with pytest.raises(ConfigError, match=r"^kv_connector: no connector is named$"):
         class_of(None, EXAMPLE)
+    with pytest.raises(ConfigError, match=r"^connector 'Nobody'"):
+        class_of("Nobody", EXAMPLE)
 
 
 def test_a_module_alone_makes_no_class_one_of_vllms():
@@ -251,16 +253,22 @@ def test_one_of_several_ranks_cannot_talk():
     from kv_vllm.driver.ranks import at_work
 
     with at_work(1, 2):
-        from vllm.distributed.parallel_state import get_dp_group, get_tp_group
+        from vllm.distributed import parallel_state
 
-        group = get_tp_group()
+        group = parallel_state.get_tp_group()
         assert (group.rank_in_group, group.is_first_rank, group.is_last_rank, group.ranks) == (
             1,
             False,
             True,
             [0, 1],
         )
-        assert (get_dp_group().rank_in_group, get_dp_group().world_size) == (0, 1)
+        assert (group.first_rank, group.last_rank, group.world_size) == (0, 1, 2)
+        for alone in (
+            parallel_state.get_dp_group(),
+            parallel_state.get_dcp_group(),
+            parallel_state.get_pcp_group(),
+        ):
+            assert (alone.rank_in_group, alone.world_size) == (0, 1)
         talk = group.all_gather  # which may be kept, and never be used
         with pytest.raises(
             ConfigError, match=r"^all_gather of the group 'tp': the 2 ranks of a world share one proc"
@@ -289,7 +297,16 @@ def test_streams_and_events_have_run():
     torch.cuda.synchronize()
     least, greatest = torch.cuda.Stream.priority_range()
     assert greatest <= stream.priority <= least
-    assert stream.device_index == torch.cuda.current_device()
+    assert stream.device_index == torch.cuda.current_device() == torch.accelerator.current_device_index()
+    torch.accelerator.set_stream(stream)
+    streams = torch.cuda.current_stream(), torch.cuda.default_stream(0), torch.accelerator.current_stream()
+    assert len({id(one) for one in streams}) == 1 and streams[0].cuda_stream == 0
+    for wait_or_choose in (
+        torch.cuda.set_device,
+        torch.accelerator.set_device_index,
+        torch.accelerator.synchronize,
+    ):
+        assert wait_or_choose(0) is None
     assert (torch.cuda.current_device(), torch.accelerator.current_device_index()) == (0, 0)
 
 

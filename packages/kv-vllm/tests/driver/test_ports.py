@@ -14,6 +14,18 @@ def test_engines_of_a_process_have_none_in_common():
     assert 1024 < min(given) < max(given) < 32_000
 
 
+def test_processes_begin_at_different_places_and_come_by_all(monkeypatch):
+    begun = set()
+    for number in (7, 8, 4242):
+        monkeypatch.setattr(os, "getpid", lambda number=number: number)
+        tried = ports._from_anywhere()
+        numbers = [next(tried) for _ in range(1500)]
+        assert len(set(numbers)) == 1500
+        assert [next(tried) for _ in range(1500)] == numbers
+        begun.add(numbers[0])
+    assert len(begun) == 3
+
+
 def test_where_somebody_listens_is_passed_over(monkeypatch):
     free = [*free_ports().values()]
     with socket.create_server(("", 0)) as taken:

@@ -115,6 +115,19 @@ def test_a_cache_has_the_groups_of_its_world(module):
         assert told == (2 * layer_bytes, layer_bytes, WORLD.page_bytes)
 
 
+def test_what_attends_has_a_backend_for_blocks_of_any_size(module):
+    """A group of states has none."""
+    from kv_vllm.driver.layers import attention_layers
+
+    world = replace(WORLD, groups=(WORLD.groups[1], STATE, WORLD.groups[0]), hands_over_states=True)
+    layers = attention_layers(world, module.vllm_config(world, None))
+    assert [*layers] == [f"group{group}.layers.{layer}" for group in (0, 2) for layer in range(2)]
+    [size] = {
+        str(layer.get_attn_backend().get_supported_kernel_block_sizes()[0].base) for layer in layers.values()
+    }
+    assert size == "1"
+
+
 @pytest.mark.parametrize("zeroes", [True, False])
 def test_whether_new_blocks_are_zeroed_is_for_the_world_to_say(module, zeroes):
     assert module.kv_cache_config(replace(WORLD, zero_new_blocks=zeroes)).needs_kv_cache_zeroing is zeroes

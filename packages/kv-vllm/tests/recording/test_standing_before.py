@@ -151,6 +151,13 @@ def test_what_the_one_behind_it_counts_reaches_the_log(before, config):
     assert counted(before, None) is None
 
 
+def test_what_was_told_may_be_forgotten(before):
+    stats = counted(before, offloading_stats(5))
+    assert not stats.is_empty() and stats.reduce() == offloading_stats(5).reduce()
+    stats.reset()
+    assert stats.is_empty() and stats.stats.is_empty()
+
+
 def test_what_counts_and_can_not_be_built_again_is_not_logged(before):
     payload = {"kv_connector": "ExampleConnector", "kv_connector_module_path": None, "data": {"a": 1}}
     assert before.build_kv_connector_stats(payload) is None

@@ -25,7 +25,7 @@ def class_named(name: str) -> type[Any]:
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
     except UnknownNameError as error:
-        known = sorted(VllmFactory._registry)
+        known = VllmFactory._registry
         if name not in known:
             raise UnknownNameError(f"{error}; of vLLM: {unknown_name('connector', name, known)}") from None
     try:

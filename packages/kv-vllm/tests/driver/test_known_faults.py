@@ -1,0 +1,98 @@
+"""Where a history ends since vLLM is known to go wrong by itself; and where it goes on."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("kv_sim")
+
+from kv_sim.config import WorldConfig
+from kv_sim.guard import HistoryEnds
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("a_vllm")]
+
+LOST = "a session stops while it is preempted, and vLLM loses it"
+TAKEN_ALONG = "a session stops before its last draft, and vLLM takes what comes after it along"
+
+
+def end_of(check, *arguments):
+    """Why a history ends there; None if it goes on."""
+    try:
+        check(*arguments)
+    except HistoryEnds as end:
+        return str(end)
+    return None
+
+
+def end_of_session(monkeypatch, *, version=(0, 32), is_async=False, known=True, **said):
+    """That of one that was asked for three tokens, has two, and gets some."""
+    from vllm.v1.request import RequestStatus
+
+    from kv_vllm.driver import known_faults
+
+    has = {"status": "PREEMPTED", "drops": False, "resumable": True, "tokens": 1, "next": True, "told": False}
+    has |= said
+    request = SimpleNamespace(
+        status=RequestStatus[has["status"]],
+        drop_stale_output=has["drops"],
+        resumable=has["resumable"],
+        num_output_tokens=2,
+    )
+    twin = SimpleNamespace(
+        asked=SimpleNamespace(output_tokens=3), has_next_turn=has["next"], was_told_to_end=has["told"]
+    )
+    requests, twins = ({"a": request}, {"a": twin}) if known else ({}, {})
+    monkeypatch.setattr(known_faults, "vllm_version", lambda: version)
+    world = WorldConfig(async_scheduling=is_async)
+    vllm, ledger = SimpleNamespace(requests=requests), SimpleNamespace(twins=twins)
+    return end_of(known_faults.end_at_broken_session, world, vllm, ledger, {"a": [0] * has["tokens"]})
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, LOST),
+        ({"is_async": True}, LOST),
+        ({"next": False}, LOST),
+        ({"told": True}, LOST),
+        ({"next": False, "told": True}, None),
+        ({"tokens": 0}, None),
+        ({"drops": True}, None),
+        ({"status": "RUNNING"}, None),
+        ({"status": "RUNNING", "tokens": 2}, TAKEN_ALONG),
+        ({"status": "RUNNING", "tokens": 2, "is_async": True}, None),
+        ({"next": False, "told": True, "tokens": 2}, TAKEN_ALONG),
+        ({"resumable": False}, None),
+        ({"known": False}, None),
+        ({"version": (0, 33)}, None),
+    ],
+    ids=str,
+)
+def test_a_session_that_vllm_breaks(monkeypatch, said, why):
+    assert end_of_session(monkeypatch, **said) == why
+
+
+@pytest.mark.parametrize(
+    ("failed", "ends"), [({1}, False), ({2}, False), ({3}, True), ({1, 3}, True), ((), False)]
+)
+def test_a_failed_block_that_several_requests_share(failed, ends):
+    from kv_vllm.driver.known_faults import end_at_shared_failure
+
+    tables = {"a": ([1, 3], [2, 2]), "b": ([3], [4])}
+    running = [SimpleNamespace(request_id=name) for name in tables]
+    manager = SimpleNamespace(get_block_ids=tables.get)
+    vllm, report = (
+        SimpleNamespace(running=running, kv_cache_manager=manager),
+        SimpleNamespace(invalid_block_ids=failed),
+    )
+    assert (end_of(end_at_shared_failure, vllm, report) is not None) == ends
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.parametrize(("blocks", "requests"), [({1}, ()), ((), {"a"}), ((), ())])
+def test_a_failed_load_that_is_recomputed(policy, blocks, requests):
+    from kv_vllm.driver.known_faults import end_at_recomputed_load
+
+    report = SimpleNamespace(invalid_block_ids=blocks, failed_recving=requests)
+    end = end_of(end_at_recomputed_load, WorldConfig(failure_policy=policy), report)
+    assert (end is not None) == (policy == "recompute" and bool(blocks or requests))
