@@ -18,6 +18,7 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
+from kv_sim.examples.memory import MemoryWorker
 from kv_sim.fuzz import config_for, run_seed
 from kv_sim.guard import HistoryEnds
 from kv_sim.memory.device import Device
@@ -81,6 +82,25 @@ def test_both_engines_make_the_same_calls(name, engine):
             continue  # there the end of a step doesn't wait for drafts
         compared += same_calls(engine, SUBJECTS[name], seed)
     assert compared > 1000
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_who_loads_is_told_of_the_forward_pass_and_its_layers(runner, engine, monkeypatch):
+    """vLLM's own connectors load nothing where there is none. In V2 it is there for loads in the step."""
+    told, load = [], MemoryWorker.start_load_kv
+
+    def noted(worker, context, **more):
+        plan = worker._get_connector_metadata()
+        works = plan.loads or (plan.stores and runner == 1)
+        told.append((bool(works), sorted(context.attn_metadata or ())))
+        load(worker, context, **more)
+
+    monkeypatch.setattr(MemoryWorker, "start_load_kv", noted)
+    for seed in range(3):
+        calls_of(engine, SUBJECTS["memory"], seed, runner=runner)
+    assert {works for works, _ in told} == {True, False}
+    assert all("group0.layers.0" in layers for works, layers in told if works)
+    assert [] in [layers for _, layers in told]
 
 
 @pytest.mark.parametrize("name", ["memory", "later"])
