@@ -2,7 +2,7 @@
 
 import threading
 from array import array
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, UserDict, deque
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -54,6 +54,13 @@ def closure(part: Any) -> Any:
     return function
 
 
+class Unsaid(UserDict[int, int]):
+    """A mapping that doesn't say what is in it, as threads may change it meanwhile."""
+
+    def items(self) -> Any:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("part", "things"),
     [
@@ -69,6 +76,7 @@ def closure(part: Any) -> Any:
         ({("a", (1,)): 2}, {"part": 1}),
         (OrderedDict(a=1, b=2), {"part": 2}),
         (MappingProxyType({1: {2, 3}}), {"part": 1, "part[…]": 2}),
+        (Unsaid({1: 2}), {"part": 1, "part.data": 1}),
         (deque([{1}, {2}]), {"part": 2, "part[…]": 2}),
         (({1: 2}, frozenset({3})), {"part[…]": 1}),
         (Half(a=[1], b=Half()), {"part": 1, "part.a": 1, "part.b": 1}),

@@ -152,6 +152,26 @@ def test_each_worker_of_several_gets_a_copy(size: int) -> None:
     come_to_rest(made)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_said_of_a_step_is_what_it_was_before_the_next(size: int) -> None:
+    """Also if one object says all, and a step is executed later."""
+    made = world_of(MEMORY, tp_size=size, run_ahead=1)
+    build, told, bound = half(made).build_connector_meta, [], []
+
+    def build_connector_meta(output: Any) -> Any:
+        meta = told[0] if told else build(output)
+        told.append(meta)
+        meta.number = len(told)
+        return meta
+
+    half(made).build_connector_meta = build_connector_meta
+    bind = half(made, 0).bind_connector_metadata
+    half(made, 0).bind_connector_metadata = lambda meta: (bound.append(meta.number), bind(meta))
+    for kind in (Kind.SCHEDULE, Kind.SCHEDULE, Kind.EXECUTE, Kind.EXECUTE):
+        assert made.apply(Action(kind, {"rank": 0} if kind is Kind.EXECUTE else {}))
+    assert bound == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [(len, None), (lambda: None, "PicklingError|AttributeError"), ("arrives not", "LookupError: nobody is here")],

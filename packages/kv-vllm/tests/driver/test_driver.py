@@ -343,6 +343,25 @@ def test_ranks_of_their_own_processes_share_no_metadata(ranks):
     assert len({id(metadata) for metadata in seen}) == (1 + ranks if ranks > 1 else 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_who_executes_later_gets_what_was_said_before_the_next_step(ranks):
+    told, bound = [], []
+
+    def observe(side, name, args, answer):
+        if name == "build_connector_meta":
+            told.append(answer)
+            for metadata in told:
+                metadata.steps = len(told)
+        elif name == "bind_connector_metadata":
+            bound.append(args[0].steps)
+
+    world = World(WorldConfig(engine="vllm", tp_size=ranks, run_ahead=1), SUBJECTS["memory"], observe=observe)
+    execute = Action(Kind.EXECUTE, {"rank": 0})
+    for action in (Action(Kind.ADD, spec("r1")), *[Action(Kind.SCHEDULE)] * 2, execute, execute):
+        assert world.apply(action)
+    assert bound == [1, 2]
+
+
 @pytest.mark.parametrize("conversation", [0, 158])
 @pytest.mark.parametrize("limit", [18, 40])
 def test_a_request_samples_what_it_was_made_for(conversation, limit, engine):

@@ -1,6 +1,7 @@
 """What crosses between processes: several workers get copies of what the scheduler's side says, and it of theirs.
 
-An engine of one worker has that in its own process, and both sides share the very objects.
+An engine of one worker has that in its own process, and both sides share the very objects. There it executes a
+step before the next is scheduled. If it doesn't, it is in another process, and gets what was said before that.
 """
 
 import pickle
@@ -26,6 +27,13 @@ class Crossing:
             return pickle.dumps(value)
         except Exception as error:  # noqa: BLE001 - whatever the connector's objects raise is told
             self._refuse(what, value, error)
+            return None
+
+    def part(self, value: Any) -> bytes | None:
+        """What one worker gets of a step later than the next is scheduled. None: it is shared all the same."""
+        try:
+            return pickle.dumps(value)
+        except Exception:  # noqa: BLE001 - nobody demands of one worker's that it can be sent
             return None
 
     def unpack(self, packed: bytes | None, value: Value, what: str) -> Value:

@@ -219,6 +219,7 @@ class Engine:
 
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Schedule one more step."""
+        self._part_with_steps()
         output, plan = self.scheduler.schedule(reject_drafts)
         sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
         for name in plan.counts:
@@ -238,6 +239,16 @@ class Engine:
         )
         self.steps.append(step)
         return step
+
+    def _part_with_steps(self) -> None:
+        """What the connector does in the next step changes nothing of what was said for those before."""
+        for step in self.steps:
+            if not step.reports and step.packed is None:
+                step.packed = self.crossing.part(self._said_in(step))
+
+    def _said_in(self, step: Step) -> Any:
+        """What of a step crosses to a worker."""
+        return step.output.kv_connector_metadata
 
     def executable(self, rank: int) -> Step | None:
         """The step that a rank executes next."""

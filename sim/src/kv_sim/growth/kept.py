@@ -114,8 +114,8 @@ def _taken_apart(value: Any, way: str) -> tuple[int, Inside]:
     within = way and f"{way}[…]"
     if isinstance(value, (str, bytes, bytearray)):
         return len(value) // _TEXT_BYTES, iter(())
-    if isinstance(value, Mapping):
-        return len(value), ((part, within) for pair in [*value.items()] for part in pair)
+    if isinstance(value, Mapping) and (pairs := _pairs_of(value)) is not None:
+        return len(pairs), ((part, within) for pair in pairs for part in pair)
     if isinstance(value, (list, set, deque)):
         return len(value), ((part, within) for part in [*value])
     if isinstance(value, (tuple, frozenset)):
@@ -130,6 +130,14 @@ def _taken_apart(value: Any, way: str) -> tuple[int, Inside]:
         return value.nbytes // _TEXT_BYTES, iter(())
     names = [*getattr(value, "__dict__", ()), *slots_of(type(value))]
     return 1, ((getattr(value, name, None), way and f"{way}.{name}") for name in names)
+
+
+def _pairs_of(mapping: Mapping[Any, Any]) -> list[tuple[Any, Any]] | None:
+    """What is in it. None: it doesn't say, as where threads may change it meanwhile."""
+    try:
+        return [*mapping.items()]
+    except Exception:  # noqa: BLE001 - it is anybody's
+        return None
 
 
 def _is_full(cell: Any) -> bool:

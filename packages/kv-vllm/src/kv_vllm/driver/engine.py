@@ -207,6 +207,7 @@ class VllmEngine(Engine):
 
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Schedule one more step."""
+        self._part_with_steps()
         ledger = self.ledger
         ledger.begin_step()
         with crashes(self.referee, "schedule"):
@@ -224,6 +225,7 @@ class VllmEngine(Engine):
             sync_targets=ledger.sync_targets,
             rejected={},
             sampling=self._sampling(output),
+            packed=self.crossing.pack(output, "scheduler side, build_connector_meta"),
         )
         step.handed = ledger.handed
         for name, count in output.num_scheduled_tokens.items():
@@ -231,6 +233,10 @@ class VllmEngine(Engine):
             self.served.compute(ledger.twins[name])
         self.steps.append(step)
         return step
+
+    def _said_in(self, step: Step) -> Any:
+        """All of it."""
+        return step.output
 
     def _sampling(self, output: Any) -> set[str]:
         """Who gets to its last known token in the step."""

@@ -82,9 +82,7 @@ class VllmWorker:
         """Run the hooks of a step and launch its kernels; returns what the connector reports."""
         self._new_blocks, self._load_targets = step.new_blocks, step.load_targets
         self.device.begin_step(step.new_blocks, step.handed)
-        output: Any = step.output
-        if self.world.world_size > 1:  # each process has a copy of its own
-            output = pickle.loads(pickle.dumps(output))
+        output: Any = step.output if step.packed is None else pickle.loads(step.packed)
         with self._process():
             report = self._execute(output, step)
         return report if report is not None else KVConnectorOutput()
