@@ -13,8 +13,9 @@ from random import Random
 
 import kv_vllm_hf3fs
 import pytest
-from kv_vllm_hf3fs import SERVERS, SIGNALS, Failing, OnCpu
+from kv_vllm_hf3fs import SIGNALS, Failing, OnCpu
 from kv_vllm_hf3fs_mended import ForgetsNoTable, Mended
+from kv_vllm_hf3fs_server import SERVERS
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector

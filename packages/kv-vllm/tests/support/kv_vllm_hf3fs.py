@@ -5,9 +5,7 @@ client of its own that has a file; the server that knows what is in the file is 
 socket. Its two threads are real and take turns with the world's; what they give to others they do themselves.
 """
 
-import asyncio
 import itertools
-import logging
 import signal
 import threading
 from concurrent.futures import Future
@@ -15,24 +13,16 @@ from contextlib import contextmanager
 from queue import Empty
 from types import SimpleNamespace
 
-import requests
 import torch
 from kv_vllm_gpu import COMPUTE, MINE, Card, ComputeStream, Jobs
 from kv_vllm_gpu import Event as GpuEvent
 from kv_vllm_gpu import Stream as GpuStream
-from requests.adapters import BaseAdapter
+from kv_vllm_hf3fs_server import Client, server_of
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector
-from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_metadata_server import (
-    Hf3fsGlobalMetadataClient,
-    Hf3fsMetadataServer,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.utils import gather_scatter_helper, hf3fs_mock_client
 
 from kv_api import Direction
-
-logging.getLogger().setLevel(logging.WARNING)
-"""The server's module has set it to INFO, for all that runs in this process."""
 
 # -- CUDA --------------------------------------------------------------------------------------
 
@@ -173,59 +163,7 @@ class AtOnce:
         """Nothing is under way."""
 
 
-# -- the server --------------------------------------------------------------------------------
-
-
-class AskedHere(BaseAdapter):
-    """What is posted comes to the server without a socket."""
-
-    def __init__(self, app):
-        super().__init__()
-        self._app = app
-
-    def send(self, request, **kwargs):
-        """Ask the server."""
-        asked = {"type": "http.request", "body": request.body, "more_body": False}
-        told = []
-
-        async def receive():
-            return asked
-
-        async def send(message):
-            told.append(message)
-
-        scope = {"type": "http", "method": request.method, "path": request.path_url, "query_string": b""}
-        headers = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
-        asyncio.run(self._app({**scope, "headers": headers}, receive, send))
-        response = requests.Response()
-        response.request, response.url, response.status_code = request, request.url, told[0]["status"]
-        response._content = b"".join(message.get("body", b"") for message in told[1:])
-        return response
-
-    def close(self):
-        """Nothing is open."""
-
-
-SERVERS = {}
-"""The folder with the files -> the server that knows what is in them. There is one, the youngest."""
-
-
-def server_of(connector):
-    """That of a connector's folder."""
-    folder = connector._storage_path
-    if folder not in SERVERS:
-        SERVERS.clear()
-        SERVERS[folder] = Hf3fsMetadataServer()
-    return SERVERS[folder]
-
-
-class Client(Hf3fsGlobalMetadataClient):
-    """vLLM's, which asks that server."""
-
-    def _post(self, endpoint, json_data):
-        [server] = SERVERS.values()
-        self._session.mount("http://", AskedHere(server.app))
-        return super()._post(endpoint, json_data)
+# -- in vLLM's place ---------------------------------------------------------------------------
 
 
 SIGNALS = []

@@ -3,7 +3,8 @@
 Each class does without one mistake; ``Mended`` is all of them.
 """
 
-from kv_vllm_hf3fs import OnCpu, server_of
+from kv_vllm_hf3fs import OnCpu
+from kv_vllm_hf3fs_server import server_of
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_metadata_server
 
 
