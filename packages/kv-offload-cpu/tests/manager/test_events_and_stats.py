@@ -64,6 +64,9 @@ def test_what_a_retry_holds_is_not_given_back(make, keys):
     manager.complete_store(keys([0, 1]), CONTEXT, success=False)
     manager.prepare_store(keys([0]), CONTEXT)
     assert manager.take_events() == [given_back(keys([1]))]
+    manager.complete_store(keys([0]), CONTEXT, success=False)
+    manager.prepare_store(keys([0]), CONTEXT)
+    assert manager.take_events() == [], "an event of no chunk says nothing"
 
 
 def test_a_reset_and_a_drop_remove_what_was_announced(make, keys, store):

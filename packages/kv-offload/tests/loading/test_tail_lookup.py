@@ -156,6 +156,7 @@ def test_only_one_that_is_not_there_yet_is_left_to_who_stores_it():
         manager = Known({key_at(1, 12): answer})
         tails = TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30, is_being_stored=lambda key: True)
         assert tails.of(BOTH.groups[1], 12) is known
+        assert TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30).of(BOTH.groups[1], 12) is answer
 
 
 def test_states_are_asked_for_first():
