@@ -91,6 +91,8 @@ def test_names_are_what_dashboards_ask_for():
         "vllm:kv_offload_stores_skipped",
         "vllm:kv_offload_cpu_checksum_mismatches",
     ]
+    kinds = [type(metric).__name__.removeprefix("Offloading") for metric in METRICS.values()]
+    assert kinds == [*["GaugeMetadata"] * 3, "HistogramMetadata", *["CounterMetadata"] * 3]
 
 
 def test_stats(make, keys, store):
