@@ -170,6 +170,11 @@ class TestFences:
         with pytest.raises(AssertionError, match="jobs \\[7\\] have ended, and their blocks are pinned"):
             connector.side.check()
         del books.pins._blocks_of[7]
+        progress = books.states["a"].progress.groups[0]
+        cursor, progress.cursor = progress.cursor, 99
+        with pytest.raises(AssertionError, match="group 0: cursor 99 of 2 keys"):
+            connector.side.check()
+        progress.cursor = cursor
 
     @pytest.mark.parametrize("knows_of_them", [True, False])
     def test_an_engine_that_tells_no_copies(self, fenced, knows_of_them):
