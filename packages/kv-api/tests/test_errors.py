@@ -36,6 +36,7 @@ TWENTY = "abcdefghijklmnopqrst"
         "Hold_Blocks",
         "hold-blocks",
         f"my_{TWENTY[:19]}",
+        "myhold_blocks",
         "sav",
         "saved",
         f"{TWENTY[:17]}---",

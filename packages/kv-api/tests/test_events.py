@@ -44,6 +44,14 @@ def test_events_are_equal_only_in_every_field(change: dict[str, Any]) -> None:
     assert len({stored(), stored(), stored(**change)}) == 2
 
 
+def test_events_of_other_blocks_have_other_hashes() -> None:
+    """Else a set of many events, of which each is one block more, compares each with each."""
+    of_place = {"block_hashes", "parent_block_hash", "medium", "group_idx"}
+    others = [stored(**change) for change in CHANGES if of_place & change.keys()]
+    assert len(others) == len(of_place)
+    assert len({hash(event) for event in [stored(), *others]}) == 1 + len(others)
+
+
 def test_an_event_says_nothing_of_what_its_writer_left_out() -> None:
     needed = {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"}
     for event in (stored(), kv_api.BlockRemoved([b"h"], "GPU")):

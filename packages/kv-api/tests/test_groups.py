@@ -31,6 +31,7 @@ def spec(**values: Any) -> Any:
 )
 def test_a_spec_says_what_it_is(of: Any, described: GroupDescription) -> None:
     assert describe_group(of) == described
+    assert type(describe_group(of).kind) is AttentionKind
 
 
 def test_what_is_not_said_of_a_group_is_nothing() -> None:

@@ -25,7 +25,7 @@ def test_specs_hold_their_blocks_as_integers_of_32_bits_and_compare_by_value() -
 @pytest.mark.parametrize(("sizes", "indices"), [([1], [0]), ([2], [0, 3]), ([1, 1], [5])])
 def test_a_gpu_spec_whose_numbers_do_not_fit_is_refused(sizes: list[int], indices: list[int]) -> None:
     with pytest.raises(ValueError, match="blocks") as caught:
-        kv_api.GPULoadStoreSpec([1, 2], sizes, indices)
+        kv_api.GPULoadStoreSpec([1, 2], tuple(sizes), tuple(indices))
     assert str(caught.value) == f"2 blocks don't fit group_sizes {sizes} with block_indices {indices}"
 
 

@@ -100,6 +100,9 @@ def test_isolation_puts_the_prohibition_of_a_call_back() -> None:
         with isolated_module_paths():
             assert module_paths_allowed()
         assert not module_paths_allowed()
+        with pytest.raises(LookupError), isolated_module_paths():
+            raise LookupError
+        assert not module_paths_allowed()
     assert module_paths_allowed()
 
 

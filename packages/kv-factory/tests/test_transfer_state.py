@@ -221,3 +221,6 @@ def test_isolation_shuts_down_what_a_test_left_and_puts_back_what_was(register: 
         assert inner is not outer
     assert get_kv_transfer_group() is outer
     assert (inner.shutdowns, outer.shutdowns) == (1, 0)
+    with pytest.raises(LookupError), kv_factory.isolated(connectors=()):
+        raise LookupError
+    assert get_kv_transfer_group() is outer

@@ -181,6 +181,7 @@ class TestFailures:
         connector.on_new_request(a)
         assert run(connector, a, [1, 2, 3], count=8).store_jobs == {}
         manager.resident.clear()
+        connector.on_new_request(Request("b", [7] * 8))  # which has no such block
         report(connector, invalid=[1])
         a.num_computed_tokens = 0
         meta = connector.build_connector_meta(step(more=[("a", None)], counts={"a": 9}))

@@ -288,6 +288,7 @@ def test_how_metrics_are_registered(monkeypatch):
     OffloadingConnector.build_prom_metrics(vllm_config(), types, ["engine"], {0: ["0"]})
     _, info = made.pop("vllm:kv_offload_config_info")
     assert (info["labelnames"], info["multiprocess_mode"]) == (["engine", "policy"], "mostrecent")
+    assert info["documentation"].startswith("What the offloading medium of this engine is like;")
     for name, metric in METRICS.items():
         assert made.pop(name)[1]["documentation"] == metric.documentation
     assert made == {

@@ -15,7 +15,7 @@ from kv_api import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
-from kv_offload import GroupDescription, HoldBlocks, Options, describe_group, parse_options
+from kv_offload import GroupDescription, HoldBlocks, OffloadingConnector, Options, describe_group, parse_options
 from kv_offload.describe import describe_engine
 
 WHERE = "kv_connector_extra_config"
@@ -219,6 +219,13 @@ def test_workers_that_do_not_or_can_not_get_at_the_first_ones_copy_keep_one_each
     assert is_replicated(**changed) is False
 
 
+def test_an_engine_that_knows_no_other_parallelism_has_one_copy_too():
+    config, cache = vllm_config(world_size=2), kv_cache_config()
+    hold_the_same(config, cache)
+    del config.parallel_config.decode_context_parallel_size, config.parallel_config.nnodes_within_dp
+    assert describe_engine(config, cache).config.replicated_layout is True
+
+
 def test_what_a_small_engine_need_not_have():
     config = vllm_config()
     del config.kv_events_config, config.parallel_config.decode_context_parallel_size
@@ -252,8 +259,9 @@ def test_when_workers_share_the_tokens_of_a_block(prefill, decode):
 
 
 def test_a_window_of_layers_that_read_everything_is_none():
-    described = describe_group(SimpleNamespace(block_size=4, kind=FULL, sliding_window=64))
-    assert described == GroupDescription(FULL, 4)
+    for describe in (describe_group, OffloadingConnector.describe_group):
+        described = describe(SimpleNamespace(block_size=4, kind=FULL, sliding_window=64))
+        assert described == GroupDescription(FULL, 4)
 
 
 def test_one_allocation_is_counted_once():

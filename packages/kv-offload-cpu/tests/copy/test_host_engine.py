@@ -4,6 +4,7 @@ from logging import ERROR
 from threading import Barrier, Event
 from threading import enumerate as enumerate_threads
 from time import perf_counter
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -103,9 +104,9 @@ def test_a_lane_is_one_thread(engine, gate):
     assert finish(engine, gate, range(4)) == [(job_id, True) for job_id in range(4)]
 
 
-def sharing_engine(move, threads):
+def sharing_engine(move, threads, tensor=None):
     """An engine of which a page is worth a thread, and a job of twelve pages that touch nothing."""
-    tensors = [DeviceTensor(TensorPages(12, PAGE_BYTES, 2 * PAGE_BYTES), "cpu", None)]
+    tensors = [DeviceTensor(TensorPages(12, PAGE_BYTES, 2 * PAGE_BYTES), "cpu", tensor)]
     layout = HostLayout(12, 1, PAGE_BYTES, 1, PAGE_BYTES)
     plan = CopyPlan([tensors[0].pages], [[CanonicalKVCacheRef(0, PAGE_BYTES)]], layout, 0)
     job = PageCopies(np.zeros(12, np.int64), np.arange(12), np.arange(12), np.zeros(12, np.int64))
@@ -128,6 +129,14 @@ def test_as_many_threads_share_a_job_as_there_are_cores(monkeypatch, asked, core
     engine.wait([1])
     engine.shutdown()
     assert pieces == [12 // threads] * threads
+
+
+def test_what_it_copies_lives_as_long_as_it(gate):
+    tensor = np.zeros(1)
+    seen, (engine, _) = ref(tensor), sharing_engine(gate, 1, tensor)
+    del tensor
+    assert seen() is not None, "its pages are somebody else's by now"
+    engine.shutdown()
 
 
 def test_both_lanes_have_their_helpers_at_once():

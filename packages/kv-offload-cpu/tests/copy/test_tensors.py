@@ -31,6 +31,8 @@ def test_the_dimensions_of_a_block_may_be_many_and_blocks_apart():
     assert tensor.pages == (4, 60, 270, array.ctypes.data)
     assert (tensor.device, tensor.tensor is array) == ("cpu", True)
     assert (tensor.pages.span_bytes, TensorPages(0, 60, 270).span_bytes) == (3 * 270 + 60, 0)
+    [least] = device_tensors(CanonicalKVCaches([CanonicalKVCacheTensor(np.zeros((4, 1), np.int8), 1)], [[]]))
+    assert least.pages[:3] == (4, 1, 1)
 
 
 def test_a_dimension_of_one_may_have_any_stride():

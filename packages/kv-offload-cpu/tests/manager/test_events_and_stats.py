@@ -64,6 +64,9 @@ def test_what_a_retry_holds_is_not_given_back(make, keys):
     manager.complete_store(keys([0, 1]), CONTEXT, success=False)
     manager.prepare_store(keys([0]), CONTEXT)
     assert manager.take_events() == [given_back(keys([1]))]
+    manager.complete_store(keys([0]), CONTEXT, success=False)
+    manager.prepare_store(keys([0]), CONTEXT)
+    assert manager.take_events() == [], "an event of no chunk says nothing"
 
 
 def test_a_reset_and_a_drop_remove_what_was_announced(make, keys, store):
@@ -88,6 +91,8 @@ def test_names_are_what_dashboards_ask_for():
         "vllm:kv_offload_stores_skipped",
         "vllm:kv_offload_cpu_checksum_mismatches",
     ]
+    kinds = [type(metric).__name__.removeprefix("Offloading") for metric in METRICS.values()]
+    assert kinds == [*["GaugeMetadata"] * 3, "HistogramMetadata", *["CounterMetadata"] * 3]
 
 
 def test_stats(make, keys, store):

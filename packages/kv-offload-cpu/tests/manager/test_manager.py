@@ -321,6 +321,7 @@ def test_the_most_chunks_are_still_allowed(make, monkeypatch):
         ({"num_chunks": 2**31}, "num_chunks: expected at most 2147483647, got 2147483648"),
         ({"store_threshold": -1}, "store_threshold: expected a whole number of at least 0, got -1"),
         ({"max_tracker_size": 0}, "max_tracker_size: expected a whole number of at least 1, got 0"),
+        ({"most_in_flight": 0}, "most_in_flight: expected a whole number of at least 1, got 0"),
         (
             {"cache_policy": "lruu"},
             "unknown policy 'lruu'; known: arc, lru, s3fifo, sieve; did you mean 'lru'?",

@@ -283,3 +283,15 @@ def test_clear_makes_it_new(name, seed):
         assert (policy.slots(), policy.awaits_unpin()) == ([], False)
         assert feed(policy) == before
         pinned = evicted
+
+
+@pytest.mark.parametrize(("queue", "state"), [("_small", 4), ("_main", 0)])
+def test_check_of_s3fifo_sees_a_slot_in_the_wrong_queue(queue, state):
+    policy = POLICIES["s3fifo"](4)
+    policy.key_of = [b"%d" % slot for slot in range(4)]
+    policy.insert(policy.key_of[:2], [0, 1], Run())
+    policy.check(Pins(4))
+    policy._states[2] = state
+    getattr(policy, queue).push([2])
+    with pytest.raises(AssertionError, match=r"slots \[2\] are in the wrong queue"):
+        policy.check(Pins(4))

@@ -128,7 +128,18 @@ class TestLoads:
 
     @pytest.mark.parametrize(
         ("wish", "found", "found_after_8"),
-        [(11, 8, 7), (8, 8, 7), (4, 4, 4), (3, 0, 0), (0, 0, 0), (-1, 15, 7), ("4", 15, 7), (100, 15, 7)],
+        [
+            (15, 15, 7),
+            (11, 8, 7),
+            (8, 8, 7),
+            (7, 4, 7),
+            (4, 4, 4),
+            (3, 0, 0),
+            (0, 0, 0),
+            (-1, 15, 7),
+            ("4", 15, 7),
+            (100, 15, 7),
+        ],
     )
     def test_as_far_as_its_sender_wants(self, fenced, caplog, wish, found, found_after_8):
         connector, manager = fenced()

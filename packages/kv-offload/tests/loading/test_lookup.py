@@ -209,6 +209,9 @@ def test_nothing_is_awaited_while_a_tier_is_asked():
         asked = Answers(Known(dict(zip(keys, answers, strict=False))), ReqContext("r"), keys)
         found = Match(4 * len(answers), waits=True, awaited=None if last is None else keys[last])
         assert find_match([group], [asked], 0, 15, may_wait=True) == found
+    known = [Known({keys[0]: answer}) for answer in (PENDING, RETRY)]
+    of_two = [Answers(manager, ReqContext("r"), keys[:1]) for manager in known]
+    assert find_match([group, group], of_two, 0, 15, may_wait=True) == Match(4, waits=True)
 
 
 def test_a_block_that_a_request_has_a_part_of_is_not_loaded():

@@ -150,6 +150,15 @@ def test_one_group_is_not_enough():
     assert find(BOTH, Known(known), 0, 30, 30, True, refused={key_at(0, 12)}) == Match(8)
 
 
+def test_only_one_that_is_not_there_yet_is_left_to_who_stores_it():
+    """Storing what the medium has by now takes nothing away."""
+    for answer, known in ((HIT, HIT), (PENDING, MISS), (RETRY, RETRY)):
+        manager = Known({key_at(1, 12): answer})
+        tails = TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30, is_being_stored=lambda key: True)
+        assert tails.of(BOTH.groups[1], 12) is known
+        assert TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30).of(BOTH.groups[1], 12) is answer
+
+
 def test_states_are_asked_for_first():
     manager = Known(keys_at((0, 12)))
     assert not TailAnswers(manager, ReqContext("r"), BOTH, HASHES, 30).has(12, lambda answer: answer is HIT)

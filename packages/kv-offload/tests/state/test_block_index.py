@@ -88,3 +88,6 @@ def test_check_sees_what_is_wrong():
     index._more[5] = {}
     with pytest.raises(AssertionError, match=r"blocks \[5\] have more than one place, and not one"):
         index.check([table])
+    index._more = {6: {id(table): index._place_of.pop(6)}}
+    with pytest.raises(AssertionError, match=r"blocks \[6\] have more than one place, and not one"):
+        index.check([table])

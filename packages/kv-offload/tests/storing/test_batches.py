@@ -103,6 +103,12 @@ def test_the_beginning_of_a_batch_is_a_prefix_of_the_request(kinds, data):
     assert plain(beginning(layout, offers, count)) == by_group(triples[:count], len(kinds))
 
 
+def test_chunks_of_other_sizes_begin_by_where_they_end():
+    layout, _ = make((FULL, 1), (FULL, 4))
+    beginnings = [plain(beginning(layout, [range(6), range(1)], count)) for count in (4, 5, 6)]
+    assert beginnings == [[[0, 1, 2, 3], []], [[0, 1, 2, 3], [0]], [[0, 1, 2, 3, 4], [0]]]
+
+
 @given(groups, st.data())
 def test_a_job_reads_the_blocks_of_its_chunks(kinds, data):
     layout, progress = make(*kinds)

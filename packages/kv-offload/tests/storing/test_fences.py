@@ -152,6 +152,30 @@ class TestFences:
             connector.side.check()
         table.append(lost)
 
+    def test_check_sees_what_is_wrong_with_others_books(self, fenced):
+        connector, _ = fenced()
+        self.begin(connector)
+        books = connector.side._books
+        books._awaits_room[books.states["a"]] = None
+        with pytest.raises(AssertionError, match="waits for room"):
+            connector.side.check()
+        books._awaits_room.clear()
+        step = books.agenda.step_of("a")
+        books.agenda.remove("a")
+        books.agenda.put("a", step + 9)
+        with pytest.raises(AssertionError, match=f"a is looked at in step {step + 9} instead of"):
+            connector.side.check()
+        books.agenda.put("a", step)
+        books.pins._blocks_of[7] = []
+        with pytest.raises(AssertionError, match="jobs \\[7\\] have ended, and their blocks are pinned"):
+            connector.side.check()
+        del books.pins._blocks_of[7]
+        progress = books.states["a"].progress.groups[0]
+        cursor, progress.cursor = progress.cursor, 99
+        with pytest.raises(AssertionError, match="group 0: cursor 99 of 2 keys"):
+            connector.side.check()
+        progress.cursor = cursor
+
     @pytest.mark.parametrize("knows_of_them", [True, False])
     def test_an_engine_that_tells_no_copies(self, fenced, knows_of_them):
         connector, _ = fenced()
