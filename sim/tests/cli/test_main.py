@@ -97,7 +97,7 @@ WITHOUT = """
 import os, signal, sys
 for module in ("fcntl", "pwd", "resource", "termios"):
     sys.modules[module] = None
-for name in ("chown", "fork", "geteuid", "pread", "preadv", "sched_getaffinity", "statvfs", "O_DIRECT"):
+for name in ("chown", "fork", "pread", "preadv", "sched_getaffinity", "statvfs", "O_DIRECT"):
     vars(os).pop(name, None)
 for name in ("pthread_sigmask", "setitimer", "SIGALRM", "SIGHUP", "SIGKILL", "SIGPIPE"):
     delattr(signal, name)
