@@ -32,6 +32,7 @@ class TestLoads:
         connector.on_new_request(a)
         assert connector.get_num_new_matched_tokens(a, 0) == (24, True)
         assert not manager.pins.total()
+        assert connector.get_num_new_matched_tokens(a, 23) == (1, True)  # however little it is
         assert connector.get_num_new_matched_tokens(a, 4) == (20, True)  # begins inside a chunk
         connector.update_state_after_alloc(a, Blocks([1, 2, 3, 4, 5]), 15)  # shortened, and ends inside one
         assert connector.get_external_cache_hit_sources(a, 15) == {CacheHitSource.HOST: 15}
