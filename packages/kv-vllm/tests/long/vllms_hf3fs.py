@@ -16,6 +16,7 @@ import pytest
 from kv_vllm_hf3fs import SIGNALS, Failing, OnCpu
 from kv_vllm_hf3fs_mended import ForgetsNoTable, Mended
 from kv_vllm_hf3fs_server import SERVERS
+from kv_vllm_short_histories import comes, what_is_wrong
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector
@@ -24,11 +25,10 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
 from kv_sim.subject import Subject, Trait
-from kv_sim.violation import Invariant, Violation
+from kv_sim.violation import Invariant
 from kv_sim.world import World
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -42,25 +42,10 @@ STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
 
 
-def comes(name, tokens=9, samples=1, conversation=0, **more):
-    """Who comes with the prompt that all have, or with another."""
-    spec = RequestSpec(name, conversation, tokens, 0, samples, samples, **more)
-    return Action(Kind.ADD, {"spec": spec.to_json()})
-
-
 def found_in(actions, config=CONFIG, subject=HF3FS, *, silent=(), **settings):
     """What is wrong when everything has come to rest after these. A function gets the world."""
-    world = World(config, replace(subject, extra_config={**SETTINGS, **settings}))
-    world.referee.silent.update(silent)
-    try:
-        for action in actions:
-            assert action(world) if callable(action) else world.apply(action), action
-        quiescence.check(world)
-    except Violation as found:
-        return str(found)
-    finally:
-        world.break_off(None)
-    return None
+    told = replace(subject, extra_config={**SETTINGS, **settings})
+    return what_is_wrong(told, config, actions, silent=silent)
 
 
 def rests(world):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from kv_vllm_lmcache import OnCpu
+from kv_vllm_short_histories import comes
 from lmcache.v1 import gpu_connector
 from lmcache.v1.rpc import ZmqReqRepClientTransport
 
@@ -16,7 +17,6 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.fuzz import run_seed
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Violation
@@ -32,11 +32,6 @@ SMALL = {"lmcache.max_local_cpu_size": 0.00002}
 """Gigabytes: of a chunk at a time, which is rounded up to 4 KiB, there are five."""
 STEP = Action(Kind.STEP)
 PREEMPT = Action(Kind.RESET, {"running": True, "connector": False})
-
-
-def comes(name, tokens=9, samples=1, **more):
-    """Who comes with the prompt that all have."""
-    return Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, samples, samples, **more).to_json()})
 
 
 def found_in(actions, config=CONFIG, subject=LMCACHE, **settings):

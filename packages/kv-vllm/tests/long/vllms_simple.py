@@ -11,6 +11,7 @@ from random import Random
 
 import kv_vllm_gpu
 import pytest
+from kv_vllm_short_histories import comes
 from kv_vllm_simple import OnCpu
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import SimpleCPUOffloadConnector
@@ -19,7 +20,7 @@ from vllm.v1.simple_kv_offload import copy_backend, disk_backend
 from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
-from kv_sim.engine.request_spec import RequestSpec, Turn
+from kv_sim.engine.request_spec import Turn
 from kv_sim.fuzz import config_for, replay
 from kv_sim.guard import HistoryEnds
 from kv_sim.subject import Subject, Trait
@@ -41,11 +42,6 @@ DISK = {
     "use_page_cache": True,
 }
 STEP = Action(Kind.STEP)
-
-
-def comes(name, tokens=9, samples=1, **more):
-    """Who comes with the prompt that all have."""
-    return Action(Kind.ADD, {"spec": RequestSpec(name, 0, tokens, 0, samples, samples, **more).to_json()})
 
 
 def found_in(actions, config=CONFIG, *, name="OnCpu", traits=KEEPS, **settings):

@@ -55,6 +55,13 @@ class Card:
         """Whether it is an address of the device's memory."""
         return self.base <= address < self.base + self.device.memory.nbytes
 
+    def run_out(self, let_threads_work):
+        """Let threads work and copies end, until there are none."""
+        let_threads_work()
+        while running := list(self.device.copies.running):
+            self.copies.wait(running)
+            let_threads_work()
+
     def page_at(self, address):
         """Layer and block of an address."""
         page, rest = divmod(address - self.base, self.page_bytes)

@@ -255,8 +255,5 @@ class OnCpu(Unended):
     def shutdown(self):
         if not hasattr(self, "_async_manager"):
             return
-        self.let_threads_work()
-        while running := list(self.card.device.copies.running):
-            self.card.copies.wait(running)
-            self.let_threads_work()
+        self.card.run_out(self.let_threads_work)
         self.close()

@@ -1,4 +1,4 @@
-"""Short histories of two engines between which a connector of vLLM's moves what is held."""
+"""Short histories of vLLM's connectors, action by action; also of two engines between which one moves blocks."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ HOLDS = frozenset({Trait.RANKS, Trait.HOLDS})
 CONFIG = WorldConfig(engine="vllm", engines=2, role="kv_producer", prefix_caching=False)
 
 
-def comes(name, tokens=9, *, engine=0, reads=True):
-    """A prompt of that name comes to an engine."""
-    spec = RequestSpec(name, 0, tokens, 0, 1, 1, skip_reading_prefix_cache=not reads)
+def comes(name, tokens=9, samples=1, conversation=0, *, engine=0, **more):
+    """A request of that name comes to an engine, with the prompt that all of a conversation have."""
+    spec = RequestSpec(name, conversation, tokens, 0, samples, samples, **more)
     return Action(Kind.ADD, {"engine": engine, "spec": spec.to_json()})
 
 
@@ -27,19 +27,25 @@ def held(name, tokens=9):
 
 def bearer(name, tokens=9, *, reads=True):
     """Who comes to the other engine with its ticket."""
-    return comes(f"{name}-00000001", tokens, engine=1, reads=reads)
+    return comes(f"{name}-00000001", tokens, engine=1, skip_reading_prefix_cache=not reads)
 
 
-def found_in(subject, config, *parts):
-    """What is wrong when everything has come to rest after each of these. A function gets the world."""
-    world = World(config, replace(subject, traits=HOLDS))
+def what_is_wrong(subject, config, *parts, silent=()):
+    """When everything has come to rest after each of these. A function gets the world."""
+    world = World(config, subject)
+    world.referee.silent.update(silent)
     try:
         for actions in parts:
             for action in actions:
-                assert action(world) if callable(action) else world.apply(action)
+                assert action(world) if callable(action) else world.apply(action), action
             quiescence.check(world)
     except Violation as found:
         return str(found)
     finally:
         world.break_off(None)
     return None
+
+
+def found_in(subject, config, *parts):
+    """The same, of one that holds."""
+    return what_is_wrong(replace(subject, traits=HOLDS), config, *parts)

@@ -78,10 +78,7 @@ class OnCpu(Unended):
         backend = self.worker_handler and self.worker_handler._backend
         if backend is None:
             return
-        self.let_threads_work()
-        while running := list(self.card.device.copies.running):
-            self.card.copies.wait(running)
-            self.let_threads_work()
+        self.card.run_out(self.let_threads_work)
         backend.shutdown()
 
 

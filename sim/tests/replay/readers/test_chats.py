@@ -303,6 +303,8 @@ def test_what_is_no_request(read, record, reason):
     assert str(refused.value).endswith(f"trace.jsonl:2: {reason} (--on-error skip goes on)")
 
 
-def test_what_is_no_conversation(read):
-    with pytest.raises(ConfigError, match=r"trace.jsonl:1: conversations: expected a list of messages, got int"):
-        read({"conversations": 3}, format="conversations")
+@pytest.mark.parametrize("name", ["conversations", "conversations-dated"])
+@pytest.mark.parametrize(("record", "got"), [({"conversations": 3}, "int"), ({"id": 3}, "no such field")])
+def test_what_is_no_conversation(read, name, record, got):
+    with pytest.raises(ConfigError, match=rf":1: conversations: expected a list of messages, got {got}"):
+        read(record, format=name)

@@ -124,7 +124,7 @@ def _parse_conversation(record: Mapping[str, Any]) -> Iterator[Record]:
 
 def spoken_in(record: Mapping[str, Any]) -> str:
     """The field with what was said."""
-    return next(field for field in (*_CONVERSATIONS, "messages") if field in record)
+    return next((field for field in (*_CONVERSATIONS, "messages") if field in record), _CONVERSATIONS[0])
 
 
 def answers_in(record: Mapping[str, Any], field: str) -> Iterator[tuple[int, Record]]:
