@@ -103,6 +103,18 @@ def names_of(**kept: Any) -> list[tuple[str, str]]:
     return [*conservation._strings(Plain(**kept), "it", Engine.own_modules, set(), 0)]
 
 
+def test_what_changes_meanwhile_is_looked_at_as_it_was() -> None:
+    """A connector may have threads."""
+    waiting, known = deque(["r1", "r2"]), {"r3": 0, "r4": 0}
+    found = conservation._strings(Plain(it=[waiting, known]), "it", Engine.own_modules, set(), 0)
+    seen = []
+    for _, name in found:
+        seen.append(name)
+        waiting.append(name)
+        known[f"{name} again"] = 0
+    assert [name for name in seen if "again" not in name] == ["r1", "r2", "r3", "r4"]
+
+
 @pytest.mark.parametrize(
     ("kept", "found"),
     [

@@ -87,11 +87,11 @@ def _strings(
         return
     seen.add(id(value))
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in [*value.items()]:  # all at once: a connector's threads go on meanwhile
             yield from _strings(key, f"{path} (a key)", foreign, seen, depth + 1)
             yield from _strings(item, f"{path}[{key!r}]", foreign, seen, depth + 1)
     elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
-        for item in value:
+        for item in [*value]:
             yield from _strings(item, f"{path}[…]", foreign, seen, depth + 1)
     elif not type(value).__module__.startswith((*foreign, "types", "builtins")):
         for name in (*getattr(value, "__dict__", ()), *slots_of(type(value))):
