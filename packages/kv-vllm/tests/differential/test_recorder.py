@@ -13,8 +13,8 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -26,7 +26,7 @@ CODE = """
 from hashlib import sha256
 from random import Random
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
+from kv_sim.history.draws import config_for
 from kv_vllm.differential.recorder import record
 for name in ("later", "patient", "memory"):
     for seed in range(4):

@@ -19,8 +19,9 @@ from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.memory import MemoryWorker
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation

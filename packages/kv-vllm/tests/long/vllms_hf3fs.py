@@ -25,8 +25,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.checkers import quiescence
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.world import World
