@@ -74,7 +74,7 @@ class Device:
             self.rank, slot, Direction.STORE, len(self.host), self.copies.running.values()
         )
         if not 0 <= slot < len(self.host):
-            return  # the ledger said so already
+            return  # the shadow said so already
         self.host[slot] = page
         self.copies.lost_slots.discard(slot)
 
@@ -193,12 +193,12 @@ class Device:
             copy.given_up_to = {block for block in copy.blocks_left if block in self.shadow.load_rights}
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
-        """Move one page now, if the ledger allows it."""
+        """Move one page now, if the shadow allows it."""
         self.shadow.about_to_move(
             self.rank, copy, block, slot, len(self.host), self.queue, self.copies, self.kernels.changes
         )
         if not 0 <= slot < len(self.host):
-            return  # the ledger said so already
+            return  # the shadow said so already
         if copy.direction is Direction.STORE:
             self.host[slot] = self.memory[block]
         else:
