@@ -8,7 +8,7 @@ import pytest
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 
@@ -106,9 +106,7 @@ def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
 
 def move(one: Copy, block: int, slot: int, *others: Copy, queue: tuple[Any, ...] = (), **kwargs: Any) -> Any:
     """What is said when a copy moves a page between a block and one of four host slots."""
-    copies = CopyEngine(SimpleNamespace())  # type: ignore[arg-type]
-    copies.running = {each.copy_id: each for each in (one, *others)}
-    shadow = shadow_of_two()
+    shadow, copies = shadow_of_two(), [one, *others]
     return said(lambda: shadow.about_to_move(RANK, one, block, slot, 4, queue, copies, **kwargs))
 
 

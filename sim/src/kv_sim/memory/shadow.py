@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.violation import Invariant, Referee
 
 
@@ -129,7 +129,7 @@ class Shadow:
         slot: int,
         slots: int,
         queue: Iterable[UsesBlocks],
-        copies: CopyEngine,
+        copies: Collection[Copy],
         changes: Callable[[Any, Copy, int], bool] = _always,
     ) -> None:
         """A copy moves one page: is the block its, and is neither end in somebody else's use?"""
@@ -153,8 +153,8 @@ class Shadow:
                 )
         if copy.direction is Direction.LOAD and block not in copy.given_up_to:
             self._has_load_right(rank, block, f"{copy} writes it")
-        self._host_slot_is_free(rank, copy, slot, copies.running.values())
-        for other in copies.running.values():
+        self._host_slot_is_free(rank, copy, slot, copies)
+        for other in copies:
             one_loads = Direction.LOAD in (copy.direction, other.direction)
             if other is copy or other.state is State.LOST:
                 continue
