@@ -1,4 +1,4 @@
-"""The device of one rank: real GPU memory, a queue of launched steps, host memory, a copy engine.
+"""The device of one rank: real GPU memory, a queue of launched steps, host memory, copies.
 
 A step is *launched* when the worker's hooks have run and *retires* when its kernels have: in between the host runs
 ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. Who may touch a block is written down in
@@ -16,7 +16,7 @@ import numpy as np
 from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copies, Copy, State
 from kv_sim.memory.kernels import Kernels, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer, Settled
@@ -44,7 +44,7 @@ class Device:
         self.wires: list[Any] = []
         """What moves bytes between them and this one, in the order in which it was set up."""
         self.settled = Settled()
-        self.copies = CopyEngine(self)
+        self.copies = Copies(self)
         self._thread = threading.get_ident()
         self._refused = ""
         """What another thread than the world's asked for."""
