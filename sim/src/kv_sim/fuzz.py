@@ -1,7 +1,6 @@
-"""Fuzzing: one seed, one world; and what is done with a world that failed.
+"""Fuzzing: one seed, one world. A history that failed is made again by ``replay``, from its actions.
 
-``run_seed`` is a function of its arguments alone. What failed is replayed from its history, which
-``failures`` makes short.
+Both are functions of their arguments alone. What is done with a failure is in ``failures``.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,11 @@ from kv_sim.engines import find_engine
 from kv_sim.subject import Subject, Trait
 
 SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
-"""Kinds of trouble that a world may leave out altogether."""
+"""What a world may leave out altogether: actions, resets of the connector
+(``reset_all``), ids that come back (``same_id``) and drafts (``spec``).
+
+No action is called ``tear`` any more. It stays: each of these asks chance once.
+"""
 
 
 _ROLES: tuple[Role, ...] = ("kv_both", "kv_both", "kv_both", "kv_both", "kv_both", "kv_consumer", "kv_producer")
