@@ -24,7 +24,7 @@ from typing import Any
 
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject
 from kv_sim.violation import Violation
 from kv_sim.world import World

@@ -50,7 +50,7 @@ def test_folders_stand_on_each_other() -> None:
     ("folder", "others"),
     [
         ("memory", {"config", "violation"}),
-        ("history", {"actions", "config", "engine", "memory", "site", "subject", "world_state"}),
+        ("history", {"actions", "config", "engine", "engines", "memory", "site", "subject", "world_state"}),
         (
             "watching",
             {"actions", "config", "engine", "memory", "site", "subject", "violation", "whole_file", "world"},

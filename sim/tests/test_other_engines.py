@@ -12,7 +12,7 @@ from kv_sim.actions import Action, Kind
 from kv_sim.command import selection
 from kv_sim.config import WorldConfig
 from kv_sim.conformance import scenarios
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engines import ENGINES
@@ -21,7 +21,7 @@ from kv_sim.subject import Subject, Trait
 from kv_sim.world import World
 
 
-class OtherEngine(Engine):
+class OtherEngine(BuiltinEngine):
     """It knows one name, and nothing of it works with several groups."""
 
     @classmethod
@@ -44,7 +44,7 @@ class OtherEngine(Engine):
 @pytest.fixture(autouse=True)
 def other() -> Iterator[None]:
     with ENGINES.isolated([]):
-        ENGINES.register("builtin", Engine.__module__, "Engine")
+        ENGINES.register("builtin", BuiltinEngine.__module__, "BuiltinEngine")
         ENGINES.register("other", __name__, "OtherEngine")
         yield
 

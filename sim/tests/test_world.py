@@ -14,9 +14,9 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import Failure, config_for, replay, run_seed
+from kv_sim.fuzz import Failure, replay, run_seed
 from kv_sim.guard import HistoryEnds
-from kv_sim.history.draws import draw_config
+from kv_sim.history.draws import config_for, draw_config
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World

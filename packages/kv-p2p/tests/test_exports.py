@@ -24,8 +24,8 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 
 def test_the_first_family_is_imported_when_it_is_asked_for():
     script = (
-        "import sys, kv_p2p; before = 'kv_p2p.connector_v0' in sys.modules; kv_p2p.SimpleConnector; "
-        "print(before, 'kv_p2p.connector_v0' in sys.modules, 'torch' in sys.modules)"
+        "import sys, kv_p2p; before = 'kv_p2p.first.connector' in sys.modules; kv_p2p.SimpleConnector; "
+        "print(before, 'kv_p2p.first.connector' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60

@@ -15,11 +15,11 @@ FOLDER = Path(kv_p2p.__file__).parent
 BANNED = {"threading", "socket", "time", "asyncio", "concurrent", "multiprocessing", "random", "torch", "pickle"}
 ACTING = {
     "clock.py": {"time"},
-    "lookup_buffer/simple.py": {"threading"},
-    "lookup_buffer/store.py": {"threading"},
-    "pipe/local.py": {"threading"},
-    "pipe/rendezvous.py": {"socket", "time"},
-    "pipe/tcp.py": {"threading", "socket"},
+    "first/lookup_buffer/simple.py": {"threading"},
+    "first/lookup_buffer/store.py": {"threading"},
+    "first/pipe/local.py": {"threading"},
+    "first/pipe/rendezvous.py": {"socket", "time"},
+    "first/pipe/tcp.py": {"threading", "socket"},
     "pulling/nixl.py": {"threading", "time"},
     "pulling/tcp/carried.py": {"socket"},
     "pulling/tcp/client.py": {"threading", "socket", "concurrent"},

@@ -7,10 +7,11 @@ from typing import Final
 
 from kv_factory.registry import LazyRegistry
 from kv_sim.config import BUILTIN_ENGINE
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.engine import Engine
 
 ENGINES: Final = LazyRegistry("engine", "kv_sim_engines", (Engine,), {"vllm": "kv-vllm"})
-ENGINES.register(BUILTIN_ENGINE, Engine.__module__, Engine.__name__)
+ENGINES.register(BUILTIN_ENGINE, BuiltinEngine.__module__, BuiltinEngine.__name__)
 
 
 def find_engine(name: str) -> type[Engine]:

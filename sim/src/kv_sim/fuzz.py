@@ -1,31 +1,18 @@
-"""Fuzzing: one seed, one world; and what is done with a world that failed.
+"""Fuzzing: one seed, one world. A history that failed is made again by ``replay``, from its actions.
 
-``run_seed`` is a function of its arguments alone. What failed is replayed from its history, which
-``failures`` makes short.
+Both are functions of their arguments alone. What is done with a failure is in ``failures``.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.config import BUILTIN_ENGINE, GroupConfig, WorldConfig
-from kv_sim.engines import find_engine
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
 from kv_sim.guard import HistoryEnds
 from kv_sim.history.coverage import Coverage
-from kv_sim.history.draws import (
-    draw_config,
-    with_failing_loads,
-    with_fine_hashes,
-    with_loads,
-    with_own_cache,
-    with_sessions,
-    with_states,
-    with_tails,
-    with_trusted_router,
-    with_two_engines,
-)
-from kv_sim.subject import Subject, Trait
+from kv_sim.history.draws import config_for
+from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee, Violation
 from kv_sim.world import World
 
@@ -49,29 +36,6 @@ class Run:
     steps: int
     digest: str
     failure: Failure | None
-
-
-def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -> WorldConfig:
-    """Draw a world that is within what the subject claims to withstand and the engine can do."""
-    config = replace(draw_config(random), engine=engine)
-    if Trait.GROUPS not in subject.traits:
-        config = replace(config, groups=(GroupConfig(),))
-    elif Trait.STATES in subject.traits:
-        config = with_states(config, random)
-    if Trait.FINE in subject.traits:
-        config = with_tails(with_fine_hashes(config, random))
-    if Trait.RANKS not in subject.traits:
-        config = replace(config, tp_size=1, pp_size=1)
-    if Trait.ZEROING not in subject.traits and config.runner == 2:
-        config = replace(config, zero_new_blocks=False, hashes_per_block=1)
-    if subject.serves_peers:
-        config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
-        config = with_two_engines(config) if subject.engines > 1 else config
-    elif Trait.FAILURES in subject.traits:
-        config = with_failing_loads(with_loads(config))
-    else:
-        config = with_loads(config)
-    return find_engine(engine).fit(with_sessions(config))
 
 
 def run_seed(

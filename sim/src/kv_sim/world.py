@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from random import Random
 
 from kv_sim.actions import Action
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.guard import HistoryEnds
 from kv_sim.history.choices import pick
 from kv_sim.violation import Referee, Violation
@@ -35,7 +35,7 @@ class World(WorldState):
 
     def rest(self) -> None:
         """Add nothing more, let every copy and request end, and check what must hold then."""
-        quiescence.check(self)
+        at_rest.check(self)
 
     def replay(self, actions: Iterable[Action]) -> None:
         """Apply recorded actions, skipping those that are not legal, let everything come to rest, and end."""

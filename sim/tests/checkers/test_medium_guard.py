@@ -19,7 +19,7 @@ from kv_api import (
     make_offload_key,
 )
 from kv_offload_cpu import CPUOffloadingManager
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.checkers.medium import MediumGuard, guard_media, sides_of
 from kv_sim.checkers.room import MOST_CHUNKS, _Room, check_room
 from kv_sim.config import BUILTIN_ENGINE, WorldConfig
@@ -461,7 +461,7 @@ def test_what_a_medium_raises_at_rest_is_told_as_such() -> None:
 @pytest.mark.parametrize("resets", [False, True])
 def test_a_history_ends_with_a_look_at_the_room(monkeypatch: pytest.MonkeyPatch, resets: bool) -> None:
     looked = list[object]()
-    monkeypatch.setattr(quiescence, "check_room", lambda connector, referee: looked.append(connector))
+    monkeypatch.setattr(at_rest, "check_room", lambda connector, referee: looked.append(connector))
     claimed = frozenset(Trait) - {Trait.LOSSES} if resets else frozenset({Trait.GROUPS})
     for seed in range(4):
         assert run_seed(replace(SUBJECTS["offload"], traits=claimed), seed).failure is None
@@ -471,7 +471,7 @@ def test_a_history_ends_with_a_look_at_the_room(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.once
 def test_what_a_lost_copy_uses_is_in_use_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = list[object]()
-    monkeypatch.setattr(quiescence, "check_room", lambda connector, referee: looked.append(connector))
+    monkeypatch.setattr(at_rest, "check_room", lambda connector, referee: looked.append(connector))
     for seed in range(16, 24):
         assert run_seed(SUBJECTS["offload"], seed).failure is None
     assert 0 < len(looked) < 8

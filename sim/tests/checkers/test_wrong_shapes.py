@@ -8,7 +8,7 @@ import pytest
 from kv_api import CacheHitSource, KVConnectorMetadata, KVConnectorTransferResults, TwoSidedConnector
 from kv_sim.checkers.answers import SHAPES, complaint, is_match
 from kv_sim.config import GroupConfig, WorldConfig
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.examples.later import LaterScheduler, LaterWorker
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.fuzz import Failure, run_seed
@@ -135,7 +135,7 @@ def test_a_connector_of_one_group_ends_requests_by_another_method() -> None:
     assert failure.violation.message == f"scheduler side, request_finished answered None, expected {END}"
 
 
-class Promising(Engine):
+class Promising(BuiltinEngine):
     """Says that it has one group, whatever it has."""
 
     def describe(self, subject: Subject, rank: int) -> Any:

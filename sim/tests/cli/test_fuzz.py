@@ -255,7 +255,7 @@ def test_an_engine_of_another_package(kv_sim: Callable[[str], Result]) -> None:
     """It is found by name, makes the worlds fit, and a schedule remembers it."""
     offer = Offer("strange", Target("strange_engine", "StrangeEngine"), "a test")
     with ENGINES.isolated([offer]):
-        ENGINES.register("builtin", "kv_sim.engine.engine", "Engine")
+        ENGINES.register("builtin", "kv_sim.engine.builtin", "BuiltinEngine")
         code, out, _ = kv_sim("kv-sim fuzz --connector broken_connectors:Hasty --engine strange --seed 3")
         assert code == 1
         assert "kv-sim fuzz --connector broken_connectors:Hasty --engine strange --seed 3 --log" in out

@@ -17,7 +17,8 @@ from kv_sim.engine.output import Step
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, offloading
 from kv_sim.failures.schedule_file import Schedule
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.watching.brief import brief_step

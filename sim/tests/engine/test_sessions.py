@@ -11,7 +11,8 @@ from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
+from kv_sim.history.draws import config_for
 from kv_sim.watching.describe import describe, describe_state
 from kv_sim.world import World
 

@@ -12,7 +12,8 @@ from kv_sim.engine.blocks import KVCacheManager
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, OFFLOAD
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

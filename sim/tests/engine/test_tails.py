@@ -15,7 +15,8 @@ from kv_sim.config import NULL, STATE, GroupConfig, WorldConfig
 from kv_sim.engine.output import BlockCopy
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, fenced, offloading
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
+from kv_sim.history.draws import config_for
 from kv_sim.memory.settled import Offer, Settled, offers
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee, Violation

@@ -24,7 +24,8 @@ from kv_sim.failures.schedule_file import (
     to_text,
     write_schedule,
 )
-from kv_sim.fuzz import Failure, config_for, replay
+from kv_sim.fuzz import Failure, replay
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

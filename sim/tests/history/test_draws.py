@@ -16,9 +16,16 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.catalogue import LATER
-from kv_sim.fuzz import config_for
 from kv_sim.history.arrivals import CONVERSATIONS, MOST_BLOCKS, Arrivals
-from kv_sim.history.draws import SWARM, draw_config, with_failing_loads, with_fine_hashes, with_states, with_tails
+from kv_sim.history.draws import (
+    SWARM,
+    config_for,
+    draw_config,
+    with_failing_loads,
+    with_fine_hashes,
+    with_states,
+    with_tails,
+)
 from kv_sim.subject import Subject, Trait
 
 FULL = GroupConfig()

@@ -16,8 +16,8 @@ from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import LATER, MEMORY, OFFLOAD, PATIENT
-from kv_sim.fuzz import config_for
 from kv_sim.history.choices import TROUBLE, WEIGHTS, legal_choices, pick
+from kv_sim.history.draws import config_for
 from kv_sim.history.legal import FORGETS
 from kv_sim.memory.copies import Result, State
 from kv_sim.memory.device import Device

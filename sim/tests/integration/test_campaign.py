@@ -138,7 +138,7 @@ def test_the_testbed_s_own_failure_is_no_connector_s(monkeypatch: pytest.MonkeyP
     def fall_over(self: object) -> bool:
         raise AssertionError("3 + 4 != 8")
 
-    monkeypatch.setattr("kv_sim.engine.engine.Engine.check", fall_over)
+    monkeypatch.setattr("kv_sim.engine.builtin.BuiltinEngine.check", fall_over)
     found = run_campaign(Plan(TWO, histories=2))
     assert found.crash is not None
     assert found.crash.startswith("memory, seed 0: AssertionError: 3 + 4 != 8\nTraceback")

@@ -11,8 +11,9 @@ from kv_multi.quarantine import Quarantine
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS, several
 from kv_sim.examples.layerwise import LayerwiseWorker
-from kv_sim.fuzz import Run, config_for, run_seed
+from kv_sim.fuzz import Run, run_seed
 from kv_sim.history.coverage import Coverage
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.output import Step
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.fuzz import run_seed
@@ -42,14 +42,14 @@ class Fences:
 def worlds(monkeypatch: pytest.MonkeyPatch) -> list[Fences]:
     """Notes the fences of the world that was added last."""
     worlds: list[Fences] = []
-    schedule = Engine.schedule
+    schedule = BuiltinEngine.schedule
 
-    def noted(engine: Engine, *arguments: Any) -> Step:
+    def noted(engine: BuiltinEngine, *arguments: Any) -> Step:
         step = schedule(engine, *arguments)
         worlds[-1].note(step)
         return step
 
-    monkeypatch.setattr(Engine, "schedule", noted)
+    monkeypatch.setattr(BuiltinEngine, "schedule", noted)
     return worlds
 
 

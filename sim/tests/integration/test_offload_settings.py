@@ -11,8 +11,9 @@ import kv_offload.options
 import kv_offload_cpu.options
 from kv_offload_cpu import POLICIES, CPUOffloadingSpec
 from kv_sim.examples.catalogue import offloading
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.history.coverage import Coverage
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.world import World

@@ -1,4 +1,4 @@
-"""The copy engine: when a copy may start, what it leaves behind, what its worker hears."""
+"""The copies of a rank: when a copy may start, what it leaves behind, what its worker hears."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import Direction
-from kv_sim.memory.copies import Copy, CopyEngine, CopyQueue, Result, State
+from kv_sim.memory.copies import Copies, Copy, CopyQueue, Result, State
 from kv_sim.memory.settled import Offer, Settled
 
 
@@ -32,14 +32,14 @@ class Pages:
         self.moved.append((copy.copy_id, block, slot))
 
 
-def engine() -> tuple[CopyEngine, CopyQueue, Pages]:
+def made() -> tuple[Copies, CopyQueue, Pages]:
     pages = Pages()
-    copies = CopyEngine(pages)
+    copies = Copies(pages)
     return copies, copies.open(), pages
 
 
 def test_a_copy_waits_for_the_steps_before_it() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     copies.launched_steps = 2
     waits = queue.submit(Direction.STORE, [(1, 0)])
     hurries = queue.submit(Direction.STORE, [(2, 1)], after_compute=False)
@@ -51,7 +51,7 @@ def test_a_copy_waits_for_the_steps_before_it() -> None:
 
 
 def test_copies_of_one_stream_run_in_order() -> None:
-    copies, queue, _ = engine()
+    copies, queue, _ = made()
     first = queue.submit(Direction.LOAD, [(1, 0)], stream="loads")
     second = queue.submit(Direction.LOAD, [(2, 1)], stream="loads")
     other = queue.submit(Direction.LOAD, [(3, 2)])
@@ -61,7 +61,7 @@ def test_copies_of_one_stream_run_in_order() -> None:
 
 
 def test_a_copy_advances_in_pieces_and_is_reported_once() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     copy_id = queue.submit(Direction.STORE, [(1, 0), (2, 1), (3, 2)])
     copy = copies.running[copy_id]
     copies.advance(copy, 2)
@@ -76,7 +76,7 @@ def test_a_copy_advances_in_pieces_and_is_reported_once() -> None:
 
 
 def test_a_torn_copy_leaves_what_it_moved() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     copy_id = queue.submit(Direction.LOAD, [(1, 0), (2, 1)])
     copy = copies.running[copy_id]
     copies.advance(copy, 1)
@@ -87,7 +87,7 @@ def test_a_torn_copy_leaves_what_it_moved() -> None:
 
 
 def test_waiting_runs_what_has_to_come_first() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     copies.launched_steps = 3
     first = queue.submit(Direction.STORE, [(1, 0)], stream="s")
     second = queue.submit(Direction.STORE, [(2, 1)], stream="s")
@@ -98,7 +98,7 @@ def test_waiting_runs_what_has_to_come_first() -> None:
 
 
 def test_a_lost_copy_never_ends_and_keeps_nobody_waiting() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     lost, behind, last = (queue.submit(Direction.STORE, [(n, n)], stream="s") for n in (1, 2, 3))
     copies.lose(copies.running[lost])
     assert [copy.copy_id for copy in copies.startable()] == [behind]
@@ -108,7 +108,7 @@ def test_a_lost_copy_never_ends_and_keeps_nobody_waiting() -> None:
 
 
 def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     found, waited, given_up = (queue.submit(Direction.STORE, [(n, n), (n, n + 3)], stream="s") for n in (1, 2, 3))
     for copy_id in (found, waited, given_up):
         copies.lose(copies.running[copy_id])
@@ -127,7 +127,7 @@ def test_a_lost_copy_may_be_found_unless_somebody_was_told_that_it_is_not() -> N
 
 
 def test_workers_hear_of_their_own_copies_only() -> None:
-    copies, mine, _ = engine()
+    copies, mine, _ = made()
     yours = copies.open()
     copy_id = mine.submit(Direction.STORE, [])
     assert yours.poll() == []
@@ -136,7 +136,7 @@ def test_workers_hear_of_their_own_copies_only() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["submit", "advance", "fail", "lose", "poll"]), st.integers(0, 5))))
 def test_every_copy_is_reported_exactly_once_or_never_ends(script: list[tuple[str, int]]) -> None:
-    copies, queue, _ = engine()
+    copies, queue, _ = made()
     heard: list[int] = []
     for what, number in script:
         running = list(copies.running.values())
@@ -154,13 +154,13 @@ def test_every_copy_is_reported_exactly_once_or_never_ends(script: list[tuple[st
 
 
 def test_a_copy_knows_for_whom_it_was_begun() -> None:
-    copies, queue, _ = engine()
+    copies, queue, _ = made()
     copy_id = queue.submit(Direction.STORE, [(2, 0), (3, 1), (4, 2)])
     assert copies.running[copy_id].owners == ("request r1", "request r2")
 
 
 def test_a_copy_knows_what_was_said_of_its_blocks_before_it() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     pages.settled.begin_step([], [Offer("r1", 3, 1), Offer("r2", 9, 2)])
     one = copies.running[queue.submit(Direction.STORE, [(2, 0), (3, 1)])]
     pages.settled.begin_step([], [Offer("r1", 3, 5)])
@@ -168,7 +168,7 @@ def test_a_copy_knows_what_was_said_of_its_blocks_before_it() -> None:
 
 
 def test_a_restart_fails_every_copy_once_and_loads_find_nothing_until_a_store() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     done, torn, lost = (queue.submit(Direction.STORE, [(n, n), (n + 1, n + 1)]) for n in (1, 3, 5))
     copies.advance(copies.running[done], 2)
     copies.advance(copies.running[torn], 1)
@@ -188,7 +188,7 @@ def test_a_restart_fails_every_copy_once_and_loads_find_nothing_until_a_store() 
 
 
 def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
-    copies, queue, _ = engine()
+    copies, queue, _ = made()
     store = queue.submit(Direction.STORE, [(1, 0)])
     copies.restart(0)
     load = queue.submit(Direction.LOAD, [(2, 0)])
@@ -197,7 +197,7 @@ def test_a_restart_that_keeps_the_memory_only_ends_copies() -> None:
 
 
 def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     before, waited, after = (queue.submit(Direction.LOAD, [(1 + n, n)], stream="loads") for n in range(3))
     copies.spoiled = True
     assert queue.wait([waited]) == set()
@@ -208,7 +208,7 @@ def test_the_copy_that_is_waited_for_fails_and_no_other() -> None:
 
 
 def test_of_what_is_waited_for_the_next_load_fails() -> None:
-    copies, queue, pages = engine()
+    copies, queue, pages = made()
     store, load, after = (
         queue.submit(direction, [(1 + n, n)])
         for n, direction in enumerate((Direction.STORE, Direction.LOAD, Direction.LOAD))

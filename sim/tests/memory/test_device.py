@@ -393,7 +393,7 @@ def test_pages_move_both_ways() -> None:
 
 def test_a_slot_that_is_not_there_is_left_alone_by_who_forgives_it() -> None:
     made = device()
-    made.shadow.violation = lambda *_: None
+    made.shadow.fail = lambda *_: None
     for direction in Direction:
         for slot in (-1, 8):
             made.move_page(SimpleNamespace(direction=direction, blocks_left=[], given_up_to=()), 3, slot)  # type: ignore[arg-type]
@@ -584,7 +584,7 @@ def test_a_host_page_that_is_not_there_is_neither_read_nor_written(slot: int) ->
         made.read_host(slot)
     with pytest.raises(Violation, match=f"^GEOMETRY  rank 1: the connector writes it: host slot {slot} of 8$"):
         made.write_host(slot, made.host[0])
-    made.shadow.violation = lambda *told: None
+    made.shadow.fail = lambda *told: None
     assert made.read_host(slot) is None
     made.write_host(slot, made.host[0] + 1)
     assert (made.host == POISON).all()

@@ -1,4 +1,4 @@
-"""The ledger of rights against a table: who may touch a block or a host slot beside whom; else, what is said."""
+"""The rights of a shadow against a table: who may touch a block or a host slot beside whom; else, what is said."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee, Violation
 
@@ -18,7 +18,7 @@ both = pytest.mark.parametrize("direction", Direction)
 states = pytest.mark.parametrize("state", [State.RUNNING, State.LOST])
 
 
-def ledger() -> Shadow:
+def shadow_of_two() -> Shadow:
     """Of two ranks. Requests r3 and r4 have a block each, and loads into blocks 3 to 5 are announced."""
     made = Shadow(2, Referee())
     made.own("r3", [3])
@@ -35,7 +35,7 @@ def copy(
 
 
 def said(act: Any, *args: Any) -> tuple[Invariant, str] | None:
-    """What a ledger has against it."""
+    """What a shadow has against it."""
     try:
         act(*args)
     except Violation as violation:
@@ -61,7 +61,7 @@ def test_what_a_copy_has_yet_to_move_is_left_alone(
             "request r1, request r2) is under way",
         )
         told = said(
-            getattr(ledger(), act),
+            getattr(shadow_of_two(), act),
             RANK,
             block if act == "about_to_load" else [8, block],
             "step 2 does so",
@@ -80,7 +80,7 @@ def test_a_step_may_write_what_a_store_reads_if_it_leaves_it_as_it_is() -> None:
         return block == 4
 
     store, load = copy(0, Direction.STORE, (3, 0), (4, 1), (6, 2)), copy(1, Direction.LOAD, (5, 3))
-    write = ledger().about_to_write
+    write = shadow_of_two().about_to_write
     assert said(write, RANK, [3, 5], "step 2 does so", [store], changes) is None
     assert asked == [3]
     for blocks, which in (([3, 4], store), ([3, 5], load)):
@@ -91,7 +91,7 @@ def test_a_step_may_write_what_a_store_reads_if_it_leaves_it_as_it_is() -> None:
 
 
 def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
-    shadow = ledger()
+    shadow = shadow_of_two()
     without = (
         Invariant.OWNERSHIP,
         "rank 1 block 4 (of request r4): it is loaded, but no load into it is announced or going on",
@@ -106,9 +106,7 @@ def test_a_load_needs_a_right_of_its_request_or_of_its_step() -> None:
 
 def move(one: Copy, block: int, slot: int, *others: Copy, queue: tuple[Any, ...] = (), **kwargs: Any) -> Any:
     """What is said when a copy moves a page between a block and one of four host slots."""
-    copies = CopyEngine(SimpleNamespace())  # type: ignore[arg-type]
-    copies.running = {each.copy_id: each for each in (one, *others)}
-    shadow = ledger()
+    shadow, copies = shadow_of_two(), [one, *others]
     return said(lambda: shadow.about_to_move(RANK, one, block, slot, 4, queue, copies, **kwargs))
 
 
@@ -176,7 +174,7 @@ def test_two_copies_share_what_neither_writes(
 
 
 def test_who_has_a_block() -> None:
-    shadow = ledger()
+    shadow = shadow_of_two()
     for name, block in (("r3", 9), ("r4", 7), ("r4", 3), ("r5", 9)):
         shadow.own(name, [block])
     assert [shadow.owner(block) for block in (7, 3, 9)] == ["request r4", "request r4", "request r5"]
@@ -184,7 +182,7 @@ def test_who_has_a_block() -> None:
 
 @pytest.mark.parametrize(("value", "held"), [(int(POISON), "poison"), (int(ZERO), "zeroes"), (0xABC, "0xabc")])
 def test_what_a_kernel_read_and_who_wrote_it(value: int, held: str) -> None:
-    shadow = ledger()
+    shadow = shadow_of_two()
     shadow.last_writer[RANK][3] = "step 4"
     where = f"request r1 token 6: rank 1 block %d holds {held}, last written by %s"
     assert shadow.explain_content(RANK, "r1", 6, (3, 1, 2), value) == where % (3, "step 4")
@@ -197,7 +195,7 @@ def writer(shadow: Shadow, layer: int, place: int) -> str:
 
 def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
     """A layer of it, or some slots in all layers; elsewhere who wrote before, and who wrote the block last."""
-    shadow = ledger()
+    shadow = shadow_of_two()
     shadow.last_writer[RANK][3] = "nobody since it was allocated"
     shadow.wrote_part(RANK, 3, "step 4", slice(0, 2))
     shadow.wrote_part(RANK, 3, "the connector", slice(0, 4), 1)
@@ -214,7 +212,7 @@ def test_who_wrote_a_part_of_a_block_is_named_for_that_part() -> None:
 
 
 def test_who_writes_a_whole_block_has_written_all_of_it() -> None:
-    shadow = ledger()
+    shadow = shadow_of_two()
     shadow.wrote_part(RANK, 3, "step 4", slice(1, 2))
     assert [writer(shadow, 0, place) for place in (0, 1)] == ["nobody, and elsewhere by step 4", "step 4"]
     shadow.last_writer[RANK][3] = "load copy 7"
@@ -224,7 +222,7 @@ def test_who_writes_a_whole_block_has_written_all_of_it() -> None:
 
 
 def test_what_was_written_over_is_not_kept() -> None:
-    shadow = ledger()
+    shadow = shadow_of_two()
     for number in range(20):
         shadow.wrote_part(RANK, 3, f"step {number}", slice(number % 4, number % 4 + 1))
     assert len(shadow._parts[RANK][3]) == 1 + 4

@@ -17,9 +17,9 @@ from kv_sim.engine.engine import Engine
 from kv_sim.engine.pool import BlockPool
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import P2P, SUBJECTS
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import MOST_BLOCKS, Arrivals
-from kv_sim.history.draws import with_loads, with_own_cache
+from kv_sim.history.draws import config_for, with_loads, with_own_cache
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import TimedP2PWorkerSide, WorldWire

@@ -12,8 +12,9 @@ from kv_p2p.pulling.ticket import Address
 from kv_p2p.pulling.wire import Ended
 from kv_sim.config import GroupConfig, WorldConfig
 from kv_sim.examples.catalogue import P2P, SUBJECTS
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.history.arrivals import Arrivals
+from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.p2p import WorldWire

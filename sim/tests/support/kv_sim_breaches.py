@@ -1,7 +1,6 @@
 """Situations made by hand in which a connector, its copies or a world break a rule, and worlds to make them in."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from kv_api import (
@@ -16,7 +15,7 @@ from kv_sim.engine.request import SimRequest
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.examples.catalogue import MEMORY, OFFLOAD
 from kv_sim.guard import Guard
-from kv_sim.memory.copies import Copy, CopyEngine
+from kv_sim.memory.copies import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.rest import MOST_STEPS, come_to_rest
 from kv_sim.subject import Subject
@@ -73,7 +72,7 @@ def a_step_writes_under_a_store(referee: Referee) -> None:
 
 def a_load_without_right(referee: Referee) -> None:
     copy = Copy(0, Direction.LOAD, ((3, 0),), "", 0)
-    Shadow(1, referee).about_to_move(0, copy, 3, 0, 4, [], CopyEngine(SimpleNamespace()))  # type: ignore[arg-type]
+    Shadow(1, referee).about_to_move(0, copy, 3, 0, 4, [], [])
 
 
 def a_block_that_stays(referee: Referee) -> None:

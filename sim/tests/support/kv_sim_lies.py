@@ -1,7 +1,6 @@
 """Situations made by hand in which a connector says what isn't so, or asks without end, and ranks that differ."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from kv_sim_breaches import PROMPT, half_of, request, rest, spec, stored_once, world
@@ -21,7 +20,7 @@ from kv_sim.config import WorldConfig
 from kv_sim.engine.request import Status
 from kv_sim.examples.catalogue import LATER, MEMORY, SUBJECTS
 from kv_sim.examples.memory import MemoryConnector
-from kv_sim.memory.copies import Copy, CopyEngine
+from kv_sim.memory.copies import Copy
 from kv_sim.memory.shadow import Shadow
 from kv_sim.violation import Invariant, Referee
 from kv_sim.world import World
@@ -177,7 +176,7 @@ def ranks_that_differ(referee: Referee) -> None:
 
 def a_slot_that_is_not_there(referee: Referee) -> None:
     copy = Copy(0, Direction.STORE, ((3, 4),), "", 0)
-    Shadow(1, referee).about_to_move(0, copy, 3, 4, 4, [], CopyEngine(SimpleNamespace()))  # type: ignore[arg-type]
+    Shadow(1, referee).about_to_move(0, copy, 3, 4, 4, [], [])
 
 
 def ask_again_for_ever(referee: Referee) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from kv_sim.config import WorldConfig
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 
 
-class StrangeEngine(Engine):
+class StrangeEngine(BuiltinEngine):
     """Likes blocks of three."""
 
     @classmethod

@@ -6,7 +6,7 @@ Start at ``MultiSchedulerSide`` and ``MultiWorkerSide``, whose methods say by wh
 ============================= =============================================================================
 ``connector``                 both halves; ``questions``: what the class is asked before there is an object
 ``children``                  from a configuration to named connectors, whose ``names`` travel
-``half``                      what both halves have; ``quarantine``: which children are switched off
+``side``                      what both halves have; ``quarantine``: which children are switched off
 ``scheduler_side``            the scheduler's half; ``requests``: what of it is about one request
 ``worker_side``               a worker's half
 ``choice``, ``loads``         who loads, and who may say that a load ended; ``blocks``: what it is to fill

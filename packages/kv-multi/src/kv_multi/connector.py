@@ -1,7 +1,7 @@
 """``MultiConnector``: several connectors as one. The first child that has the tokens loads, all of them store.
 
 Every member of the connector interface has a rule by which the children answer it, stated where it is carried out:
-in the half of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``half`` for both), or
+in the half of the object's role (``scheduler_side`` and ``requests``, ``worker_side``, and ``side`` for both), or
 below, with ``questions``, for what is asked of the class. Its role is that of all its children.
 """
 
@@ -19,9 +19,9 @@ from kv_api import (
 )
 from kv_api.stats import PromMetric
 from kv_multi import questions
-from kv_multi.half import MultiSide
 from kv_multi.prom import build_metrics
 from kv_multi.scheduler_side import MultiSchedulerSide
+from kv_multi.side import MultiSide
 from kv_multi.stats import MultiKVConnectorStats, rebuild
 from kv_multi.worker_side import MultiWorkerSide
 

@@ -23,12 +23,12 @@ from kv_api import (
 from kv_multi.blocks import Ids, blocks_to_load, none_of
 from kv_multi.children import Child, is_outermost
 from kv_multi.choice import Choices
-from kv_multi.half import MultiSide
 from kv_multi.last_report import LastReport
 from kv_multi.loads import LoadsInFlight
 from kv_multi.metadata import PlannedLoad
 from kv_multi.params import merge_params
 from kv_multi.saves import Holds
+from kv_multi.side import MultiSide
 
 Finish = tuple[bool, dict[str, Any] | None]
 

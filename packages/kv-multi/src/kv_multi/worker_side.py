@@ -27,7 +27,6 @@ from kv_api import (
 )
 from kv_multi.children import Child
 from kv_multi.events import MultiKVConnectorKVEvents
-from kv_multi.half import MultiSide
 from kv_multi.loads import LoadReports
 from kv_multi.metadata import (
     MultiKVConnectorHandshakeMetadata,
@@ -36,6 +35,7 @@ from kv_multi.metadata import (
     expect_slots,
 )
 from kv_multi.saves import SaveReports
+from kv_multi.side import MultiSide
 
 
 class MultiWorkerSide(MultiSide, WorkerSide):

@@ -11,9 +11,9 @@ from kv_p2p_tiny_engine import TinyEngine, config_of, free_port, hidden_of
 import kv_factory
 from kv_api import ConfigError, KVConnectorBase, KVTransferConfig
 from kv_factory import KVConnectorFactory
-from kv_p2p.agent import KVTransferAgent
-from kv_p2p.connector_v0 import SimpleConnector
-from kv_p2p.pipe.rendezvous import connect
+from kv_p2p.first.agent import KVTransferAgent
+from kv_p2p.first.connector import SimpleConnector
+from kv_p2p.first.pipe.rendezvous import connect
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("VLLM_USE_V1", "0")
     with kv_factory.isolated(connectors=(), specs=()):
         kv_factory.KVConnectorFactory.register_connector(
-            "SimpleConnector", "kv_p2p.connector_v0", "SimpleConnector"
+            "SimpleConnector", "kv_p2p.first.connector", "SimpleConnector"
         )
         yield
 

@@ -14,11 +14,11 @@ from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_pipe_pairs import SORTS, make_pair, tcp_sockets
 
 from kv_api import ConfigError
+from kv_p2p.first.pipe.arrays import TensorError
+from kv_p2p.first.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.first.pipe.local import LocalPipe
+from kv_p2p.first.pipe.tcp import TcpPipe
 from kv_p2p.frames import MAGIC, send_frame
-from kv_p2p.pipe.arrays import TensorError
-from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
-from kv_p2p.pipe.local import LocalPipe
-from kv_p2p.pipe.tcp import TcpPipe
 
 Pair = tuple[KVPipeBase, KVPipeBase]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kv_p2p_tiny_engine import TinyEngine, config_of, free_port
 
-from kv_p2p.connector_v0 import SimpleConnector
+from kv_p2p.first.connector import SimpleConnector
 
 SCRIPT = Path(__file__).parents[1] / "support" / "kv_p2p_consumer_process.py"
 

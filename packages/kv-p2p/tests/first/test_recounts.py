@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from kv_p2p_simple_buffers import end, insert, make
 
-from kv_p2p.lookup_buffer.simple import Side
-from kv_p2p.lookup_buffer.store import LocalStore
-from kv_p2p.lookup_buffer.table import GIVEN_UP_MAX, Entry, EntryTable
-from kv_p2p.pipe.local import LocalPipe
+from kv_p2p.first.lookup_buffer.simple import Side
+from kv_p2p.first.lookup_buffer.store import LocalStore
+from kv_p2p.first.lookup_buffer.table import GIVEN_UP_MAX, Entry, EntryTable
+from kv_p2p.first.pipe.local import LocalPipe
 
 BreakIt = Callable[[Any], object]
 

@@ -12,11 +12,11 @@ from kv_p2p_ipv6 import EITHER
 from kv_p2p_pipe_pairs import meet
 from kv_p2p_tiny_engine import free_port
 
+from kv_p2p.first.pipe import rendezvous
+from kv_p2p.first.pipe.hello import Channel, find_fault, find_refusal, make_hello
+from kv_p2p.first.pipe.rendezvous import Listener, Pipes, RendezvousError, connect
 from kv_p2p.frames import MAGIC, recv_frame, send_frame
 from kv_p2p.log import place_of
-from kv_p2p.pipe import rendezvous
-from kv_p2p.pipe.hello import Channel, find_fault, find_refusal, make_hello
-from kv_p2p.pipe.rendezvous import Listener, Pipes, RendezvousError, connect
 
 HOST = "127.0.0.1"
 HELLO = make_hello(Channel.SIGNAL, 0, "me")

@@ -7,10 +7,10 @@ import pytest
 from kv_p2p_background import LIMIT_SECONDS, Background
 from kv_p2p_tiny_engine import free_port
 
+from kv_p2p.first.pipe import rendezvous
+from kv_p2p.first.pipe.hello import WELCOME, make_refusal
+from kv_p2p.first.pipe.rendezvous import Listener, RendezvousError, connect
 from kv_p2p.frames import recv_frame, send_frame
-from kv_p2p.pipe import rendezvous
-from kv_p2p.pipe.hello import WELCOME, make_refusal
-from kv_p2p.pipe.rendezvous import Listener, RendezvousError, connect
 
 HOST = "127.0.0.1"
 

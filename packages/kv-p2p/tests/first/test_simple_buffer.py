@@ -8,9 +8,9 @@ import pytest
 from kv_p2p_background import LIMIT_SECONDS, Background, wait_until
 from kv_p2p_simple_buffers import NOTHING, Buffers, end, insert, is_searching, make, select, tokens
 
-from kv_p2p.lookup_buffer.simple import SimpleBuffer
-from kv_p2p.lookup_buffer.table import EntryTable
-from kv_p2p.pipe.local import LocalPipe
+from kv_p2p.first.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.first.lookup_buffer.table import EntryTable
+from kv_p2p.first.pipe.local import LocalPipe
 
 
 def test_requests_in_another_order(buffers: Buffers) -> None:

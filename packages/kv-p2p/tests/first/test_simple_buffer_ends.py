@@ -9,8 +9,8 @@ from kv_p2p_background import Background, wait_until
 from kv_p2p_simple_buffers import Buffers, end, insert, is_searching, make, select, tokens
 
 from kv_api import WrongSideError
-from kv_p2p.pipe.arrays import TensorError
-from kv_p2p.pipe.base import PipeClosedError
+from kv_p2p.first.pipe.arrays import TensorError
+from kv_p2p.first.pipe.base import PipeClosedError
 
 
 def test_the_producer_closes_while_a_request_waits(buffers: Buffers) -> None:

@@ -12,11 +12,11 @@ from kv_p2p_background import Background, wait_until
 from kv_p2p_pipe_pairs import SORTS, make_pair
 
 from kv_api import ConfigError
-from kv_p2p.lookup_buffer.base import KVStoreBufferBase
-from kv_p2p.lookup_buffer.store import LocalStore, PipeStore, StoreServer
-from kv_p2p.pipe.arrays import TensorError
-from kv_p2p.pipe.base import PipeClosedError
-from kv_p2p.pipe.local import LocalPipe
+from kv_p2p.first.lookup_buffer.base import KVStoreBufferBase
+from kv_p2p.first.lookup_buffer.store import LocalStore, PipeStore, StoreServer
+from kv_p2p.first.pipe.arrays import TensorError
+from kv_p2p.first.pipe.base import PipeClosedError
+from kv_p2p.first.pipe.local import LocalPipe
 
 
 @pytest.fixture(params=["here", *SORTS])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_p2p.lookup_buffer.table import Entry, EntryTable, Tokens
+from kv_p2p.first.lookup_buffer.table import Entry, EntryTable, Tokens
 
 TOKENS = st.lists(st.integers(0, 2), max_size=4).map(tuple)
 
@@ -149,7 +149,7 @@ def test_after_a_clear_nothing_is_unwanted() -> None:
 
 
 def test_it_does_not_remember_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_p2p.lookup_buffer.table.GIVEN_UP_MAX", 2)
+    monkeypatch.setattr("kv_p2p.first.lookup_buffer.table.GIVEN_UP_MAX", 2)
     table = EntryTable(0)
     for token in (1, 2, 3):
         table.give_up((token,))

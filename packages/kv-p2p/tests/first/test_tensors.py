@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kv_p2p.pipe.arrays import (
+from kv_p2p.first.pipe.arrays import (
     NUMPY_TYPES,
     TORCH_TYPES,
     TensorError,
@@ -24,7 +24,7 @@ from kv_p2p.pipe.arrays import (
     truths,
     whole_numbers,
 )
-from kv_p2p.pipe.tensors import decode, encode
+from kv_p2p.first.pipe.tensors import decode, encode
 
 SHAPES = [(), (1,), (5,), (0,), (0, 3), (3, 0, 2), (2, 3, 4)]
 
@@ -70,7 +70,7 @@ def test_none() -> None:
 
 def test_torch_is_not_imported_for_an_array() -> None:
     code = (
-        "import sys, numpy; from kv_p2p.pipe import tensors; "
+        "import sys, numpy; from kv_p2p.first.pipe import tensors; "
         "tensors.encode(numpy.ones(2)); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

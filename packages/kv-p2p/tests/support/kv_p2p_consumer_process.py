@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kv_p2p_tiny_engine import TinyEngine, config_of, hidden_of
 
-from kv_p2p.connector_v0 import SimpleConnector
+from kv_p2p.first.connector import SimpleConnector
 
 
 def main() -> None:

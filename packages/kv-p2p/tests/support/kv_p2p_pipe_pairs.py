@@ -4,10 +4,10 @@ import socket
 
 from kv_p2p_background import LIMIT_SECONDS, Background
 
-from kv_p2p.pipe.base import KVPipeBase
-from kv_p2p.pipe.local import LocalPipe
-from kv_p2p.pipe.rendezvous import Listener, Pipes, connect
-from kv_p2p.pipe.tcp import TcpPipe
+from kv_p2p.first.pipe.base import KVPipeBase
+from kv_p2p.first.pipe.local import LocalPipe
+from kv_p2p.first.pipe.rendezvous import Listener, Pipes, connect
+from kv_p2p.first.pipe.tcp import TcpPipe
 
 SORTS = ["local", "local of one", "tcp"]
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from kv_p2p_pipe_pairs import meet
 
-from kv_p2p.lookup_buffer.simple import SimpleBuffer
-from kv_p2p.pipe.local import LocalPipe
-from kv_p2p.pipe.rendezvous import Pipes
+from kv_p2p.first.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.first.pipe.local import LocalPipe
+from kv_p2p.first.pipe.rendezvous import Pipes
 
 NOTHING = [None] * 5
 Buffers = tuple[SimpleBuffer, SimpleBuffer]

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from kv_api import Direction
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import SimRequest, Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World
@@ -26,7 +26,7 @@ CODE = """
 from hashlib import sha256
 from random import Random
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
+from kv_sim.history.draws import config_for
 from kv_vllm.differential.recorder import record
 for name in ("later", "patient", "memory"):
     for seed in range(4):
@@ -203,7 +203,7 @@ def engine():
 @pytest.mark.parametrize(("turns", "is_session"), [(None, False), ((), True), ((Turn(2, 1, 1),), True)])
 def test_an_arrival_is_recorded(engine, monkeypatch, turns, is_session):
     spec = RequestSpec("r", 0, 3, 2, 4, 6, "s", "a", skip_reading_prefix_cache=True, turns=turns)
-    monkeypatch.setattr(Engine, "add", lambda self, spec: ("added", spec))
+    monkeypatch.setattr(BuiltinEngine, "add", lambda self, spec: ("added", spec))
     assert engine.add(spec) == ("added", spec)
     assert [turn.event for turn in engine.turns] == [Add("r", spec.prompt, 6, "s", "a", True, is_session)]
 
@@ -212,7 +212,7 @@ def test_what_arrives_for_a_session_is_recorded(engine, monkeypatch):
     spec, taken = RequestSpec("r", 0, 3, 0, 1, 1, turns=(Turn(4, 2, 3), Turn(1, 1, 2))), []
     request = SimpleNamespace(spec=spec, turns_arrived=0)
     engine.scheduler = SimpleNamespace(requests={"r": request})
-    monkeypatch.setattr(Engine, "take_turn", lambda self, request_id: taken.append(request_id))
+    monkeypatch.setattr(BuiltinEngine, "take_turn", lambda self, request_id: taken.append(request_id))
     for request.turns_arrived in range(3):
         engine.take_turn("r")
     assert taken == ["r"] * 3
@@ -235,7 +235,7 @@ def test_what_arrives_for_a_session_is_recorded(engine, monkeypatch):
 def test_the_state_in_which_a_request_is_aborted_is_recorded(engine, monkeypatch, status, loaded, state):
     aborted = []
     engine.scheduler = SimpleNamespace(requests={"r": SimpleNamespace(status=status)}, loaded={*loaded})
-    monkeypatch.setattr(Engine, "abort", lambda self, request_id: aborted.append(request_id))
+    monkeypatch.setattr(BuiltinEngine, "abort", lambda self, request_id: aborted.append(request_id))
     engine.abort("r")
     assert (aborted, [turn.event for turn in engine.turns]) == (["r"], [Abort("r", state)])
 
@@ -264,7 +264,7 @@ def test_what_a_step_gave_is_recorded(engine, monkeypatch, of_b, shares):
         nothing = dict.fromkeys(("finished_sending", "finished_recving", "failed_recving"))
         self._note("update_connector_output", (SimpleNamespace(**nothing, invalid_block_ids={5}),), None)
 
-    monkeypatch.setattr(Engine, "process", process)
+    monkeypatch.setattr(BuiltinEngine, "process", process)
     engine.process()
     sampled = {"a": Sampled((8, 9), ends=False), "c": Sampled((0,), ends=False)}
     assert [turn.event for turn in engine.turns] == [Process(3, sampled, {"invalid_block_ids": [5]}, shares)]
@@ -286,7 +286,7 @@ def test_a_session_that_stops_while_it_is_preempted_is_recorded(engine, monkeypa
     output = SimpleNamespace(num_scheduled_tokens={"gone": 1, "r": 1}, scheduled_spec_decode_tokens={})
     engine.steps = [SimpleNamespace(number=3, output=output, sampling={"r"}, rejected={})]
     engine.scheduler, engine._report = SimpleNamespace(requests={"r": session}, running=[]), {}
-    monkeypatch.setattr(Engine, "process", lambda self: setattr(session, "status", after))
+    monkeypatch.setattr(BuiltinEngine, "process", lambda self: setattr(session, "status", after))
     engine.process()
     assert engine.turns[0].event.stops_preempted is stops
 
@@ -294,7 +294,7 @@ def test_a_session_that_stops_while_it_is_preempted_is_recorded(engine, monkeypa
 @pytest.mark.parametrize("answer", [True, False, None])
 @pytest.mark.parametrize("running", [True, False])
 def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer):
-    monkeypatch.setattr(Engine, "reset", lambda self, running, connector: answer)
+    monkeypatch.setattr(BuiltinEngine, "reset", lambda self, running, connector: answer)
     assert engine.reset(running=running, connector=not running) is answer
     assert [turn.event for turn in engine.turns] == [Reset(running, not running, answer)]
 
@@ -302,7 +302,9 @@ def test_the_answer_of_a_reset_is_recorded(engine, monkeypatch, running, answer)
 def test_of_the_calls_only_those_of_the_schedulers_connector_and_of_a_turn_are_recorded(monkeypatch):
     """And all are logged, as without a record."""
     notes, logged = [], []
-    monkeypatch.setattr(Engine, "__init__", lambda self, config, subject, referee, note, place: notes.append(note))
+    monkeypatch.setattr(
+        BuiltinEngine, "__init__", lambda self, config, subject, referee, note, place: notes.append(note)
+    )
     engine = RecordingEngine("config", "subject", "referee", lambda *call: logged.append(call))
     calls = [
         ("scheduler", "reset_cache", (), True),

@@ -14,13 +14,14 @@ pytest.importorskip("kv_sim")
 from kv_api import ConfigError
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.request import Status
 from kv_sim.engine.request_spec import RequestSpec, Turn
 from kv_sim.examples.catalogue import SUBJECTS
 from kv_sim.examples.memory import MemoryWorker
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Violation
@@ -67,7 +68,7 @@ def same_calls(engine, subject, seed, in_vllm=None, **changed):
     ``in_vllm``: the subject as vLLM loads it, if that is another class.
     """
     theirs, whole = calls_of(engine, in_vllm or subject, seed, **changed)
-    ours, _ = calls_of(Engine, subject, seed, **changed)
+    ours, _ = calls_of(BuiltinEngine, subject, seed, **changed)
     assert theirs == (ours if whole else ours[: len(theirs)])
     return len(theirs)
 
@@ -119,7 +120,7 @@ def test_both_engines_give_their_devices_the_same_work(name, engine, monkeypatch
         _, whole = calls_of(engine, SUBJECTS[name], seed)
         theirs = asked.copy()
         asked.clear()
-        calls_of(Engine, SUBJECTS[name], seed)
+        calls_of(BuiltinEngine, SUBJECTS[name], seed)
         if whole:
             assert theirs == asked
             seen += theirs

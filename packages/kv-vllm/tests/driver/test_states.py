@@ -16,7 +16,8 @@ from kv_offload.scheduler.storing.tails import Tails
 from kv_sim.actions import Action, Kind
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
-from kv_sim.fuzz import config_for, run_seed
+from kv_sim.fuzz import run_seed
+from kv_sim.history.draws import config_for
 from kv_sim.memory.device import Device
 from kv_sim.violation import Invariant, Violation
 from kv_sim.world import World

@@ -22,11 +22,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs import hf3fs_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import HF3FSKVConnector
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
-from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.world import World
@@ -50,7 +50,7 @@ def found_in(actions, config=CONFIG, subject=HF3FS, *, silent=(), **settings):
 
 def rests(world):
     """All that is under way comes to an end."""
-    quiescence.check(world)
+    at_rest.check(world)
     return True
 
 

@@ -14,7 +14,7 @@ from lmcache.v1 import gpu_connector
 from lmcache.v1.rpc import ZmqReqRepClientTransport
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.fuzz import run_seed
@@ -44,7 +44,7 @@ def found_in(actions, config=CONFIG, subject=LMCACHE, **settings):
     try:
         for action in actions:
             assert world.apply(action), action
-        quiescence.check(world)
+        at_rest.check(world)
     except Violation as violation:
         found = str(violation)
     known = [

@@ -21,8 +21,9 @@ from kv_sim.actions import Action, Kind
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import STATE, GroupConfig, WorldConfig
 from kv_sim.engine.request_spec import Turn
-from kv_sim.fuzz import config_for, replay
+from kv_sim.fuzz import replay
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Violation
 from kv_sim.world import World

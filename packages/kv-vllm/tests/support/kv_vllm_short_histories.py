@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.subject import Trait
@@ -38,7 +38,7 @@ def what_is_wrong(subject, config, *parts, silent=()):
         for actions in parts:
             for action in actions:
                 assert action(world) if callable(action) else world.apply(action), action
-            quiescence.check(world)
+            at_rest.check(world)
     except Violation as found:
         return str(found)
     finally:

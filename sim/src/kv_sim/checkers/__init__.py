@@ -11,7 +11,7 @@ at calls of a medium      ``medium``, which stands between kv-offload's connecto
 as the engine goes on     by ``engine/``: events and what workers report (``accounting``, ``protocol``); by the
                           world: what is counted (``accounting``), and what engines promise each other
                           (``tickets``)
-at rest                   by ``quiescence``, which lets everything end before: what is left (``conservation``),
+at rest                   by ``at_rest``, which lets everything end before: what is left (``conservation``),
                           the ranks beside each other (``geometry``), what is still found (``hits``), and the
                           ``room`` of a medium
 when the engine ends      ``ending``, and what is then ``left_open``

@@ -13,8 +13,9 @@ from typing import Final
 from kv_api import ConfigError
 from kv_sim.command.selection import check_groups
 from kv_sim.failures.report import USUAL_ACTIONS
-from kv_sim.fuzz import Failure, config_for, run_seed
+from kv_sim.fuzz import Failure, run_seed
 from kv_sim.history.coverage import Coverage
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 
 NEEDS: Final = {Trait.STATES: Trait.GROUPS, Trait.EVENTS: Trait.KEEPS}

@@ -1,7 +1,8 @@
 """The engine model: vLLM V1's scheduler and workers, as a connector sees them.
 
 ============================ ==============================================================================
-``engine``                   the whole: a step is scheduled, executed, retired and processed
+``engine``                   what a world drives, whoever's it is: a step is scheduled, executed, retired and
+                             processed; ``builtin``: the whole of this one
 ``scheduler``                who computes how many tokens in the next step; who waits is let in by ``admission``
 ``queues``                   what the scheduler keeps from step to step
 ``blocks``, ``pool``         who has which GPU blocks; who may get one, and what is still found in it

@@ -1,61 +1,55 @@
-"""``Engine``: scheduler, workers and devices of one model, and the steps under way between them.
+"""``Engine``: what a world drives, whoever's engine it is: its connector, its devices, and the steps under way.
 
 A step is scheduled, executed by each rank (hooks run, kernels are launched), retired by each rank (kernels have
 run), and processed when all ranks have: its output goes back to the scheduler. Up to ``run_ahead`` further steps
 are scheduled meanwhile. Nothing happens by itself: the world calls.
+
+How requests come and go, and how a step is scheduled and processed, each engine says for itself: ``builtin`` is
+the testbed's own, and a package may offer another.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from kv_api import (
-    KVConnectorBase_V1,
-    KVConnectorHandshakeMetadata,
-    KVConnectorOutput,
-    KVConnectorRole,
-    KVOutputAggregator,
-    KVTransferConfig,
-    SupportsHMA,
-)
+from kv_api import KVConnectorBase_V1, KVConnectorHandshakeMetadata, KVConnectorOutput, KVTransferConfig
 from kv_factory import KVConnectorFactory
 from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.children import Children
 from kv_sim.checkers.protocol import check_failed_blocks, check_failed_loads
 from kv_sim.checkers.served import Served
-from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.config import WorldConfig
 from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.outcome import Outcome
 from kv_sim.engine.output import Step
-from kv_sim.engine.own_folder import with_own_folder
 from kv_sim.engine.place import Place
 from kv_sim.engine.rank_device import RankDevice
-from kv_sim.engine.request import SimRequest, Status
-from kv_sim.engine.request_spec import RequestSpec, most_tokens
+from kv_sim.engine.request import SimRequest
+from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts, Scheduler
-from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.engine.worker import Worker
-from kv_sim.guard import Guard, LogCall, crashes, create
+from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
 from kv_sim.memory.shadow import Shadow
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant, Referee
 
 
-class Engine:
-    """One engine with one connector.
-
-    An engine of another package is a subclass; what the world, the checkers and the views read of this one is what
-    it has to offer, too.
-    """
-
-    scheduler_class: ClassVar[type[Scheduler]] = Scheduler
+class Engine(ABC):
+    """One engine with one connector."""
 
     own_modules: ClassVar[tuple[str, ...]] = ("kv_sim.engine", "kv_sim.memory")
     """Where its classes are. What a connector was handed of them is not among what the connector remembers."""
 
     params_for: Callable[[SimRequest], dict[str, Any] | None] = staticmethod(lambda request: None)
     """The ``kv_transfer_params`` that a client sends along."""
+
+    scheduler: Scheduler
+    outcome: Outcome
+    devices: list[Device]
+    workers: list[Worker]
+    connectors: list[KVConnectorBase_V1]
+    """The workers' by rank, then the scheduler's."""
 
     @classmethod
     def fit(cls, config: WorldConfig) -> WorldConfig:
@@ -93,6 +87,7 @@ class Engine:
 
     # -- making one ----------------------------------------------------------------------------
 
+    @abstractmethod
     def __init__(
         self,
         config: WorldConfig,
@@ -101,6 +96,7 @@ class Engine:
         log: LogCall,
         place: Place | None = None,
     ) -> None:
+        """Begin with what watches an engine. Who makes one makes the rest of it: scheduler, workers, devices."""
         self.config = config
         self.place = place or Place()
         self.referee = referee
@@ -112,29 +108,6 @@ class Engine:
         self.forgiven: dict[int, int] = {}
         """GPU block -> the last step that may have read what a failed load left there."""
         self.crossing = Crossing(config.world_size, referee)
-        cache_config, told = self.describe_caches(), with_own_folder(subject, self)
-        self.devices = [self.make_device(rank) for rank in range(config.world_size)]
-        self.connectors: list[KVConnectorBase_V1] = []
-        self.workers = []
-        for device in self._ranks:
-            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, cache_config, referee)
-            self.connectors.append(connector)
-            guard = Guard(connector, f"worker {device.rank}", referee, log)
-            self.workers.append(Worker(config, device, guard, self.crossing))
-        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
-        self.connectors.append(connector)
-        if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
-            raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
-        may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
-        self.children = Children(connector, referee, is_on=not may_leave_out)
-        guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
-        guarded = cast(KVConnectorBase_V1, guard)
-        all_groups = isinstance(connector, SupportsHMA)
-        self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
-        guarded.bind_kv_cache_manager(self.scheduler.blocks)
-        self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
-        guarded.set_xfer_handshake_metadata_pp_aware(self._handshakes())
-        self.outcome = Outcome(self.scheduler, referee)
 
     def let_others_work(self) -> None:
         """Nothing moves, and the world has no copy to end. Is it waiting for threads that aren't the world's?"""
@@ -144,18 +117,6 @@ class Engine:
         found = {divmod(rank, self.config.tp_size): worker.handshake for rank, worker in enumerate(self.workers)}
         present = {place: handshake for place, handshake in found.items() if handshake is not None}
         return self.crossing.carry(present, "worker side, get_handshake_metadata") if present else {}
-
-    def describe(self, subject: Subject, rank: int) -> Any:
-        """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
-        return vllm_config(self.config, subject, rank, self.place.engine_id)
-
-    def describe_caches(self) -> Any:
-        """What a connector is told of the KV caches; fits ``kv_api.KVCacheConfig``."""
-        return kv_cache_config(self.config)
-
-    def make_device(self, rank: int) -> Device:
-        """The device of a rank."""
-        return Device(rank, self.config, self.shadow)
 
     @property
     def _ranks(self) -> Sequence[RankDevice]:
@@ -169,46 +130,31 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------------------
 
+    @abstractmethod
     def add(self, spec: RequestSpec) -> SimRequest:
         """A request arrives."""
-        config = self.config
-        most = most_tokens(spec, config.max_model_len)
-        request = SimRequest(spec, config.block_size, most, config.hashes_per_block)
-        self.mirror.know(request)
-        request.kv_transfer_params = self.params_for(request)
-        self.scheduler.add_request(request)
-        return request
 
+    @abstractmethod
     def take_turn(self, request_id: str) -> None:
         """The next turn of a session arrives; or the end of it, if it had all its turns."""
-        self.outcome.take_turn(self.scheduler.requests[request_id])
 
+    @abstractmethod
     def abort(self, request_id: str) -> None:
         """A request's client went away."""
-        self.outcome.finish([request_id], Status.FINISHED_ABORTED)
 
+    @abstractmethod
     def reset(self, *, running: bool, connector: bool) -> bool | None:
         """``reset_prefix_cache``. None: the engine raised, as vLLM's does when a load holds blocks."""
-        scheduler = self.scheduler
-        while running and scheduler.running:
-            scheduler.preempt(scheduler.running.pop(), drop_stale_output=True)
-        done = scheduler.blocks.block_pool.reset()
-        if running and not done:
-            return None
-        forgot = scheduler.connector.reset_cache() if connector else None
-        if forgot:
-            self.served.reset([*self.outcome.ended, *scheduler.requests.values()])
-        return done and forgot is not False
 
     @property
+    @abstractmethod
     def has_work(self) -> bool:
         """Whether the engine's loop goes on."""
-        return self.scheduler.has_work or self.scheduler.connector.has_pending_push_work()
 
     @property
+    @abstractmethod
     def num_steps(self) -> int:
         """How many steps were scheduled."""
-        return self.scheduler.num_steps
 
     # -- a step's way --------------------------------------------------------------------------
 
@@ -217,28 +163,9 @@ class Engine:
         """Whether there is room for one more step under way."""
         return len(self.steps) < self.config.max_concurrent_steps
 
+    @abstractmethod
     def schedule(self, reject_drafts: RejectDrafts) -> Step:
         """Schedule one more step."""
-        self._part_with_steps()
-        output, plan = self.scheduler.schedule(reject_drafts)
-        sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
-        for name in plan.counts:
-            self.served.compute(self.scheduler.requests[name])
-        step = Step(
-            number=self.scheduler.num_steps,
-            output=output,
-            attentions=plan.attentions,
-            poison=plan.poison,
-            load_targets=[*plan.async_targets, *sync_targets],
-            sync_targets=plan.sync_targets,
-            rejected=plan.rejected,
-            sampling=plan.sampling,
-            ends=plan.ends,
-            handed=plan.handed,
-            packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
-        )
-        self.steps.append(step)
-        return step
 
     def _part_with_steps(self) -> None:
         """What the connector does in the next step changes nothing of what was said for those before."""
@@ -268,25 +195,13 @@ class Engine:
         waiting = any(launched.number == step.number for device in self._ranks for launched in device.queue)
         return None if waiting else step
 
+    @abstractmethod
     def process(self) -> None:
         """Take in the output of the oldest step."""
-        step = self.processable()
-        assert step is not None, "no step has come back"
-        self.steps.popleft()
-        reports = self._take_reports(step)
-        self._judge_content(step)
-        with crashes(self.referee, "what the workers report, joined"):
-            report = self.aggregator.aggregate_reports(reports)
-        self.outcome.process(step, report)
-        self.take_events()
 
+    @abstractmethod
     def take_events(self) -> None:
         """Apply the connector's news to what a router would believe."""
-        events = self.scheduler.connector.take_events()
-        with crashes(self.referee, "scheduler side, the events of take_events"):
-            events = list(events)
-        self.children.check_events(events)
-        self.mirror.take(events)
 
     def finish_step(self) -> None:
         """Let every rank execute and retire the oldest step, and process it."""
@@ -319,9 +234,6 @@ class Engine:
         """Let a rank's device run the kernels of the oldest launched step."""
         self._ranks[rank].retire()
 
+    @abstractmethod
     def check(self) -> None:
         """Recount everything that the engine keeps; a failure is a bug of the testbed."""
-        self.scheduler.check()
-        self.aggregator.check()
-        for device in self._ranks:
-            device.copies.check()

@@ -7,13 +7,42 @@ So what came later asks nothing: whether a world has it, its sizes say, and one 
 from dataclasses import replace
 from random import Random
 
-from kv_sim.config import STATE, GroupConfig, Role, WorldConfig
+from kv_sim.config import BUILTIN_ENGINE, STATE, GroupConfig, Role, WorldConfig
+from kv_sim.engines import find_engine
+from kv_sim.subject import Subject, Trait
 
 SWARM = ("abort", "fail", "tear", "lose", "repeat", "restart", "reset", "reset_all", "same_id", "spec", "advance")
-"""Kinds of trouble that a world may leave out altogether."""
+"""What a world may leave out altogether: actions, resets of the connector
+(``reset_all``), ids that come back (``same_id``) and drafts (``spec``).
+
+No action is called ``tear`` any more. It stays: each of these asks chance once.
+"""
 
 
 _ROLES: tuple[Role, ...] = ("kv_both", "kv_both", "kv_both", "kv_both", "kv_both", "kv_consumer", "kv_producer")
+
+
+def config_for(subject: Subject, random: Random, engine: str = BUILTIN_ENGINE) -> WorldConfig:
+    """Draw a world that is within what the subject claims to withstand and the engine can do."""
+    config = replace(draw_config(random), engine=engine)
+    if Trait.GROUPS not in subject.traits:
+        config = replace(config, groups=(GroupConfig(),))
+    elif Trait.STATES in subject.traits:
+        config = with_states(config, random)
+    if Trait.FINE in subject.traits:
+        config = with_tails(with_fine_hashes(config, random))
+    if Trait.RANKS not in subject.traits:
+        config = replace(config, tp_size=1, pp_size=1)
+    if Trait.ZEROING not in subject.traits and config.runner == 2:
+        config = replace(config, zero_new_blocks=False, hashes_per_block=1)
+    if subject.serves_peers:
+        config = with_own_cache(config if Trait.TICKETS in subject.traits else with_trusted_router(config))
+        config = with_two_engines(config) if subject.engines > 1 else config
+    elif Trait.FAILURES in subject.traits:
+        config = with_failing_loads(with_loads(config))
+    else:
+        config = with_loads(config)
+    return find_engine(engine).fit(with_sessions(config))
 
 
 def draw_config(random: Random, *, groups: int | None = None) -> WorldConfig:

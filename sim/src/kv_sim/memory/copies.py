@@ -1,4 +1,4 @@
-"""The copy engine of one rank: asynchronous copies of whole blocks that run when the world says.
+"""The copies of one rank: asynchronous, of whole blocks, and run when the world says.
 
 A copy is submitted by a connector's worker, then advances page by page, and ends: complete, failed (maybe after
 some pages: torn) or never (lost). It samples or writes memory at the moment a page is copied, so everything that
@@ -94,10 +94,10 @@ class Result:
 
 
 class CopyQueue:
-    """One worker's door to the copy engine: it submits, and hears of its own copies only."""
+    """One worker's door to the copies of its rank: it submits, and hears of its own copies only."""
 
-    def __init__(self, engine: "CopyEngine") -> None:
-        self._engine = engine
+    def __init__(self, copies: "Copies") -> None:
+        self._copies = copies
         self._reports: list[Result] = []
 
     def submit(
@@ -109,12 +109,12 @@ class CopyQueue:
         stream: str = "",
     ) -> int:
         """Begin a copy of ``pairs`` (GPU block, host slot); returns its id at once."""
-        return self._engine.begin(self, direction, tuple(pairs), after_compute=after_compute, stream=stream)
+        return self._copies.begin(self, direction, tuple(pairs), after_compute=after_compute, stream=stream)
 
     def give_up(self, copy_ids: Iterable[int]) -> None:
         """See to it that of these no lost one is ever found again."""
         for copy_id in copy_ids:
-            self._engine.give_up(copy_id)
+            self._copies.give_up(copy_id)
 
     def poll(self) -> list[Result]:
         """The copies that ended since the last call."""
@@ -123,7 +123,7 @@ class CopyQueue:
 
     def wait(self, copy_ids: Sequence[int]) -> set[int]:
         """Let these copies end now; returns the ids that never will. The results come through ``poll``."""
-        return {copy_id for copy_id in copy_ids if not self._engine.force(copy_id)}
+        return {copy_id for copy_id in copy_ids if not self._copies.force(copy_id)}
 
     @property
     def has_reports(self) -> bool:
@@ -131,13 +131,13 @@ class CopyQueue:
         return bool(self._reports)
 
     def report(self, result: Result) -> None:
-        """The engine's word that a copy ended."""
+        """One of its copies ended."""
         self._reports.append(result)
 
 
 @dataclass
-class CopyEngine:
-    """Copies of one rank. Workers ``open`` a queue; the rest is the world's."""
+class Copies:
+    """Those of one rank. Workers ``open`` a queue; the rest is the world's."""
 
     pages: Pages
     launched_steps: int = 0

@@ -1,4 +1,4 @@
-"""The device of one rank: real GPU memory, a queue of launched steps, host memory, a copy engine.
+"""The device of one rank: real GPU memory, a queue of launched steps, host memory, copies.
 
 A step is *launched* when the worker's hooks have run and *retires* when its kernels have: in between the host runs
 ahead. Retiring a step poisons the blocks it got and runs its ``kernels``. Who may touch a block is written down in
@@ -16,7 +16,7 @@ import numpy as np
 from kv_api import ConfigError, Direction
 from kv_sim.config import WorldConfig
 from kv_sim.memory.content import POISON, ZERO, Words
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copies, Copy, State
 from kv_sim.memory.kernels import Kernels, LaunchedStep
 from kv_sim.memory.kv_cache import KVCache
 from kv_sim.memory.settled import Offer, Settled
@@ -44,7 +44,7 @@ class Device:
         self.wires: list[Any] = []
         """What moves bytes between them and this one, in the order in which it was set up."""
         self.settled = Settled()
-        self.copies = CopyEngine(self)
+        self.copies = Copies(self)
         self._thread = threading.get_ident()
         self._refused = ""
         """What another thread than the world's asked for."""
@@ -74,7 +74,7 @@ class Device:
             self.rank, slot, Direction.STORE, len(self.host), self.copies.running.values()
         )
         if not 0 <= slot < len(self.host):
-            return  # the ledger said so already
+            return  # the shadow said so already
         self.host[slot] = page
         self.copies.lost_slots.discard(slot)
 
@@ -193,12 +193,11 @@ class Device:
             copy.given_up_to = {block for block in copy.blocks_left if block in self.shadow.load_rights}
 
     def move_page(self, copy: Copy, block: int, slot: int) -> None:
-        """Move one page now, if the ledger allows it."""
-        self.shadow.about_to_move(
-            self.rank, copy, block, slot, len(self.host), self.queue, self.copies, self.kernels.changes
-        )
+        """Move one page now, if the shadow allows it."""
+        others, changes = self.copies.running.values(), self.kernels.changes
+        self.shadow.about_to_move(self.rank, copy, block, slot, len(self.host), self.queue, others, changes)
         if not 0 <= slot < len(self.host):
-            return  # the ledger said so already
+            return  # the shadow said so already
         if copy.direction is Direction.STORE:
             self.host[slot] = self.memory[block]
         else:

@@ -1,4 +1,4 @@
-"""The ledger of rights: who may read and write each GPU block and host slot now, on each rank.
+"""``Shadow``, the rights over memory: who may read and write each GPU block and host slot now, on each rank.
 
 It knows what bytes can't tell: a copy that touches a block outside its right fails even if the bytes happen to
 be the right ones. Rights come from the engine (blocks that a load was announced for), from the queue of launched
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kv_api import Direction
 from kv_sim.memory.content import POISON, ZERO
-from kv_sim.memory.copies import Copy, CopyEngine, State
+from kv_sim.memory.copies import Copy, State
 from kv_sim.violation import Invariant, Referee
 
 
@@ -61,7 +61,7 @@ class Shadow:
         """By rank, GPU block -> who wrote it last, the whole of it or a part."""
         self._parts: list[dict[int, list[Part]]] = [{} for _ in range(ranks)]
         """By rank, GPU block -> who wrote which part of it since it was written as a whole, the last one last."""
-        self.violation = referee.fail
+        self.fail = referee.fail
 
     def end_step(self, step: int) -> None:
         """The loads of a step are over."""
@@ -113,7 +113,7 @@ class Shadow:
             if copy.direction in directions and copy.state is not State.LOST:  # that one moves nothing more
                 for block in copy.blocks_left:
                     if block in blocks:
-                        self.violation(
+                        self.fail(
                             Invariant.OWNERSHIP,
                             f"rank {rank} block {block} (of {self.owner(block)}): {what} "
                             f"while {copy} (begun for {', '.join(copy.owners) or 'nobody'}) is under way",
@@ -129,42 +129,42 @@ class Shadow:
         slot: int,
         slots: int,
         queue: Iterable[UsesBlocks],
-        copies: CopyEngine,
+        copies: Collection[Copy],
         changes: Callable[[Any, Copy, int], bool] = _always,
     ) -> None:
         """A copy moves one page: is the block its, and is neither end in somebody else's use?"""
         if not 0 <= slot < slots:
-            self.violation(Invariant.GEOMETRY, f"rank {rank}: {copy} uses host slot {slot} of {slots}")
+            self.fail(Invariant.GEOMETRY, f"rank {rank}: {copy} uses host slot {slot} of {slots}")
         if block == 0:
-            self.violation(Invariant.OWNERSHIP, f"rank {rank}: {copy} touches the null block 0")
+            self.fail(Invariant.OWNERSHIP, f"rank {rank}: {copy} touches the null block 0")
         for step in queue:
             reads, writes, number = step.reads, step.writes, step.number
             if copy.direction is Direction.LOAD and (block in reads or block in writes):
-                self.violation(
+                self.fail(
                     Invariant.OWNERSHIP,
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} writes it "
                     f"while step {number} is still using it",
                 )
             if copy.direction is Direction.STORE and block in writes and changes(step, copy, block):
-                self.violation(
+                self.fail(
                     Invariant.OWNERSHIP,
                     f"rank {rank} block {block} (of {self.owner(block)}): {copy} reads it "
                     f"before step {number}, which writes it, has retired",
                 )
         if copy.direction is Direction.LOAD and block not in copy.given_up_to:
             self._has_load_right(rank, block, f"{copy} writes it")
-        self._host_slot_is_free(rank, copy, slot, copies.running.values())
-        for other in copies.running.values():
+        self._host_slot_is_free(rank, copy, slot, copies)
+        for other in copies:
             one_loads = Direction.LOAD in (copy.direction, other.direction)
             if other is copy or other.state is State.LOST:
                 continue
             if one_loads and block in other.blocks_left:
                 whose = f"rank {rank} block {block} (of {self.owner(block)})"
-                self.violation(Invariant.OWNERSHIP, f"{whose}: {copy} and {other} use it at the same time")
+                self.fail(Invariant.OWNERSHIP, f"{whose}: {copy} and {other} use it at the same time")
 
     def _has_load_right(self, rank: int, block: int, what: str) -> None:
         if block not in self.load_rights and block not in self.step_rights:
-            self.violation(
+            self.fail(
                 Invariant.OWNERSHIP,
                 f"rank {rank} block {block} (of {self.owner(block)}): {what}, "
                 "but no load into it is announced or going on",
@@ -174,13 +174,13 @@ class Shadow:
         """The connector itself reads (as for a load) or writes a host slot."""
         what = f"the connector {'reads' if way is Direction.LOAD else 'writes'} it"
         if not 0 <= slot < slots:
-            self.violation(Invariant.GEOMETRY, f"rank {rank}: {what}: host slot {slot} of {slots}")
+            self.fail(Invariant.GEOMETRY, f"rank {rank}: {what}: host slot {slot} of {slots}")
         for other in self._at_host_slot(slot, way, copies):
-            self.violation(Invariant.OWNERSHIP, f"rank {rank} host slot {slot}: {what} while {other} is under way")
+            self.fail(Invariant.OWNERSHIP, f"rank {rank} host slot {slot}: {what} while {other} is under way")
 
     def _host_slot_is_free(self, rank: int, copy: Copy, slot: int, copies: Iterable[Copy]) -> None:
         for other in self._at_host_slot(slot, copy.direction, (other for other in copies if other is not copy)):
-            self.violation(
+            self.fail(
                 Invariant.OWNERSHIP,
                 f"rank {rank} host slot {slot}: {copy} and {other} use it at the same time",
             )

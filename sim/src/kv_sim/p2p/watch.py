@@ -87,11 +87,11 @@ class TimedP2PWorkerSide(P2PWorkerSide):
             may = "may still read" if copy.direction is Direction.STORE else "may still write"
             but = f"but {copy}, which {STATES[copy.state]}, {may} its blocks {copy.blocks_left}"
             where = f"worker {self._device.rank} side reports"
-            self._device.shadow.violation(Invariant.OWNERSHIP, f"{where}: {what}, {but}")
+            self._device.shadow.fail(Invariant.OWNERSHIP, f"{where}: {what}, {but}")
 
     def _refuse(self, what: str, seconds: float | None = None) -> None:
         left = f", and it had {seconds:g} seconds left" if seconds is not None else ""
-        self._device.shadow.violation(Invariant.PROTOCOL, f"worker {self._device.rank} side reports: {what}{left}")
+        self._device.shadow.fail(Invariant.PROTOCOL, f"worker {self._device.rank} side reports: {what}{left}")
 
     def clock(self) -> float:
         """Those steps."""

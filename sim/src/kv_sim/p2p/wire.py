@@ -101,7 +101,7 @@ class WorldWire:
         for group, (part, table) in enumerate(zip(pull.parts, hold.tables, strict=True)):
             blocks = table[part.first : part.first + len(part.block_ids)]
             if len(blocks) < len(part.block_ids) or NULL_BLOCK in blocks:
-                self.device.shadow.violation(
+                self.device.shadow.fail(
                     Invariant.PROTOCOL,
                     f"request {pull.request_id} pulls {len(part.block_ids)} blocks of group {group} from place "
                     f"{part.first} on, by a ticket of request {hold.request_id}, which holds {list(table)}",

@@ -44,11 +44,6 @@ class Shape:
         """Different blocks of the trace."""
         return int(self.length[self.user == NOBODY].sum())
 
-    @property
-    def reused_blocks(self) -> int:
-        """References that an infinite cache answers."""
-        return int(self.length[self.user != NOBODY].sum())
-
     def check(self, columns: Columns) -> None:
         """Recount: the segments of a request cover its blocks, ever older users, nobody last."""
         counts = np.zeros(self.requests, dtype=np.int64)

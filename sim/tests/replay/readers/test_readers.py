@@ -10,6 +10,7 @@ from kv_sim_records import call, lines, mooncake, seen, weka
 from kv_sim_slow_replay import same
 
 from kv_sim.replay import columns as columns_module
+from kv_sim.replay.bounds import infinite_hits
 from kv_sim.replay.columns import ColumnsBuilder
 from kv_sim.replay.readers.naming import IdMeaning, IdScope, digest
 from kv_sim.replay.readers.opening import open_trace
@@ -355,8 +356,9 @@ def test_an_assumption_is_seeded_and_said(tmp_path):
     )
     usual = open_trace(file, TraceOptions(sharing=sharing))
     assert usual.notes[1].startswith("the trace has no ids; assumed, seed 0: 50% of requests ")
-    assert 0 < shape_of(columns).reused_blocks <= 2 * 50
-    assert not shape_of(open_trace(file, TraceOptions(sharing=parse_sharing("none")))).reused_blocks
+    assert 0 < infinite_hits(columns, shape_of(columns)).blocks <= 2 * 50
+    alone = open_trace(file, TraceOptions(sharing=parse_sharing("none")))
+    assert infinite_hits(alone, shape_of(alone)).blocks == 0
 
 
 ARRIVALS = [5.0, 1.0, 3.0, 3.0, 0.0, 9.0]

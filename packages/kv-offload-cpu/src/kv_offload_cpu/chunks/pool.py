@@ -4,14 +4,15 @@
 dictionary from keys to slots, and columns by slot. A chunk gets into the dictionary once and out of it once; its
 state in between is which sets have its slot::
 
-              enter                    land                   pin
+         enter, begin_store            land                   pin
       FREE ───────────▶ IN FLIGHT ───────────────▶ RESIDENT ◀─────▶ PINNED
        ▲                    │                          │      unpin    │
        ├────── abort ───────┤                          │               │
        ├────── evict ───────┼──────────────────────────┤               │
        └─ its jobs ended ───┴── FENCED ◀── forget while in use ────────┘
 
-What a medium still has of an engine before this one is *restored*: free → resident, where it lies.
+Until it is begun to be stored what was entered counts as resident; nobody asks in between. What a medium still has
+of an engine before this one is *restored*: free → resident, where it lies.
 
 * ``slot_of``: key → slot of what is held: in flight or resident.
 * ``pins``: slot → jobs that use it: 1 while it is in flight, n while n loads read it, else 0.
@@ -145,10 +146,7 @@ class ChunkPool:
     # Stores
 
     def enter(self, keys: list[OffloadKey]) -> list[int]:
-        """Free → resident, for keys that are new, into the slots returned. There must be as many free ones.
-
-        To be in flight before anyone asks, they are begun to be stored next.
-        """
+        """Free → resident, for keys that are new, into the slots returned. There must be as many free ones."""
         slots = self._next_free(len(keys))
         del self._free[-len(keys) :]
         self.slot_of.update(zip(keys, slots, strict=True))

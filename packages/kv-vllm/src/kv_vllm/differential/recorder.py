@@ -13,7 +13,7 @@ from typing import Any
 from kv_api import Direction
 from kv_sim.actions import Action, Kind
 from kv_sim.config import WorldConfig
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.output import Step
 from kv_sim.engine.place import Place
 from kv_sim.engine.request import SimRequest, Status
@@ -41,7 +41,7 @@ from kv_vllm.differential.trace import (
 )
 
 
-class RecordingEngine(Engine):
+class RecordingEngine(BuiltinEngine):
     """An engine that records. ``turns`` is what happened so far."""
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import Final
 
 from kv_sim.config import WorldConfig
 from kv_sim.examples.catalogue import SUBJECTS
-from kv_sim.fuzz import config_for
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject
 from kv_vllm.differential.comparison import Divergence, Follower, Script, follow
 from kv_vllm.differential.matrix import EXCLUSIONS, Cell, exclusion_of, hidden

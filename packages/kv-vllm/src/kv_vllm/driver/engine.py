@@ -10,7 +10,6 @@ those that the model would have given. Where vLLM is known to go wrong by itself
 ends: ``goes_on_after_known_faults`` is for whoever wants to see it.
 """
 
-from collections import deque
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,11 +19,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from kv_api import KVConnectorHandshakeMetadata, KVTransferConfig
-from kv_sim.checkers.accounting import Mirror
-from kv_sim.checkers.served import Served
 from kv_sim.checkers.tickets import ENDS
 from kv_sim.config import WorldConfig
-from kv_sim.engine.crossing import Crossing
 from kv_sim.engine.engine import Engine
 from kv_sim.engine.output import SchedulerOutput, Step
 from kv_sim.engine.place import Place
@@ -33,8 +29,7 @@ from kv_sim.engine.request_spec import RequestSpec
 from kv_sim.engine.scheduler import RejectDrafts
 from kv_sim.guard import LogCall
 from kv_sim.memory.kernels import Attention
-from kv_sim.memory.shadow import Shadow
-from kv_sim.subject import Subject, Trait
+from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 from kv_vllm.driver import classes, known_faults
 from kv_vllm.driver.crash import crashes
@@ -94,16 +89,8 @@ class VllmEngine(Engine):
         log: LogCall,
         place: Place | None = None,
     ) -> None:
-        self.config = config
-        self.place = place or Place()
-        self.referee = referee
-        self.shadow = Shadow(config.world_size, referee)
-        self.mirror = Mirror(referee, is_exact=Trait.EVENTS in subject.traits)
-        keeps, ends = Trait.KEEPS in subject.traits, config.hit_ends_per_block
-        self.served = Served(referee, config.block_size, is_on=keeps, hashes_per_block=ends)
+        super().__init__(config, subject, referee, log, place)
         self.ledger = Ledger(config.block_size, referee, self.shadow, self.served, self.mirror)
-        self.steps: deque[Step] = deque()
-        self.forgiven: dict[int, int] = {}
         self._devices = devices = [TensorDevice(rank, config, self.shadow) for rank in range(config.world_size)]
         self.devices = [*devices]
         setup = Setup(config, subject, referee, self._logged(log), self.ledger, self.place)
@@ -111,7 +98,6 @@ class VllmEngine(Engine):
         self.vllm, self.guard = setup.scheduler(self.served)
         self.connectors = setup.connectors
         self._bootstrap = f"http://localhost:{setup.environment['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
-        self.crossing = Crossing(config.world_size, referee)
         self.aggregator = KVOutputAggregator.from_connector(self.vllm.connector, config.world_size)
         self.guard.set_xfer_handshake_metadata_pp_aware(self._handshakes())
         self.scheduler = SchedulerView(self.vllm, self.ledger, self.guard)  # type: ignore[assignment]

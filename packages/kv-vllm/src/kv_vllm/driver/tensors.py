@@ -1,7 +1,7 @@
 """``DeviceTensor``: a layer of the testbed's memory as a torch tensor in vLLM's layout.
 
 Where such a tensor lies is plain to see, and a view of it is one, too. Whoever reads or writes elements does that
-at once: the device first finishes what it was given, and the ledger of rights is asked about every block that is
+at once: the device first finishes what it was given, and its shadow is asked for the right to every block that is
 touched. Code that reads by an address isn't seen; so a device runs a step as soon as it is launched, unless a
 worker has asked for the device itself, to copy through the testbed (``device_of``).
 """

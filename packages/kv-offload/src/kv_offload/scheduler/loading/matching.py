@@ -39,7 +39,7 @@ class Matching:
         skips = getattr(request, "skip_reading_prefix_cache", False)
         if skips or not books.engine.can_load or state.loads:
             return 0, False
-        match = self._find(state, local)
+        match = self._answer(state, local)
         if match is None:
             return None, False
         tokens = match.boundary - local
@@ -47,13 +47,13 @@ class Matching:
         state.promise = Promise(local, tokens, in_step, match.is_tail)
         return tokens, tokens > 0 and not in_step
 
-    def _find(self, state: RequestState, local: int) -> Match | None:
+    def _answer(self, state: RequestState, local: int) -> Match | None:
         """How far the request can be loaded. None: it pays to ask again later.
 
         Who waits is asked about in each step: as long as the chunk that it waits for isn't there, only for that.
         """
         began = self._clock()
-        match = self._unchanged(state, local) or self._look(state, local)
+        match = self._unchanged(state, local) or self._ask(state, local)
         now = self._clock()
         self._books.stats.observe(LOOKUP_SYNC_DELAY, now - began)
         if match.waits:
@@ -74,7 +74,7 @@ class Matching:
             return None
         return Match(local, waits=True, awaited=key)
 
-    def _look(self, state: RequestState, local: int) -> Match:
+    def _ask(self, state: RequestState, local: int) -> Match:
         """How far the request can be loaded, as the medium says now.
 
         Never to its very end: something has to be computed anyway, and what a window or a state needs for the
@@ -88,7 +88,7 @@ class Matching:
         first = self._ask_for_the_first(state, local, limit)
         if LookupResult.MISS in first.values():
             return Match(local)
-        return self._find_match(state, local, limit, wanted, first)
+        return self._ask_for_all(state, local, limit, wanted, first)
 
     def _ask_for_the_first(self, state: RequestState, local: int, limit: int) -> dict[int, LookupResult]:
         """The answer for the first chunk that would be loaded, if it isn't there, and where it decides.
@@ -106,7 +106,7 @@ class Matching:
         answer = self._books.manager.lookup(progress.keys[chunk], state.context)
         return {} if answer is LookupResult.HIT else {chunk: answer}
 
-    def _find_match(
+    def _ask_for_all(
         self, state: RequestState, local: int, limit: int, wanted: int, known: Mapping[int, LookupResult]
     ) -> Match:
         """Ask the medium: for complete chunks up to ``limit``, for a tail up to ``wanted``."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from kv_api import KVTransferConfig
 from kv_sim.config import WorldConfig
-from kv_sim.engine.engine import Engine
+from kv_sim.engine.builtin import BuiltinEngine
 from kv_sim.engine.rank_device import RankDevice
 from kv_sim.guard import LogCall
 from kv_sim.memory.device import Device
@@ -25,7 +25,7 @@ from kv_sim.subject import Subject
 from kv_sim.violation import Invariant, Referee
 
 
-class TimedEngine(Engine):
+class TimedEngine(BuiltinEngine):
     """One engine with one connector, as ``transfer`` configures it."""
 
     scheduler_class: ClassVar[type[TimedScheduler]]

@@ -132,7 +132,7 @@ class QuickScheduler(TimedScheduler):
         self._note_work(plan)
 
     def own(self, request: SimRequest) -> None:
-        """No ledger."""
+        """No shadow."""
 
 
 def _run_order(request: SimRequest) -> int:

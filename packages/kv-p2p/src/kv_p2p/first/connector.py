@@ -15,13 +15,13 @@ from typing import Any
 from kv_api import KVConnectorBase, VllmConfig, WrongSideError
 from kv_api.engine import Tensor
 from kv_p2p import log
-from kv_p2p.lookup_buffer.simple import SimpleBuffer
-from kv_p2p.model_input import ModelExecutable, ModelInput, ModelInputError, Prompt, read_batch
-from kv_p2p.options_v0 import Options, read_options
-from kv_p2p.paged import PagedCaches
-from kv_p2p.pipe.arrays import all_true, concatenate, describe, kind_of, on_host, whole_numbers
-from kv_p2p.pipe.base import PipeClosedError
-from kv_p2p.pipe.rendezvous import Listener, Pipes, connect
+from kv_p2p.first.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.first.model_input import ModelExecutable, ModelInput, ModelInputError, Prompt, read_batch
+from kv_p2p.first.options import Options, read_options
+from kv_p2p.first.paged import PagedCaches
+from kv_p2p.first.pipe.arrays import all_true, concatenate, describe, kind_of, on_host, whole_numbers
+from kv_p2p.first.pipe.base import PipeClosedError
+from kv_p2p.first.pipe.rendezvous import Listener, Pipes, connect
 
 
 class SimpleConnector(KVConnectorBase):

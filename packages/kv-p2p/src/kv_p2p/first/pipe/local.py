@@ -9,8 +9,8 @@ from collections import deque
 
 from kv_api import ConfigError
 from kv_api.engine import Tensor
-from kv_p2p.pipe.arrays import copy_of
-from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.first.pipe.arrays import copy_of
+from kv_p2p.first.pipe.base import KVPipeBase, PipeClosedError
 
 
 class LocalPipe(KVPipeBase):

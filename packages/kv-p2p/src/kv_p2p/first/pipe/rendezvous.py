@@ -15,9 +15,9 @@ from uuid import uuid4
 from kv_api import KVError
 from kv_p2p import log, sockets
 from kv_p2p.clock import Clock, read_clock
+from kv_p2p.first.pipe.hello import WELCOME, Channel, find_fault, find_refusal, make_hello, make_refusal
+from kv_p2p.first.pipe.tcp import TcpPipe
 from kv_p2p.frames import FrameError, recv_frame, send_frame
-from kv_p2p.pipe.hello import WELCOME, Channel, find_fault, find_refusal, make_hello, make_refusal
-from kv_p2p.pipe.tcp import TcpPipe
 
 HELLO_SECONDS: Final = 5.0
 """How long the other side has for a word once there is a connection."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kv_api.engine import Tensor
-from kv_p2p.model_input import ModelExecutable, ModelInputError
-from kv_p2p.pipe.arrays import TensorError, beside, describe, indices, kind_of, on_host, stack
+from kv_p2p.first.model_input import ModelExecutable, ModelInputError
+from kv_p2p.first.pipe.arrays import TensorError, beside, describe, indices, kind_of, on_host, stack
 
 KEYS = 0
 VALUES = 1

@@ -15,9 +15,9 @@ import numpy as np
 from kv_api import ConfigError
 from kv_api.engine import Tensor
 from kv_p2p import log
-from kv_p2p.lookup_buffer.base import KVStoreBufferBase
-from kv_p2p.pipe.arrays import TensorError, copy_of
-from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.first.lookup_buffer.base import KVStoreBufferBase
+from kv_p2p.first.pipe.arrays import TensorError, copy_of
+from kv_p2p.first.pipe.base import KVPipeBase, PipeClosedError
 
 GET: Final = 0
 PUT: Final = 1

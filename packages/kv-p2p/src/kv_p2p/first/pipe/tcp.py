@@ -12,10 +12,10 @@ from typing import Final
 
 from kv_api.engine import Tensor
 from kv_p2p import sockets
+from kv_p2p.first.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.first.pipe.tensors import decode, encode
 from kv_p2p.frames import recv_frame, send_frame
 from kv_p2p.log import place_of
-from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
-from kv_p2p.pipe.tensors import decode, encode
 
 TENSOR_BYTES_MAX: Final = 1 << 38
 """What a receiver believes. It is far beyond any tensor, and far below what a stray program's bytes would say."""

@@ -9,10 +9,10 @@ import pytest
 from kv_p2p_tiny_engine import TinyEngine
 
 from kv_api import ConfigError, KVTransferConfig
-from kv_p2p.model_input import ModelInputError, Prompt, read_batch
-from kv_p2p.options_v0 import Options, read_options
-from kv_p2p.paged import PagedCaches
-from kv_p2p.pipe.arrays import TensorError
+from kv_p2p.first.model_input import ModelInputError, Prompt, read_batch
+from kv_p2p.first.options import Options, read_options
+from kv_p2p.first.paged import PagedCaches
+from kv_p2p.first.pipe.arrays import TensorError
 
 KEYS = "buffer_bytes, connect_seconds, host, port, wait_seconds"
 

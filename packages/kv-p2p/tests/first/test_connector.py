@@ -13,12 +13,12 @@ from kv_p2p_ipv6 import EITHER
 from kv_p2p_tiny_engine import TinyEngine, config_of, free_port, hidden_of
 
 from kv_api import WrongSideError
-from kv_p2p.connector_v0 import SimpleConnector
-from kv_p2p.lookup_buffer.simple import SimpleBuffer
-from kv_p2p.model_input import ModelInputError
-from kv_p2p.pipe.arrays import TensorError
-from kv_p2p.pipe.base import PipeClosedError
-from kv_p2p.pipe.rendezvous import connect
+from kv_p2p.first.connector import SimpleConnector
+from kv_p2p.first.lookup_buffer.simple import SimpleBuffer
+from kv_p2p.first.model_input import ModelInputError
+from kv_p2p.first.pipe.arrays import TensorError
+from kv_p2p.first.pipe.base import PipeClosedError
+from kv_p2p.first.pipe.rendezvous import connect
 
 FEWER = settings(max_examples=max(5, settings().max_examples // 5))
 """Each example makes connections."""

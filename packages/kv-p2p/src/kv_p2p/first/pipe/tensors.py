@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from kv_api.engine import Tensor
-from kv_p2p.pipe.arrays import NUMPY, NUMPY_TYPES, TORCH, TORCH_TYPES, TensorError, kind_of
+from kv_p2p.first.pipe.arrays import NUMPY, NUMPY_TYPES, TORCH, TORCH_TYPES, TensorError, kind_of
 
 NONE: Final[Mapping[str, Any]] = {"library": None}
 """The header that stands for no tensor."""

@@ -29,10 +29,10 @@ import numpy as np
 from kv_api import WrongSideError
 from kv_api.engine import Tensor
 from kv_p2p import log
-from kv_p2p.lookup_buffer.base import KVLookupBufferBase
-from kv_p2p.lookup_buffer.table import Entry, EntryTable, Tokens
-from kv_p2p.pipe.arrays import TensorError, copy_of, truths, whole_numbers
-from kv_p2p.pipe.base import KVPipeBase, PipeClosedError
+from kv_p2p.first.lookup_buffer.base import KVLookupBufferBase
+from kv_p2p.first.lookup_buffer.table import Entry, EntryTable, Tokens
+from kv_p2p.first.pipe.arrays import TensorError, copy_of, truths, whole_numbers
+from kv_p2p.first.pipe.base import KVPipeBase, PipeClosedError
 
 NOTHING: Final = (None,) * 5
 

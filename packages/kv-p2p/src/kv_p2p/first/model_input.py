@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from kv_api import KVError
 from kv_api.engine import Tensor
-from kv_p2p.pipe.arrays import whole_numbers
+from kv_p2p.first.pipe.arrays import whole_numbers
 
 
 class AttentionMetadata(Protocol):

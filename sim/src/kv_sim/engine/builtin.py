@@ -1,0 +1,167 @@
+"""``BuiltinEngine``: the testbed's model of an engine, vLLM V1's as a connector sees it."""
+
+from typing import Any, ClassVar, cast
+
+from kv_api import KVConnectorBase_V1, KVConnectorRole, KVOutputAggregator, SupportsHMA
+from kv_sim.checkers.children import Children
+from kv_sim.config import BUILTIN_ENGINE, WorldConfig
+from kv_sim.engine.engine import Engine
+from kv_sim.engine.outcome import Outcome
+from kv_sim.engine.output import Step
+from kv_sim.engine.own_folder import with_own_folder
+from kv_sim.engine.place import Place
+from kv_sim.engine.request import SimRequest, Status
+from kv_sim.engine.request_spec import RequestSpec, most_tokens
+from kv_sim.engine.scheduler import RejectDrafts, Scheduler
+from kv_sim.engine.settings import kv_cache_config, vllm_config
+from kv_sim.engine.worker import Worker
+from kv_sim.guard import Guard, LogCall, crashes, create
+from kv_sim.memory.device import Device
+from kv_sim.subject import Subject
+from kv_sim.violation import Referee
+
+
+class BuiltinEngine(Engine):
+    """One engine of the testbed's."""
+
+    scheduler_class: ClassVar[type[Scheduler]] = Scheduler
+
+    def __init__(
+        self,
+        config: WorldConfig,
+        subject: Subject,
+        referee: Referee,
+        log: LogCall,
+        place: Place | None = None,
+    ) -> None:
+        super().__init__(config, subject, referee, log, place)
+        cache_config, told = self.describe_caches(), with_own_folder(subject, self)
+        self.devices = [self.make_device(rank) for rank in range(config.world_size)]
+        self.connectors: list[KVConnectorBase_V1] = []
+        self.workers = []
+        for device in self._ranks:
+            connector = create(self.describe(told, device.rank), KVConnectorRole.WORKER, cache_config, referee)
+            self.connectors.append(connector)
+            guard = Guard(connector, f"worker {device.rank}", referee, log)
+            self.workers.append(Worker(config, device, guard, self.crossing))
+        connector = create(self.describe(told, 0), KVConnectorRole.SCHEDULER, cache_config, referee)
+        self.connectors.append(connector)
+        if not isinstance(connector, SupportsHMA) and len(config.groups) > 1:
+            raise ValueError(f"{type(connector).__name__} doesn't support several KV cache groups")
+        may_leave_out = "on_child_error" in subject.extra_config or config.engine != BUILTIN_ENGINE
+        self.children = Children(connector, referee, is_on=not may_leave_out)
+        guard = Guard(connector, "scheduler", referee, log, self.served, self.children)
+        guarded = cast(KVConnectorBase_V1, guard)
+        all_groups = isinstance(connector, SupportsHMA)
+        self.scheduler = self.scheduler_class(config, guarded, self.shadow, all_groups=all_groups)
+        guarded.bind_kv_cache_manager(self.scheduler.blocks)
+        self.aggregator = KVOutputAggregator.from_connector(guarded, config.world_size)
+        guarded.set_xfer_handshake_metadata_pp_aware(self._handshakes())
+        self.outcome = Outcome(self.scheduler, referee)
+
+    def describe(self, subject: Subject, rank: int) -> Any:
+        """What a connector is told of the engine; fits ``kv_api.VllmConfig``."""
+        return vllm_config(self.config, subject, rank, self.place.engine_id)
+
+    def describe_caches(self) -> Any:
+        """What a connector is told of the KV caches; fits ``kv_api.KVCacheConfig``."""
+        return kv_cache_config(self.config)
+
+    def make_device(self, rank: int) -> Device:
+        """The device of a rank."""
+        return Device(rank, self.config, self.shadow)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, spec: RequestSpec) -> SimRequest:
+        """A request arrives."""
+        config = self.config
+        most = most_tokens(spec, config.max_model_len)
+        request = SimRequest(spec, config.block_size, most, config.hashes_per_block)
+        self.mirror.know(request)
+        request.kv_transfer_params = self.params_for(request)
+        self.scheduler.add_request(request)
+        return request
+
+    def take_turn(self, request_id: str) -> None:
+        """The next turn of a session arrives; or the end of it, if it had all its turns."""
+        self.outcome.take_turn(self.scheduler.requests[request_id])
+
+    def abort(self, request_id: str) -> None:
+        """A request's client went away."""
+        self.outcome.finish([request_id], Status.FINISHED_ABORTED)
+
+    def reset(self, *, running: bool, connector: bool) -> bool | None:
+        """``reset_prefix_cache``. None: the engine raised, as vLLM's does when a load holds blocks."""
+        scheduler = self.scheduler
+        while running and scheduler.running:
+            scheduler.preempt(scheduler.running.pop(), drop_stale_output=True)
+        done = scheduler.blocks.block_pool.reset()
+        if running and not done:
+            return None
+        forgot = scheduler.connector.reset_cache() if connector else None
+        if forgot:
+            self.served.reset([*self.outcome.ended, *scheduler.requests.values()])
+        return done and forgot is not False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine's loop goes on."""
+        return self.scheduler.has_work or self.scheduler.connector.has_pending_push_work()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were scheduled."""
+        return self.scheduler.num_steps
+
+    # -- a step's way --------------------------------------------------------------------------
+
+    def schedule(self, reject_drafts: RejectDrafts) -> Step:
+        """Schedule one more step."""
+        self._part_with_steps()
+        output, plan = self.scheduler.schedule(reject_drafts)
+        sync_targets = [block for blocks in plan.sync_targets.values() for block in blocks]
+        for name in plan.counts:
+            self.served.compute(self.scheduler.requests[name])
+        step = Step(
+            number=self.scheduler.num_steps,
+            output=output,
+            attentions=plan.attentions,
+            poison=plan.poison,
+            load_targets=[*plan.async_targets, *sync_targets],
+            sync_targets=plan.sync_targets,
+            rejected=plan.rejected,
+            sampling=plan.sampling,
+            ends=plan.ends,
+            handed=plan.handed,
+            packed=self.crossing.pack(output.kv_connector_metadata, "scheduler side, build_connector_meta"),
+        )
+        self.steps.append(step)
+        return step
+
+    def process(self) -> None:
+        """Take in the output of the oldest step."""
+        step = self.processable()
+        assert step is not None, "no step has come back"
+        self.steps.popleft()
+        reports = self._take_reports(step)
+        self._judge_content(step)
+        with crashes(self.referee, "what the workers report, joined"):
+            report = self.aggregator.aggregate_reports(reports)
+        self.outcome.process(step, report)
+        self.take_events()
+
+    def take_events(self) -> None:
+        """Apply the connector's news to what a router would believe."""
+        events = self.scheduler.connector.take_events()
+        with crashes(self.referee, "scheduler side, the events of take_events"):
+            events = list(events)
+        self.children.check_events(events)
+        self.mirror.take(events)
+
+    def check(self) -> None:
+        """Recount everything that the engine keeps; a failure is a bug of the testbed."""
+        self.scheduler.check()
+        self.aggregator.check()
+        for device in self._ranks:
+            device.copies.check()
