@@ -2,7 +2,7 @@
 
 Three tables, on the conversation trace that ships with kv-sim:
 
-* one replay with statistics: ours goes through the real CPUOffloadingManager, theirs through its ``simulate``;
+* one replay with statistics: ours goes through the real manager, theirs through its ``simulate``;
 * an LRU curve of 20 capacities: ours from stack distances, theirs ``simulate(fast=True)`` for each of them;
 * the same trace cut into blocks of 16 tokens (9 million references): ours only, and MIN, too.
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_api import OffloadKey, ReqContext
-from kv_offload_cpu import POLICIES, CPUOffloadingManager
+from kv_offload_cpu import POLICIES, AtOnceManager
 from kv_sim.command.table import aligned
 from kv_sim.replay import Columns, open_trace
 from kv_sim.replay.bounds import Bounds, min_hits
@@ -183,7 +183,7 @@ def measure_fine(columns: Columns) -> None:
 
 def one_at_a_time(columns: Columns, policy: str, capacity: int, step: int) -> int:
     """Hits of the real manager, a request for each block: a policy as its paper has it. ``step`` is 1 or -1."""
-    manager, hits = CPUOffloadingManager(capacity, policy), 0
+    manager, hits = AtOnceManager(capacity, policy), 0
     for index, keys in enumerate(keys_of(columns)):
         hits += manager.lookup_prefix(keys, ReqContext("asks")).hits
         for key in keys[::step]:

@@ -21,8 +21,8 @@ def make():
     """Makes managers, and recounts them after the test."""
     made = []
 
-    def make_one(num_chunks=8, cache_policy="lru", **options):
-        made.append(CPUOffloadingManager(num_chunks, cache_policy, **options))
+    def make_one(num_chunks=8, cache_policy="lru", kind=CPUOffloadingManager, **options):
+        made.append(kind(num_chunks, cache_policy, **options))
         return made[-1]
 
     yield make_one

@@ -4,7 +4,7 @@ Start at ``CPUOffloadingSpec``, which makes the manager for the scheduler and th
 
 ======================== ==================================================================================
 ``spec``                 from a configuration (``options``, ``sizing``) to both halves
-``manager``              the scheduler's half, in the order of a chunk's life
+``manager``              the scheduler's half, in the order of a chunk's life; ``at_once``: without copies
 ``chunks/``              what it keeps: which chunks are there, come in and are waited for
 ``policy/``              who leaves; each is a file
 ``slots/``               slot numbers, which both of these keep in columns
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from kv_api import Direction
 from kv_api.exports import imported_later
+from kv_offload_cpu.at_once import AtOnceManager
 from kv_offload_cpu.info import CPUOffloadingInfo
 from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
 from kv_offload_cpu.manager import CPUOffloadingManager
@@ -46,6 +47,7 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 __all__ = [
     "METRICS",
     "POLICIES",
+    "AtOnceManager",
     "CPULoadStoreSpec",
     "CPUOffloadingInfo",
     "CPUOffloadingManager",

@@ -36,10 +36,9 @@ from kv_offload_cpu.chunks.intake import Intake
 from kv_offload_cpu.chunks.pool import ChunkPool
 from kv_offload_cpu.chunks.runs import Runs
 from kv_offload_cpu.chunks.tracker import OfferTracker
-from kv_offload_cpu.load_store_spec import CPULoadStoreSpec, Stored
+from kv_offload_cpu.load_store_spec import CPULoadStoreSpec
 from kv_offload_cpu.policy import Run, find_policy
 from kv_offload_cpu.slots.columns import pack
-from kv_offload_cpu.slots.pick import distinct
 from kv_offload_cpu.stats import Counters, CPUOffloadingStats
 
 MOST_CHUNKS: Final = 2**31 - 1
@@ -135,20 +134,6 @@ class CPUOffloadingManager(OffloadingManager):
         if stale:
             pool.end_stale_jobs(stale, Direction.LOAD)
 
-    def load_prefix(self, keys: Collection[OffloadKey], req_context: ReqContext) -> int:
-        """Load at once what ``lookup_prefix`` finds, and say how much that is; for replays, which have no copies.
-
-        The same as ``prepare_load`` and ``complete_load`` of it with nothing between them.
-        """
-        listed = [*keys]
-        first = self._pool.first_miss(listed)
-        slots = self._pool.find(listed if first is None else listed[: listed.index(first)])
-        if slots:
-            run, used = self._run(req_context), distinct(slots)
-            self._access(used, run)
-            self._policy.unpin(self._pool.not_pinned(used), run)
-        return len(slots)
-
     # Stores
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
@@ -162,18 +147,6 @@ class CPUOffloadingManager(OffloadingManager):
             return [] if only is None else [only]
         placed = self._intake.place_all(stores)
         return super().prepare_stores(stores) if placed is None else [self._prepared(*one) for one in placed]
-
-    def store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Stored | None:
-        """Store at once, as in a replay: ``prepare_store`` and ``complete_store`` with nothing between them."""
-        placed = self._intake.place(keys, req_context, _has_landed)
-        if placed is None:
-            return None
-        stored = Stored(*placed)
-        if stored.slots:
-            self._unpin(stored.slots, req_context)
-            if self._events is not None:
-                self._events.stored(stored.keys)
-        return stored
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         pool = self._pool
@@ -258,10 +231,6 @@ class CPUOffloadingManager(OffloadingManager):
     def _unpin(self, slots: list[int], req_context: ReqContext) -> None:
         if self._policy.awaits_unpin():
             self._policy.unpin(slots, self._run(req_context))
-
-
-def _has_landed(keys: list[OffloadKey], slots: list[int]) -> None:
-    """Chunks that are resident as soon as they have places."""
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:

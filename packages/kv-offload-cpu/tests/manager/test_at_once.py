@@ -6,7 +6,7 @@ import pytest
 from kv_offload_cpu_world import make_key
 
 from kv_api import OffloadingManager, OffloadKey, ReqContext
-from kv_offload_cpu import POLICIES, CPUOffloadingManager, Stored
+from kv_offload_cpu import POLICIES, AtOnceManager, CPUOffloadingManager, Stored
 from kv_offload_cpu.policy import CachePolicy
 
 
@@ -16,7 +16,7 @@ class Pair:
     def __init__(self, random, policy, threshold):
         self.random = random
         self.managers = [
-            CPUOffloadingManager(
+            AtOnceManager(
                 random.choice([random.randint(2, 16), 40]), policy, enable_events=True, store_threshold=threshold
             )
         ]
@@ -141,7 +141,7 @@ def test_stores_of_a_step_are_entered_together():
 
 
 def test_what_does_not_fit_is_refused():
-    manager, request = CPUOffloadingManager(2), ReqContext("request")
+    manager, request = AtOnceManager(2), ReqContext("request")
     keys = [make_key(number) for number in range(3)]
     assert manager.store(keys, request) is None
     assert manager.store(keys[:2], request) == Stored(keys[:2], [0, 1], [])
@@ -149,6 +149,7 @@ def test_what_does_not_fit_is_refused():
     assert manager.load_prefix([*keys[:2], *keys], request) == 4
     assert manager.load_prefix(keys[2:], request) == 0
     assert manager.load_prefix([], request) == 0
+    assert manager.load_prefix(dict.fromkeys(keys), request) == 2  # in any collection
     manager.check()
 
 
@@ -185,7 +186,7 @@ class Told(CachePolicy):
 def test_a_policy_of_one_s_own_is_told_the_same(monkeypatch):
     monkeypatch.setitem(POLICIES, "told", Told)
     monkeypatch.setattr(Told, "told", [])
-    manager, request, other = CPUOffloadingManager(4, "told"), ReqContext("request"), ReqContext("other")
+    manager, request, other = AtOnceManager(4, "told"), ReqContext("request"), ReqContext("other")
     keys = [OffloadKey(bytes([number] * 8)) for number in range(3)]
     manager.store(keys, request)
     manager.prepare_load(keys[:1], other)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_api import KVError, LookupResult, ReqContext
-from kv_offload_cpu import CPULoadStoreSpec
+from kv_offload_cpu import AtOnceManager, CPULoadStoreSpec
 from kv_offload_cpu.policy.arc import _Plan
 from kv_offload_cpu.policy.fifo import Ghosts
 from kv_offload_cpu.slots.pick import pick
@@ -339,7 +339,10 @@ def test_lists_are_as_good_as_tuples(make, keys, policy, seed):
 def test_nobody_needs_to_ask(make, keys, policy, seed):
     """Who is asked everything after each call answers as who is never asked."""
     random = Random(seed)
-    managers, contexts = [make(8, policy) for _ in range(2)], [ReqContext("request") for _ in range(2)]
+    managers, contexts = (
+        [make(8, policy, AtOnceManager) for _ in range(2)],
+        [ReqContext("request") for _ in range(2)],
+    )
     jobs, outcomes = [], []
     for _ in range(200):
         start = random.randrange(20)

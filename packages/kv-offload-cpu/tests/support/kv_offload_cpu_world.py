@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, deque
 import pytest
 
 from kv_api import Direction, KVError, LookupResult, OffloadKey, ReqContext
-from kv_offload_cpu import CPUOffloadingManager
+from kv_offload_cpu import AtOnceManager
 from kv_offload_cpu.policy import Run
 
 ACTIONS = [
@@ -55,7 +55,7 @@ class World:
 
     def __init__(self, policy, capacity, threshold=1, discards=True):
         self.capacity, self.threshold, self.discards = capacity, threshold, discards
-        self.manager = CPUOffloadingManager(
+        self.manager = AtOnceManager(
             capacity, policy, enable_events=True, store_threshold=threshold, max_tracker_size=10**6
         )
         self.storing, self.resident, self.pins, self.offers = set(), set(), Counter(), Counter()

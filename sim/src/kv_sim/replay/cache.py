@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kv_api import ConfigError, OffloadKey, ReqContext
-from kv_offload_cpu import CPUOffloadingManager
+from kv_offload_cpu import AtOnceManager
 from kv_sim.replay.columns import Columns, Ints
 from kv_sim.replay.gpu_tier import GpuTier
 from kv_sim.replay.medium import MediumRun, Traffic
@@ -172,9 +172,7 @@ class CacheRun:
         if not slots:
             return None
         setup, slots = self.setup, min(slots, self._most_blocks)
-        return MediumRun(
-            CPUOffloadingManager(slots, setup.policy, setup.policy_module, store_threshold=store_threshold)
-        )
+        return MediumRun(AtOnceManager(slots, setup.policy, setup.policy_module, store_threshold=store_threshold))
 
     def _choose(self, keys: list[OffloadKey], local: int, context: ReqContext) -> MediumRun:
         """Who loads for a request of which the GPU has ``local`` blocks. Where there is one, it isn't asked."""

@@ -1,13 +1,13 @@
-"""``MediumRun``: one offloading medium under a replay, with the manager that it has in a server.
+"""``MediumRun``: one offloading medium under a replay. Its manager is a server's, and copies end at once.
 
 A request is served in two calls: `load`, where the medium is the one that loads, and `offer` of everything that it
-didn't load itself. Copies end at once.
+didn't load itself.
 """
 
 from dataclasses import dataclass
 
 from kv_api import OffloadKey, ReqContext
-from kv_offload_cpu import CPUOffloadingManager
+from kv_offload_cpu import AtOnceManager
 from kv_offload_cpu.stats import STORES_SKIPPED
 
 
@@ -35,7 +35,7 @@ class Traffic:
 class MediumRun:
     """A manager and what it was made to do."""
 
-    def __init__(self, manager: CPUOffloadingManager) -> None:
+    def __init__(self, manager: AtOnceManager) -> None:
         self.manager = manager
         self.traffic = Traffic()
 
