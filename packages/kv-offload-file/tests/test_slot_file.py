@@ -1,6 +1,7 @@
 """The files of one rank: what was written is read, and what wasn't is never taken for it."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,12 +104,14 @@ def test_a_write_that_is_interrupted_never_looks_like_one_that_was_not(tmp_path,
             return write(fd, data[: 3 * ALIGNMENT // 4], begin)
 
         monkeypatch.setattr(os, "pwrite", short)
+        said = "it ended"
         try:
             file.write(1, LABEL._replace(key=OTHER), after.data)
-            ended = True
-        except OSError:
-            ended = False
+        except OSError as error:
+            said = str(error)
+        ended = said == "it ended"
         monkeypatch.undo()
+        assert ended or said.endswith(f"device: '{file.path}'")
         now = LABEL._replace(key=OTHER) if ended else LABEL
         assert rows(tmp_path / str(last)) == ({1: now} if ended or not last else {}), (
             "what the next start believes"
@@ -139,7 +142,7 @@ def test_a_file_that_somebody_cut_is_an_error_of_the_system_and_not_endless(tmp_
     file = opened(tmp_path)
     file.write(1, LABEL, BYTES.data)
     os.truncate(tmp_path / "rank-0.slots", 3 * ALIGNMENT)
-    with pytest.raises(OSError, match=rf"\] the file ends at {3 * ALIGNMENT}$"):
+    with pytest.raises(OSError, match=rf"\] the file ends at {3 * ALIGNMENT}: '{re.escape(str(file.path))}'$"):
         read(file)
     file.close()
 

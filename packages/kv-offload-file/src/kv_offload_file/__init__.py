@@ -10,7 +10,7 @@ Start at ``FileOffloadingSpec``, which makes the manager for the scheduler and t
 ``load_store_spec``      what the manager tells the worker; ``stats`` and ``info``: what both count and publish
 ``worker``               the worker's half: host memory's, which knows whose chunks it moves
 ``engine``               what moves them, in two moves, by way of ``bays`` of ``staging`` memory
-``lanes``                which chunks go next, each way
+``lanes``                which chunks go next, each way; ``telling``: which of its problems are logged
 ``slot_file``, ``label`` the files of one rank: the bytes, and what each slot says of itself
 ======================== ==================================================================================
 

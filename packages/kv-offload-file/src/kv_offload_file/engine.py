@@ -34,6 +34,7 @@ from kv_offload_file.label import Label
 from kv_offload_file.lanes import Batch, Job, Lane, Threads, even_parts
 from kv_offload_file.slot_file import DamagedError
 from kv_offload_file.staging import store_bays
+from kv_offload_file.telling import Telling
 
 _log = getLogger("kv_offload_file")
 
@@ -82,6 +83,7 @@ class FileCopyEngine:
         self._slots = slots
         self._num_blocks = num_blocks
         self._clock = clock
+        self._telling = Telling(clock)
         stores = store_bays(num_bays)
         parts = {Direction.STORE: range(stores), Direction.LOAD: range(stores, num_bays)}
         self._lanes = {direction: Lane([*bays], threads(direction)) for direction, bays in parts.items()}
@@ -256,7 +258,10 @@ class FileCopyEngine:
             self.damaged += isinstance(problem, DamagedError)
             self.errors += not isinstance(problem, DamagedError)
             batch.has_failed = True
-            _log.error("%s job %d: %s", batch.job.direction.value, batch.job.job_id, problem)
+            untold = self._telling.untold(batch.job.direction, problem)
+            if untold is not None:
+                more = f" (and {untold} more since that was said last)" if untold else ""
+                _log.error("%s job %d: %s%s", batch.job.direction.value, batch.job.job_id, problem, more)
         batch.tasks -= 1
         if batch.tasks:
             return

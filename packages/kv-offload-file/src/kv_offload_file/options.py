@@ -39,8 +39,10 @@ OWN_KEYS: Final = tuple(FileOptions.__dataclass_fields__)
 
 
 def _folder(key: str, value: object) -> str:
-    """The path of a folder; with a ``~`` it would be one of that name, wherever the engine was started."""
+    """The path of a folder; an empty one, or one with a ``~``, would be where the engine was started."""
     path: str = of_type(key, value, kind=str)
+    if not path:
+        raise ConfigError(f"{key}: '' names no folder; it is {_REQUIRED[key]}")
     if path.startswith("~"):
         raise ConfigError(f"{key}: {path!r}: no shell reads this ~; write the whole path")
     return path

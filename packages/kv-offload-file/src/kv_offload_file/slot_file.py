@@ -15,6 +15,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -85,6 +86,10 @@ class SlotReader:
 
     def read(self, slot: int, label: Label, into: memoryview) -> None:
         """Read what a slot holds, if it is the chunk and of the epoch that the label says; else `DamagedError`."""
+        with self._named():
+            self._read(slot, label, into)
+
+    def _read(self, slot: int, label: Label, into: memoryview) -> None:
         row = unpack_row(os.pread(self._rows, ROW_BYTES, (1 + self._check(slot)) * ROW_BYTES))
         where = f"slot {slot} of {self.path}"
         if row is None or row.label[:2] != label[:2]:
@@ -100,6 +105,15 @@ class SlotReader:
         self._close_both()
 
     # Steps of the above
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What the system raises says where."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def _close_both(self) -> None:
         for fd in (self._slots, self._rows):
@@ -125,9 +139,10 @@ class SlotFile(SlotReader):
     def write(self, slot: int, label: Label, data: memoryview) -> None:
         """Fill a slot. From the first byte to the last it says nothing, also if it comes to no more than that."""
         row = pack_row(Row(label, zlib.crc32(data)))
-        self._write_row(self._check(slot), _NOTHING)
-        _write_all(self._slots, data, slot * self.slot_bytes)
-        self._write_row(slot, row)
+        with self._named():
+            self._write_row(self._check(slot), _NOTHING)
+            _write_all(self._slots, data, slot * self.slot_bytes)
+            self._write_row(slot, row)
 
     def close(self) -> None:
         """Have everything reach the disk, then say so, unless it can't. May be repeated."""

@@ -17,7 +17,7 @@ vLLM.
 ``translate``             every value of ours that vLLM inspects, and what it becomes there
 ``handing_on``            connectors that stand before another one; ``refused``: engines in which none begins
 ``vllm_world``            vLLM's configurations and requests, sized like a world of the testbed
-``installed``             which vLLM there is; ``versions``: with which ours work
+``installed``             which vLLM there is; ``versions``: with which ours work; ``log``: ours in its log
 ========================= =================================================================================
 """
 

@@ -14,6 +14,7 @@ from kv_api import ConfigError
 from kv_vllm.drift.compare import drift
 from kv_vllm.drift.pairs import INTERFACE
 from kv_vllm.installed import vllm_version
+from kv_vllm.log import join_vllms_log
 
 TRIED: Final = ((0, 32), (0, 33))
 
@@ -34,7 +35,9 @@ def judge_version(version: tuple[int, int], look_for_drift: Callable[[Callable[[
 
 @cache
 def require_version() -> None:
-    """Refuse the installed vLLM if it can't work; once a process."""
-    warning = judge_version(vllm_version(), partial(drift, pairs=INTERFACE, looked_for=()))
+    """Refuse the installed vLLM if it can't work, and log as it does; once a process."""
+    version = vllm_version()
+    join_vllms_log()
+    warning = judge_version(version, partial(drift, pairs=INTERFACE, looked_for=()))
     if warning is not None:
         _log.warning("%s", warning)
