@@ -96,9 +96,10 @@ def test_tiers_a_sender_wants(make, caplog):
     assert wish(["cpu"]) == TierFilter.ALL
     assert wish("cpu") == wish(3) == wish(None) == TierFilter.ALL
     assert wish([{"medium": "tape"}, {"medium": "storage"}]) == TierFilter((TierMatcher(Medium.STORAGE),))
+    assert wish("tape" * 40) == TierFilter.ALL
     no_entry = "expected {{medium: CPU or STORAGE, locality: LOCAL or REMOTE}}, got {!r}"
     problems = [no_entry.format("cpu"), "expected a list, got 'cpu'", "expected a list, got 3"]
-    problems.append(no_entry.format({"medium": "tape"}))
+    problems += [no_entry.format({"medium": "tape"}), "expected a list, got '" + 24 * "tape" + "tap"]
     assert [record.message for record in caplog.records] == [
-        f"kv_transfer_params.kv_load_tiers: {problem}; it is ignored" for problem in problems
+        f"request a: kv_transfer_params.kv_load_tiers: {problem}; it is ignored" for problem in problems
     ]

@@ -1,4 +1,4 @@
-"""Arrows point down: whom each package imports, anywhere in its sources, and what it declares."""
+"""Whom each package imports, and what it declares: arrows point down. And which of them log."""
 
 import ast
 import re
@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from kv_vllm.log import OURS
 
 ROOT = Path(__file__).parents[3]
 FLOORS = {
@@ -78,3 +80,9 @@ def test_and_one_that_points_down_is_none() -> None:
     assert not broken(
         "kv_offload", "from kv_api import KVError\nfrom kv_factory import x\nfrom kv_offload import log"
     )
+
+
+def test_of_all_that_log_vllm_hears() -> None:
+    sources = [file.read_text(encoding="utf-8") for package in PACKAGES.values() for file in package.rglob("*.py")]
+    logs = {name for source in sources for name in re.findall(r'getLogger\("(kv_\w+)"\)', source)}
+    assert logs == {*OURS}

@@ -43,6 +43,8 @@ def _folder(key: str, value: object) -> str:
     path: str = of_type(key, value, kind=str)
     if not path:
         raise ConfigError(f"{key}: '' names no folder; it is {_REQUIRED[key]}")
+    if "\0" in path:
+        raise ConfigError(f"{key}: {path!r}: no folder's name has a NUL in it")
     if path.startswith("~"):
         raise ConfigError(f"{key}: {path!r}: no shell reads this ~; write the whole path")
     return path

@@ -150,7 +150,7 @@ class TestLoads:
         assert connector.get_num_new_matched_tokens(a, 0) == (found, found > 0)
         assert connector.get_num_new_matched_tokens(a, 8) == (found_after_8, found_after_8 > 0)
         ignored = f"expected a whole number of at least 0, got {wish!r}; it is ignored"
-        said = [f"kv_transfer_params.max_load_tokens: {ignored}"] if wish in (-1, "4") else []
+        said = [f"request a: kv_transfer_params.max_load_tokens: {ignored}"] if wish in (-1, "4") else []
         assert [record.message for record in caplog.records] == said, "of what isn't there nothing is said"
 
     def test_what_is_not_wanted_is_not_looked_for(self, fenced, make):

@@ -11,7 +11,7 @@ says.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kv_api import (
     Locality,
@@ -29,6 +29,9 @@ from kv_offload.scheduler.state.block_index import BlockIndex
 from kv_offload.scheduler.state.progress import Progress
 from kv_offload.scheduler.state.sources import Supply
 from kv_offload.shape.layout import Layout
+
+_MOST_SHOWN: Final = 100
+"""Characters of what a client sends and nobody can use."""
 
 
 class Promise(NamedTuple):
@@ -92,40 +95,41 @@ def begin_life(
 ) -> RequestState:
     """A request arrived: read what its sender wishes, and ask how it is offloaded."""
     params = request.kv_transfer_params or {}
-    tiers = _tier_filter(params)
-    context = ReqContext(request.request_id, request.kv_transfer_params, getattr(request, "kv_hints", None), tiers)
+    name = request.request_id
+    tiers = _tier_filter(params, name)
+    context = ReqContext(name, request.kv_transfer_params, getattr(request, "kv_hints", None), tiers)
     return RequestState(
         request,
         context,
         Progress(layout, context, block_index),
         offers_loaded=manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL,
-        max_load_tokens=_tokens(params, "max_load_tokens"),
-        max_offload_tokens=_tokens(params, "max_offload_tokens"),
+        max_load_tokens=_tokens(params, "max_load_tokens", name),
+        max_offload_tokens=_tokens(params, "max_offload_tokens", name),
     )
 
 
-def _tokens(params: Mapping[str, Any], key: str) -> int | None:
-    """A wish of a request's sender, who can't be answered with an error; a wrong one is ignored."""
+def _tokens(params: Mapping[str, Any], key: str, name: str) -> int | None:
+    """A wish of the sender of request ``name``, who can't be answered with an error; a wrong one is ignored."""
     value = params.get(key)
     if value is None or (type(value) is int and value >= 0):
         return value
-    warn("kv_transfer_params.%s: expected a whole number of at least 0, got %r; it is ignored", key, value)
+    _ignore(name, f"{key}: expected a whole number of at least 0, got {value!r:.{_MOST_SHOWN}}")
     return None
 
 
-def _tier_filter(params: Mapping[str, Any]) -> TierFilter:
+def _tier_filter(params: Mapping[str, Any], name: str) -> TierFilter:
     """``kv_load_tiers``: which tiers the request may load from. Wrong entries are ignored."""
     tiers = params.get("kv_load_tiers")
     if tiers is None:
         return TierFilter.ALL
     if not isinstance(tiers, list):
-        warn("kv_transfer_params.kv_load_tiers: expected a list, got %r; it is ignored", tiers)
+        _ignore(name, f"kv_load_tiers: expected a list, got {tiers!r:.{_MOST_SHOWN}}")
         return TierFilter.ALL
-    matchers = [matcher for matcher in map(_matcher, tiers) if matcher is not None]
+    matchers = [matcher for tier in tiers if (matcher := _matcher(tier, name)) is not None]
     return TierFilter.ALL if tiers and not matchers else TierFilter(tuple(matchers))
 
 
-def _matcher(entry: object) -> TierMatcher | None:
+def _matcher(entry: object, name: str) -> TierMatcher | None:
     if isinstance(entry, dict):
         medium, locality = entry.get("medium"), entry.get("locality")
         try:
@@ -135,10 +139,11 @@ def _matcher(entry: object) -> TierMatcher | None:
             )
         except ValueError:
             pass
-    warn(
-        "kv_transfer_params.kv_load_tiers: expected {medium: %s, locality: %s}, got %r; it is ignored",
-        " or ".join(medium.value for medium in Medium),
-        " or ".join(locality.value for locality in Locality),
-        entry,
-    )
+    media, localities = (" or ".join(one.value for one in kind) for kind in (Medium, Locality))
+    expected = f"{{medium: {media}, locality: {localities}}}"
+    _ignore(name, f"kv_load_tiers: expected {expected}, got {entry!r:.{_MOST_SHOWN}}")
     return None
+
+
+def _ignore(name: str, wish: str) -> None:
+    warn("request %s: kv_transfer_params.%s; it is ignored", name, wish)
