@@ -1,6 +1,7 @@
 """The worker: whole ways of chunks, whose they are, and what is counted."""
 
 import fcntl
+import gc
 import os
 from dataclasses import replace
 from threading import Event
@@ -135,6 +136,22 @@ def test_what_the_system_can_not_read_is_counted_apart(engines):
     os.truncate(rig.folder / "rank-0.slots", 100)
     assert not rig.load([1])
     assert rig.ranks[0].worker.take_counts() == {"vllm:kv_offload_file_errors": 1}
+
+
+def test_what_went_wrong_keeps_no_staging_memory(tmp_path, caplog):
+    rig = Rig(tmp_path)
+    rig.store([1, 2])
+    with (rig.folder / "rank-0.slots").open("r+b") as file:
+        file.write(b"other bytes")
+    gc.disable()
+    try:
+        assert not rig.load([1])
+        os.truncate(rig.folder / "rank-0.slots", 100)
+        assert not rig.load([2])
+        rig.stop()
+    finally:
+        gc.enable()
+    assert [record.name for record in caplog.records] == 2 * ["kv_offload_file"], "no word of memory"
 
 
 def test_a_part_of_a_chunk_is_loaded_from_its_middle(engines):

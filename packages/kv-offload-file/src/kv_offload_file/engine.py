@@ -248,7 +248,7 @@ class FileCopyEngine:
                 at = batch.first + index
                 move(job.slots[at], job.labels[at], batch.bays[index])
         except Exception as error:  # noqa: BLE001 - told to who asked for the job
-            problem = error
+            problem = error.with_traceback(None)  # whose frames have views of a bay, and it is kept by one of them
         with self._changed:
             self._moved.append((batch, problem))
             self._changed.notify_all()
