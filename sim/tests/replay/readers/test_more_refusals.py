@@ -46,6 +46,13 @@ def test_a_report_without_its_requests_is_refused_as_what_it_is(read, tmp_path, 
     assert str(refused.value) == f"{tmp_path / 'trace.jsonl'}:1: this is {what}"
 
 
+def test_what_has_some_fields_of_a_report_is_none(read):
+    for record, _ in REPORTS:
+        name, value = [*record.items()][-1]
+        with pytest.raises(ConfigError, match=f":1: no known format has the fields {name}; expected"):
+            read({name: value})
+
+
 def test_aiperf_s_measurements_are_read_as_its_refusal_says(read):
     [columns] = [word for word in REPORTS[2][1].split() if word.startswith("time=")]
     counts = {"input_sequence_length": {"value": 70, "unit": "tokens"}, "output_sequence_length": {"value": 3}}
