@@ -24,7 +24,7 @@ from kv_sim.engine.settings import kv_cache_config, vllm_config
 from kv_sim.examples.memory import MemoryConnector
 from kv_sim.guard import Guard, HistoryEnds, NotCreated, crashes, create
 from kv_sim.subject import Subject
-from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, Violation
+from kv_sim.violation import CalledAgain, DidNotReturn, Invariant, Referee, TookTooLong, Violation
 
 REQUEST = SimRequest(RequestSpec("r1", 0, 9, 0, 1, 1), 4, 0)
 
@@ -120,6 +120,8 @@ def test_what_a_connector_raises_is_a_violation_or_the_end(error: BaseException,
     assert caught.value.__cause__ is error
     if not is_silent:
         assert caught.value.invariant is Invariant.NO_CRASH  # type: ignore[union-attr]
+        # A history of a call that never ended isn't shrunk: each try would take as long.
+        assert isinstance(caught.value, TookTooLong) == isinstance(error, DidNotReturn)
 
 
 @pytest.mark.parametrize(
