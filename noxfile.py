@@ -67,7 +67,8 @@ VLLM_NEWER = "vllm==0.33.0"
 VLLM_ON_BOTH = (
     *("authors.py", "features.py", "files.py", "mla.py", "outputs.py", "p2p.py", "p2p_groups.py"),
     *("prediction.py", "server.py", "states.py", "traffic.py", "two_groups.py", "two_ranks.py"),
-    *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_mooncake.py", "vllms_nixl.py", "vllms_simple.py"),
+    *("vllms_hf3fs.py", "vllms_lmcache.py", "vllms_mooncake.py", "vllms_mooncake_store.py"),
+    *("vllms_mooncake_store_real.py", "vllms_nixl.py", "vllms_simple.py"),
 )
 """The long tests that run on both."""
 

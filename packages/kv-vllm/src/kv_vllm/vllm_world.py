@@ -132,6 +132,7 @@ def vllm_config(world: WorldConfig, transfer: KVTransferConfig, rank: int = 0) -
     config.model_config.max_model_len = world.max_model_len
     config.model_config.model_arch_config = arch = copy.copy(base.model_config.model_arch_config)
     arch.total_num_hidden_layers = len(world.groups) * world.layers
+    arch.total_num_attention_heads = arch.total_num_kv_heads = KV_HEADS * world.world_size  # each rank has its own
     config.scheduler_config = scheduler = copy.copy(base.scheduler_config)
     scheduler.max_num_seqs = world.max_running
     scheduler.max_num_batched_tokens = scheduler.max_num_scheduled_tokens = world.max_step_tokens

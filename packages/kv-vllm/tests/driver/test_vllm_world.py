@@ -36,6 +36,8 @@ def sizes_in(config):
         "model": (
             config.model_config.max_model_len,
             config.model_config.model_arch_config.total_num_hidden_layers,
+            config.model_config.get_total_num_kv_heads(),
+            config.model_config.get_num_kv_heads(parallel),
         ),
         "scheduler": (
             scheduler.max_num_seqs,
@@ -53,13 +55,13 @@ def test_a_configuration_has_the_sizes_of_its_world_and_stays_as_it_is(module):
     other = module.vllm_config(WorldConfig(), "in another way")
     config.compilation_config.static_forward_context["layer"] = "a layer"
     assert sizes_in(config) == {
-        "model": (WORLD.max_model_len, 4),
+        "model": (WORLD.max_model_len, 4, 6, 1),
         "scheduler": (5, 24, 24),
         "cache": (8, 9, "LBHNC"),
         "parallel": (6, 6, 4),
     }
     assert sizes_in(other) == {
-        "model": (WorldConfig().max_model_len, 1),
+        "model": (WorldConfig().max_model_len, 1, 1, 1),
         "scheduler": (4, 16, 16),
         "cache": (4, 24, "LBHNC"),
         "parallel": (1, 1, 0),
