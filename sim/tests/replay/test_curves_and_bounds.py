@@ -233,7 +233,7 @@ def test_a_replay_leaves_the_garbage_collector_as_it_was(was_on):
 
 
 def test_a_manager_hears_of_each_request_from_its_beginning_to_its_end(monkeypatch):
-    class Watched(cache.CPUOffloadingManager):
+    class Watched(cache.AtOnceManager):
         def on_new_request(self, req_context):
             calls.append(("new", req_context.req_id))
             return super().on_new_request(req_context)
@@ -243,7 +243,7 @@ def test_a_manager_hears_of_each_request_from_its_beginning_to_its_end(monkeypat
             super().on_request_finished(req_context)
 
     calls = []
-    monkeypatch.setattr(cache, "CPUOffloadingManager", Watched)
+    monkeypatch.setattr(cache, "AtOnceManager", Watched)
     run = cache.CacheRun(Setup("lru", 4, disk=8))
     for part in ([[1], [1, 2]], [[3], []]):
         run.feed(trace_of(part))
