@@ -128,8 +128,8 @@ def servers(draw: st.DrawFn) -> EngineSettings:
         idle_step_microseconds=draw(st.sampled_from([1.0, 9.0])),
         copy_microseconds=draw(st.sampled_from([0.0, 1.0, 50.0])),
         page_tokens=2,
-        disk_read_bandwidth=draw(st.sampled_from([1e6, 1e8])),
-        disk_write_bandwidth=draw(st.sampled_from([1e6, 1e8])),
+        disk_read_bandwidth=draw(st.sampled_from([1e7, 1e8])),
+        disk_write_bandwidth=draw(st.sampled_from([1e7, 1e8])),
         disk_microseconds=draw(st.sampled_from([0.0, 30.0])),
         connector={"kv_role": "kv_both", **connector},
     )
