@@ -16,12 +16,12 @@ from kv_vllm_short_histories import comes, what_is_wrong
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store import worker as vllms_worker
 
 from kv_sim.actions import Action, Kind
-from kv_sim.checkers import quiescence
+from kv_sim.checkers import at_rest
 from kv_sim.cli.main import main as kv_sim
 from kv_sim.config import WorldConfig
 from kv_sim.engine.request_spec import Turn
-from kv_sim.fuzz import config_for
 from kv_sim.guard import HistoryEnds
+from kv_sim.history.draws import config_for
 from kv_sim.subject import Subject, Trait
 from kv_sim.violation import Invariant
 from kv_sim.world import World
@@ -46,7 +46,7 @@ def found_in(actions, config=CONFIG, subject=STORE, *, silent=(), traits=None, *
 
 def rests(world):
     """All that is under way comes to an end."""
-    quiescence.check(world)
+    at_rest.check(world)
     return True
 
 

@@ -4,11 +4,14 @@ import json
 import socket
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.connector import MooncakeStoreConnector
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # vLLM compiles something when it is imported
+    from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.store.connector import MooncakeStoreConnector
 
 SEGMENT_BYTES = 1 << 24
 """The least that it takes."""
