@@ -10,6 +10,8 @@ import pytest
 
 import kv_sim
 
+pytestmark = pytest.mark.once  # what is written says nothing of who reads it
+
 ROOT = Path(kv_sim.__file__).parent
 WORLD = {
     *("actions", "checkers", "config", "engine", "engines", "guard", "history", "memory", "rest"),

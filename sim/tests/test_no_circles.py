@@ -8,6 +8,8 @@ import pytest
 
 import kv_sim
 
+pytestmark = pytest.mark.once  # what is written says nothing of who reads it
+
 ROOT = Path(kv_sim.__file__).parent
 
 
