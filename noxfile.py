@@ -325,19 +325,19 @@ if marked("torch"):
 
 @nox.session(python=PYTHONS[0], default=False)
 def kernel(session: nox.Session) -> None:
-    """Interpret the kernel for GPUs, and compile it with the newest Triton and the oldest. Needs no GPU."""
+    """Run the kernels for GPUs on the host, and compile them, with the newest Triton and the oldest, too."""
     folder = "packages/kv-offload-cpu"
     extra = nox.project.load_toml(ROOT / folder / "pyproject.toml")["project"]["optional-dependencies"]["cuda"]
     [oldest] = re.findall(r"triton>=([\d.]+)", " ".join(extra))
-    interpreted, compiled = (f"{ROOT / folder}/tests/gather_kernel_{way}_check.py" for way in ("run", "build"))
-    build, env = torch_build(session)
-    install_one(session, folder, *build, extra="[cuda]", env=env)
+    gather, bulk = (f"{ROOT / folder}/tests/{kernel}_kernel" for kernel in ("gather", "bulk"))
+    torch, env = torch_build(session)
+    install_one(session, folder, *torch, "nvidia-cuda-nvrtc", "ziglang", extra="[cuda]", env=env)
     session.env.update(TRITON_CACHE_DIR=session.create_tmp(), TRITON_INTERPRET="1")
-    run_pytest(session, interpreted)
+    run_pytest(session, f"{gather}_run_check.py", f"{bulk}_run_check.py")
     session.env["TRITON_INTERPRET"] = "0"
-    run_pytest(session, compiled)
-    session.install(f"triton~={oldest}.0", *build, env=env)
-    run_pytest(session, compiled)
+    run_pytest(session, f"{gather}_build_check.py", f"{bulk}_build_check.py")
+    session.install(f"triton~={oldest}.0", *torch, env=env)
+    run_pytest(session, f"{gather}_build_check.py")
 
 
 @nox.session(python=PYTHONS[0], default=False)

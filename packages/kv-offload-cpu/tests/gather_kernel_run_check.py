@@ -11,29 +11,17 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_offload_cpu_layouts import Tensor, jobs, shapes
-from kv_offload_cpu_machine import NUM_CHUNKS
+from kv_offload_cpu_kernels import check_a_job
 
 import kv_offload_cpu.copy.cuda.gather_kernel as gather_kernel
-from kv_api import CanonicalKVCacheRef
-from kv_offload_cpu import Direction, HostLayout
-from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
-from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
-from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
-from kv_offload_cpu.copy.ranges.pages import page_copies
-from kv_offload_cpu.copy.ranges.tensors import TensorPages
+from kv_offload_cpu import Direction
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels
 
 settings.register_profile("kernel", max_examples=60, deadline=None)
 settings.load_profile("kernel")
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("set TRITON_INTERPRET=1")
-
-
-def aligned(count, seed=0):
-    """Random bytes that begin at a multiple of 64."""
-    whole = np.random.default_rng(seed).integers(0, 256, count + 64, dtype=np.uint8)
-    return whole[-whole.ctypes.data % 64 :][:count]
 
 
 class Driver:
@@ -46,7 +34,7 @@ class Driver:
     def new_table(self, num_rows):
         return SimpleNamespace(numbers=np.zeros(COLUMNS * num_rows, np.int64))
 
-    def new_steps(self, numbers, count, word):
+    def new_steps(self, numbers, count, word, kernels):
         return torch.from_numpy(numbers)
 
     def upload(self, stream, table, num_rows):
@@ -68,45 +56,9 @@ class Driver:
         gather_kernel.move_pages[(count,)](*told)
 
 
-@given(st.sampled_from([1, 2, 4, 8, 16]), shapes(), st.integers(1, 3), st.sampled_from(Direction), st.data())
-def test_the_kernel_moves_what_the_job_is_made_of(unit, shape, programs, direction, data):
-    wide = st.sampled_from([0, 0, 100, 255, 256, 257, 513]) if unit == 16 else st.just(0)
-    grow = [data.draw(wide) for _ in shape.tensors]
-
-    def sized(index, num_bytes):
-        return unit * (num_bytes + grow[index])
-
-    tensors = tuple(Tensor(sized(n, t.page_bytes), unit * t.gap_bytes) for n, t in enumerate(shape.tensors))
-    groups = tuple(tuple((n, sized(n, size)) for n, size in group) for group in shape.groups)
-    shape = shape._replace(tensors=tensors, groups=groups)
-    slot = shape.bytes_per_block * shape.blocks_per_chunk
-    layout = HostLayout(NUM_CHUNKS, shape.blocks_per_chunk, slot, 1, slot)
-    arrays = [
-        aligned(shape.num_blocks * (t.page_bytes + t.gap_bytes), n).view(np.int8).reshape(shape.num_blocks, -1)
-        for n, t in enumerate(tensors)
-    ]
-    memory = aligned(layout.total_bytes, 99)
-    pages = [
-        TensorPages(shape.num_blocks, t.page_bytes, t.page_bytes + t.gap_bytes, array.ctypes.data)
-        for t, array in zip(tensors, arrays, strict=True)
-    ]
-    refs = [[CanonicalKVCacheRef(*ref) for ref in group] for group in groups]
-    plan = CopyPlan(pages, refs, layout, 0, memory.ctypes.data)
-    job = data.draw(jobs(shape, NUM_CHUNKS))
-    copies = page_copies("job", job.gpu_spec, job.cpu_spec.block_ids, layout, len(groups))
-    expected_arrays, expected = [array.copy() for array in arrays], memory.copy()
-    whole = plan.ranges(copies)
-    for index, device, host, size in zip(*(column.tolist() for column in whole), strict=True):
-        on_device = expected_arrays[index].reshape(-1).view(np.uint8)[device - arrays[index].ctypes.data :][:size]
-        on_host = expected[host - memory.ctypes.data :][:size]
-        target, source = (on_host, on_device) if direction is Direction.STORE else (on_device, on_host)
-        target[:] = source
-    driver = Driver()
-    method = OneKernel(driver, None, plan, dict.fromkeys(Direction, programs))
-    method.give(method.prepare(direction, copies))
-    assert np.array_equal(memory, expected)
-    assert all(map(np.array_equal, arrays, expected_arrays))
-    assert all(word % unit == 0 for word in driver.launched)
+@given(st.integers(1, 3), st.sampled_from(Direction), st.data())
+def test_the_kernel_moves_what_the_job_is_made_of(programs, direction, data):
+    check_a_job(data, Driver(), direction, [1, 2, 4, 8, 16], programs, Kernels.GATHER)
 
 
 def test_as_many_programs_as_have_something_to_do():

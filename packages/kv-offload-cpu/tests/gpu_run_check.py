@@ -20,4 +20,5 @@ if not torch.cuda.is_available():
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_stored_is_what_is_loaded(choice, data):
-    check_jobs(data, choice, "cuda", [1, 2, 8, 16, 256])
+    units = [16, 256] if choice is CopyEngineChoice.CUDA_BULK else [1, 2, 8, 16, 256]
+    check_jobs(data, choice, "cuda", units)

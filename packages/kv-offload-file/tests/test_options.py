@@ -89,8 +89,7 @@ KNOWN = (
         (
             "copy_engine",
             "fast",
-            "unknown copy_engine 'fast'; known: auto, cuda, cuda-batch, cuda-best, cuda-gather, cuda-staged, "
-            "host, host-stream",
+            f"unknown copy_engine 'fast'; known: {', '.join(sorted(choice.value for choice in CopyEngineChoice))}",
         ),
         (
             "file_thread",

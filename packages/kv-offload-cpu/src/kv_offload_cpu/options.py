@@ -26,11 +26,13 @@ class CopyEngineChoice(Enum):
     CUDA_BATCH = "cuda-batch"
     """Calls of the driver, of many copies each."""
     CUDA_GATHER = "cuda-gather"
-    """A kernel for each group of a job."""
+    """A kernel for each group of a job, for any device: the threads of a few multiprocessors."""
+    CUDA_BULK = "cuda-bulk"
+    """A kernel for each group of a job, from Hopper on: the bulk copies of two multiprocessors."""
     CUDA_STAGED = "cuda-staged"
     """By way of a buffer on the device."""
     CUDA_BEST = "cuda-best"
-    """For each job whichever of these three was fastest when they were tried on this device."""
+    """For each job whichever of these four was fastest when they were tried on this device."""
 
 
 class MemoryChoice(Enum):

@@ -1,6 +1,7 @@
 """Which engine and method a configuration gives, by what the machine has; the table, and who follows it."""
 
 import ctypes
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from kv_offload_cpu.copy.checksum import ChecksummingEngine
 from kv_offload_cpu.copy.choose import METHODS, fitting_device, make_copy_engine, method_maker
 from kv_offload_cpu.copy.cuda import batch_call, trial
 from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import Batch, OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
@@ -27,6 +29,7 @@ from kv_offload_cpu.memory import MappedMemory
 
 AUTO, HOST, CUDA = CopyEngineChoice.AUTO, CopyEngineChoice.HOST, CopyEngineChoice.CUDA
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
+BULK = CopyEngineChoice.CUDA_BULK
 
 
 def on(*devices):
@@ -51,7 +54,7 @@ WRONG = {
         on("cpu"),
     ),
     "copy_engine: 'host' can't copy KV caches in cuda memory; use 'cuda' or 'cuda-batch' or 'cuda-gather' or "
-    "'cuda-staged' or 'cuda-best'": (HOST, on("cuda")),
+    "'cuda-bulk' or 'cuda-staged' or 'cuda-best'": (HOST, on("cuda")),
 }
 
 
@@ -81,6 +84,9 @@ class Enabled(FakeDevice):
     def enable_kernels(self):
         self.found.add("kernels")
 
+    def enable_bulk(self):
+        self.found.add("bulk")
+
 
 @pytest.mark.parametrize(
     ("choice", "method", "found"),
@@ -88,6 +94,7 @@ class Enabled(FakeDevice):
         (CUDA, EachRange, set()),
         (BATCH, OneBatch, {"batches"}),
         (GATHER, OneKernel, {"kernels"}),
+        (BULK, OneKernel, {"bulk"}),
         (STAGED, TwoHalves, {"batches", "kernels"}),
     ],
 )
@@ -118,9 +125,9 @@ def used(method):
 
 JOBS = [
     (64 * MIB, 4 * KIB, STAGED),
-    (64 * MIB - 1, 4 * KIB, GATHER),
+    (64 * MIB - 1, 4 * KIB, BULK),
     (64 * MIB, 64 * KIB - 16, STAGED),
-    (64 * MIB - 1, 64 * KIB - 16, GATHER),
+    (64 * MIB - 1, 64 * KIB - 16, BULK),
     (64 * MIB, 64 * KIB, BATCH),
     (1 * MIB, 64 * KIB, BATCH),
     (1 << 40, 1 << 30, BATCH),
@@ -136,13 +143,11 @@ def test_auto_goes_by_what_was_measured(direction, num_bytes, size, method):
 @pytest.mark.parametrize("direction", Direction)
 def test_a_few_ranges_go_one_by_one(direction):
     assert pick(TABLE, direction, Extent(3, 12 * KIB)) is CUDA
-    assert pick(TABLE, direction, Extent(4, 16 * KIB)) is GATHER
+    assert pick(TABLE, direction, Extent(4, 16 * KIB)) is BULK
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(
-    ("layers", "method"), [(64, STAGED), (63, GATHER), (4096, STAGED), (4097, GATHER)], ids=str
-)
+@pytest.mark.parametrize(("layers", "method"), [(64, STAGED), (63, BULK), (4096, STAGED), (4097, BULK)], ids=str)
 def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, direction, method):
     rows = fitting(TABLE, plan_of(4 * KIB, layers))
     assert pick(rows, direction, Extent(1 << 14, 1 << 26)) is method
@@ -152,9 +157,10 @@ def test_slots_that_are_small_or_do_not_fit_the_buffer_are_not_staged(layers, di
     ("sizes", "methods"),
     [
         ([64 * KIB] * 8, {BATCH}),
-        ([64 * KIB] * 8 + [64 * KIB - 16] * 8, {BATCH, GATHER, STAGED}),
+        ([64 * KIB] * 8 + [64 * KIB - 16] * 8, {BATCH, BULK, STAGED}),
+        ([64 * KIB] * 8 + [64 * KIB - 8] * 8, {BATCH, GATHER, STAGED}),
         ([8 * KIB, 120 * KIB], {BATCH}),
-        ([8 * KIB, 119 * KIB], {BATCH, GATHER}),
+        ([8 * KIB, 119 * KIB], {BATCH, BULK}),
     ],
 )
 def test_rows_for_smaller_ranges_than_there_are_do_not_count(sizes, methods):
@@ -170,7 +176,32 @@ def test_the_group_with_the_smallest_ranges_counts():
     slot_bytes = 4 * KIB + 1 * MIB
     plan = CopyPlan(tensors, refs, HostLayout(8, 1, slot_bytes, 1, slot_bytes), 0)
     assert plan.least_range_bytes == 4 * KIB
-    assert {row.method for row in fitting(TABLE, plan)} == {BATCH, GATHER, STAGED}
+    assert {row.method for row in fitting(TABLE, plan)} == {BATCH, BULK, STAGED}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"page_bytes": 4 * KIB + 8},
+        {"stride_bytes": 4 * KIB + 8},
+        {"address": (1 << 40) + 8},
+        {"host_address": 8},
+        {"slot": 8},
+    ],
+    ids=str,
+)
+def test_pages_that_are_no_multiples_of_16_bytes_are_gathered(odd):
+    pages = TensorPages(8, 4 * KIB, 8 * KIB, 1 << 40)._replace(
+        **{name: number for name, number in odd.items() if name in TensorPages._fields}
+    )
+    slot_bytes = 64 * KIB + odd.get("slot", 0)
+    layout = HostLayout(8, 1, slot_bytes, 1, slot_bytes)
+    refs = [[CanonicalKVCacheRef(0, pages.page_bytes)]]
+    for host_address, method in ((odd.get("host_address", 0), GATHER), (0, BULK)):
+        plan = CopyPlan([pages], refs, layout, 0, host_address)
+        assert {row.method for row in fitting(TABLE, plan)} == {BATCH, method}
+        pages, layout = TensorPages(8, 4 * KIB, 8 * KIB, 1 << 40), HostLayout(8, 1, 64 * KIB, 1, 64 * KIB)
+        refs = [[CanonicalKVCacheRef(0, 4 * KIB)]]
 
 
 def test_auto_tries_no_kernel_for_large_pages():
@@ -183,8 +214,8 @@ def test_auto_tries_no_kernel_for_large_pages():
 def test_auto_uses_all_that_prove_themselves():
     driver = Enabled()
     method = auto(driver)
-    assert used(method) == [CUDA, STAGED, GATHER, BATCH]
-    assert driver.found == {"batches", "kernels"}
+    assert used(method) == [CUDA, STAGED, BULK, BATCH]
+    assert driver.found == {"batches", "kernels", "bulk"}
     assert len(driver.stages) == 1, "the trials' memory was given back, this lane's buffer is left"
     assert list(method.stages) == [driver.stages[0].ctypes.data]
     pages = np.arange(4)
@@ -196,7 +227,8 @@ def test_auto_uses_all_that_prove_themselves():
 def test_auto_uses_no_buffer_that_small_slots_would_not_fill():
     driver = Enabled()
     method = auto(driver, plan=plan_of(4 * KIB, 2))
-    assert used(method) == [CUDA, GATHER, BATCH]
+    assert used(method) == [CUDA, BULK, BATCH]
+    assert driver.found == {"batches", "bulk"}
     assert driver.stages == []
 
 
@@ -208,8 +240,8 @@ def test_auto_copies_range_by_range_where_no_row_fits():
 
 def test_auto_enables_what_its_rows_need():
     driver = Enabled()
-    assert used(auto(driver, [TABLE[1]])) == [CUDA, GATHER]
-    assert driver.found == {"kernels"}
+    assert used(auto(driver, [TABLE[1]])) == [CUDA, BULK]
+    assert driver.found == {"bulk"}
 
 
 class Spoils(Enabled):
@@ -322,20 +354,41 @@ def test_a_driver_that_lacks_what_was_asked_for_is_let_go(make_engine):
     assert driver.is_shut_down
 
 
-@pytest.mark.parametrize("lacking", ["enable_kernels", "enable_batches"])
-def test_auto_does_without_what_a_machine_lacks(lacking, caplog):
+@pytest.mark.parametrize(
+    ("lacking", "without", "left"),
+    [
+        (["kernels"], {STAGED}, [BULK, BATCH]),
+        (["batches"], {STAGED, BATCH}, [BULK]),
+        (["bulk"], {BULK}, [STAGED, GATHER, BATCH]),
+        (["bulk", "kernels"], {STAGED, BULK, GATHER}, [BATCH]),
+    ],
+)
+def test_auto_does_without_what_a_machine_lacks(lacking, without, left, caplog):
     driver = Enabled()
 
     def lacks():
         raise ConfigError("not here")
 
-    setattr(driver, lacking, lacks)
-    left = BATCH if lacking == "enable_kernels" else GATHER
-    assert used(auto(driver)) == [CUDA, left]
+    for name in lacking:
+        setattr(driver, f"enable_{name}", lacks)
+    assert used(auto(driver)) == [CUDA, *left]
     told = {record.getMessage().split(" does without ")[1] for record in caplog.records}
-    others = {GATHER, BATCH} - {left}
-    assert told == {f"{name.value!r}: not here" for name in (STAGED, *others)}
-    assert driver.stages == []
+    assert told == {f"{name.value!r}: not here" for name in without}
+    assert len(driver.stages) == (STAGED in left)
+
+
+def test_what_no_installation_would_mend_is_told_as_information(caplog):
+    caplog.set_level(logging.INFO)
+    driver = Enabled()
+
+    def lacks():
+        raise WrongDeviceError("an old one")
+
+    driver.enable_bulk = lacks
+    assert used(auto(driver)) == [CUDA, STAGED, GATHER, BATCH]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "copy_engine: 'auto' does without 'cuda-bulk': an old one")
+    ]
 
 
 def test_the_first_row_that_fits_counts_and_rows_have_edges():

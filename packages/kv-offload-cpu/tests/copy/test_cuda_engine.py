@@ -138,7 +138,7 @@ def errors(*messages):
     return [("kv_offload_cpu", ERROR, message) for message in messages]
 
 
-@pytest.mark.parametrize("method", ["mark_compute", "hold", "mark", "copy"])
+@pytest.mark.parametrize("method", ["mark_compute", "hold", "mark_time", "copy"])
 def test_a_job_that_cannot_begin_fails_once_its_stream_is_idle(machine, method, caplog):
     machine.submit(1, STORE, one_block(1))
     machine.device.failing = {method}

@@ -1,7 +1,7 @@
 """What each method of the CUDA engine gives to the device: calls, orders, pieces, and failures."""
 
 import ctypes
-from itertools import pairwise
+from itertools import islice, pairwise, repeat
 
 import numpy as np
 import pytest
@@ -14,9 +14,17 @@ from kv_offload_cpu_machine import NUM_CHUNKS, WAYS, Machine
 from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.cuda.methods import staged
-from kv_offload_cpu.copy.cuda.methods.batch import CALL_BYTES, CALL_COPIES, Batch, OneBatch, SourceOrder, portions
-from kv_offload_cpu.copy.cuda.methods.gather import PROGRAMS, OneKernel
-from kv_offload_cpu.copy.cuda.methods.page_table import Tables, columns_of, group_steps
+from kv_offload_cpu.copy.cuda.methods.batch import (
+    CALL_BYTES,
+    CALL_COPIES,
+    Batch,
+    OneBatch,
+    SourceOrder,
+    growing,
+    portions,
+)
+from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, PROGRAMS, OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels, Tables, columns_of, group_steps
 from kv_offload_cpu.copy.cuda.methods.pieces import Cutter
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
 from kv_offload_cpu.copy.ranges.addresses import Moves, moves, widest_word
@@ -63,12 +71,16 @@ def test_a_batch_is_one_call_in_the_order_its_direction_needs(make, direction, o
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_gather_is_one_upload_and_one_kernel(make, direction):
-    machine = make("gather")
+@pytest.mark.parametrize(
+    ("way", "kernels", "most"), [("gather", Kernels.GATHER, PROGRAMS), ("bulk", Kernels.BULK, BULK_PROGRAMS)]
+)
+def test_a_gather_is_one_upload_and_one_kernel_of_its_kind(make, way, kernels, most, direction):
+    machine = make(way)
+    assert machine.device.kernels == [kernels] * 3, "of one group, in each lane"
     machine.submit(1, direction, WHOLE)
     assert len(machine.device.calls) == 1
     kind, steps, word, programs = machine.device.calls[0]
-    assert (kind, steps, programs) == ("kernel", 16, PROGRAMS[direction])
+    assert (kind, steps, programs) == ("kernel", 16, most[direction])
     assert word in (8, 16)  # numpy's arrays begin at multiples of 16, or in old versions of 8
     stream = machine.device.streams[1 if direction is STORE else 2]
     assert [operation[0] for operation in stream] == ["hold", "mark", "upload", "kernel", "mark"]
@@ -200,7 +212,7 @@ def test_a_load_fills_one_half_while_the_other_is_scattered(make):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "method", ["mark_compute", "hold", "mark", "copy_batch", "new_table", "upload", "run_kernel"]
+    "method", ["mark_compute", "hold", "mark", "mark_time", "copy_batch", "new_table", "upload", "run_kernel"]
 )
 def test_a_failing_call_is_a_failed_job_and_the_next_one_is_fine(make, way, method):
     machine = make(way)
@@ -224,6 +236,7 @@ USES = {
     "each": set(),
     "batch": {"copy_batch"},
     "gather": {"new_table", "upload", "run_kernel"},
+    "bulk": {"new_table", "upload", "run_kernel"},
     "staged": {"new_table", "upload", "run_kernel", "copy_batch"},
 }
 
@@ -342,7 +355,7 @@ def test_a_kernel_finds_host_memory_where_the_device_has_it(make, direction):
 class Numbers:
     """A driver that keeps what it is told of steps."""
 
-    def new_steps(self, numbers, count, word):
+    def new_steps(self, numbers, count, word, kernels):
         assert len(numbers) == 5 * count
         return numbers.reshape(5, count).T.tolist()
 
@@ -394,7 +407,7 @@ def test_calls_are_of_few_copies_and_bytes_and_leave_nothing_out(sizes, most, da
     batch = sized(sizes)
     begin = data.draw(st.integers(0, len(sizes)))
     end = data.draw(st.integers(begin, len(sizes)))
-    calls = list(batch.calls(begin, end, most))
+    calls = list(batch.calls(begin, end, repeat(most)))
     assert [number for call in calls for number in range(*call)] == list(range(begin, end))
     for first, last in calls:
         num_bytes = sum(sizes[first:last])
@@ -404,7 +417,18 @@ def test_calls_are_of_few_copies_and_bytes_and_leave_nothing_out(sizes, most, da
 
 
 def test_a_call_may_be_of_just_as_many_bytes_as_there_can_be():
-    assert [*sized([CALL_BYTES // 2] * 4).calls(0, 4)] == [(0, 2), (2, 4)]
+    assert [*sized([CALL_BYTES // 2] * 4).calls(0, 4, repeat(4))] == [(0, 2), (2, 4)]
+
+
+def test_each_call_is_of_as_many_copies_as_it_may_be():
+    assert [*sized([1] * 14).calls(2, 14, iter([1, 4, 2, 8]))] == [(2, 3), (3, 7), (7, 9), (9, 14)]
+
+
+@pytest.mark.parametrize(
+    ("most", "copies"), [(CALL_COPIES, [32, 64, 128, 256, 512, 512]), (100, [32, 64, 100, 100]), (16, [16, 16])]
+)
+def test_the_first_calls_of_a_job_are_small(most, copies):
+    assert [*islice(growing(most), len(copies))] == copies
 
 
 def test_a_batch_is_where_its_columns_are_without_gaps():
@@ -429,7 +453,9 @@ def test_a_large_job_is_worked_out_bit_by_bit(most):
     assert {call[0] for call in driver.made} == {7}
     assert sum(call[3] for call in driver.made) == 5000 * 256
     assert max(end - begin for _, begin, end, _ in driver.made) == most
-    assert driver.made[0][1:3] == (0, most)
+    assert [call[1:3] for call in driver.made[:2]] == [(0, 32), (32, 96)]
+    calls_of_most = [begin for _, begin, end, _ in driver.made if end - begin == most]
+    assert len(calls_of_most) > 20_000 // most - 12, "only the first ones are smaller, and those that end a part"
     # 512 ranges, 1024, 2048, four times 4096, and what is left.
     assert [begin for _, begin, _, _ in driver.made].count(0) == 8
 

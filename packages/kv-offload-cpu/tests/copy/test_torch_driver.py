@@ -103,7 +103,7 @@ class Bindings:
 
 
 class Kernel:
-    """The kernel, done by C."""
+    """A kernel of either kind, done by C."""
 
     def __init__(self, registry, steps, num_steps, *, is_store, word):
         self.steps, self.num_steps, self.word = steps, num_steps, word
@@ -142,12 +142,17 @@ def registry(monkeypatch):
     monkeypatch.setattr(f"{driver}.load_bindings", lambda purpose: Bindings())
     monkeypatch.setattr(f"{driver}.mapped_address", lambda bindings, address: address)
     kernels = SimpleNamespace(Kernel=partial(Kernel, registry))
+    monkeypatch.setattr(f"{driver}.BulkCall", lambda: SimpleNamespace(kernel=partial(Kernel, registry)))
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.MOST_BYTES", 1 << 10)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.trial.TIMES", 1)
     monkeypatch.setitem(METHODS, CopyEngineChoice.CUDA_STAGED, partial(TwoHalves, half_bytes=64))
     monkeypatch.setitem(sys.modules, "kv_offload_cpu.copy.cuda.gather_kernel", kernels)
     monkeypatch.setattr("kv_offload_cpu.copy.cuda.gather_kernel", kernels, raising=False)
     return registry
+
+
+UNITS = {CopyEngineChoice.CUDA_BULK: [16]}
+"""In bytes, what all pages are multiples of."""
 
 
 @pytest.mark.parametrize("choice", [CopyEngineChoice.AUTO, CopyEngineChoice.CUDA_BEST, *METHODS])
@@ -157,7 +162,7 @@ def registry(monkeypatch):
 @given(data=st.data())
 def test_what_is_stored_by_a_method_is_what_it_loads(choice, registry, data):
     registry.calls.clear()
-    address, num_bytes = check_jobs(data, choice, "cpu", [1])
+    address, num_bytes = check_jobs(data, choice, "cpu", UNITS.get(choice, [1, 16]))
     assert registry.calls == [("register", address, num_bytes, 2), ("unregister", address)]
 
 
@@ -193,7 +198,9 @@ def test_memory_is_pinned_and_unpinned_once_and_only_if_wanted(make, registry):
     assert len(registry.calls) == 2
 
 
-@pytest.mark.parametrize("choice", [CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED])
+@pytest.mark.parametrize(
+    "choice", [CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_BULK, CopyEngineChoice.CUDA_STAGED]
+)
 def test_kernels_for_both_directions_are_compiled_before_the_first_job(make, registry, choice):
     driver = make()
     plan = CopyPlan([TensorPages(1, 8, 8, 1 << 20)], [[CanonicalKVCacheRef(0, 8)]], HostLayout(1, 1, 8, 1, 8), 0)

@@ -12,9 +12,11 @@ from kv_api import CanonicalKVCacheRef
 from kv_offload_cpu import CopyEngineChoice, Direction, HostLayout, PageCopies
 from kv_offload_cpu.copy.choose import METHODS, method_maker
 from kv_offload_cpu.copy.cuda import trial as trial_module
+from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import EachRange
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch, SourceOrder
 from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.table import Row
 from kv_offload_cpu.copy.cuda.trial import Shape, Trial
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
@@ -22,6 +24,7 @@ from kv_offload_cpu.copy.ranges.tensors import TensorPages
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
 BATCH, GATHER, STAGED = CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED
+BULK = CopyEngineChoice.CUDA_BULK
 ENDLESS = sys.maxsize
 
 
@@ -42,6 +45,9 @@ class Device(FakeDevice):
 
     def enable_kernels(self):
         assert "kernels" not in self.lacks, "no kernels here"
+
+    def enable_bulk(self):
+        raise WrongDeviceError("an old device")
 
     def copy_batch(self, stream, batch, begin, end):
         super().copy_batch(stream, batch, begin, end)
@@ -121,7 +127,8 @@ def test_each_direction_size_and_count_goes_by_what_was_fastest(clock, caplog):
         ),
         *measured(LOAD, *[(least, ENDLESS, BATCH) for least in large]),
     ]
-    told = [record.getMessage() for record in caplog.records]
+    lacking, *told = [record.getMessage() for record in caplog.records]
+    assert lacking == "copy_engine: 'cuda-best' does without 'cuda-bulk': an old device"
     assert len(told) == 12
     assert told[0] == "cuda-best: a store of 2048 bytes or more in ranges of less than 32 bytes is 'cuda-batch'"
     assert told[-1] == "cuda-best: a load of 0 bytes or more in ranges of any size is 'cuda-batch'"
@@ -147,6 +154,37 @@ def test_a_buffer_wins_where_many_small_ranges_are_one_slot(clock):
         row for row in best(clock(Slow()), layers=16)._table if (row.direction, row.least_bytes) == (LOAD, 2048)
     ]
     assert row.method is STAGED
+
+
+class NewDevice(Device):
+    """Has bulk copies, of which a kernel costs 40."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_bulk = []
+
+    def enable_bulk(self):
+        pass
+
+    def new_steps(self, numbers, count, word, kernels):
+        steps = super().new_steps(numbers, count, word, kernels)
+        if kernels is Kernels.BULK:
+            self.of_bulk.append(steps)
+        return steps
+
+    def run_kernel(self, stream, launch):
+        if not any(launch.steps.on_device is steps for steps in self.of_bulk):
+            super().run_kernel(stream, launch)
+        else:
+            FakeDevice.run_kernel(self, stream, launch)
+            target, *_ = move_of(launch, launch.table.numbers, launch.rows.start, 0)
+            self._spend(stream, "bulk", 40, target)
+
+
+def test_bulk_copies_are_tried_where_there_are_any(clock):
+    """128 ranges and 64 cost as much in a batch as they are, 16 no more than 16."""
+    rows = rows_of(best(clock(NewDevice())))
+    assert [row.method for row in rows if (row.direction, row.below_bytes) == (STORE, 32)] == [BULK, BULK, BATCH]
 
 
 KERNELS, BATCHES = {GATHER, STAGED}, {BATCH, STAGED}
@@ -189,11 +227,12 @@ def test_without_any_method_ranges_go_one_by_one(clock):
     ],
 )
 def test_a_kernel_is_tried_only_where_it_finds_host_memory(name, value, reason, left, clock, caplog):
-    device = clock(Device())
+    device = clock(NewDevice())
     setattr(device, name, value)
     assert [*best(device).methods] == [CopyEngineChoice.CUDA, *left]
-    told = [record.getMessage() for record in caplog.records]
-    assert f"copy_engine: 'cuda-best' does without 'cuda-gather': {reason}" in told
+    told = {record.getMessage() for record in caplog.records}
+    kernels = ("cuda-gather", "cuda-bulk", "cuda-staged")
+    assert told >= {f"copy_engine: 'cuda-best' does without {kernel!r}: {reason}" for kernel in kernels}
 
 
 class Hoards(Device):

@@ -14,6 +14,7 @@ from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS
 class DeviceEvent:
     reached = False
     at = None
+    knows_time = False
 
 
 class DeviceTable:
@@ -59,6 +60,7 @@ class FakeDevice:
         self.failing = set()
         self.asked = []
         self.calls = []
+        self.kernels = []
         self.clock = 0
         self.is_shut_down = False
         self.mapped_shift = 0
@@ -109,6 +111,12 @@ class FakeDevice:
         self.streams[stream].append(("mark", event))
         return event
 
+    def mark_time(self, stream):
+        self._may_fail("mark_time")
+        event = self.mark(stream)
+        event.knows_time = True
+        return event
+
     def hold(self, stream, event):
         self._may_fail("hold")
         self.streams[stream].append(("hold", event))
@@ -129,6 +137,7 @@ class FakeDevice:
             self.step(self.runnable()[0])
 
     def seconds_between(self, begin, end):
+        assert begin.knows_time and end.knows_time
         return float(end.at - begin.at)
 
     def shutdown(self):
@@ -163,8 +172,9 @@ class FakeDevice:
         self._may_fail("upload")
         self.streams[stream].append(("upload", table, num_rows))
 
-    def new_steps(self, numbers, count, word):
+    def new_steps(self, numbers, count, word, kernels):
         self._may_fail("new_steps")
+        self.kernels.append(kernels)
         return numbers.copy()
 
     def run_kernel(self, stream, launch):

@@ -22,6 +22,7 @@ NUM_CHUNKS = 6
 ALL = (
     Row(Direction.LOAD, 3, 20, CopyEngineChoice.CUDA_GATHER),
     Row(Direction.LOAD, 2, 99, CopyEngineChoice.CUDA_STAGED),
+    Row(Direction.STORE, 9, 20, CopyEngineChoice.CUDA_BULK),
     Row(Direction.STORE, 3, 20, CopyEngineChoice.CUDA_STAGED),
     Row(Direction.STORE, 2, 99, CopyEngineChoice.CUDA_BATCH),
 )
@@ -38,7 +39,14 @@ def by_table(driver, stream, plan):
     return ByTable(ALL, {name: make(driver, stream, plan) for name, make in makers.items()}, plan.extent)
 
 
-WAYS = {"each": EachRange, "batch": OneBatch, "gather": OneKernel, "staged": staged, "table": by_table}
+WAYS = {
+    "each": EachRange,
+    "batch": OneBatch,
+    "gather": OneKernel,
+    "bulk": METHODS[CopyEngineChoice.CUDA_BULK],
+    "staged": staged,
+    "table": by_table,
+}
 
 
 class Machine:

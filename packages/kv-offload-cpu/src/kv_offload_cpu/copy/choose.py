@@ -1,19 +1,21 @@
 """Which copy engine a worker gets: by its configuration, or else by where the KV caches are."""
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache, partial
-from logging import getLogger
 from typing import Any, Final
 
 from kv_api import CanonicalKVCaches, ConfigError
 from kv_offload_cpu.copy.checksum import ChecksummingEngine
+from kv_offload_cpu.copy.cuda.bulk_call import WrongDeviceError
 from kv_offload_cpu.copy.cuda.engine import CudaCopyEngine, EachRange, Method, Stream
 from kv_offload_cpu.copy.cuda.methods.batch import OneBatch
-from kv_offload_cpu.copy.cuda.methods.gather import OneKernel
+from kv_offload_cpu.copy.cuda.methods.gather import BULK_PROGRAMS, OneKernel
+from kv_offload_cpu.copy.cuda.methods.page_table import Kernels
 from kv_offload_cpu.copy.cuda.methods.staged import TwoHalves
-from kv_offload_cpu.copy.cuda.table import TABLE, ByTable, Row, fitting
+from kv_offload_cpu.copy.cuda.table import STAND_INS, TABLE, ByTable, Row, fitting
 from kv_offload_cpu.copy.cuda.trial import TINY, Seconds, Shape, Trial, rows_of
 from kv_offload_cpu.copy.engine import CopyEngine, HostMemory
 from kv_offload_cpu.copy.host.engine import HostCopyEngine
@@ -25,17 +27,23 @@ from kv_offload_cpu.copy.ranges.tensors import DeviceTensor, device_tensors
 from kv_offload_cpu.memory import MappedMemory
 from kv_offload_cpu.options import CopyEngineChoice, Options
 
-_log = getLogger("kv_offload_cpu")
+_log = logging.getLogger("kv_offload_cpu")
 
 METHODS: Final[dict[CopyEngineChoice, Callable[[Any, Stream, CopyPlan], Method]]] = {
     CopyEngineChoice.CUDA: EachRange,
     CopyEngineChoice.CUDA_BATCH: OneBatch,
     CopyEngineChoice.CUDA_GATHER: OneKernel,
+    CopyEngineChoice.CUDA_BULK: partial(OneKernel, programs=BULK_PROGRAMS, kernels=Kernels.BULK),
     CopyEngineChoice.CUDA_STAGED: TwoHalves,
 }
 """What copies on a CUDA device; the first is for whoever has no wish."""
 
-_TRIED: Final = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
+_TRIED: Final = (
+    CopyEngineChoice.CUDA_BATCH,
+    CopyEngineChoice.CUDA_GATHER,
+    CopyEngineChoice.CUDA_BULK,
+    CopyEngineChoice.CUDA_STAGED,
+)
 """What ``cuda-best`` tries."""
 
 _FITTING = {
@@ -44,6 +52,7 @@ _FITTING = {
 }
 _NEED_BATCHES = (CopyEngineChoice.CUDA_BATCH, CopyEngineChoice.CUDA_STAGED)
 _NEED_KERNELS = (CopyEngineChoice.CUDA_GATHER, CopyEngineChoice.CUDA_STAGED)
+_NEED_BULK = (CopyEngineChoice.CUDA_BULK,)
 
 
 def make_copy_engine(kv_caches: CanonicalKVCaches, memory: HostMemory, options: Options) -> CopyEngine:
@@ -114,10 +123,12 @@ def method_maker(
     if choice is CopyEngineChoice.CUDA_BEST:
         rows = _best_rows(driver, Shape(plan.range_bytes, plan.num_ranges_a_page))
     else:
-        wanted = fitting(table, plan)
-        methods = {row.method for row in wanted}
-        usable = [name for name in METHODS if name in methods and _tried(driver, choice, name, TINY) is not None]
-        rows = [row for row in wanted if row.method in usable]
+        passes = cache(lambda name: _tried(driver, choice, name, TINY) is not None)
+        rows = []
+        for row in fitting(table, plan):
+            names = (row.method, STAND_INS.get(row.method))
+            if found := next((name for name in names if name and passes(name)), None):
+                rows.append(row._replace(method=found))
     used = [CopyEngineChoice.CUDA, *dict.fromkeys(row.method for row in rows)]
     return lambda stream: ByTable(rows, {name: METHODS[name](driver, stream, plan) for name in used}, plan.extent)
 
@@ -139,13 +150,14 @@ def _tried(driver: Any, asked: CopyEngineChoice, choice: CopyEngineChoice, shape
         if not driver.is_pinned:
             raise ConfigError("host memory is not pinned")
         _enable(driver, choice)
-        if driver.mapped_shift and choice in _NEED_KERNELS:
+        if driver.mapped_shift and choice in (*_NEED_KERNELS, *_NEED_BULK):
             raise ConfigError("the device has host memory at other addresses")
         stream = driver.new_stream()
         with closing(Trial(driver, stream, shape)) as trial:
             return trial.run(partial(METHODS[choice], driver, stream))
     except Exception as error:  # noqa: BLE001 - there are other methods
-        _log.warning("copy_engine: %r does without %r: %s", asked.value, choice.value, error)
+        level = logging.INFO if isinstance(error, WrongDeviceError) else logging.WARNING
+        _log.log(level, "copy_engine: %r does without %r: %s", asked.value, choice.value, error)
         return None
 
 
@@ -154,3 +166,5 @@ def _enable(driver: Any, choice: CopyEngineChoice) -> None:
         driver.enable_batches()
     if choice in _NEED_KERNELS:
         driver.enable_kernels()
+    if choice in _NEED_BULK:
+        driver.enable_bulk()

@@ -6,9 +6,10 @@
 ``table``           which method copies which job
 ``trial``           whether a method works on this device, and how fast
 ``torch_driver``    what all of them ask of torch
-``gather_kernel``   the kernel, in Triton
+``gather_kernel``   a kernel, in Triton
+``bulk_call``       a kernel of bulk copies, whose source is ``bulk_kernel.cu``, by NVRTC and cuda-bindings
 ``batch_call``      the driver's batched copy, by cuda-bindings
 =================== =======================================================================================
 
-The last three are the only ones here that import what needs a device.
+The last four are the only ones here that import what needs a device.
 """

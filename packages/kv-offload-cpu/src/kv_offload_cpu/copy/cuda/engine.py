@@ -38,7 +38,7 @@ class Streams(Protocol):
         """A stream that runs beside all others."""
 
     def mark(self, stream: Stream) -> Event:
-        """An event after all that ``stream`` was given so far; it knows its time."""
+        """An event after all that ``stream`` was given so far."""
 
     def hold(self, stream: Stream, event: Event) -> None:
         """Let nothing that ``stream`` is given from now on begin before ``event``."""
@@ -50,6 +50,9 @@ class Driver(Streams, Protocol):
     def mark_compute(self) -> Event:
         """An event after all that the compute stream was given so far."""
 
+    def mark_time(self, stream: Stream) -> Event:
+        """An event after all that ``stream`` was given so far, which knows its time; it costs more."""
+
     def is_reached(self, event: Event) -> bool:
         """Whether all before ``event`` has been done."""
 
@@ -60,7 +63,7 @@ class Driver(Streams, Protocol):
         """Return when ``stream`` is idle."""
 
     def seconds_between(self, begin: Event, end: Event) -> float:
-        """The time from one reached event to another."""
+        """The time from one reached event to another, of those that know theirs."""
 
     def shutdown(self) -> None:
         """Let go of the memory. Nothing runs any more. May be repeated."""
@@ -157,9 +160,9 @@ class CudaCopyEngine:
             computed = driver.mark_compute()
             for stream in lane.method.streams:
                 driver.hold(stream, computed)
-            begin = driver.mark(lane.stream)
+            begin = driver.mark_time(lane.stream)
             lane.method.give(prepared)
-            lane.jobs.append(_Job(job_id, num_bytes, begin, driver.mark(lane.stream), prepared))
+            lane.jobs.append(_Job(job_id, num_bytes, begin, driver.mark_time(lane.stream), prepared))
         except Exception as error:  # noqa: BLE001 - what a device raises is the failure of this job
             self._fail(job_id, "begin", error)
             if self._drain(lane) and prepared is not None:

@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Method, Stream
+from kv_offload_cpu.copy.cuda.methods.page_table import word_of
 from kv_offload_cpu.copy.cuda.methods.staged import HALF_BYTES
 from kv_offload_cpu.copy.engine import PageCopies
+from kv_offload_cpu.copy.ranges.addresses import WIDEST_WORD_BYTES
 from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Extent
 from kv_offload_cpu.options import CopyEngineChoice
 
@@ -39,7 +41,7 @@ TABLE: Final = tuple(
     for direction in Direction
     for least_bytes, below_bytes, method, slot_bytes in (
         (64 << 20, 64 << 10, CopyEngineChoice.CUDA_STAGED, (256 << 10, HALF_BYTES)),
-        (0, 64 << 10, CopyEngineChoice.CUDA_GATHER, ()),
+        (0, 64 << 10, CopyEngineChoice.CUDA_BULK, ()),
         (0, sys.maxsize, CopyEngineChoice.CUDA_BATCH, ()),
     )
 )
@@ -48,13 +50,19 @@ TABLE: Final = tuple(
 make it larger."""
 
 
+STAND_INS: Final = {CopyEngineChoice.CUDA_BULK: CopyEngineChoice.CUDA_GATHER}
+"""What copies instead where pages or a device don't let a method."""
+
+
 def fitting(table: Sequence[Row], plan: CopyPlan) -> tuple[Row, ...]:
-    """The rows that jobs of ``plan`` can be like."""
-    slot_bytes = plan.layout.slot_bytes
+    """The rows that jobs of ``plan`` can be like, with methods that can copy its pages."""
+    layout = plan.layout
+    is_odd = any(word_of(parts, plan.host_address, layout.row_bytes) < WIDEST_WORD_BYTES for parts in plan.parts)
     return tuple(
-        row
+        row._replace(method=STAND_INS.get(row.method, row.method)) if is_odd else row
         for row in table
-        if row.least_slot_bytes <= slot_bytes <= row.most_slot_bytes and plan.least_range_bytes < row.below_bytes
+        if row.least_slot_bytes <= layout.slot_bytes <= row.most_slot_bytes
+        and plan.least_range_bytes < row.below_bytes
     )
 
 

@@ -6,8 +6,9 @@ copies are still right, but slower, and may hold up the thread that submits them
 ``enable_kernels`` refuses.
 """
 
+from collections.abc import Callable
 from logging import getLogger
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +16,12 @@ from numpy.typing import NDArray
 
 from kv_api import ConfigError, Direction
 from kv_offload_cpu.copy.cuda.batch_call import BatchCall, copy_to_device, load_bindings, mapped_address
+from kv_offload_cpu.copy.cuda.bulk_call import BulkCall
 from kv_offload_cpu.copy.cuda.methods.batch import Batch
-from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Launch, Table
+from kv_offload_cpu.copy.cuda.methods.page_table import COLUMNS, Kernels, Launch, Table
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.descriptors import Ranges
 from kv_offload_cpu.copy.ranges.tensors import DeviceTensor
-
-if TYPE_CHECKING:
-    from kv_offload_cpu.copy.cuda import gather_kernel
 
 _log = getLogger("kv_offload_cpu")
 
@@ -44,13 +43,14 @@ class TorchSteps(NamedTuple):
     """What a kernel knows of a group's pages, and that kernel for either direction."""
 
     numbers: torch.Tensor
-    kernels: dict[Direction, "gather_kernel.Kernel"]
+    kernels: dict[Direction, Any]
 
 
 class TorchDriver:
     """The device that ``tensors`` are on, and host memory, pinned if ``pin_memory`` is on and the driver will.
 
-    ``copy_batch`` works after ``enable_batches``; tables, kernels and stages after ``enable_kernels``.
+    ``copy_batch`` works after ``enable_batches``; tables, kernels and stages after ``enable_kernels`` or
+    ``enable_bulk``.
     """
 
     def __init__(self, tensors: list[DeviceTensor], memory: NDArray[np.uint8], *, pin_memory: bool) -> None:
@@ -60,6 +60,7 @@ class TorchDriver:
         self.is_pinned = pin_memory and self._pin()
         self._stages: dict[int, torch.Tensor] = {}
         self._batch_call: BatchCall | None = None
+        self._make_kernel: dict[Kernels, Callable[..., Any]] = {}
         self._addresses = [tensor.pages.address for tensor in tensors]
         self._host_address = self._memory.data_ptr()
         self.mapped_shift = 0
@@ -70,9 +71,8 @@ class TorchDriver:
             self._batch_call = BatchCall()
 
     def enable_kernels(self) -> None:
-        """Find what a kernel needs; a ConfigError where that can't be."""
-        if not self.is_pinned:
-            raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
+        """Find what a kernel of Triton's needs; a ConfigError where that can't be."""
+        self._map_memory()
         try:
             from kv_offload_cpu.copy.cuda import gather_kernel
         except ImportError as error:
@@ -80,11 +80,14 @@ class TorchDriver:
                 f"copy_engine: a kernel needs Triton, which can't be imported ({error}); "
                 f"install kv-offload-cpu[cuda], or use 'cuda'"
             ) from error
-        self._kernels = gather_kernel
-        self._bindings = load_bindings("a kernel")
-        with torch.cuda.device(self._device):
-            mapped = mapped_address(self._bindings, self._host_address)
-        self.mapped_shift = mapped - self._host_address
+        self._make_kernel[Kernels.GATHER] = gather_kernel.Kernel
+
+    def enable_bulk(self) -> None:
+        """Find what a kernel of bulk copies needs; a ConfigError where that can't be."""
+        self._map_memory()
+        if Kernels.BULK not in self._make_kernel:
+            with torch.cuda.device(self._device):
+                self._make_kernel[Kernels.BULK] = BulkCall().kernel
 
     # Streams and events
 
@@ -97,6 +100,11 @@ class TorchDriver:
         return event
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def mark_time(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
@@ -143,17 +151,15 @@ class TorchDriver:
         with torch.cuda.device(self._device):
             copy_to_device(self._bindings, *table.addresses, num_bytes, stream.cuda_stream)
 
-    def new_steps(self, numbers: Numbers, count: int, word: int) -> "TorchSteps":
+    def new_steps(self, numbers: Numbers, count: int, word: int, kernels: Kernels) -> TorchSteps:
         stream = self.new_stream()
         with torch.cuda.stream(stream):
             steps = torch.from_numpy(numbers).to(self._device)
         stream.synchronize()
         with torch.cuda.device(self._device):
-            kernels = {
-                direction: self._kernels.Kernel(steps, count, is_store=direction is Direction.STORE, word=word)
-                for direction in Direction
-            }
-        return TorchSteps(steps, kernels)
+            make = self._make_kernel[kernels]
+            made = {way: make(steps, count, is_store=way is Direction.STORE, word=word) for way in Direction}
+        return TorchSteps(steps, made)
 
     def run_kernel(self, stream: torch.cuda.Stream, launch: Launch) -> None:
         direction, table, num_rows, rows, steps, programs = launch
@@ -178,6 +184,15 @@ class TorchDriver:
         self._tensors = []
         self._stages = {}
         self._memory = torch.empty(0, dtype=torch.int8)
+
+    def _map_memory(self) -> None:
+        """Find host memory from the device, for kernels."""
+        if not self.is_pinned:
+            raise ConfigError("copy_engine: a kernel reaches pinned host memory only, and this isn't; use 'cuda'")
+        self._bindings = load_bindings("a kernel")
+        with torch.cuda.device(self._device):
+            mapped = mapped_address(self._bindings, self._host_address)
+        self.mapped_shift = mapped - self._host_address
 
     def _pin(self) -> bool:
         """Whether the memory was registered. Asked once in a worker's life, so it is logged once."""

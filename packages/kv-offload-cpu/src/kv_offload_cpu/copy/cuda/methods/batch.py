@@ -40,6 +40,10 @@ SOURCE_ORDER = {Direction.STORE: SourceOrder.STREAM, Direction.LOAD: SourceOrder
 CALL_COPIES = 512
 """Copies of one call, at most: ``benchmarks/copy_engines.py --calls`` shows what other numbers give."""
 
+FIRST_COPIES = 32
+"""Copies of a job's first call. Each call after it has twice as many, until they have ``CALL_COPIES``: the device
+begins when a call returns, and half a thousand copies keep the driver busy for a quarter of a millisecond."""
+
 CALL_BYTES = 32 << 20
 """Bytes of one call, at most, unless it is of one copy: large copies want shorter calls."""
 
@@ -59,12 +63,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def calls(self, begin: int, end: int, most: int = CALL_COPIES) -> Iterator[tuple[int, int]]:
-        """Some of them cut into calls of so many at most, and of no more than ``CALL_BYTES``."""
+    def calls(self, begin: int, end: int, most: Iterator[int]) -> Iterator[tuple[int, int]]:
+        """Some of them cut into calls of no more than ``CALL_BYTES``, each of as many as ``most`` says."""
         while begin < end:
             before = self._ends[begin] - self.moves.sizes[begin]
             fitting = int(self._ends.searchsorted(before + CALL_BYTES, side="right"))
-            last = max(begin + 1, min(fitting, begin + most, end))
+            last = max(begin + 1, min(fitting, begin + next(most), end))
             yield begin, last
             begin = last
 
@@ -95,14 +99,23 @@ class OneBatch:
 
     def give(self, prepared: tuple[Direction, PageCopies]) -> None:
         direction, copies = prepared
+        most = growing(self._call_copies)
         for part in portions(copies, self._plan.extent(copies).num_ranges):
             ranges = self._plan.checked_ranges(part, self._scratch)
             batch = Batch(moves(ranges, direction), SOURCE_ORDER[direction])
-            for call in batch.calls(0, len(batch), self._call_copies):
+            for call in batch.calls(0, len(batch), most):
                 self._driver.copy_batch(self.streams[0], batch, *call)
 
     def take_back(self, prepared: tuple[Direction, PageCopies]) -> None:
         """The arrays are of this job alone."""
+
+
+def growing(most: int) -> Iterator[int]:
+    """Copies of each call of a job: few at first, and so many in the end."""
+    copies = min(FIRST_COPIES, most)
+    while True:
+        yield copies
+        copies = min(2 * copies, most)
 
 
 def portions(copies: PageCopies, num_ranges: int) -> Iterator[PageCopies]:

@@ -15,6 +15,7 @@ from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
 from kv_offload_cpu.copy.cuda.methods.page_table import (
     KernelDriver,
+    Kernels,
     Launch,
     Table,
     Tables,
@@ -28,6 +29,10 @@ PROGRAMS: Final = {Direction.LOAD: 3, Direction.STORE: 2}
 """Programs of a kernel, and so how many multiprocessors it takes. On an H200 two nearly fill the link. Stores that
 fill it quite hold up what all multiprocessors read and write, loads don't: ``copy_engines.py --programs`` shows
 what a product of matrices loses."""
+
+
+BULK_PROGRAMS: Final = dict.fromkeys(Direction, 2)
+"""Those of bulk copies: each has more under way than a program of the other kernel."""
 
 
 class GatherDriver(KernelDriver, Protocol):
@@ -53,7 +58,12 @@ class OneKernel:
     stages = ()
 
     def __init__(
-        self, driver: GatherDriver, stream: Stream, plan: CopyPlan, programs: Mapping[Direction, int] = PROGRAMS
+        self,
+        driver: GatherDriver,
+        stream: Stream,
+        plan: CopyPlan,
+        programs: Mapping[Direction, int] = PROGRAMS,
+        kernels: Kernels = Kernels.GATHER,
     ) -> None:
         self.streams = (stream,)
         self.tables = Tables(driver)
@@ -61,7 +71,7 @@ class OneKernel:
         self._programs = programs
         self._row_bytes = plan.layout.row_bytes
         self._address = plan.host_address + driver.mapped_shift
-        self._steps = group_steps(driver, plan, self._address, self._row_bytes)
+        self._steps = group_steps(driver, plan, self._address, self._row_bytes, kernels)
 
     def prepare(self, direction: Direction, copies: PageCopies) -> Gather | None:
         if not len(copies):

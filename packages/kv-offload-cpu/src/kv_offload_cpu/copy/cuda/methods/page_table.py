@@ -10,6 +10,7 @@ of two.
 """
 
 from collections import defaultdict
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Stream
 from kv_offload_cpu.copy.engine import Numbers
 from kv_offload_cpu.copy.ranges.addresses import widest_word
-from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
+from kv_offload_cpu.copy.ranges.descriptors import CopyPlan, Parts
 
 STEP_BYTES = 4 << 10
 """What a program moves of a page at once, at most."""
@@ -27,6 +28,15 @@ COLUMNS = 3
 """Of a job's table: the block, the address of the slot (rather, of the row that it would be in), the offset."""
 
 _FEWEST_ROWS = 256
+
+
+class Kernels(Enum):
+    """Who moves the steps."""
+
+    GATHER = "gather"
+    """The threads of a multiprocessor, by registers; Triton's."""
+    BULK = "bulk"
+    """The multiprocessor's bulk copies, by shared memory; words of 16 bytes only."""
 
 
 class Table(Protocol):
@@ -65,7 +75,7 @@ class KernelDriver(Protocol):
     def new_table(self, num_rows: int) -> Table:
         """A table of so many pages, on the host and on the device."""
 
-    def new_steps(self, numbers: Numbers, count: int, word: int) -> Any:
+    def new_steps(self, numbers: Numbers, count: int, word: int, kernels: Kernels) -> Any:
         """Numbers of so many steps on the device, that stay as they are, and kernels that move them, ready."""
 
     def upload(self, stream: Stream, table: Table, num_rows: int) -> None:
@@ -75,7 +85,9 @@ class KernelDriver(Protocol):
         """Give ``stream`` the moves of some of a table's pages in any order."""
 
 
-def group_steps(driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart: int) -> list[Steps]:
+def group_steps(
+    driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart: int, kernels: Kernels = Kernels.GATHER
+) -> list[Steps]:
     """The steps of each group, for slots whose rows begin at ``slots_at`` and are so far apart."""
     found = []
     for parts in plan.parts:
@@ -90,9 +102,15 @@ def group_steps(driver: KernelDriver, plan: CopyPlan, slots_at: int, slots_apart
             np.minimum(parts.sizes[of_part] - begins, STEP_BYTES),
         )
         numbers = np.concatenate(columns)
-        word = widest_word([*columns, np.array([slots_at, slots_apart])])
-        found.append(Steps(driver.new_steps(numbers, len(of_part), word), len(of_part), word))
+        word = word_of(parts, slots_at, slots_apart)
+        found.append(Steps(driver.new_steps(numbers, len(of_part), word, kernels), len(of_part), word))
     return found
+
+
+def word_of(parts: Parts, slots_at: int, slots_apart: int) -> int:
+    """The widest word in which a group's pages can be moved."""
+    columns = (parts.addresses, parts.strides, parts.host_begins, parts.sizes)
+    return widest_word([*columns, np.array([slots_at, slots_apart])])
 
 
 class Tables:

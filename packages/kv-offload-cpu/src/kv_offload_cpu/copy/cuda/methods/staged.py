@@ -18,11 +18,12 @@ Those out of host memory may read at any time: see ``batch``.
 **Invariant.** ``_free[half]`` is behind all that was given for that half.
 """
 
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from kv_api import Direction
 from kv_offload_cpu.copy.cuda.engine import Event, Stream, Streams
-from kv_offload_cpu.copy.cuda.methods.batch import BatchDriver
+from kv_offload_cpu.copy.cuda.methods.batch import CALL_COPIES, BatchDriver
 from kv_offload_cpu.copy.cuda.methods.page_table import (
     KernelDriver,
     Launch,
@@ -37,10 +38,13 @@ from kv_offload_cpu.copy.ranges.descriptors import CopyPlan
 
 HALF_BYTES = 16 << 20
 """Of half a buffer, of which each of three lanes has one; more where one slot needs more. Its copy should take
-longer than the host needs for the next piece, even if that has slots of 64 KiB and goes both ways."""
+longer than the host needs for the next piece, even if that has slots of 64 KiB and goes both ways. Between two
+kernels that take all multiprocessors each half gets its turn once, so larger ones would carry more beside long
+kernels; but one that begins while few multiprocessors are left keeps these for the longer, the larger it is."""
 
-PROGRAMS = 16
-"""Of a kernel that goes from the device's memory to the device's: it takes a tenth of what the copy takes."""
+PROGRAMS = 128
+"""Of a kernel that goes from the device's memory to the device's: nearly all multiprocessors, for an instant. For
+the copy a few would do, but then a product that wants them all waits longer."""
 
 
 class StageDriver(Streams, BatchDriver, KernelDriver, Protocol):
@@ -150,7 +154,7 @@ class TwoHalves:
         self._free[piece.half] = driver.mark(kernels)
 
     def _copy(self, piece: Piece) -> None:
-        for call in piece.batch.calls(*piece.copies):
+        for call in piece.batch.calls(*piece.copies, repeat(CALL_COPIES)):
             self._driver.copy_batch(self.streams[0], piece.batch, *call)
 
     def _run_kernel(self, direction: Direction, part: Part, piece: Piece) -> None:
